@@ -1,0 +1,270 @@
+"""The one idea: an attention call is ``out = W(q, k, v, x) @ v``, and a mechanism is a way to make W."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from attnlab.shapes import Bool, Float
+
+__all__ = [
+    "AttentionCall",
+    "Mechanism",
+    "grouped",
+    "hide_unseen",
+    "normalise",
+    "query_chunks",
+    "repeat_groups",
+    "scores",
+    "ungrouped",
+    "visible",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """Everything one attention is given.
+
+    Query i sees key j when all of these allow it: ``key_visible[b, j]``, ``j <= i + offset`` if ``causal``, and
+    ``mask[b, h, i, j]``. Keys and values may have fewer heads than queries (grouped-query attention).
+
+    >>> q = k = v = torch.zeros(1, 2, 3, 4)
+    >>> AttentionCall(q, k, v, causal=True).causal
+    True
+    """
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    # What the keys were made from: the layer's input (the encoder's output in cross-attention). During cached
+    # decoding it covers only the last keys, the ones whose inputs this step has seen.
+    x: Float[Tensor, "b n m"] | None = None
+    key_visible: Bool[Tensor, "b k"] | None = None
+    causal: bool = False
+    # The position of query 0 among the keys: the number of keys already in the cache.
+    offset: int = 0
+    mask: Bool[Tensor, "#b #h q k"] | None = None
+    # Added to the scaled scores.
+    bias: Float[Tensor, "#b #h q k"] | None = None
+    scale: float | None = None
+    # The previous layer's memory, for mechanisms that read it (LUNA, shared workspace).
+    memory: Float[Tensor, "b ..."] | None = None
+
+    def __post_init__(self) -> None:
+        _check_tensors(self)
+        _check_masks(self)
+        _check_numbers(self)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(batch, query heads, queries, keys)."""
+        b, h, n_q, _ = self.q.shape
+        return b, h, n_q, self.k.shape[2]
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key/value head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def softmax_scale(self) -> float:
+        """``scale``, or 1/sqrt(d) where none is given."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+class Mechanism:
+    """A way to make W. A subclass writes ``reference``, the definition; ``forward`` may compute the output faster.
+
+    ``cannot`` names what it refuses and why: keys among causal, mask, bias, cross, offset, padding, no-x. ``exempt``
+    names the conformance laws it does not obey, and why; the suite reads it, so a mechanism is one file.
+    """
+
+    exempt: dict[str, str] = {}
+
+    def cannot(self) -> dict[str, str]:
+        """What this mechanism refuses: {what: why}."""
+        return {}
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        """W in the paper's symbols, dense: the definition that every faster path must match."""
+        raise NotImplementedError(f"{type(self).__name__} must define reference(call)")
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """W @ v; unless overridden, from ``reference`` over chunks of queries, so W is never held whole."""
+        v = repeat_groups(hide_unseen(call).v, call.groups)
+        return torch.cat([self.reference(part) @ v for part in query_chunks(call)], dim=2)
+
+    def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        self.refuse(call)
+        return self.forward(call)
+
+    def weights(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        """The dense W of this call: ``weights(call) @ v`` is the output, always."""
+        self.refuse(call)
+        return self.reference(call)
+
+    def refuse(self, call: AttentionCall) -> None:
+        """Raise a ValueError if the call asks for something in ``cannot``."""
+        _, _, n_q, n_k = call.sizes
+        asked = {
+            "causal": call.causal,
+            "mask": call.mask is not None,
+            "bias": call.bias is not None,
+            "cross": n_q != n_k and not call.causal,
+            "offset": call.causal and call.offset != 0,
+            "padding": call.key_visible is not None,
+            "no-x": call.x is None,
+        }
+        for what, why in self.cannot().items():
+            if asked[what]:
+                raise ValueError(f"{self!r} cannot take this call ({what}): {why}")
+
+
+def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
+    """Which keys each query may see, broadcastable to (b, h, q, k); None when every query sees every key."""
+    _, _, n_q, n_k = call.sizes
+    parts = []
+    if call.mask is not None:
+        parts.append(call.mask)
+    if call.key_visible is not None:
+        parts.append(call.key_visible[:, None, None, :])
+    if call.causal:
+        i = torch.arange(n_q, device=call.q.device)
+        j = torch.arange(n_k, device=call.q.device)
+        parts.append((j <= i[:, None] + call.offset)[None, None])
+    seen = None
+    for part in parts:
+        seen = part if seen is None else seen & part
+    return seen
+
+
+def hide_unseen(call: AttentionCall) -> AttentionCall:
+    """The same call with keys and values that ``key_visible`` hides set to zero, so NaN or inf there cannot spread."""
+    if call.key_visible is None:
+        return call
+    hidden = ~call.key_visible[:, None, :, None]
+    return replace(call, k=call.k.masked_fill(hidden, 0), v=call.v.masked_fill(hidden, 0))
+
+
+def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    """scale <q_i, k_j> + bias, with hidden pairs at minus infinity."""
+    call = hide_unseen(call)
+    s = call.softmax_scale * grouped(call.q, call.groups) @ call.k.unsqueeze(2).mT
+    s = ungrouped(s)
+    if call.bias is not None:
+        s = s + call.bias
+    seen = visible(call)
+    return s if seen is None else s.masked_fill(~seen, -math.inf)
+
+
+def normalise(kappa: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+    """Rows divided by their sums; a row that sums to zero stays zero."""
+    total = kappa.sum(-1, keepdim=True)
+    return kappa / total.masked_fill(total == 0, 1)
+
+
+def repeat_groups(t: Float[Tensor, "b g *rest"], groups: int) -> Float[Tensor, "b h *rest"]:
+    """One copy of each key/value head per query head that reads it."""
+    return t if groups == 1 else t.repeat_interleave(groups, dim=1)
+
+
+def grouped(t: Float[Tensor, "b h *rest"], groups: int) -> Float[Tensor, "b g r *rest"]:
+    """(b, h, ...) seen as (b, h / groups, groups, ...): the query heads beside the key/value head they read."""
+    return t.unflatten(1, (t.shape[1] // groups, groups))
+
+
+def ungrouped(t: Float[Tensor, "b g r *rest"]) -> Float[Tensor, "b h *rest"]:
+    """The inverse of ``grouped``."""
+    return t.flatten(1, 2)
+
+
+def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:
+    """The call split over its queries, so that b * h * chunk * k stays below ``budget`` elements."""
+    b, h, n_q, n_k = call.sizes
+    size = max(1, budget // max(1, b * h * n_k))
+    if size >= n_q:
+        return [call]
+
+    def rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
+        return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
+
+    return [
+        replace(
+            call,
+            q=call.q[:, :, lo : lo + size],
+            mask=rows(call.mask, lo, lo + size),
+            bias=rows(call.bias, lo, lo + size),
+            offset=call.offset + lo if call.causal else call.offset,
+        )
+        for lo in range(0, n_q, size)
+    ]
+
+
+def _check_tensors(call: AttentionCall) -> None:
+    for name in ("q", "k", "v"):
+        t = getattr(call, name)
+        if not isinstance(t, Tensor) or t.dim() != 4:
+            came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {came}")
+    q, k, v = call.q, call.k, call.v
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q and k must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
+    if k.shape[:3] != v.shape[:3]:
+        raise ValueError(
+            f"k and v must agree in (batch, heads, length), got {tuple(k.shape[:3])} and {tuple(v.shape[:3])}"
+        )
+    if q.shape[0] != k.shape[0]:
+        raise ValueError(f"q and k must have the same batch size, got {q.shape[0]} and {k.shape[0]}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
+            "did you pass (batch, length, heads, width)?"
+        )
+    if call.x is not None:
+        if call.x.dim() != 3 or call.x.shape[0] != k.shape[0] or call.x.shape[1] > k.shape[2]:
+            raise ValueError(
+                f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
+                f"got {tuple(call.x.shape)}; x is what the keys were made from"
+            )
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q must be floating point, got {q.dtype}")
+    tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}
+    for name, t in tensors.items():
+        if t.device != q.device:
+            raise ValueError(f"{name} is on {t.device} but q is on {q.device}; move them to one device")
+        if name not in ("key_visible", "mask") and t.dtype != q.dtype:
+            raise ValueError(f"{name} is {t.dtype} but q is {q.dtype}; cast them to one dtype")
+
+
+def _check_masks(call: AttentionCall) -> None:
+    b, h, n_q, n_k = call.sizes
+    for name in ("key_visible", "mask"):
+        t = getattr(call, name)
+        if t is not None and t.dtype != torch.bool:
+            raise ValueError(
+                f"{name} must be bool (True: may be seen), got {t.dtype}; "
+                "an additive mask goes into bias=, a 0/1 mask becomes bool with .bool()"
+            )
+    if call.key_visible is not None and tuple(call.key_visible.shape) != (b, n_k):
+        raise ValueError(f"key_visible must be (batch, keys) = ({b}, {n_k}), got {tuple(call.key_visible.shape)}")
+    for name in ("mask", "bias"):
+        t = getattr(call, name)
+        if t is None:
+            continue
+        if t.dim() != 4 or t.shape[0] not in (1, b) or t.shape[1] not in (1, h) or t.shape[2:] != (n_q, n_k):
+            hint = "; did you pass (k, q)?" if t.shape[-2:] == (n_k, n_q) and n_q != n_k else ""
+            raise ValueError(
+                f"{name} must be (batch or 1, heads or 1, q, k) = ({b}, {h}, {n_q}, {n_k}), got {tuple(t.shape)}{hint}"
+            )
+
+
+def _check_numbers(call: AttentionCall) -> None:
+    if call.scale is not None and not (math.isfinite(call.scale) and call.scale > 0):
+        raise ValueError(f"scale must be a positive finite number, got {call.scale}; None means 1/sqrt(d)")
+    if isinstance(call.offset, bool) or not isinstance(call.offset, int):
+        raise ValueError(f"offset must be an int (the number of cached keys), got {call.offset!r}")
+    if call.offset and not call.causal:
+        raise ValueError(f"offset={call.offset} has no meaning without causal=True")

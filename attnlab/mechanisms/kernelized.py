@@ -1,0 +1,109 @@
+"""Attention with another kernel than the exponential: alpha_ij = kappa(q_i, k_j) / sum_j kappa(q_i, k_j)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import elu
+
+from attnlab.attention import (
+    AttentionCall,
+    Mechanism,
+    grouped,
+    hide_unseen,
+    normalise,
+    ungrouped,
+    visible,
+)
+from attnlab.mechanisms._linear import linear_attention
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.registry import register
+from attnlab.shapes import Bool, Float
+
+__all__ = ["KERNELS", "Kernelized", "kernel_matrix"]
+
+KERNELS = ("elu", "poly", "exp")
+
+
+@register("kernel", examples=("kernel:elu", "kernel:poly,degree=2", "kernel:poly,degree=0", "kernel:exp"))
+@dataclass(frozen=True)
+class Kernelized(Mechanism):
+    """Generalized attention with kappa = exp(<x, y>), <x, y>^degree or <phi(x), phi(y)>, phi = 1 + elu (OVA, Eq. 1).
+
+    kappa is taken of sqrt(scale) q and sqrt(scale) k. With no scale given, exp uses 1/sqrt(d) and elu uses 1, as
+    Katharopoulos et al. (2020) do; in a polynomial the scale cancels. Where all of a row's kappa are zero the output is
+    zero. Odd degrees are computed as written: kappa may be negative there, so W is no distribution.
+
+    >>> Kernelized("poly", degree=2)
+    Kernelized(kernel='poly', degree=2)
+    """
+
+    kernel: str = "elu"
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNELS:
+            raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {self.kernel!r}")
+        if self.degree < 0:
+            raise ValueError(f"degree must be at least 0, got {self.degree}")
+
+    def cannot(self) -> dict[str, str]:
+        if self.kernel == "exp":
+            return {}
+        return {
+            "bias": f"an additive bias belongs to the exponential; kappa of the {self.kernel} kernel has no place for it"
+        }
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        if self.kernel == "exp":
+            return Softmax().reference(call)
+        return normalise(kernel_matrix(self, call))
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        if self.kernel == "exp":
+            return Softmax().forward(call)
+        if call.mask is not None:
+            return super().forward(call)
+        if self.kernel == "elu":
+            root = _root(call)
+            return linear_attention(call, lambda t: elu(root * t) + 1)
+        if self.degree == 2 and _linear_pays(call):
+            return linear_attention(call, _pairs, chunk=256)
+        return super().forward(call)
+
+
+def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    """kappa(q_i, k_j), zero at hidden pairs; each row of a polynomial up to a positive factor, so that it cannot overflow."""
+    call = hide_unseen(call)
+    q, k, seen = grouped(call.q, call.groups), call.k.unsqueeze(2), visible(call)
+    if mech.kernel == "elu":
+        root = _root(call)
+        kappa = ungrouped((elu(root * q) + 1) @ (elu(root * k) + 1).mT)
+        return kappa if seen is None else kappa.masked_fill(~seen, 0)
+    return _power(ungrouped(q @ k.mT), mech.degree, seen)
+
+
+def _power(s: Tensor, degree: int, seen: Bool[Tensor, "#b #h #q k"] | None) -> Tensor:
+    if seen is not None:
+        s = s.masked_fill(~seen, 0)
+    largest = s.detach().abs().amax(-1, keepdim=True) if s.shape[-1] else s.new_ones(())
+    kappa = (s / largest.masked_fill(largest == 0, 1)) ** degree
+    return kappa if seen is None else kappa.masked_fill(~seen, 0)
+
+
+def _root(call: AttentionCall) -> float:
+    return 1.0 if call.scale is None else call.scale**0.5
+
+
+def _linear_pays(call: AttentionCall) -> bool:
+    """A (d(d+1)/2, e) state costs two products per token where the quadratic form costs one per key."""
+    d = call.q.shape[-1]
+    return call.k.shape[2] > d * (d + 1)
+
+
+def _pairs(t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
+    """Features whose products are <x, y>^2: every t_i t_j with i <= j, those with i < j times sqrt(2)."""
+    i, j = torch.triu_indices(t.shape[-1], t.shape[-1], device=t.device)
+    return t[..., i] * t[..., j] * torch.where(i == j, 1.0, 2**0.5).to(t.dtype)

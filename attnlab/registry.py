@@ -1,0 +1,148 @@
+"""From a spec string to a mechanism: ``mechanism("value-aware:r=65")``; names come from files and entry points."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from attnlab.attention import Mechanism
+
+__all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of"]
+
+ENTRY_POINT_GROUP = "attnlab.mechanisms"
+
+T = TypeVar("T", bound=type[Mechanism])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered name, its class, and the specs the conformance suite runs it with."""
+
+    name: str
+    cls: type[Mechanism]
+    examples: tuple[str, ...]
+
+    def usage(self) -> str:
+        """The name with its settings and their defaults, as an error message lists them."""
+        shown = [
+            f.name if f.default is dataclasses.MISSING else f"{f.name}={f.default}" for f in _settings_of(self.cls)
+        ]
+        return f"{self.name}:{','.join(shown)}" if shown else self.name
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(name: str, *, examples: tuple[str, ...] = ()) -> Callable[[T], T]:
+    """Class decorator: make a mechanism known as ``name``; ``examples`` are the specs it is tested with."""
+
+    def add(cls: T) -> T:
+        known = _entries.get(name)
+        if known is not None and known.cls.__qualname__ != cls.__qualname__:
+            raise ValueError(f"mechanism name {name!r} is taken by {known.cls.__qualname__}; choose another")
+        _entries[name] = Entry(name, cls, examples or (name,))
+        return cls
+
+    return add
+
+
+def mechanism(spec: str | Mechanism) -> Mechanism:
+    """The mechanism a spec string names: ``name``, or ``name:key=value,...`` (a bare value fills the first setting).
+
+    >>> mechanism("kernel:poly,degree=2")
+    Kernelized(kernel='poly', degree=2)
+    """
+    if isinstance(spec, Mechanism):
+        return spec
+    if not isinstance(spec, str):
+        raise ValueError(f"a mechanism is given as a spec string or an object, got {type(spec).__name__}")
+    name, _, rest = spec.strip().partition(":")
+    entries = _load()
+    if name not in entries:
+        listing = "\n  ".join(entries[n].usage() for n in sorted(entries))
+        raise ValueError(f"no mechanism named {name!r}; the names and their settings are\n  {listing}")
+    entry = entries[name]
+    try:
+        return entry.cls(**_parse(rest, entry))
+    except TypeError as error:
+        raise ValueError(f"{spec!r}: {error}; usage: {entry.usage()}") from None
+    except ValueError as error:
+        raise ValueError(f"{spec!r}: {error}") from None
+
+
+def mechanism_names() -> list[str]:
+    """Every registered name, sorted."""
+    return sorted(_load())
+
+
+def all_mechanisms() -> list[str]:
+    """The specs that the conformance suite, the benchmark and the comparison run over."""
+    entries = _load()
+    return [spec for name in sorted(entries) for spec in entries[name].examples]
+
+
+def spec_of(mech: Mechanism) -> str:
+    """The spec string that rebuilds this mechanism's settings: the inverse of ``mechanism``."""
+    for entry in _load().values():
+        if entry.cls is type(mech):
+            shown = [
+                f"{f.name}={getattr(mech, f.name)}"
+                for f in _settings_of(entry.cls)
+                if getattr(mech, f.name) != f.default
+            ]
+            return f"{entry.name}:{','.join(shown)}" if shown else entry.name
+    raise ValueError(f"{type(mech).__name__} is not registered; decorate it with attnlab.register(name)")
+
+
+@functools.cache
+def _load() -> dict[str, Entry]:
+    package = importlib.import_module("attnlab.mechanisms")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        point.load()
+    return _entries
+
+
+def _settings_of(cls: type[Mechanism]) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
+
+
+def _parse(rest: str, entry: Entry) -> dict[str, Any]:
+    settings = {f.name: f for f in _settings_of(entry.cls)}
+    parsed: dict[str, Any] = {}
+    for position, item in enumerate(part for part in rest.split(",") if part.strip()):
+        key, equals, value = (s.strip() for s in item.partition("="))
+        if not equals:
+            if position > 0 or not settings:
+                raise ValueError(f"{item!r} is not key=value; usage: {entry.usage()}")
+            key, value = next(iter(settings)), key
+        if key not in settings:
+            raise ValueError(f"{entry.name} has no setting {key!r}; usage: {entry.usage()}")
+        if key in parsed:
+            raise ValueError(f"setting {key!r} is given twice")
+        parsed[key] = _value(key, value, str(settings[key].type))
+    return parsed
+
+
+def _value(key: str, text: str, kind: str) -> Any:
+    """``text`` as the field's annotation wants it; alternatives such as ``int | str`` are tried in order."""
+    if text.lower() == "none" and "None" in kind:
+        return None
+    if "bool" in kind and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for name, convert in (("int", int), ("float", float)):
+        if name in kind:
+            try:
+                return convert(text)
+            except ValueError:
+                pass
+    if "str" in kind or "Literal" in kind:
+        return text
+    raise ValueError(f"setting {key}={text!r} must be {kind}")
