@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Bool, Float, Shaped
 
 __all__ = [
     "AttentionCall",
@@ -142,11 +142,33 @@ def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
 
 
 def hide_unseen(call: AttentionCall) -> AttentionCall:
-    """The same call with keys and values that ``key_visible`` hides set to zero, so NaN or inf there cannot spread."""
-    if call.key_visible is None:
+    """The same call with keys, values and x that no query may see set to zero, so NaN or inf there cannot spread."""
+    seen = _seen_by_some_query(call)
+    if seen is None:
         return call
-    hidden = ~call.key_visible[:, None, :, None]
-    return replace(call, k=call.k.masked_fill(hidden, 0), v=call.v.masked_fill(hidden, 0))
+    b, h, _, n_k = call.sizes
+    # A key/value head's row is needed if any of the query heads that read it sees it.
+    by_group = grouped(seen.expand(-1, h, -1), call.groups).any(2)
+    hidden = ~by_group.unsqueeze(-1)
+    x = call.x
+    if x is not None:
+        by_row = by_group.any(1).expand(b, n_k)[:, n_k - x.shape[1] :]
+        x = x.masked_fill(~by_row.unsqueeze(-1), 0)
+    return replace(call, k=call.k.masked_fill(hidden, 0), v=call.v.masked_fill(hidden, 0), x=x)
+
+
+def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
+    """Which keys at least one query sees; None when that is all of them."""
+    _, _, n_q, n_k = call.sizes
+    if call.mask is not None:
+        seen = visible(call)
+        assert seen is not None
+        return seen.any(2)
+    seen = None if call.key_visible is None else call.key_visible[:, None]
+    if call.causal and n_q + call.offset < n_k:
+        reached = (torch.arange(n_k, device=call.q.device) < n_q + call.offset)[None, None]
+        seen = reached if seen is None else seen & reached
+    return seen
 
 
 def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
@@ -166,17 +188,17 @@ def normalise(kappa: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
     return kappa / total.masked_fill(total == 0, 1)
 
 
-def repeat_groups(t: Float[Tensor, "b g *rest"], groups: int) -> Float[Tensor, "b h *rest"]:
+def repeat_groups(t: Shaped[Tensor, "b g *rest"], groups: int) -> Shaped[Tensor, "b h *rest"]:
     """One copy of each key/value head per query head that reads it."""
     return t if groups == 1 else t.repeat_interleave(groups, dim=1)
 
 
-def grouped(t: Float[Tensor, "b h *rest"], groups: int) -> Float[Tensor, "b g r *rest"]:
+def grouped(t: Shaped[Tensor, "b h *rest"], groups: int) -> Shaped[Tensor, "b g r *rest"]:
     """(b, h, ...) seen as (b, h / groups, groups, ...): the query heads beside the key/value head they read."""
     return t.unflatten(1, (t.shape[1] // groups, groups))
 
 
-def ungrouped(t: Float[Tensor, "b g r *rest"]) -> Float[Tensor, "b h *rest"]:
+def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     """The inverse of ``grouped``."""
     return t.flatten(1, 2)
 
@@ -223,12 +245,12 @@ def _check_tensors(call: AttentionCall) -> None:
             f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
             "did you pass (batch, length, heads, width)?"
         )
-    if call.x is not None:
-        if call.x.dim() != 3 or call.x.shape[0] != k.shape[0] or call.x.shape[1] > k.shape[2]:
-            raise ValueError(
-                f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
-                f"got {tuple(call.x.shape)}; x is what the keys were made from"
-            )
+    x = call.x
+    if x is not None and (x.dim() != 3 or x.shape[0] != k.shape[0] or x.shape[1] > k.shape[2]):
+        raise ValueError(
+            f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
+            f"got {tuple(x.shape)}; x is what the keys were made from"
+        )
     if not q.dtype.is_floating_point:
         raise ValueError(f"q must be floating point, got {q.dtype}")
     tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}

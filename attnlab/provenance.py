@@ -1,4 +1,4 @@
-"""What a result needs so that a sceptic can rerun it: versions, device, commit; and files that are never half-written."""
+"""What a sceptic needs to rerun a result (versions, device, commit), and files that are never half-written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def provenance() -> dict[str, Any]:
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> Path:
-    """Write beside the target under a temporary name, flush to disk, then rename: readers see the old file or the new."""
+    """Write under a temporary name, flush to disk, then rename: readers see the old file or the new."""
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -73,4 +73,4 @@ def _commit() -> str | None:
         found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() or None
+    return found.stdout.strip() if found.returncode == 0 else None

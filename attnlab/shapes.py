@@ -21,24 +21,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, Shaped
 else:
     try:
-        from jaxtyping import Bool, Float, Int
+        from jaxtyping import Bool, Float, Int, Shaped
     except ImportError:
 
         class _Label:
             def __class_getitem__(cls, item):
                 return item[0]
 
-        class Bool(_Label):
-            pass
-
-        class Float(_Label):
-            pass
-
-        class Int(_Label):
-            pass
+        Bool = Float = Int = Shaped = _Label
 
 
-__all__ = ["Bool", "Float", "Int"]
+__all__ = ["Bool", "Float", "Int", "Shaped"]

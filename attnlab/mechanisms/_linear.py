@@ -22,7 +22,8 @@ def linear_attention(
 
     ``phi`` maps (..., d) to (..., f); keys use ``phi_k`` where it is given. Half precision is accumulated in float32.
     """
-    assert call.mask is None and call.bias is None, "a general mask or a bias has no linear form"
+    assert call.mask is None, "a general mask has no linear form"
+    assert call.bias is None, "a bias has no linear form"
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
     sums = _Sums(call, phi_k or phi, kind)

@@ -53,7 +53,7 @@ class Kernelized(Mechanism):
         if self.kernel == "exp":
             return {}
         return {
-            "bias": f"an additive bias belongs to the exponential; kappa of the {self.kernel} kernel has no place for it"
+            "bias": f"a bias added to scores belongs to the exponential; the {self.kernel} kernel has no place for it"
         }
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
@@ -75,7 +75,7 @@ class Kernelized(Mechanism):
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """kappa(q_i, k_j), zero at hidden pairs; each row of a polynomial up to a positive factor, so that it cannot overflow."""
+    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows come up to a positive factor, lest they overflow."""
     call = hide_unseen(call)
     q, k, seen = grouped(call.q, call.groups), call.k.unsqueeze(2), visible(call)
     if mech.kernel == "elu":

@@ -46,7 +46,7 @@ class Softmax(Mechanism):
         seen = None if is_causal else visible(call)
         out = scaled_dot_product_attention(
             call.q,
-            call.k,
+            call.k if seen is None else _bounded(call.k),
             call.v,
             attn_mask=_sdpa_mask(call, seen),
             is_causal=is_causal,
@@ -58,10 +58,15 @@ class Softmax(Mechanism):
 
 def _without_hidden_columns(call: AttentionCall) -> AttentionCall:
     """One decoded token against its whole cache sees everything: no mask need be built."""
-    _, _, n_q, n_k = call.sizes
-    if call.causal and call.offset >= n_k - 1:
+    if call.causal and call.offset >= call.k.shape[2] - 1:
         return replace(call, causal=False, offset=0)
     return call
+
+
+def _bounded(k: Float[Tensor, "b g k d"]) -> Float[Tensor, "b g k d"]:
+    """SDPA hides a pair by adding minus infinity, which is NaN where a huge hidden key made the score infinite."""
+    bound = torch.finfo(k.dtype).max ** 0.4
+    return k if k.dtype == torch.float16 else k.clamp(-bound, bound)
 
 
 def _sdpa_mask(call: AttentionCall, seen: Bool[Tensor, "#b #h #q k"] | None) -> Tensor | None:

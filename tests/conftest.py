@@ -1,0 +1,27 @@
+"""Shapes in signatures are checked while the tests run, and every test starts from the same seed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Two workers on two cores: one thread each, or they fight. Set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+with install_import_hook("attnlab", "beartype.beartype"):
+    import attnlab  # noqa: F401
+    import attnlab.registry
+
+    attnlab.all_mechanisms()
+
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
