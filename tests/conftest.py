@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from jaxtyping import install_import_hook
 
 with install_import_hook("attnlab", "beartype.beartype"):
-    import attnlab  # noqa: F401
+    import attnlab
     import attnlab.registry
 
     attnlab.all_mechanisms()

@@ -46,7 +46,7 @@ class Softmax(Mechanism):
         seen = None if is_causal else visible(call)
         out = scaled_dot_product_attention(
             call.q,
-            call.k if seen is None else _bounded(call.k),
+            _bounded(call.k) if call.causal or call.mask is not None else call.k,
             call.v,
             attn_mask=_sdpa_mask(call, seen),
             is_causal=is_causal,

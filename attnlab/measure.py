@@ -1,0 +1,64 @@
+"""Time and peak memory, measured so that they can be compared: interleaved repeats, medians, ratios in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["median_seconds", "peak_bytes"]
+
+
+def median_seconds(
+    jobs: Mapping[str, Callable[[], Any]], *, repeats: int = 5, warmup: int = 1, device: torch.device | str = "cpu"
+) -> dict[str, float]:
+    """The median time of each job; the jobs take turns, so a noisy moment falls on all of them alike."""
+    cuda = torch.device(device).type == "cuda"
+
+    def once(job: Callable[[], Any]) -> float:
+        if cuda:
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        job()
+        if cuda:
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    for job in jobs.values():
+        for _ in range(warmup):
+            once(job)
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            times[name].append(once(job))
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") -> int:
+    """The most memory that torch held at once for ``job``, beyond what was held when it began.
+
+    >>> peak_bytes(lambda: torch.zeros(1000, dtype=torch.float64).sum()) // 1000
+    8
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        job()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+        kept = job()
+    del kept
+    recorded = profile.profiler.kineto_results.events()
+    # Allocations and frees, in the order they happened.
+    changes = sorted((e.start_ns(), e.nbytes()) for e in recorded if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
