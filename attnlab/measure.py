@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,8 +54,14 @@ def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") ->
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profile:
+    profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+    with _silent_stderr():
+        profile.start()
+    try:
         kept = job()
+    finally:
+        with _silent_stderr():
+            profile.stop()
     del kept
     recorded = profile.profiler.kineto_results.events()
     # Allocations and frees, in the order they happened.
@@ -62,3 +71,17 @@ def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") ->
         held += change
         peak = max(peak, held)
     return peak
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """The profiler's C++ side logs its start and stop to file descriptor 2, whatever Python's logging says."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

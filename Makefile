@@ -1,0 +1,56 @@
+# Two commands: `make demo` shows attnlab at work, `make test` tests it. Both make their own environment in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: demo test test-all test-gpu check format bench docs browser clean
+
+demo: $(VENV)/.core
+	$(BIN)/attnlab demo --out demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+
+# The longer checks: kills at twenty random points, two-process training, whole reproductions in the small.
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -m "not gpu"
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m attnlab.reports.docs --check
+	$(BIN)/python -m pytest -q tests/test_arrows.py
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Every benchmark prints ratios against a peer in the same run.
+bench: $(VENV)/.dev
+	$(BIN)/attnlab bench
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m attnlab.reports.docs
+
+# For the tests that look at pages; without Chromium they are skipped and say so.
+browser:
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium fonts-dejavu-core; }
+
+# The lock files pin the whole environment; `pip install .` needs none of them.
+$(VENV)/.core: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,122 @@
+"""The direction of the imports, as design.md draws them: a room may import only what lies below it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnlab
+
+PACKAGE = Path(attnlab.__file__).parent
+
+# Everybody may import the leaves; they import only each other.
+LEAVES = {"shapes", "provenance", "measure"}
+BELOW: dict[str, set[str]] = {
+    **{leaf: set() for leaf in LEAVES},
+    "attention": set(),
+    "registry": {"attention", "mechanisms"},
+    "kernels": {"attention"},
+    "mechanisms": {"attention", "registry"},
+    "patterns": {"attention"},
+    "trace": {"attention", "registry", "mechanisms"},
+    "hf": {"attention", "registry", "mechanisms", "trace", "patterns"},
+    "cache_policies": {"attention", "registry", "mechanisms", "trace", "hf"},
+    "data": set(),
+    "reading": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
+    "guidance": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
+    "dynamics": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
+    "models": {"attention", "registry", "mechanisms", "trace", "patterns"},
+    "training": set(),
+    "reports": set(),
+    "explorer": {"reports"},
+}
+ROOMS = set(BELOW)
+BELOW["experiments"] = ROOMS - {"experiments"}
+BELOW["cli"] = ROOMS | {"experiments"}
+# The package's own __init__ offers the public names of these; it is nobody's dependency.
+BELOW["__init__"] = ROOMS
+
+TORCH_FREE = ("reports", "explorer")
+
+
+def rooms_imported(source: str, package: str) -> set[tuple[str, bool]]:
+    """(room, at module level) for every import of attnlab in a module of ``package`` (dotted)."""
+    tree = ast.parse(source)
+    top = set(map(id, tree.body))
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "attnlab" else [module]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "attnlab" and len(parts) > 1:
+                found.add((parts[1], id(node) in top))
+    return found
+
+
+def room_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    room = room_of(path)
+    assert room in BELOW, f"{room} is a new room: give it its place in tests/test_arrows.py"
+    package = ".".join(["attnlab", *path.relative_to(PACKAGE).parts[:-1]])
+    for target, at_top in rooms_imported(path.read_text(), package):
+        if target in LEAVES or target == room or target == "__version__":
+            continue
+        if target == "kernels" and room == "mechanisms":
+            assert not at_top, f"{path.name}: kernels are imported inside the function that needs them"
+            continue
+        assert target in BELOW[room], f"{path.name}: {room} may not import {target}"
+
+
+def test_the_checker_sees_each_form_of_import() -> None:
+    source = "from attnlab.hf import swap\nimport attnlab.trace\ndef f():\n    from attnlab import reports\nfrom ..data import x\n"
+    assert rooms_imported(source, "attnlab.models") == {
+        ("hf", True),
+        ("trace", True),
+        ("reports", False),
+        ("data", True),
+    }
+
+
+@pytest.mark.parametrize("room", [room for room in TORCH_FREE if (PACKAGE / room).exists()])
+def test_pages_are_made_without_torch(room: str) -> None:
+    """No module of these rooms imports torch, not even through another."""
+    for path in (PACKAGE / room).rglob("*.py"):
+        names = {
+            alias.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Import) for alias in n.names
+        }
+        froms = {n.module or "" for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ImportFrom)}
+        assert not {n for n in names | froms if n.split(".")[0] in ("torch", "transformers")}, path
+
+
+def test_importing_is_cheap_and_quiet() -> None:
+    """Importing attnlab imports no transformers and changes no global state of torch."""
+    code = (
+        "import torch, sys\n"
+        "before = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.initial_seed())\n"
+        "import attnlab\n"
+        "after = (torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.initial_seed())\n"
+        "assert before == after\n"
+        "heavy = {'transformers', 'accelerate', 'pandas', 'scipy', 'sklearn', 'triton.runtime'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
