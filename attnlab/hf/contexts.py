@@ -1,0 +1,56 @@
+"""``swap`` and ``record``: context managers over one model, nestable, undone on exit whatever happens inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.hf.interface import Frame, attached
+from attnlab.hf.sites import Layers, Site, find_sites, select
+from attnlab.registry import mechanism
+from attnlab.trace import LayerTrace, Trace
+
+__all__ = ["record", "swap"]
+
+
+@contextmanager
+def swap(
+    model: nn.Module,
+    mech: Mechanism | str,
+    *,
+    layers: Layers = None,
+    dropout: Literal["refuse", "skip"] = "refuse",
+) -> Iterator[nn.Module]:
+    """Inside the context, ``model`` attends by ``mech``, in all layers or in those named: 3, ("cross", 3), "decoder".
+
+    Other layers keep the model's own attention. A model in training mode that drops attention weights is refused unless
+    ``mech`` is softmax, whose dropout is the model's own, or ``dropout="skip"``.
+    """
+    mech = mechanism(mech)
+    if dropout not in ("refuse", "skip"):
+        raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")
+    frame = Frame(mechanism=mech, skip_dropout=dropout == "skip")
+    with attached(model, dict.fromkeys(select(find_sites(model), layers), frame)):
+        yield model
+
+
+@contextmanager
+def record(model: nn.Module, *, layers: Layers = None, keep: Literal["last", "all"] = "last") -> Iterator[Trace]:
+    """Inside the context, every forward pass fills the trace with each layer's q, k, v, x and output, without copies.
+
+    A layer's last call is kept: after ``generate``, the last decoding step. ``keep="all"`` keeps every call, which
+    ``trace.history(3)`` lists. Tensors stay in the autograd graph when the model runs with gradients.
+    """
+    trace = Trace(keep=keep, metadata={"model": type(model).__name__})
+
+    def note(site: Site, call: AttentionCall, mech: Mechanism, output: Tensor) -> None:
+        width = output.shape[1] * output.shape[3]
+        trace.add(LayerTrace(call, mech, output, site.projection(width), site.kind, site.layer, site.name))
+
+    frame = Frame(note=note)
+    with attached(model, dict.fromkeys(select(find_sites(model), layers), frame)):
+        yield trace

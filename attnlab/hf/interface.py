@@ -1,0 +1,249 @@
+"""The attention function that a model calls inside a context, and the switch that makes it call it.
+
+transformers looks the function up by a name in the model's config, for each call. Ours is named after the one it
+stands in for, "attnlab|sdpa": a module that is in no context (of another model that shares the config, of a deep
+copy) attends as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.hf.masks import carrying_mask, seen_by
+from attnlab.hf.sites import Site, own_attention
+from attnlab.mechanisms.softmax import Softmax
+
+__all__ = ["Frame", "attached"]
+
+PREFIX = "attnlab|"
+# What attention functions of some models are given that changes W in a way that no AttentionCall can say.
+UNSUPPORTED = {
+    "softcap": "soft-capped scores",
+    "s_aux": "attention sinks",
+    "indices": "keys chosen by an indexer",
+    "block_indices": "blocks of keys chosen by an indexer",
+    "cache": "a paged cache",
+}
+KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
+
+Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What one context asks of a site: to attend by a mechanism, to note its calls, or both."""
+
+    mechanism: Mechanism | None = None
+    note: Note | None = None
+    skip_dropout: bool = False
+
+
+@dataclass(eq=False)
+class _Live:
+    """A site inside at least one context; the innermost mechanism counts, every note is called."""
+
+    site: Site
+    frames: list[Frame] = field(default_factory=list)
+    # By thread, what the keys of the call under way are made from: hidden states do not reach the attention function.
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    hook: Any = None
+
+
+_lock = threading.RLock()
+_live: dict[nn.Module, _Live] = {}
+# By id: the config (kept alive), what it said before the first context, and how many contexts are open.
+_switched: dict[int, tuple[Any, str | None, int]] = {}
+
+
+@contextmanager
+def attached(model: nn.Module, frames: Mapping[Site, Frame]) -> Iterator[None]:
+    """Attend as ``frames`` say until the context ends; contexts may end in any order."""
+    configs = _configs(model)
+    with _lock:
+        for config in configs:
+            _switch_on(config)
+        for site, frame in frames.items():
+            _attach(site, frame)
+    try:
+        yield
+    finally:
+        with _lock:
+            for site, frame in frames.items():
+                _detach(site, frame)
+            for config in configs:
+                _switch_off(config)
+
+
+def _attach(site: Site, frame: Frame) -> None:
+    live = _live.get(site.module)
+    if live is None:
+        live = _live[site.module] = _Live(site)
+        live.hook = site.module.register_forward_pre_hook(_input_hook(live), with_kwargs=True)
+    live.frames.append(frame)
+
+
+def _detach(site: Site, frame: Frame) -> None:
+    live = _live[site.module]
+    live.frames.remove(frame)
+    if not live.frames:
+        live.hook.remove()
+        del _live[site.module]
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Every config object that a module of the model consults, their sub-configs included."""
+    found: dict[int, Any] = {}
+
+    def add(config: Any) -> None:
+        if config is None or id(config) in found or not hasattr(config, "_attn_implementation"):
+            return
+        found[id(config)] = config
+        for name in getattr(config, "sub_configs", {}):
+            add(getattr(config, name, None))
+
+    for module in model.modules():
+        add(getattr(module, "config", None))
+    return list(found.values())
+
+
+def _switch_on(config: Any) -> None:
+    _, before, count = _switched.get(id(config), (None, config._attn_implementation, 0))
+    _switched[id(config)] = (config, before, count + 1)
+    if count == 0:
+        _set_implementation(config, _registered((before or "eager").removeprefix(PREFIX)))
+
+
+def _switch_off(config: Any) -> None:
+    _, before, count = _switched[id(config)]
+    if count > 1:
+        _switched[id(config)] = (config, before, count - 1)
+    else:
+        del _switched[id(config)]
+        _set_implementation(config, before)
+
+
+def _set_implementation(config: Any, name: str | None) -> None:
+    # A dict says "this config only": a plain name would spread to its sub-configs, which have their own.
+    config._attn_implementation = {"": name}
+
+
+def _registered(own: str) -> str:
+    """The name of our function in place of ``own``; a kernel that is neither SDPA nor eager gives way to SDPA."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    own = own if own in ("sdpa", "eager") else "sdpa"
+    name = PREFIX + own
+    if name not in AttentionInterface():
+        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
+        AttentionInterface.register(name, _standing_in_for(own))
+    return name
+
+
+def _input_hook(live: _Live) -> Callable[..., None]:
+    names = list(inspect.signature(type(live.site.module).forward).parameters)[1:]
+
+    def note_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        source = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), given.get(names[0]))
+        if isinstance(source, Tensor):
+            live.inputs[threading.get_ident()] = source
+
+    return note_input
+
+
+def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        live = _live.get(module)
+        weights = None
+        mech, by_own = (Softmax(), True) if live is None else _chosen(live, kwargs.get("dropout") or 0.0)
+        call = None if live is None else _call(live, query, key, value, attention_mask, own=own, **kwargs)
+        if call is None or by_own:
+            out, weights = own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        else:
+            out = mech(call).transpose(1, 2).contiguous()
+        if live is not None and call is not None:
+            for frame in list(live.frames):
+                if frame.note is not None:
+                    frame.note(live.site, call, mech, out.transpose(1, 2))
+        return out, weights
+
+    return attend
+
+
+def _chosen(live: _Live, dropped: float) -> tuple[Mechanism, bool]:
+    """The innermost mechanism, and whether the model's own attention computes it: always where none was swapped in."""
+    for frame in reversed(live.frames):
+        if frame.mechanism is None:
+            continue
+        if not dropped or frame.skip_dropout:
+            return frame.mechanism, False
+        if isinstance(frame.mechanism, Softmax):
+            return frame.mechanism, True
+        raise ValueError(
+            f"{live.site.name} drops attention weights with p={dropped} in training, which {frame.mechanism!r} does "
+            "not do; call model.eval(), set the model's attention dropout to 0, or swap with dropout='skip'"
+        )
+    return Softmax(), True
+
+
+def _call(
+    live: _Live,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    *,
+    own: str,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> AttentionCall:
+    site, module = live.site, live.site.module
+    for name, what in UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"{type(module).__name__} ({site.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
+                "swap or record other layers, or another model"
+            )
+    n_q, n_k = query.shape[2], key.shape[2]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    seen = seen_by(mask, n_q=n_q, n_k=n_k, causal_module=causal, none_is_causal=own == "sdpa")
+    return AttentionCall(
+        query,
+        key,
+        value,
+        x=_x(live, query, n_k),
+        key_visible=seen.key_visible,
+        causal=seen.causal,
+        offset=seen.offset,
+        mask=seen.mask,
+        bias=_bias(site, query, position_bias, seen.bias),
+        scale=scaling,
+    )
+
+
+def _x(live: _Live, query: Tensor, n_k: int) -> Tensor | None:
+    x = live.inputs.pop(threading.get_ident(), None)
+    if x is None or x.dim() != 3 or x.shape[0] != query.shape[0]:
+        return None
+    # Under autocast, x is wider than what was made from it.
+    return x[:, -n_k:].to(query.dtype)
+
+
+def _bias(site: Site, query: Tensor, position_bias: Tensor | None, additive: Tensor | None) -> Tensor | None:
+    # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
+    if position_bias is not None and site.kind == "cross" and not position_bias.any():
+        position_bias = None
+    parts = [t.to(query.dtype) for t in (position_bias, additive) if t is not None]
+    return sum(parts[1:], parts[0]) if parts else None

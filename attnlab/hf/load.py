@@ -1,0 +1,166 @@
+"""A model, its tokenizer and what it was made for, from a folder or a hub name; never from a pickle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+__all__ = ["LoadedModel", "Task", "check_length", "load_model", "max_length"]
+
+Task = Literal["mlm", "causal", "seq2seq", "encoder"]
+
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+
+
+class LoadedModel(NamedTuple):
+    """A model in evaluation mode, its tokenizer, and the task of its head ("encoder": no head over the vocabulary)."""
+
+    model: Any
+    tokenizer: Any
+    task: Task
+
+
+def load_model(
+    path_or_hub_name: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    dtype: torch.dtype | None = torch.float32,
+) -> LoadedModel:
+    """Load safetensors weights only; whatever is missing or damaged is a ValueError of one sentence.
+
+    ``dtype=None`` keeps the checkpoint's own.
+    """
+    import transformers
+
+    name = str(path_or_hub_name)
+    local = Path(name).expanduser()
+    if local.exists():
+        _check_folder(local)
+        name = str(local)
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"{name}: there is no such folder")
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
+    cls, task = _class_and_task(config)
+    try:
+        model, info = cls.from_pretrained(
+            name,
+            config=config,
+            use_safetensors=True,
+            dtype="auto" if dtype is None else dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ValueError(f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
+    if info["missing_keys"]:
+        raise ValueError(
+            f"{name}: its weights lack {len(info['missing_keys'])} tensors, such as {min(info['missing_keys'])}"
+        )
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
+    return LoadedModel(model.eval(), tokenizer, task)
+
+
+def max_length(model: Any) -> int | None:
+    """The longest sequence the model has positions for; None where they are relative or the config does not say."""
+    config = getattr(model.config, "text_config", model.config)
+    if getattr(config, "relative_attention_num_buckets", None) is not None:
+        return None
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None:
+        return None
+    for name, module in model.named_modules():
+        # RoBERTa numbers its positions from padding_idx + 1.
+        if name.endswith("embeddings.position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return limit - module.padding_idx - 1
+    return limit
+
+
+def check_length(model: Any, length: int) -> None:
+    """Raise a ValueError if a sequence of ``length`` tokens is longer than the model's positions."""
+    limit = max_length(model)
+    if limit is not None and length > limit:
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than the {limit} positions of {type(model).__name__}; cut it"
+        )
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file; give the folder that holds config.json and model.safetensors")
+    config = folder / "config.json"
+    if not config.is_file():
+        raise ValueError(f"{folder} holds no config.json, so it is no model folder")
+    try:
+        json.loads(config.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{config} is not valid JSON ({error})") from None
+    for shard in _weight_files(folder):
+        _check_safetensors(shard)
+    if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+        raise ValueError(
+            f"{folder} holds no tokenizer (tokenizer.json or the like); save one there with save_pretrained"
+        )
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"{index} is not a valid index of weights ({error})") from None
+        absent = [name for name in names if not (folder / name).is_file()]
+        if absent:
+            raise ValueError(f"{folder} lacks {len(absent)} of its {len(names)} weight files, such as {absent[0]}")
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise ValueError(
+            f"{folder} holds its weights only as a pickle ({pickles[0]}), which could run code when opened; "
+            "convert it to model.safetensors"
+        )
+    raise ValueError(f"{folder} holds no weights: model.safetensors is missing")
+
+
+def _check_safetensors(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            opened.keys()
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is truncated or damaged ({_first_line(error)}); copy it again") from None
+
+
+def _class_and_task(config: Any) -> tuple[Any, Task]:
+    """The class the checkpoint was saved from, so that no head is made up; the task by its name."""
+    import transformers
+
+    name = (getattr(config, "architectures", None) or [""])[0]
+    cls = getattr(transformers, name, None) if name else None
+    if name.endswith("ForMaskedLM"):
+        return cls or transformers.AutoModelForMaskedLM, "mlm"
+    # BERT's pretraining model is its masked language model with a sentence classifier beside it; ELECTRA's is not.
+    if name.endswith("ForPreTraining") and name.startswith(("Bert", "MobileBert", "Albert")):
+        return transformers.AutoModelForMaskedLM, "mlm"
+    if getattr(config, "is_encoder_decoder", False) and name.endswith(("ForConditionalGeneration", "MTModel")):
+        return cls or transformers.AutoModelForSeq2SeqLM, "seq2seq"
+    if name.endswith(("ForCausalLM", "LMHeadModel")):
+        return cls or transformers.AutoModelForCausalLM, "causal"
+    return cls or transformers.AutoModel, "encoder"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

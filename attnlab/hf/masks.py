@@ -1,0 +1,116 @@
+"""From transformers' masks to the most structured call: what runs in linear time takes padding and causality only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.shapes import Bool
+
+__all__ = ["Seen", "carrying_mask", "recognise", "seen_by"]
+
+CARRIED = "_attnlab_seen"
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The fields of an AttentionCall that say which keys a query sees; ``bias`` is a mask that adds, not only hides."""
+
+    key_visible: Bool[Tensor, "b k"] | None = None
+    causal: bool = False
+    offset: int = 0
+    mask: Bool[Tensor, "#b #h q k"] | None = None
+    bias: Tensor | None = None
+
+
+def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """``make``, a mask function of transformers, whose mask also carries the structure it was made from.
+
+    None stays None: the attention function knows what that means for its implementation.
+    """
+
+    def make_mask(**arguments: Any) -> Tensor | None:
+        mask = make(**arguments)
+        if isinstance(mask, Tensor) and mask.dim() == 4:
+            setattr(mask, CARRIED, _structure(mask, arguments))
+        return mask
+
+    return make_mask
+
+
+def seen_by(mask: Any, *, n_q: int, n_k: int, causal_module: bool, none_is_causal: bool) -> Seen:
+    """What the mask an attention function was given lets its queries see.
+
+    ``none_is_causal``: in a causal module, no mask means causal to SDPA, and nothing hidden to eager attention.
+    """
+    if mask is None:
+        if not (causal_module and none_is_causal):
+            return Seen()
+        # One query with nothing masked is a decoding step: it stands after its whole cache.
+        return Seen(causal=True, offset=n_k - 1 if n_q == 1 else 0)
+    if not isinstance(mask, Tensor) or mask.dim() not in (2, 4):
+        raise ValueError(
+            f"an attention mask of type {type(mask).__name__} cannot be read; use 'sdpa' or 'eager' attention"
+        )
+    carried = getattr(mask, CARRIED, None)
+    if carried is not None:
+        return carried
+    if mask.dim() == 2:
+        seen = mask.bool()
+        return Seen(None if seen.all() else seen, causal_module, n_k - n_q if causal_module else 0)
+    mask = mask.expand(-1, -1, n_q, n_k)
+    if mask.dtype != torch.bool:
+        hidden = mask <= torch.finfo(mask.dtype).min / 2
+        if not bool(((mask == 0) | hidden).all()):
+            return Seen(bias=mask)
+        mask = ~hidden
+    return recognise(mask, offset=n_k - n_q, decoding=causal_module)
+
+
+def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, decoding: bool = True) -> Seen:
+    """Padding, or padding and causality with this offset, where the mask is exactly that; the mask itself if not."""
+    if mask.shape[1] == 1:
+        keys = mask[:, 0].any(1)
+        key_visible = None if bool(keys.all()) else keys
+        if torch.equal(mask, keys[:, None, None, :].expand_as(mask)):
+            # A single query cannot tell the two apart: in a causal module it is a decoding step.
+            step = decoding and mask.shape[2] == 1 and 0 < offset == mask.shape[3] - 1
+            return Seen(key_visible, causal=step, offset=offset if step else 0)
+        if torch.equal(mask, keys[:, None, None, :] & _causal(mask, offset)):
+            return Seen(key_visible, causal=True, offset=offset)
+    return Seen(mask=mask)
+
+
+def _structure(mask: Tensor, given: dict[str, Any]) -> Seen:
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    n_k, first_key = int(given["kv_length"]), int(given.get("kv_offset", 0))
+    offset = int(given.get("q_offset", 0)) - first_key
+    pattern = given["mask_function"]
+    if pattern is causal_mask_function or pattern is bidirectional_mask_function:
+        causal = pattern is causal_mask_function
+        keys = _real_keys(given.get("attention_mask"), first_key, n_k)
+        return Seen(keys, causal, offset if causal else 0)
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    return recognise(seen, offset=offset)
+
+
+def _real_keys(padding: Tensor | None, first: int, n_k: int) -> Tensor | None:
+    """The slice of the 2D mask that these keys have; keys beyond its end (a static cache's empty places) are hidden."""
+    if padding is None:
+        return None
+    keys = padding[:, first : first + n_k].bool()
+    if keys.shape[1] < n_k:
+        keys = torch.nn.functional.pad(keys, (0, n_k - keys.shape[1]))
+    return None if bool(keys.all()) else keys
+
+
+def _causal(mask: Tensor, offset: int) -> Tensor:
+    _, _, n_q, n_k = mask.shape
+    i = torch.arange(n_q, device=mask.device)
+    j = torch.arange(n_k, device=mask.device)
+    return j <= i[:, None] + offset

@@ -1,0 +1,195 @@
+"""What ``record`` returns: q, k, v, x and the output of every attention layer; W is computed when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.provenance import write_atomic, write_json
+from attnlab.registry import mechanism, spec_of
+from attnlab.shapes import Float
+
+__all__ = ["Kind", "LayerTrace", "Trace"]
+
+Kind = Literal["encoder", "decoder", "cross"]
+
+TENSORS, INDEX = "trace.safetensors", "trace.json"
+CALL_TENSORS = ("q", "k", "v", "x", "key_visible", "mask", "bias", "memory")
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTrace:
+    """One attention layer as it ran: its call, mechanism and output, and the weight of W_O as (m, h*e)."""
+
+    call: AttentionCall
+    mechanism: Mechanism
+    output: Float[Tensor, "b h q e"]
+    projection: Tensor | None
+    kind: Kind
+    layer: int
+    name: str
+
+    def weights(self) -> Float[Tensor, "b h q k"]:
+        """The dense W of this layer; differentiable when the model ran with gradients."""
+        return self.mechanism.weights(self.call)
+
+    @property
+    def values(self) -> Float[Tensor, "b g k e"]:
+        """v, one per key/value head."""
+        return self.call.v
+
+    @property
+    def x(self) -> Float[Tensor, "b n m"] | None:
+        """What the keys were made from: the layer's input, or the encoder's output in cross-attention."""
+        return self.call.x
+
+
+class Trace:
+    """The layers of a model, by number or by (kind, number): ``trace[3]``, ``trace[-1]``, ``trace["cross", 3]``.
+
+    A plain number means self-attention, so it is refused where a model has both an encoder and a decoder.
+    """
+
+    def __init__(self, *, keep: Literal["last", "all"] = "last", metadata: Mapping[str, Any] | None = None) -> None:
+        if keep not in ("last", "all"):
+            raise ValueError(f"keep must be 'last' or 'all', got {keep!r}")
+        self.keep = keep
+        self.metadata = dict(metadata or {})
+        self._layers: dict[tuple[Kind, int], list[LayerTrace]] = {}
+
+    def add(self, layer: LayerTrace) -> None:
+        """Note one call of a layer; with ``keep="last"`` it takes the place of the layer's previous one."""
+        calls = self._layers.setdefault((layer.kind, layer.layer), [])
+        if self.keep == "last":
+            calls.clear()
+        calls.append(layer)
+
+    def history(self, key: int | tuple[Kind, int]) -> list[LayerTrace]:
+        """Every kept call of one layer, oldest first: one per forward pass with ``keep="all"``."""
+        return list(self._layers[self._find(key)])
+
+    def __getitem__(self, key: int | tuple[Kind, int]) -> LayerTrace:
+        return self._layers[self._find(key)][-1]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __iter__(self) -> Iterator[LayerTrace]:
+        return iter([calls[-1] for calls in self._layers.values()])
+
+    def __repr__(self) -> str:
+        counts = {kind: sum(k == kind for k, _ in self._layers) for kind in ("encoder", "decoder", "cross")}
+        return f"Trace({', '.join(f'{n} {kind}' for kind, n in counts.items() if n) or 'nothing recorded'})"
+
+    def _find(self, key: int | tuple[Kind, int]) -> tuple[Kind, int]:
+        if not self._layers:
+            raise ValueError("the trace is empty; run the model inside `with attnlab.record(model) as trace:` first")
+        if isinstance(key, int):
+            kinds = sorted({kind for kind, _ in self._layers} - {"cross"}) or ["cross"]
+            if len(kinds) > 1:
+                raise ValueError(f"layer {key} is ambiguous here; write trace[{kinds[0]!r}, {key}] or {kinds[1]!r}")
+            key = (kinds[0], key)
+        kind, number = key
+        numbers = sorted(n for k, n in self._layers if k == kind)
+        if number < 0 and numbers:
+            number += numbers[-1] + 1
+        if number not in numbers:
+            found = {k: sorted(n for kk, n in self._layers if kk == k) for k, _ in self._layers}
+            raise ValueError(f"no layer ({kind!r}, {number}) in this trace; it has {found}")
+        return kind, number
+
+    def save(self, folder: Path | str) -> Path:
+        """Write trace.safetensors and trace.json; a mechanism is stored as its spec string and its parameters."""
+        from safetensors.torch import save
+
+        folder = Path(folder)
+        store = _Store()
+        layers = [_describe(call, store) for calls in self._layers.values() for call in calls]
+        index = {"format": 1, "keep": self.keep, "metadata": self.metadata, "layers": layers}
+        json.dumps(index, allow_nan=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / TENSORS, save(store.tensors))
+        write_json(folder / INDEX, index)
+        return folder
+
+    @classmethod
+    def load(cls, folder: Path | str, *, device: str | torch.device = "cpu") -> Trace:
+        """Read what ``save`` wrote."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        for name in (INDEX, TENSORS):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} holds no saved trace: {name} is missing")
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            tensors = load_file(folder / TENSORS, device=str(device))
+            trace = cls(keep=index["keep"], metadata=index["metadata"])
+            layers = [_restore(entry, tensors) for entry in index["layers"]]
+        except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder} holds a damaged trace: {error}; record and save it again") from None
+        for layer in layers:
+            trace.add(layer)
+        return trace
+
+
+class _Store:
+    """Tensors by name; one that several layers share (a mask, the encoder's output) is stored once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def put(self, t: Tensor | None) -> str | None:
+        if t is None:
+            return None
+        same = (t.data_ptr(), tuple(t.shape), t.stride(), t.dtype, t.device)
+        if same not in self._known:
+            name = self._known[same] = f"t{len(self.tensors)}"
+            # A copy of its own memory: safetensors refuses tensors that overlap.
+            self.tensors[name] = t.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return self._known[same]
+
+
+def _describe(layer: LayerTrace, store: _Store) -> dict[str, Any]:
+    call = layer.call
+    described: dict[str, Any] = {
+        "kind": layer.kind,
+        "layer": layer.layer,
+        "name": layer.name,
+        "mechanism": spec_of(layer.mechanism),
+        "parameters": {},
+        "call": {name: store.put(getattr(call, name)) for name in CALL_TENSORS},
+        "causal": call.causal,
+        "offset": call.offset,
+        "scale": call.scale,
+        "output": store.put(layer.output),
+        "projection": store.put(layer.projection),
+    }
+    if isinstance(layer.mechanism, nn.Module):
+        described["parameters"] = {name: store.put(t) for name, t in layer.mechanism.state_dict().items()}
+    return described
+
+
+def _restore(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LayerTrace:
+    def get(name: str | None) -> Any:
+        return None if name is None else tensors[name]
+
+    mech = mechanism(entry["mechanism"])
+    if isinstance(mech, nn.Module):
+        mech.load_state_dict({name: tensors[stored] for name, stored in entry["parameters"].items()})
+    numbers = {name: entry[name] for name in ("causal", "offset", "scale")}
+    call = AttentionCall(**{name: get(stored) for name, stored in entry["call"].items()}, **numbers)
+    shown = {f.name: entry[f.name] for f in dataclasses.fields(LayerTrace) if f.name in ("kind", "layer", "name")}
+    return LayerTrace(
+        call=call, mechanism=mech, output=get(entry["output"]), projection=get(entry["projection"]), **shown
+    )
