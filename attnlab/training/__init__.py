@@ -1,0 +1,35 @@
+"""One training engine: the loop, run folders, checkpoints, exact resume, many runs. It knows no paper."""
+
+from attnlab.training.callbacks import Callback, Moment
+from attnlab.training.checkpoints import average_checkpoints, best_checkpoint, list_checkpoints, load_model
+from attnlab.training.feed import Source
+from attnlab.training.loop import DivergedError, Evaluation, Interrupted, Outcome, train
+from attnlab.training.runs import RunError, read_metrics, read_result
+from attnlab.training.settings import Recipe, Schedule, Settings, every, log_spaced
+from attnlab.training.terms import CrossEntropy, Loss, Term
+
+__all__ = [
+    "Callback",
+    "CrossEntropy",
+    "DivergedError",
+    "Evaluation",
+    "Interrupted",
+    "Loss",
+    "Moment",
+    "Outcome",
+    "Recipe",
+    "RunError",
+    "Schedule",
+    "Settings",
+    "Source",
+    "Term",
+    "average_checkpoints",
+    "best_checkpoint",
+    "every",
+    "list_checkpoints",
+    "load_model",
+    "log_spaced",
+    "read_metrics",
+    "read_result",
+    "train",
+]

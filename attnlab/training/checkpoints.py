@@ -1,0 +1,225 @@
+"""Checkpoints on disk: safetensors and JSON with checksums, in a folder that appears whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.provenance import write_json
+from attnlab.training.runs import RunError, say
+
+__all__ = [
+    "Checkpoint",
+    "CorruptCheckpointError",
+    "average_checkpoints",
+    "best_checkpoint",
+    "discard",
+    "list_checkpoints",
+    "load_model",
+    "newest_good",
+    "prune",
+    "read_checkpoint",
+    "sweep",
+    "write_checkpoint",
+]
+
+Tensors = dict[str, Tensor]
+
+
+class CorruptCheckpointError(RuntimeError):
+    """A checkpoint whose files are missing, truncated or changed."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint holds: the model's and the optimiser's tensors by name, and the rest as JSON."""
+
+    path: Path
+    step: int
+    model: Tensors
+    optimizer: Tensors
+    state: dict[str, Any]
+
+
+def write_checkpoint(folder: Path, *, step: int, model: Tensors, optimizer: Tensors, state: Mapping[str, Any]) -> Path:
+    """Write ``folder``/step-XXXXXXXX under a temporary name, flush it to the disk, then rename it."""
+    from safetensors.torch import save_file
+
+    target = folder / f"step-{step:08d}"
+    draft = folder / f".{target.name}.{os.getpid()}.tmp"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        kept, aliases = _unshared(model)
+        save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
+        save_file(_unshared(optimizer)[0], draft / "optimizer.safetensors")
+        write_json(draft / "state.json", {"step": step, "aliases": aliases, **state})
+        write_json(draft / "checksums.json", {file.name: _digest(file) for file in sorted(draft.iterdir())})
+        _flush(draft)
+        discard(target)
+        os.rename(draft, target)
+        _flush(folder, deep=False)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return target
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint, each file checked against its checksum first."""
+    from safetensors.torch import load_file
+
+    try:
+        checksums = json.loads((path / "checksums.json").read_text())
+        for name, digest in checksums.items():
+            if _digest(path / name) != digest:
+                raise CorruptCheckpointError(f"{path / name} is not what was written (its checksum differs)")
+        state = json.loads((path / "state.json").read_text())
+        model = load_file(path / "model.safetensors")
+        optimizer = load_file(path / "optimizer.safetensors")
+    except (OSError, ValueError, KeyError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
+    model.update({alias: model[name] for alias, name in state.pop("aliases").items()})
+    return Checkpoint(path=path, step=state.pop("step"), model=model, optimizer=optimizer, state=state)
+
+
+def list_checkpoints(run_dir: Path | str) -> list[Path]:
+    """The checkpoints of a run, oldest first."""
+    return sorted((Path(run_dir) / "checkpoints").glob("step-" + "[0-9]" * 8))
+
+
+def newest_good(run_dir: Path | str) -> Checkpoint | None:
+    """The newest checkpoint that can be read; damaged ones are named and passed over."""
+    for path in reversed(list_checkpoints(run_dir)):
+        try:
+            return read_checkpoint(path)
+        except CorruptCheckpointError as error:
+            say(f"{error}; using the checkpoint before it")
+    return None
+
+
+def prune(run_dir: Path | str, *, keep: int) -> None:
+    """Delete all but the last ``keep`` checkpoints and those that one of them names as its best."""
+    paths = list_checkpoints(run_dir)
+    wanted = {path.name for path in paths[-keep:]}
+    for path in paths[-keep:]:
+        best = _state_of(path).get("progress", {}).get("best_step")
+        if best is not None:
+            wanted.add(f"step-{best:08d}")
+    for path in paths:
+        if path.name not in wanted:
+            discard(path)
+
+
+def discard(path: Path) -> None:
+    """Delete a checkpoint, if it is there; renamed first, so that a kill leaves no half-deleted one to be found."""
+    doomed = path.with_name(f".{path.name}.old")
+    shutil.rmtree(doomed, ignore_errors=True)
+    if path.exists():
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(run_dir: Path | str) -> None:
+    """Delete what killed processes left half-written."""
+    for path in (Path(run_dir) / "checkpoints").glob(".step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def best_checkpoint(run_dir: Path | str) -> Path:
+    """The checkpoint with the best value of the run's ``watch``, as its last checkpoint names it."""
+    for path in reversed(list_checkpoints(run_dir)):
+        best = _state_of(path).get("progress", {}).get("best_step")
+        if best is not None:
+            return path.with_name(f"step-{best:08d}")
+    raise RunError(f"{run_dir} has no best checkpoint; train with watch='valid/loss' or another evaluation value")
+
+
+def load_model(model: nn.Module, run_dir: Path | str, *, which: str | int = "last") -> int:
+    """Load the parameters of a run's ``last``, ``best`` or numbered checkpoint; returns its step."""
+    if which == "best":
+        found: Checkpoint | None = read_checkpoint(best_checkpoint(run_dir))
+    elif which == "last":
+        found = newest_good(run_dir)
+    elif isinstance(which, int):
+        found = read_checkpoint(Path(run_dir) / "checkpoints" / f"step-{which:08d}")
+    else:
+        raise ValueError(f"which must be 'last', 'best' or a step, got {which!r}")
+    if found is None:
+        raise RunError(f"{run_dir} has no readable checkpoint")
+    model.load_state_dict(found.model)
+    return found.step
+
+
+def average_checkpoints(paths: Iterable[Path | str]) -> Tensors:
+    """The mean of the checkpoints' parameters, taken in float64, as a state dict; integers come from the last."""
+    models = [read_checkpoint(Path(path)).model for path in paths]
+    if not models:
+        raise ValueError("no checkpoints to average; train with keep= at least the number to average")
+    last = models[-1]
+
+    def mean(name: str) -> Tensor:
+        if not last[name].is_floating_point():
+            return last[name]
+        return torch.stack([m[name].double() for m in models]).mean(0).to(last[name].dtype)
+
+    return {name: mean(name) for name in last}
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
+    """The tensors ready for safetensors, which refuses shared memory; tied ones are named once, with their aliases."""
+    kept: Tensors = {}
+    aliases: dict[str, str] = {}
+    owners: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        t = tensor.detach()
+        place = t.untyped_storage().data_ptr()
+        owner, first = owners.get(place, (name, t)) if t.numel() else (name, t)
+        same = (first.data_ptr(), first.shape, first.stride(), first.dtype) == (
+            t.data_ptr(),
+            t.shape,
+            t.stride(),
+            t.dtype,
+        )
+        if owner != name and same:
+            aliases[name] = owner
+            continue
+        owners.setdefault(place, (name, t))
+        whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
+        on_cpu = t.cpu().contiguous()
+        kept[name] = on_cpu if whole or on_cpu.data_ptr() != t.data_ptr() else on_cpu.clone()
+    return kept, aliases
+
+
+def _state_of(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads((path / "state.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+
+
+def _flush(folder: Path, *, deep: bool = True) -> None:
+    """Force a folder's entries (and files) to the disk, so that a rename never outruns what it names."""
+    for path in [*(folder.iterdir() if deep else ()), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,58 @@
+"""How far a run is: a line that moves on a terminal, one line for each evaluation elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+__all__ = ["Progress", "duration"]
+
+
+class Progress:
+    """Rate and time left on standard error; ``quiet`` (ranks other than the first) says nothing."""
+
+    def __init__(self, steps: int, *, start: int = 0, quiet: bool = False) -> None:
+        self.steps, self.first, self.quiet = steps, start, quiet
+        self.live = sys.stderr.isatty() and not quiet
+        self.began = self.shown = time.perf_counter()
+        self.loss: float | None = None
+
+    def step(self, step: int) -> None:
+        """Move the line, a few times a second at most."""
+        now = time.perf_counter()
+        if not self.live or (now - self.shown < 0.2 and step < self.steps):
+            return
+        self.shown = now
+        rate = (step - self.first) / max(now - self.began, 1e-9)
+        loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
+        left = duration((self.steps - step) / rate) if rate else "?"
+        self._write(f"\r\x1b[Kstep {step}/{self.steps}{loss}  {rate:.1f} steps/s  {left} left")
+
+    def evaluation(self, step: int, values: Mapping[str, float]) -> None:
+        """One lasting line: the evaluation's values."""
+        if not self.quiet:
+            shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+            clear = "\r\x1b[K" if self.live else ""
+            self._write(f"{clear}step {step}/{self.steps}  {shown}\n")
+
+    def close(self) -> None:
+        """Leave the terminal's line as it is and go to the next."""
+        if self.live:
+            self._write("\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people read them.
+
+    >>> duration(3725)
+    '1:02:05'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,172 @@
+"""A run is a folder: run.json first, metrics.jsonl and checkpoints on the way, result.json last."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from attnlab.provenance import provenance, write_json
+
+__all__ = ["RunError", "RunFolder", "read_metrics", "read_result", "say"]
+
+
+class RunError(RuntimeError):
+    """A run that cannot start or go on; what was written before stays as it is."""
+
+
+def say(message: str) -> None:
+    """One line for the person who watches: to standard error, so that output stays clean."""
+    print(f"attnlab: {message}", file=sys.stderr, flush=True)
+
+
+class RunFolder:
+    """The files of one run, held by one process at a time."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self._metrics: IO[bytes] | None = None
+
+    @contextmanager
+    def hold(self) -> Iterator[RunFolder]:
+        """Create the folder and lock it; a second process on the same folder is an error, as is an unwritable one."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until the run ends
+        except OSError as error:
+            raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}; choose another") from error
+        with lock:
+            _lock(lock, self.path)
+            try:
+                yield self
+            finally:
+                if self._metrics is not None:
+                    self._metrics.close()
+                    self._metrics = None
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What result.json says; None while the run is not finished."""
+        return read_result(self.path)
+
+    def describe(self, *, name: str, seed: int, config: Mapping[str, Any], resume: bool) -> None:
+        """Write run.json, or compare with the one that is there."""
+        try:
+            asked = json.loads(json.dumps({"name": name, "config": config, "seed": seed}, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"config must be what JSON can write ({error}); turn paths and dtypes into strings"
+            ) from None
+        here = provenance()
+        file = self.path / "run.json"
+        if not file.exists():
+            with self.explain("write run.json"):
+                write_json(file, {**asked, **here})
+            return
+        if not resume:
+            raise RunError(
+                f"{self.path} already holds a run; resume it (--resume, resume=True) or choose another folder"
+            )
+        there = json.loads(file.read_text())
+        changed = _differences(there, asked)
+        if changed:
+            raise RunError(
+                f"{self.path} was started with other settings, so it cannot be resumed: {'; '.join(changed)}"
+            )
+        for key in ("versions", "device"):
+            if there.get(key) != here[key]:
+                say(f"{key} changed since {self.path} was started, so results may differ in the last bits")
+
+    def start_metrics(self, size: int) -> None:
+        """Open metrics.jsonl for appending after its first ``size`` bytes; what a killed run wrote later is dropped."""
+        file = self.path / "metrics.jsonl"
+        with self.explain("open metrics.jsonl"):
+            there = file.stat().st_size if file.exists() else 0
+            if there < size:
+                raise RunError(f"{file} has {there} bytes where its checkpoint saw {size}; it was changed by hand")
+            self._metrics = open(file, "ab")  # noqa: SIM115 - closed by hold
+            self._metrics.truncate(size)
+
+    def record(self, *, step: int, kind: str, seconds: float, values: Mapping[str, float]) -> None:
+        """Append one line to metrics.jsonl; a value that is not finite is written as null, since JSON has none."""
+        assert self._metrics is not None
+        finite = {name: value if abs(value) < float("inf") else None for name, value in values.items()}
+        line = {"step": step, "kind": kind, "seconds": round(seconds, 3), "values": finite}
+        with self.explain("write metrics.jsonl"):
+            self._metrics.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            self._metrics.flush()
+
+    def sync_metrics(self) -> int:
+        """Force metrics.jsonl to the disk and return its size, which a checkpoint remembers."""
+        assert self._metrics is not None
+        with self.explain("write metrics.jsonl"):
+            os.fsync(self._metrics.fileno())
+        return self._metrics.tell()
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Write result.json: the run is done."""
+        with self.explain("write result.json"):
+            write_json(self.path / "result.json", result)
+
+    @contextmanager
+    def explain(self, doing: str) -> Iterator[None]:
+        """Turn an error of the file system into a RunError that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            # safetensors reports the operating system's error in words only.
+            full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+            if not full and not isinstance(error, OSError):
+                raise
+            cause = f"{error.strerror if isinstance(error, OSError) else error}"
+            if full:
+                free = shutil.disk_usage(self.path).free
+                cause = f"the disk is full ({free / 2**20:.0f} MiB free); make room"
+            raise RunError(
+                f"cannot {doing} in {self.path}: {cause}, then resume (--resume {self.path}); what was saved is kept"
+            ) from error
+
+
+def read_result(path: Path | str) -> dict[str, Any] | None:
+    """The result.json of a run folder; None where the run is not finished."""
+    file = Path(path) / "result.json"
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """The lines of a run folder's metrics.jsonl."""
+    return [json.loads(line) for line in (Path(path) / "metrics.jsonl").read_text().splitlines()]
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            say(f"{path} is on a file system without locks; take care that only one process uses it")
+            return
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        raise RunError(f"{path} is being written by {holder}; wait for it, or choose another folder") from None
+    file.seek(0)
+    file.truncate()
+    file.write(f"process {os.getpid()}")
+    file.flush()
+
+
+def _differences(there: Any, asked: Any, path: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(asked, dict):
+        keys = asked if path == "" else sorted(set(there) | set(asked))
+        return [d for k in keys for d in _differences(there.get(k), asked.get(k), f"{path}.{k}" if path else k)]
+    return [] if there == asked else [f"{path} was {there!r}, now {asked!r}"]
