@@ -1,0 +1,63 @@
+"""What every sparse approximation starts from: log kappa or kappa of a call, and the keys that may be chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, scores, visible
+from attnlab.mechanisms.kernelized import KERNELS, Kernelized
+from attnlab.shapes import Bool, Float
+
+__all__ = ["at_least_float32", "check_kernel", "choosable", "exact_weights", "spread_infinite"]
+
+
+def check_kernel(kernel: str, degree: int) -> None:
+    """Refuse kernels whose kappa may be negative: no sparse approximation of Eq. 2 exists for them."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+    if kernel == "poly" and (degree < 0 or degree % 2):
+        raise ValueError(
+            f"degree must be even and at least 0, got {degree}: an odd power is negative at some keys, "
+            "so that alpha is no distribution to choose keys from"
+        )
+
+
+def at_least_float32(call: AttentionCall) -> AttentionCall:
+    """The call in float32 where it came in half precision: eight bits leave ties between keys that differ."""
+    kind = torch.promote_types(call.q.dtype, torch.float32)
+    if kind == call.q.dtype:
+        return call
+    bias = None if call.bias is None else call.bias.to(kind)
+    return replace(call, q=call.q.to(kind), k=call.k.to(kind), v=call.v.to(kind), bias=bias, x=None, memory=None)
+
+
+def spread_infinite(s: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows k"]:
+    """Scores whose softmax is the limit: where a row holds plus infinities, they share all of it equally."""
+    if s.shape[-1] == 0:
+        return s
+    endless = s.amax(-1, keepdim=True) == math.inf
+    if not endless.any():
+        return s
+    return torch.where(endless, torch.where(s == math.inf, 0.0, -math.inf).to(s.dtype), s)
+
+
+def exact_weights(call: AttentionCall, kernel: str, degree: int) -> Float[Tensor, "b h q k"]:
+    """alpha of Eq. 1; a row with nothing visible, or whose kappa are all zero, is zero."""
+    if kernel == "exp":
+        s = spread_infinite(scores(call))
+        empty = (s == -math.inf).all(-1, keepdim=True)
+        return torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
+    return Kernelized(kernel, degree).reference(call)
+
+
+def choosable(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
+    """``visible``, less the pairs that a bias of minus infinity hides; None when every key may be chosen."""
+    seen = visible(call)
+    if call.bias is None:
+        return seen
+    open_ = call.bias > -math.inf
+    return open_ if seen is None else seen & open_

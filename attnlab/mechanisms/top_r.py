@@ -1,0 +1,100 @@
+"""Optimal value-oblivious sparse attention (OVO): the r keys of largest weight, renormalised."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores, visible
+from attnlab.mechanisms._alpha import at_least_float32, check_kernel, spread_infinite
+from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
+from attnlab.mechanisms.softmax import softmax
+from attnlab.registry import register
+from attnlab.shapes import Bool, Float
+
+__all__ = ["TopR", "top_r_mask"]
+
+# A chunk of scores is read several times; this many stay in a CPU's cache.
+CPU_CHUNK = 1 << 20
+
+
+@register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm"))
+@dataclass(frozen=True)
+class TopR(Mechanism):
+    """sum_{i in S} kappa(q, k_i) v_i / sum_{i in S} kappa(q, k_i), S the r keys of largest alpha (OVA, Eq. 2).
+
+    ``by="alpha-norm"`` ranks by alpha_i |v_i| (Kobayashi et al., 2020), the baseline the paper argues against; the
+    weights are those of alpha all the same. Equal ranks go to the lowest index. Fewer than r visible keys: all are
+    used. The choice of S has no gradient; the weights on it have.
+
+    >>> TopR(r=2, by="alpha-norm")
+    TopR(r=2, kernel='exp', degree=2, by='alpha-norm')
+    """
+
+    r: int = 65
+    kernel: str = "exp"
+    degree: int = 2
+    by: str = "alpha"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
+            raise ValueError(f"r must be an int of at least 1 (the keys each query keeps), got {self.r!r}")
+        if self.by not in ("alpha", "alpha-norm"):
+            raise ValueError(f"by must be alpha or alpha-norm, got {self.by!r}")
+        check_kernel(self.kernel, self.degree)
+
+    def cannot(self) -> dict[str, str]:
+        return Kernelized(self.kernel, self.degree).cannot()
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        return _weights(self, at_least_float32(hide_unseen(call))).to(call.q.dtype)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        wide = at_least_float32(hide_unseen(call))
+        v = repeat_groups(wide.v, call.groups)
+        budget = CPU_CHUNK if call.q.device.type == "cpu" else 1 << 26
+        out = [_weights(self, part) @ v for part in query_chunks(wide, budget)]
+        return torch.cat(out, dim=2).to(call.q.dtype)
+
+
+def _weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    if mech.kernel == "exp":
+        s = spread_infinite(scores(call))
+        rank = s.detach()
+        if mech.by == "alpha-norm":
+            rank = rank + _norms(call).clamp_min(torch.finfo(s.dtype).tiny).log()
+        return softmax(s.masked_fill(~top_r_mask(rank, mech.r), -math.inf))
+    kappa = kernel_matrix(Kernelized(mech.kernel, mech.degree), call)
+    rank, seen = kappa.detach(), visible(call)
+    if mech.by == "alpha-norm":
+        rank = rank * _norms(call)
+    if seen is not None:
+        rank = rank.masked_fill(~seen, -math.inf)
+    kept = kappa.masked_fill(~top_r_mask(rank, mech.r), 0)
+    total = kept.sum(-1, keepdim=True)
+    return kept / total.masked_fill(total == 0, 1)
+
+
+def top_r_mask(rank: Float[Tensor, "*rows k"], r: int) -> Bool[Tensor, "*rows k"]:
+    """Where the r largest of each row lie, ties to the lowest index; minus infinity is never taken.
+
+    >>> top_r_mask(torch.tensor([3.0, 1.0, 3.0, 3.0]), 2).tolist()
+    [True, False, True, False]
+    """
+    if r >= rank.shape[-1]:
+        return rank > -math.inf
+    threshold = rank.topk(r, sorted=False).values.amin(-1, keepdim=True)
+    taken = (rank >= threshold) & (rank > -math.inf)
+    tied = taken.sum(-1) > r
+    if tied.any():
+        above, level = rank[tied] > threshold[tied], rank[tied] == threshold[tied]
+        room = r - above.sum(-1, keepdim=True)
+        taken[tied] = above | (level & (level.cumsum(-1) <= room))
+    return taken
+
+
+def _norms(call: AttentionCall) -> Float[Tensor, "b h 1 k"]:
+    return repeat_groups(call.v.detach().norm(dim=-1), call.groups).unsqueeze(2)

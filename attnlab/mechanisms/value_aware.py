@@ -1,0 +1,121 @@
+"""Optimal value-aware sparse attention (OVA): r keys, weighted to come closest to the exact output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups
+from attnlab.mechanisms._alpha import at_least_float32, check_kernel, choosable, exact_weights
+from attnlab.mechanisms._caratheodory import caratheodory
+from attnlab.mechanisms.kernelized import Kernelized
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.registry import register
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["ValueAware", "value_aware_distance"]
+
+CPU_CHUNK = 1 << 20
+
+
+@register("value-aware", examples=("value-aware:r=1", "value-aware:r=d+1"))
+@dataclass(frozen=True)
+class ValueAware(Mechanism):
+    """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).
+
+    r = 1 is Eq. 3. From r = d + 1 on (d the width of a value) the output is exact by Caratheodory's theorem, so that
+    ``forward`` computes it as such; the at most d + 1 keys that carry it are found when ``weights`` asks for them. Only
+    visible keys are chosen; fewer than r of them: all are used. Between equally near values the lowest index wins.
+
+    >>> ValueAware(r=1)
+    ValueAware(r=1, kernel='exp', degree=2)
+    """
+
+    r: int | str = "d+1"
+    kernel: str = "exp"
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        if self.r != "d+1" and (isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1):
+            raise ValueError(f'r must be an int of at least 1 or "d+1", got {self.r!r}')
+        check_kernel(self.kernel, self.degree)
+
+    def cannot(self) -> dict[str, str]:
+        return Kernelized(self.kernel, self.degree).cannot()
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        wide = at_least_float32(hide_unseen(call))
+        return torch.cat([self._weights(part) for part in _chunks(wide)], dim=2).to(call.q.dtype)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        wide = at_least_float32(hide_unseen(call))
+        if self._exact(call):
+            return torch.cat([_output(self, part)[0] for part in _chunks(wide)], dim=2).to(call.q.dtype)
+        _only_one(self)
+        v = repeat_groups(wide.v, call.groups)
+        out = []
+        for part in _chunks(wide):
+            o, some = _output(self, part)
+            out.append(_pick(v, _nearest(o, part)).masked_fill(~some, 0))
+        return torch.cat(out, dim=2).to(call.q.dtype)
+
+    def _exact(self, call: AttentionCall) -> bool:
+        return self.r == "d+1" or int(self.r) > call.v.shape[-1] or int(self.r) >= call.k.shape[2]
+
+    def _weights(self, part: AttentionCall) -> Float[Tensor, "b h q k"]:
+        if self._exact(part):
+            return _exact_support(exact_weights(part, self.kernel, self.degree), part)
+        _only_one(self)
+        o, some = _output(self, part)
+        W = torch.zeros(part.sizes, dtype=o.dtype, device=o.device)
+        return W.scatter_(3, _nearest(o, part).unsqueeze(-1), 1).masked_fill(~some, 0)
+
+
+def _only_one(mech: ValueAware) -> None:
+    if mech.r != 1:
+        raise ValueError(f"r must be 1 or at least d + 1, got {mech.r}: between them there is no solver yet")
+
+
+def value_aware_distance(o: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q k"]:
+    """|v_i|^2 - 2 <v_i, o>: the squared distance of each value to the output, less |o|^2 (OVA, Eq. 3)."""
+    groups = o.shape[1] // v.shape[1]
+    return torch.baddbmm(
+        v.square().sum(-1).flatten(0, 1).unsqueeze(1),
+        grouped(o, groups).flatten(2, 3).flatten(0, 1),
+        v.flatten(0, 1).mT,
+        alpha=-2,
+    ).view(*o.shape[:3], v.shape[2])
+
+
+def _chunks(call: AttentionCall) -> list[AttentionCall]:
+    return query_chunks(call, CPU_CHUNK if call.q.device.type == "cpu" else 1 << 26)
+
+
+def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q e"], Bool[Tensor, "#b #h #q 1"]]:
+    """The exact output, and which queries attend to anything at all."""
+    if mech.kernel == "exp":
+        o, seen = Softmax().forward(call), choosable(call)
+        if not o.isnan().any():
+            some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=o.device)
+            return o, some if seen is None else seen.any(-1, keepdim=True)
+    alpha = exact_weights(call, mech.kernel, mech.degree)
+    return alpha @ repeat_groups(call.v, call.groups), alpha.sum(-1, keepdim=True) > 0
+
+
+@torch.no_grad()
+def _nearest(o: Float[Tensor, "b h q e"], call: AttentionCall) -> Int[Tensor, "b h q"]:
+    far, seen = value_aware_distance(o, call.v), choosable(call)
+    return (far if seen is None else far.masked_fill(~seen, torch.inf)).argmin(-1)
+
+
+def _pick(v: Float[Tensor, "b h k e"], keys: Int[Tensor, "b h q"]) -> Float[Tensor, "b h q e"]:
+    return v.gather(2, keys.unsqueeze(-1).expand(*keys.shape, v.shape[-1]))
+
+
+@torch.no_grad()
+def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    by_values = grouped(alpha, call.groups).flatten(2, 3).flatten(0, 1)
+    W = caratheodory(by_values, call.v.flatten(0, 1))
+    return W.view(alpha.shape).to(alpha.dtype)

@@ -1,0 +1,110 @@
+"""Sliding-window attention: each query sees the keys around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
+from attnlab.mechanisms.softmax import softmax
+from attnlab.registry import register
+from attnlab.shapes import Float, Int
+
+__all__ = ["Window"]
+
+
+@register("window", examples=("window:r=4", "window:r=3"))
+@dataclass(frozen=True)
+class Window(Mechanism):
+    """Softmax over the keys at most r // 2 places away on either side; causal: over the last r (OVA, section 4).
+
+    The query's own key always counts: an even r means r neighbours and the own key, an odd r means r keys with it, and
+    causally the own key is one of the last r. Places count visible keys only, so padding never eats the window.
+    """
+
+    r: int = 64
+
+    # The place of a query is its row; a chunk of rows has lost it.
+    whole_queries = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
+            raise ValueError(f"r must be an int of at least 1 (the width of the window), got {self.r!r}")
+
+    def cannot(self) -> dict[str, str]:
+        return {"cross": "a query has no place among the keys of another sequence, so no window around it"}
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        of_keys, of_queries = _places(call)
+        near = self._near(call, of_queries[:, :, None], of_keys[:, None, :])
+        return softmax(scores(call).masked_fill(~near[:, None], -math.inf))
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """Blocks of queries against the keys in their reach: time and memory grow with L r, not with L^2."""
+        call = hide_unseen(call)
+        n_q, n_k = call.sizes[2:]
+        if n_k == 0 or n_q == 0:
+            return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        of_keys, of_queries = _places(call)
+        # Visible keys first and in order, so that the keys of a window lie side by side.
+        order = torch.arange(n_k, device=call.q.device).expand(call.q.shape[0], -1)
+        if call.key_visible is not None:
+            order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+        before, after = (self.r - 1, 0) if call.causal else (self.r // 2, self.r // 2)
+        size = max(64, self.r)
+        return torch.cat([self._block(call, of_keys, of_queries, order, lo, min(lo + size, n_q), before, after)
+                          for lo in range(0, n_q, size)], dim=2)  # fmt: skip
+
+    def _block(
+        self,
+        call: AttentionCall,
+        of_keys: Int[Tensor, "b k"],
+        of_queries: Int[Tensor, "b q"],
+        order: Int[Tensor, "b k"],
+        lo: int,
+        hi: int,
+        before: int,
+        after: int,
+    ) -> Float[Tensor, "b h c e"]:
+        n_k = call.k.shape[2]
+        mine = of_queries[:, lo:hi]
+        width = min(n_k, hi - lo + before + after)
+        first = (mine[:, :1] - before).clamp(0, n_k - width)
+        reach = order.gather(1, first + torch.arange(width, device=order.device))
+        near = self._near(call, mine[:, :, None], of_keys.gather(1, reach)[:, None, :])[:, None]
+        k, v = (t.gather(2, reach[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (call.k, call.v))
+        s = ungrouped(call.softmax_scale * grouped(call.q[:, :, lo:hi], call.groups) @ k.unsqueeze(2).mT)
+        if call.bias is not None:
+            s = s + _columns(call.bias[:, :, lo:hi], reach)
+        if call.mask is not None:
+            near = near & _columns(call.mask[:, :, lo:hi], reach)
+        if call.key_visible is not None:
+            near = near & call.key_visible.gather(1, reach)[:, None, None, :]
+        W = softmax(s.masked_fill(~near, -math.inf))
+        return ungrouped(grouped(W, call.groups) @ v.unsqueeze(2))
+
+    def _near(self, call: AttentionCall, mine: Tensor, theirs: Tensor) -> Tensor:
+        if call.causal:
+            return (theirs <= mine) & (theirs > mine - self.r)
+        return (theirs - mine).abs() <= self.r // 2
+
+
+def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
+    """The place of each key among the visible keys, and of each query: that of the key in its own row."""
+    b, _, n_q, n_k = call.sizes
+    if call.key_visible is None:
+        of_keys = torch.arange(n_k, device=call.q.device).expand(b, -1)
+    else:
+        of_keys = call.key_visible.cumsum(-1) - 1
+    own = torch.arange(n_q, device=call.q.device) + call.offset
+    inside = own.clamp(0, max(n_k - 1, 0))
+    of_queries = of_keys[:, inside] + (own - inside) if n_k else own.expand(b, -1)
+    return of_keys, of_queries
+
+
+def _columns(t: Tensor, reach: Int[Tensor, "b w"]) -> Tensor:
+    t = t.expand(reach.shape[0], *t.shape[1:])
+    return t.gather(3, reach[:, None, None, :].expand(-1, t.shape[1], t.shape[2], -1))

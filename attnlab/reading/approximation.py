@@ -1,0 +1,236 @@
+"""How far a mechanism is from the attention a model ran with: judged on W, and on what reaches the output."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
+from attnlab.mechanisms.value_aware import value_aware_distance
+from attnlab.registry import mechanism, spec_of
+from attnlab.shapes import Bool, Float
+from attnlab.trace import LayerTrace
+
+__all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error"]
+
+MEASURES = ("scores", "output", "projected", "effective", "ranking_differs")
+
+# Queries whose Gram matrices are held at once; a chunk of W is bounded by its elements too.
+QUERIES, ELEMENTS = 128, 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class LayerError:
+    """One layer's errors, one number per head, and ``layer_projected``: that of the whole layer after W_O."""
+
+    kind: str
+    layer: int
+    name: str
+    scores: Float[Tensor, " h"]
+    output: Float[Tensor, " h"]
+    projected: Float[Tensor, " h"] | None
+    effective: Float[Tensor, " h"]
+    ranking_differs: Float[Tensor, " h"]
+    layer_projected: float | None
+    queries: int
+
+
+@dataclass(frozen=True, eq=False)
+class ApproximationError:
+    """The errors of ``mechanism`` on every layer; relative Frobenius norms, 0 where it is exact."""
+
+    mechanism: str
+    layers: tuple[LayerError, ...]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One JSON-able row per layer and head."""
+        return [
+            {"mechanism": self.mechanism, "kind": layer.kind, "layer": layer.layer, "head": head}
+            | {name: _number(getattr(layer, name), head) for name in MEASURES}
+            for layer in self.layers
+            for head in range(len(layer.scores))
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Means over layers and heads, and the mean over layers of the error after W_O of all heads together."""
+        rows = self.rows()
+        means: dict[str, Any] = {"mechanism": self.mechanism}
+        for name in MEASURES:
+            known = [row[name] for row in rows if row[name] is not None]
+            means[name] = sum(known) / len(known) if known else None
+        whole = [layer.layer_projected for layer in self.layers if layer.layer_projected is not None]
+        return means | {"layer_projected": sum(whole) / len(whole) if whole else None}
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in self.summary().items() if isinstance(value, float))
+        return f"{self.mechanism}: {shown}"
+
+
+@torch.no_grad()
+def approximation_error(
+    trace: LayerTrace | Iterable[LayerTrace], mech: Mechanism | str, *, against: Mechanism | None = None
+) -> ApproximationError:
+    """Relative errors of ``mech`` per layer and head, against the mechanism the trace was recorded with.
+
+    ``scores`` |W - W^| / |W|; ``output`` |(W - W^) v| / |W v|, the value-aware objective (OVA, section 3);
+    ``projected`` the same after the head's columns of W_O; ``effective`` is ``scores`` on the effective attention
+    W v (v^T v)^+ v^T, whose norm needs outputs and Gram matrices only. ``ranking_differs``: the share of queries whose nearest value
+    (Eq. 3) is not the value of largest weight. Queries at padded positions are not counted. ``against`` takes the place
+    of the trace's own mechanism.
+    """
+    layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
+    found = mechanism(mech)
+    name = mech if isinstance(mech, str) else _spec(found)
+    return ApproximationError(name, tuple(_layer_error(layer, found, against or layer.mechanism) for layer in layers))
+
+
+def _layer_error(layer: LayerTrace, mech: Mechanism, exact: Mechanism) -> LayerError:
+    heads = layer.call.q.shape[1]
+    sums = _Sums(heads, layer.call.q.device)
+    for call in _rows(layer.call):
+        counted = _counted(layer, call)
+        whole = any(getattr(m, "whole_queries", False) for m in (mech, exact))
+        weights = (exact.weights(call), mech.weights(call)) if whole else None
+        lo = 0
+        for part in _query_parts(call):
+            hi = lo + part.q.shape[2]
+            W, approx = (w[:, :, lo:hi] for w in weights) if weights else (exact.weights(part), mech.weights(part))
+            _add_part(sums, part, W.double(), approx.double(), counted[lo:hi], layer.projection)
+            lo = hi
+    has_projection = layer.projection is not None
+    return LayerError(
+        kind=layer.kind,
+        layer=layer.layer,
+        name=layer.name,
+        scores=sums.relative("scores"),
+        output=sums.relative("output"),
+        projected=sums.relative("projected") if has_projection else None,
+        effective=sums.relative("effective"),
+        ranking_differs=sums.top["ranking"] / sums.below["ranking"].clamp_min(1),
+        layer_projected=float(sums.relative("layer")[0]) if has_projection else None,
+        queries=int(sums.below["ranking"].max()),
+    )
+
+
+def _add_part(
+    sums: _Sums, part: AttentionCall, W: Tensor, approx: Tensor, counted: Bool[Tensor, " c"], projection: Tensor | None
+) -> None:
+    part = hide_unseen(part)
+    v = repeat_groups(part.v, part.groups).double()
+    keep = counted[None, None, :, None]
+    W, off = W * keep, (W - approx) * keep
+    sums.add("scores", off, W)
+    o, o_off = W @ v, off @ v
+    sums.add("output", o_off, o)
+    if projection is not None:
+        # (m, h*e) as one (e, m) matrix per head.
+        heads = projection.double().unflatten(1, (W.shape[1], -1)).permute(1, 2, 0)
+        there, there_off = o @ heads, o_off @ heads
+        sums.add("projected", there_off, there)
+        sums.add("layer", there_off.sum(1, keepdim=True), there.sum(1, keepdim=True))
+    root = torch.linalg.cholesky(_grams(part))
+    sums.add("effective", _through(root, o_off, part.groups), _through(root, o, part.groups))
+    seen = visible(part)
+    far = value_aware_distance(o, part.v.double())
+    far = far if seen is None else far.masked_fill(~seen, torch.inf)
+    live = (W.sum(-1) != 0) & counted
+    differs = (far.argmin(-1) != W.argmax(-1)) & live
+    sums.top["ranking"] = sums.top["ranking"] + differs.sum((0, 2))
+    sums.below["ranking"] = sums.below["ranking"] + live.sum((0, 2))
+
+
+def _through(root: Tensor, o: Tensor, groups: int) -> Tensor:
+    """Rows whose squared norms are o (v^T v)^-1 o^T, the squared norm of the effective attention with output o."""
+    rows = grouped(o, groups)
+    if root.shape[2] == 1:
+        # One Gram matrix for all queries.
+        return torch.linalg.solve_triangular(root[:, :, 0], rows.flatten(2, 3).mT, upper=False).mT
+    root = root.view(*root.shape[:2], -1, o.shape[2], *root.shape[-2:])
+    return torch.linalg.solve_triangular(root, rows.unsqueeze(-1), upper=False).squeeze(-1)
+
+
+def _grams(part: AttentionCall) -> Float[Tensor, "b g n e e"]:
+    """v^T v over the keys each query may see, with a ridge far below what float64 resolves of outputs in its range."""
+    v, seen = part.v.double(), visible(part)
+    e = v.shape[-1]
+    if seen is None or (part.mask is None and not part.causal):
+        gram = (v.mT @ v).unsqueeze(2)
+    elif part.mask is None:
+        gram = _prefix_grams(v, part.q.shape[2], part.offset)
+    else:
+        outer = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)
+        rows = grouped(seen.expand(part.sizes), part.groups).flatten(2, 3).double()
+        gram = (rows @ outer).unflatten(-1, (e, e))
+    # Relative to all of v, so that a query that sees one key is no worse conditioned than the others.
+    ridge = 1e-12 * v.square().sum((2, 3)).clamp_min(torch.finfo(v.dtype).tiny)
+    return gram + ridge[:, :, None, None, None] * torch.eye(e, dtype=v.dtype, device=v.device)
+
+
+def _prefix_grams(v: Tensor, queries: int, offset: int) -> Tensor:
+    last = torch.arange(queries, device=v.device) + offset
+    first = max(0, min(offset, v.shape[2]))
+    upto = min(v.shape[2], max(0, offset + queries))
+    base = v[:, :, :first].mT @ v[:, :, :first]
+    here = v[:, :, first:upto]
+    steps = (here.unsqueeze(-1) * here.unsqueeze(-2)).cumsum(2)
+    steps = torch.cat([torch.zeros_like(base).unsqueeze(2), steps], 2) + base.unsqueeze(2)
+    return steps[:, :, (last + 1 - first).clamp(0, steps.shape[2] - 1)]
+
+
+class _Sums:
+    """Squared norms per head, of what is off and of what it is measured by."""
+
+    def __init__(self, heads: int, device: torch.device) -> None:
+        zero = functools.partial(torch.zeros, dtype=torch.float64, device=device)
+        names = {"scores": heads, "output": heads, "projected": heads, "effective": heads, "ranking": heads, "layer": 1}
+        self.top = {name: zero(n) for name, n in names.items()}
+        self.below = {name: zero(n) for name, n in names.items()}
+
+    def add(self, name: str, off: Tensor, whole: Tensor) -> None:
+        heads = self.top[name].shape[0]
+        self.top[name] = self.top[name] + off.square().reshape(off.shape[0], heads, -1).sum((0, 2))
+        self.below[name] = self.below[name] + whole.square().reshape(off.shape[0], heads, -1).sum((0, 2))
+
+    def relative(self, name: str) -> Tensor:
+        below = self.below[name]
+        return (self.top[name] / below.masked_fill(below == 0, 1)).sqrt().cpu()
+
+
+def _rows(call: AttentionCall) -> Iterator[AttentionCall]:
+    """The call, one batch row at a time."""
+    for i in range(call.q.shape[0]):
+        one: dict[str, Any] = {
+            name: None if t is None else (t[i : i + 1] if t.shape[0] > 1 else t)
+            for name in ("x", "key_visible", "mask", "bias", "memory")
+            for t in (getattr(call, name),)
+        }
+        yield replace(call, q=call.q[i : i + 1], k=call.k[i : i + 1], v=call.v[i : i + 1], **one)
+
+
+def _query_parts(call: AttentionCall) -> list[AttentionCall]:
+    _, h, _, n_k = call.sizes
+    return query_chunks(call, min(ELEMENTS, QUERIES * h * max(1, n_k)))
+
+
+def _counted(layer: LayerTrace, call: AttentionCall) -> Bool[Tensor, " q"]:
+    """Queries that are no padding: in self-attention those whose own key is visible."""
+    _, _, n_q, n_k = call.sizes
+    if layer.kind != "cross" and n_q == n_k and call.key_visible is not None:
+        return call.key_visible[0]
+    return torch.ones(n_q, dtype=torch.bool, device=call.q.device)
+
+
+def _number(values: Tensor | None, head: int) -> float | None:
+    return None if values is None else float(values[head])
+
+
+def _spec(mech: Mechanism) -> str:
+    try:
+        return spec_of(mech)
+    except ValueError:
+        return repr(mech)
