@@ -1,0 +1,139 @@
+"""Multi-head attention as a layer: it makes q, k and v, hands them to its mechanism, and projects what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.models.cache import KeyValueCache, LayerCache, SourceCache
+from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
+from attnlab.models.positions import rotate
+from attnlab.registry import mechanism
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["Attention", "Observer", "attentions", "make_mechanisms", "swapped"]
+
+
+class Attention(nn.Module):
+    """Multi-head attention (Vaswani et al., 2017, 3.2.2) with any mechanism in the place of the softmax.
+
+    A mechanism with parameters is a submodule, so it trains, saves and loads with the model. Whoever wants to see the
+    calls appends to ``observers``; each is called with (this layer, the call, the mechanism's output).
+    """
+
+    def __init__(self, config: TransformerConfig, *, kind: Kind, layer: int, mechanism: Mechanism) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, layer
+        self.heads = config.heads
+        self.rotary = config.positions == "rotary" and kind != "cross"
+        # The rows of q, then of k, then of v: one matrix product where all three have the same input.
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.mechanism = mechanism
+        self.observers: list[Observer] = []
+
+    def forward(
+        self,
+        h: Float[Tensor, "b q m"],
+        *,
+        positions: Int[Tensor, "#b q"],
+        key_visible: Bool[Tensor, "b k"] | None = None,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "b q m"]:
+        """Self-attention; with a cache, ``h`` is the new tokens and ``key_visible`` covers the old ones too."""
+        q, k, v = (self._split(t) for t in self.qkv(h).chunk(3, dim=-1))
+        if self.rotary:
+            q, k = rotate(q, positions), rotate(k, positions)
+        new_visible = key_visible if key_visible is None else key_visible[:, -k.shape[2] :]
+        # Under autocast h is wider than q.
+        call = AttentionCall(q, k, v, x=h.to(q.dtype), key_visible=new_visible, causal=self.kind == "decoder")
+        if cache is None:
+            return self._finish(call, self.mechanism(call))
+        return self._finish(*cache.attend(self.mechanism, call, key_visible=key_visible))
+
+    def cross(
+        self,
+        h: Float[Tensor, "b q m"],
+        *,
+        source: Float[Tensor, "b k m"],
+        source_visible: Bool[Tensor, "b k"] | None = None,
+        cache: SourceCache | None = None,
+    ) -> Float[Tensor, "b q m"]:
+        """Cross-attention: queries from ``h``, keys and values from ``source``, made once where there is a cache."""
+        width = h.shape[-1]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q = self._split(linear(h, weight[:width], None if bias is None else bias[:width]))
+        if cache is not None and cache.k is not None and cache.v is not None:
+            k, v = cache.k, cache.v
+        else:
+            both = linear(source, weight[width:], None if bias is None else bias[width:])
+            k, v = (self._split(t) for t in both.chunk(2, dim=-1))
+            if cache is not None:
+                cache.k, cache.v = k, v
+        call = AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible)
+        return self._finish(call, self.mechanism(call))
+
+    def make_cache(self, batch: int, capacity: int) -> LayerCache:
+        """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
+        own = getattr(self.mechanism, "make_cache", None)
+        return KeyValueCache(capacity) if own is None else own(batch, capacity)
+
+    def _split(self, t: Float[Tensor, "b n m"]) -> Float[Tensor, "b h n d"]:
+        return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _finish(self, call: AttentionCall, output: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q m"]:
+        for observer in self.observers:
+            observer(self, call, output)
+        return self.out(output.transpose(1, 2).flatten(2))
+
+
+Observer = Callable[[Attention, AttentionCall, Tensor], None]
+
+
+def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
+    """The mechanisms of a kind's layers; layers with the same spec share one that says ``tied_across_layers = True``.
+
+    ABC ties its control across layers (ABC, 4); without that word every layer has parameters of its own.
+    """
+    tied: dict[str, Mechanism] = {}
+    made = []
+    for spec in specs_per_layer(config, kind):
+        mech = tied.get(spec) or mechanism(spec)
+        if getattr(mech, "tied_across_layers", False):
+            tied[spec] = mech
+        made.append(mech)
+    return made
+
+
+def attentions(model: nn.Module, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")) -> list[Attention]:
+    """The model's attention layers of these kinds, in the order they run."""
+    return [m for m in model.modules() if isinstance(m, Attention) and m.kind in kinds]
+
+
+@contextmanager
+def swapped(
+    model: nn.Module, mech: Mechanism | str, *, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")
+) -> Iterator[None]:
+    """Run the model with another mechanism in its layers of these kinds; undone on exit, also after an error."""
+    new = mechanism(mech)
+    layers = attentions(model, kinds)
+    if not layers:
+        raise ValueError(f"this model has no attention of kind {', '.join(kinds)}")
+    old = [layer.mechanism for layer in layers]
+    try:
+        for layer in layers:
+            _put(layer, new)
+        yield
+    finally:
+        for layer, mech_before in zip(layers, old, strict=True):
+            _put(layer, mech_before)
+
+
+def _put(layer: Attention, mech: Mechanism) -> None:
+    # A module and a plain object live in different tables of nn.Module; leave the old one's before entering the new.
+    del layer.mechanism
+    layer.mechanism = mech

@@ -1,0 +1,129 @@
+"""What decoding remembers: per layer the keys and values of the past, preallocated, and which of them may be seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.models.positions import count_positions
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["Cache", "KeyValueCache", "LayerCache", "SourceCache"]
+
+
+class LayerCache(Protocol):
+    """One attention layer's past.
+
+    The seam for a bounded memory: a mechanism with a method ``make_cache(batch, capacity)`` is given the object it
+    returns instead of a ``KeyValueCache``. ABC's would hold (K~, V~, z), of constant size, and fold each call's keys
+    and values into them.
+    """
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys and values, all new, and answer its queries: the call answered, and the output.
+
+        ``call.key_visible`` speaks of the new keys, ``key_visible`` of all so far.
+        """
+        ...
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Make row i of the batch what row ``rows[i]`` was; the batch may grow or shrink."""
+        ...
+
+
+class KeyValueCache:
+    """Every past key and value, in buffers allocated once."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """The mechanism's output for the call's queries over the cached keys and the call's own."""
+        if self.k is None or self.v is None:
+            self.k, self.v = _buffer(call.k, self.capacity), _buffer(call.v, self.capacity)
+        start, end = self.length, self.length + call.k.shape[2]
+        self.k[:, :, start:end] = call.k
+        self.v[:, :, start:end] = call.v
+        self.length = end
+        past = self.k[:, :, :end], self.v[:, :, :end]
+        full = replace(call, k=past[0], v=past[1], key_visible=key_visible, offset=start)
+        return full, mechanism(full)
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows, of which only the filled part matters."""
+        if self.k is not None and self.v is not None:
+            self.k, self.v = _rows(self.k, rows, self.length), _rows(self.v, rows, self.length)
+
+
+class SourceCache:
+    """A cross-attention's keys and values, made from the encoder's output at the first step."""
+
+    def __init__(self) -> None:
+        self.k: Tensor | None = None
+        self.v: Tensor | None = None
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        if self.k is not None and self.v is not None:
+            self.k, self.v = self.k[rows], self.v[rows]
+
+
+class Cache:
+    """A decoder's past: one ``LayerCache`` per layer, one ``SourceCache`` per cross-attention, and what may be seen."""
+
+    def __init__(self, layers: list[LayerCache], *, cross_layers: int, capacity: int) -> None:
+        self.layers = layers
+        self.cross = [SourceCache() for _ in range(cross_layers)]
+        self.capacity = capacity
+        self.length = 0
+        self._visible: Tensor | None = None
+
+    def extend(
+        self, tokens: Int[Tensor, "b q"], visible: Bool[Tensor, "b q"] | None
+    ) -> tuple[Bool[Tensor, "b k"] | None, Int[Tensor, "#b q"]]:
+        """Count in new tokens: which keys may be seen so far (None: all), and the new tokens' positions."""
+        (batch, new), start = tokens.shape, self.length
+        end = self.length = start + new
+        if end > self.capacity:
+            raise ValueError(
+                f"the cache holds {self.capacity} positions, {end} are needed; make it with a larger capacity"
+            )
+        if visible is None and self._visible is None:
+            return None, torch.arange(start, end, device=tokens.device)[None]
+        if self._visible is None:
+            self._visible = torch.ones(batch, self.capacity, dtype=torch.bool, device=tokens.device)
+        if visible is not None:
+            self._visible[:, start:end] = visible
+        seen = self._visible[:, :end]
+        return seen, count_positions(seen)[:, start:]
+
+    def select(self, rows: Int[Tensor, " n"], *, same_source: bool = False) -> None:
+        """Reorder, repeat or drop rows of the batch; ``same_source`` says that each row keeps its source sentence."""
+        if self._visible is not None:
+            self._visible = self._visible[rows]
+        for layer in self.layers:
+            layer.select(rows)
+        if not same_source:
+            for cross in self.cross:
+                cross.select(rows)
+
+
+def _buffer(t: Float[Tensor, "b h k d"], capacity: int) -> Tensor:
+    return t.new_zeros(t.shape[0], t.shape[1], capacity, t.shape[3])
+
+
+def _rows(t: Float[Tensor, "b h k d"], rows: Int[Tensor, " n"], length: int) -> Tensor:
+    chosen = t.new_zeros(rows.shape[0], *t.shape[1:])
+    chosen[:, :, :length] = t[rows, :, :length]
+    return chosen
