@@ -52,8 +52,8 @@ class _Live:
 
     site: Site
     frames: list[Frame] = field(default_factory=list)
-    # By thread, what the keys of the call under way are made from: hidden states do not reach the attention function.
-    inputs: dict[int, Tensor] = field(default_factory=dict)
+    # By thread, what the module under way was given: its hidden states do not reach the attention function.
+    given: dict[int, dict[str, Any]] = field(default_factory=dict)
     hook: Any = None
 
 
@@ -86,7 +86,7 @@ def _attach(site: Site, frame: Frame) -> None:
     live = _live.get(site.module)
     if live is None:
         live = _live[site.module] = _Live(site)
-        live.hook = site.module.register_forward_pre_hook(_input_hook(live), with_kwargs=True)
+        live.hook = site.module.register_forward_pre_hook(_given_hook(live), with_kwargs=True)
     live.frames.append(frame)
 
 
@@ -147,16 +147,15 @@ def _registered(own: str) -> str:
     return name
 
 
-def _input_hook(live: _Live) -> Callable[..., None]:
+def _given_hook(live: _Live) -> Callable[..., None]:
     names = list(inspect.signature(type(live.site.module).forward).parameters)[1:]
 
-    def note_input(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def note_given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        source = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), given.get(names[0]))
-        if isinstance(source, Tensor):
-            live.inputs[threading.get_ident()] = source
+        x = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), given.get(names[0]))
+        live.given[threading.get_ident()] = {"x": x, "output_attentions": given.get("output_attentions")}
 
-    return note_input
+    return note_given
 
 
 def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -164,17 +163,19 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         live = _live.get(module)
-        weights = None
-        mech, by_own = (Softmax(), True) if live is None else _chosen(live, kwargs.get("dropout") or 0.0)
-        call = None if live is None else _call(live, query, key, value, attention_mask, own=own, **kwargs)
-        if call is None or by_own:
+        if live is None:
+            return own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        given = live.given.pop(threading.get_ident(), {})
+        call = _call(live.site, query, key, value, attention_mask, x=given.get("x"), own=own, **kwargs)
+        mech, by_own = _chosen(live, kwargs.get("dropout") or 0.0)
+        if by_own:
             out, weights = own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
         else:
             out = mech(call).transpose(1, 2).contiguous()
-        if live is not None and call is not None:
-            for frame in list(live.frames):
-                if frame.note is not None:
-                    frame.note(live.site, call, mech, out.transpose(1, 2))
+            weights = mech.weights(call) if given.get("output_attentions") else None
+        for frame in list(live.frames):
+            if frame.note is not None:
+                frame.note(live.site, call, mech, out.transpose(1, 2))
         return out, weights
 
     return attend
@@ -197,19 +198,20 @@ def _chosen(live: _Live, dropped: float) -> tuple[Mechanism, bool]:
 
 
 def _call(
-    live: _Live,
+    site: Site,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     mask: Any,
     *,
+    x: Any,
     own: str,
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> AttentionCall:
-    site, module = live.site, live.site.module
+    module = site.module
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ValueError(
@@ -223,7 +225,7 @@ def _call(
         query,
         key,
         value,
-        x=_x(live, query, n_k),
+        x=_x(x, query, n_k),
         key_visible=seen.key_visible,
         causal=seen.causal,
         offset=seen.offset,
@@ -233,12 +235,11 @@ def _call(
     )
 
 
-def _x(live: _Live, query: Tensor, n_k: int) -> Tensor | None:
-    x = live.inputs.pop(threading.get_ident(), None)
-    if x is None or x.dim() != 3 or x.shape[0] != query.shape[0]:
+def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
+    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] != query.shape[0]:
         return None
     # Under autocast, x is wider than what was made from it.
-    return x[:, -n_k:].to(query.dtype)
+    return (x if x.shape[1] <= n_k else x[:, -n_k:]).to(query.dtype)
 
 
 def _bias(site: Site, query: Tensor, position_bias: Tensor | None, additive: Tensor | None) -> Tensor | None:
