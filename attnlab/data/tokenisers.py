@@ -1,0 +1,265 @@
+"""Tokenisers behind one small interface: Hugging Face's fast ones, SentencePiece, and words by their counts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from attnlab.provenance import write_atomic, write_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = [
+    "FastTokeniser",
+    "SentencePieceTokeniser",
+    "Specials",
+    "Tokeniser",
+    "WordTokeniser",
+    "as_tokeniser",
+    "load_tokeniser",
+]
+
+
+@dataclass(frozen=True)
+class Specials:
+    """Ids with a meaning of their own; None where the vocabulary has no such token."""
+
+    pad: int | None = None
+    unk: int | None = None
+    bos: int | None = None
+    eos: int | None = None
+    mask: int | None = None
+
+    def ids(self) -> list[int]:
+        """Those that exist, in order."""
+        return sorted({i for i in asdict(self).values() if i is not None})
+
+
+@runtime_checkable
+class Tokeniser(Protocol):
+    """What the rest of ``attnlab.data`` needs of a tokeniser; ids never include special tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+
+    @property
+    def specials(self) -> Specials:
+        """The special tokens' ids."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids."""
+
+    def fingerprint(self) -> str:
+        """A hash of all that decides the ids."""
+
+    def save(self, folder: Path | str) -> None:
+        """Write what ``load_tokeniser`` reads."""
+
+
+@dataclass(frozen=True)
+class FastTokeniser:
+    """A ``tokenizers.Tokenizer`` with its special tokens; saved in the form AutoTokenizer loads."""
+
+    tokenizer: Tokenizer
+    specials: Specials
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        # The fast form leaves out character offsets, which nobody here reads.
+        return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def fingerprint(self) -> str:
+        return _hash(self.tokenizer.to_str().encode(), asdict(self.specials))
+
+    def hf(self) -> PreTrainedTokenizerFast:
+        """The same tokeniser as transformers knows it."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **self._names())
+
+    def save(self, folder: Path | str) -> None:
+        folder = _made(folder)
+        write_atomic(folder / "tokenizer.json", self.tokenizer.to_str(pretty=True))
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self._names()})
+
+    def _names(self) -> dict[str, str]:
+        s, bert = self.specials, self.tokenizer.token_to_id("[CLS]") is not None
+        names = {
+            "pad_token": s.pad,
+            "unk_token": s.unk,
+            "cls_token" if bert else "bos_token": s.bos,
+            "sep_token" if bert else "eos_token": s.eos,
+            "mask_token": s.mask,
+        }
+        return {name: str(self.tokenizer.id_to_token(i)) for name, i in names.items() if i is not None}
+
+
+@dataclass(frozen=True)
+class SentencePieceTokeniser:
+    """A SentencePiece model, held as the bytes of its model file."""
+
+    model: bytes = field(repr=False)
+
+    @cached_property
+    def _processor(self) -> Any:
+        return _sentencepiece().SentencePieceProcessor(model_proto=self.model)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._processor.get_piece_size()
+
+    @property
+    def specials(self) -> Specials:
+        p = self._processor
+        mask = p.piece_to_id("<mask>")
+        found = {"pad": p.pad_id(), "unk": p.unk_id(), "bos": p.bos_id(), "eos": p.eos_id()}
+        return Specials(
+            mask=None if mask == p.unk_id() else mask, **{name: i if i >= 0 else None for name, i in found.items()}
+        )
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return self._processor.encode(list(texts), out_type=int)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._processor.decode([int(i) for i in ids])
+
+    def fingerprint(self) -> str:
+        return _hash(self.model, {})
+
+    def save(self, folder: Path | str) -> None:
+        write_atomic(_made(folder) / "spiece.model", self.model)
+
+
+@dataclass(frozen=True)
+class WordTokeniser:
+    """Whole words by a regular expression; ids 0 to 3 are <pad> <unk> <s> </s>, then ``words`` in order.
+
+    >>> WordTokeniser(words=("the", "film")).encode_batch(["The bad film"])
+    [[4, 1, 5]]
+    """
+
+    words: tuple[str, ...] = field(repr=False)
+    pattern: str = r"\w+|[^\w\s]"
+    lowercase: bool = True
+
+    names = ("<pad>", "<unk>", "<s>", "</s>")
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words, start=len(self.names))}
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.names) + len(self.words)
+
+    @property
+    def specials(self) -> Specials:
+        return Specials(pad=0, unk=1, bos=2, eos=3)
+
+    def split(self, text: str) -> list[str]:
+        """The words of a text, known or not."""
+        return re.findall(self.pattern, text.lower() if self.lowercase else text)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        ids = self._ids
+        return [[ids.get(word, 1) for word in self.split(text)] for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        words = (*self.names, *self.words)
+        return " ".join(words[i] for i in ids)
+
+    def fingerprint(self) -> str:
+        return _hash("\n".join(self.words).encode(), {"pattern": self.pattern, "lowercase": self.lowercase})
+
+    def save(self, folder: Path | str) -> None:
+        write_json(_made(folder) / "words.json", asdict(self))
+
+
+def as_tokeniser(tokenizer: Any) -> Tokeniser:
+    """A ``Tokeniser`` from a Hugging Face fast tokenizer or a ``tokenizers.Tokenizer``; one of ours stays as it is."""
+    if isinstance(tokenizer, (FastTokeniser, SentencePieceTokeniser, WordTokeniser)):
+        return tokenizer
+    if hasattr(tokenizer, "backend_tokenizer"):
+        t = tokenizer
+        return FastTokeniser(
+            t.backend_tokenizer,
+            Specials(
+                pad=t.pad_token_id,
+                unk=t.unk_token_id,
+                bos=t.bos_token_id if t.bos_token_id is not None else t.cls_token_id,
+                eos=t.eos_token_id if t.eos_token_id is not None else t.sep_token_id,
+                mask=t.mask_token_id,
+            ),
+        )
+    if hasattr(tokenizer, "encode_batch_fast"):
+        return FastTokeniser(tokenizer, _specials_by_name(tokenizer))
+    if isinstance(tokenizer, Tokeniser):
+        return tokenizer
+    raise ValueError(
+        f"cannot tokenise with {type(tokenizer).__name__}: pass a fast Hugging Face tokenizer, a tokenizers.Tokenizer "
+        "or an object with vocab_size, specials, encode_batch, decode and fingerprint"
+    )
+
+
+def load_tokeniser(folder: Path | str) -> Tokeniser:
+    """The tokeniser that ``save`` (or a Hugging Face tokenizer's ``save_pretrained``) left in a folder."""
+    folder = Path(folder)
+    if (folder / "spiece.model").exists():
+        return SentencePieceTokeniser((folder / "spiece.model").read_bytes())
+    if (folder / "words.json").exists():
+        saved = json.loads((folder / "words.json").read_text())
+        return WordTokeniser(words=tuple(saved["words"]), pattern=saved["pattern"], lowercase=saved["lowercase"])
+    if (folder / "tokenizer.json").exists():
+        from tokenizers import Tokenizer
+
+        return as_tokeniser(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    raise ValueError(f"{folder} holds no tokeniser: expected tokenizer.json, spiece.model or words.json")
+
+
+def _specials_by_name(tokenizer: Tokenizer) -> Specials:
+    def first(*names: str) -> int | None:
+        return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+
+    return Specials(
+        pad=first("[PAD]", "<pad>"),
+        unk=first("[UNK]", "<unk>"),
+        bos=first("[CLS]", "<s>", "<|endoftext|>"),
+        eos=first("[SEP]", "</s>", "<|endoftext|>"),
+        mask=first("[MASK]", "<mask>"),
+    )
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError:
+        raise ImportError('SentencePiece is not installed: pip install "attnlab[train]"') from None
+    return sentencepiece
+
+
+def _made(folder: Path | str) -> Path:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _hash(content: bytes, settings: dict[str, Any]) -> str:
+    return hashlib.blake2b(content + json.dumps(settings, sort_keys=True).encode(), digest_size=16).hexdigest()
