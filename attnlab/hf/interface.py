@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
@@ -218,6 +219,10 @@ def _call(
                 f"{type(module).__name__} ({site.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
                 "swap or record other layers, or another model"
             )
+    if torch.is_autocast_enabled(query.device.type):
+        # Rotary positions come out wider than the rest; SDPA would cast here too.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     n_q, n_k = query.shape[2], key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = seen_by(mask, n_q=n_q, n_k=n_k, causal_module=causal, none_is_causal=own == "sdpa")
@@ -238,7 +243,6 @@ def _call(
 def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] != query.shape[0]:
         return None
-    # Under autocast, x is wider than what was made from it.
     return (x if x.shape[1] <= n_k else x[:, -n_k:]).to(query.dtype)
 
 

@@ -1,0 +1,171 @@
+"""Masks of transformers reach a mechanism as padding and causality wherever they are nothing more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlab.attention import visible
+from attnlab.hf import record, swap
+from attnlab.hf.masks import recognise
+from tests.hf_zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
+
+SLIDING = {"mistral", "gemma3", "modernbert"}
+
+
+def traced(model, given):
+    with torch.no_grad(), record(model) as trace:
+        model(**given)
+    return trace
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["none", "left", "right", "mixed"])
+@pytest.mark.parametrize("name", [n for n in [*ENCODERS, *DECODERS, *SEQ2SEQ] if n not in SLIDING])
+def test_padding_and_causality_are_known(name: str, kind: str, implementation: str) -> None:
+    model = build(name, implementation=implementation)
+    mask = padding(kind)
+    for layer in traced(model, inputs(model, mask)):
+        call = layer.call
+        assert call.mask is None
+        assert call.causal == (layer.kind == "decoder")
+        assert call.offset == 0
+        padded = mask is not None and (layer.kind != "decoder" or name in DECODERS)
+        if padded:
+            assert torch.equal(call.key_visible, mask.bool())
+        else:
+            assert call.key_visible is None
+        assert (call.bias is not None) == (name == "t5" and layer.kind != "cross")
+
+
+@pytest.mark.parametrize("name", sorted(SLIDING))
+def test_a_window_is_a_mask_only_once_the_text_is_longer(name: str) -> None:
+    model = build(name)
+    short = traced(model, inputs(model, length=3))
+    assert all(layer.call.mask is None for layer in short)
+    long = traced(model, inputs(model, padding("left")))
+    windowed = {"mistral": [0, 1, 2], "gemma3": [0, 2], "modernbert": [1, 2]}[name]
+    for layer in long:
+        assert (layer.call.mask is not None) == (layer.layer in windowed)
+    call = long[windowed[0]].call
+    # Row 10 of the unpadded sentence: five keys back when causal, three either side when not.
+    first = 11 - (4 if name == "modernbert" else 5)
+    assert visible(call)[2, 0, 10].tolist() == [j >= first for j in range(11)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3"])
+def test_decoding_steps_are_causal_with_the_cache_as_offset(name: str) -> None:
+    model = build(name)
+    given = inputs(model, padding("left"))
+    with swap(model, "softmax"), record(model, keep="all") as trace:
+        model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+    calls = [layer.call for layer in trace.history(1)]
+    assert [(c.causal, c.offset, c.q.shape[2], c.k.shape[2]) for c in calls] == [
+        (True, 0, 11, 11),
+        (True, 11, 1, 12),
+        (True, 12, 1, 13),
+        (True, 13, 1, 14),
+    ]
+    assert calls[-1].key_visible[0].tolist() == [False] * 4 + [True] * 10
+    # x covers the keys this step has made; the others lie in the cache.
+    assert [c.x.shape[1] for c in calls] == [11, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_prefix_in_the_cache_then_several_tokens(name: str) -> None:
+    model = build(name)
+    ids = inputs(model)["input_ids"]
+    with torch.no_grad():
+        whole = model(ids).logits[:, 7:]
+        with swap(model, "softmax"), record(model) as trace:
+            cache = model(ids[:, :7], use_cache=True).past_key_values
+            rest = model(ids[:, 7:], past_key_values=cache).logits
+    torch.testing.assert_close(rest, whole, rtol=0, atol=1e-5)
+    call = trace[0].call
+    assert (call.causal, call.offset, call.mask, call.key_visible) == (True, 7, None, None)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+def test_a_linear_mechanism_decodes_with_a_cache_as_without(name: str) -> None:
+    model = build(name)
+    given = inputs(model, padding("left"))
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    with swap(model, "kernel:elu"):
+        with_cache = model.generate(**given, **settings)
+        without = model.generate(**given, use_cache=False, **settings)
+    assert torch.equal(with_cache, without)
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    model = build("llama")
+    ids = inputs(model)["input_ids"][:1]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    with torch.no_grad():
+        alone = model(ids[:, 4:]).logits
+        with swap(model, "softmax"), record(model) as trace:
+            packed = model(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(packed[:, 4:], alone, rtol=0, atol=1e-5)
+    assert trace[0].call.mask is not None
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_four_dimensional_masks_of_the_user(implementation: str) -> None:
+    model = build("llama", implementation=implementation)
+    given = inputs(model)
+    lower = torch.ones(11, 11).tril().bool()[None, None].expand(3, 1, 11, 11)
+    odd = lower.clone()
+    odd[:, :, 9, 2] = False
+    for allowed, structured in ((lower, True), (odd, False)):
+        additive = torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+        with torch.no_grad():
+            expected = model(**given, attention_mask=additive).logits
+        for mask in (additive,) if implementation == "eager" else (additive, allowed):
+            with swap(model, "softmax"), record(model) as trace, torch.no_grad():
+                torch.testing.assert_close(model(**given, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
+            assert trace[0].call.causal == structured
+            assert (trace[0].call.mask is None) == structured
+
+
+def test_an_additive_mask_that_is_more_than_a_mask_is_a_bias() -> None:
+    model = build("bert")
+    slope = -0.1 * (torch.arange(11.0)[:, None] - torch.arange(11.0)).abs().expand(3, 1, 11, 11)
+    given = {**inputs(model), "attention_mask": slope}
+    with torch.no_grad():
+        expected = model(**given).logits
+        with swap(model, "softmax"), record(model) as trace:
+            torch.testing.assert_close(model(**given).logits, expected, rtol=0, atol=1e-5)
+    assert torch.equal(trace[0].call.bias, slope)
+
+
+def test_recognise_by_hand() -> None:
+    T, F = True, False
+    padded = torch.tensor([[[[F, T, T], [F, T, T], [F, T, T]]]])
+    assert recognise(padded, offset=0).key_visible.tolist() == [[F, T, T]]
+    assert not recognise(padded, offset=0).causal
+    causal = torch.tensor([[[[F, F, F], [F, T, F], [F, T, T]]]])
+    found = recognise(causal, offset=0)
+    assert (found.causal, found.offset, found.mask) == (True, 0, None)
+    assert found.key_visible.tolist() == [[F, T, T]]
+    hole = torch.tensor([[[[T, F, F], [T, T, F], [F, T, T]]]])
+    assert torch.equal(recognise(hole, offset=0).mask, hole)
+    full = torch.ones(2, 1, 3, 5, dtype=torch.bool)
+    assert recognise(full, offset=2).key_visible is None
+    step = recognise(torch.ones(2, 1, 1, 5, dtype=torch.bool), offset=4)
+    assert (step.causal, step.offset) == (True, 4)
+
+
+def test_a_mask_that_cannot_be_read_is_refused() -> None:
+    from attnlab.hf.masks import seen_by
+
+    with pytest.raises(ValueError, match="mask of type dict cannot be read"):
+        seen_by({}, n_q=2, n_k=2, causal_module=True, none_is_causal=True)
+
+
+def test_padding_may_be_anything_finite() -> None:
+    model = build("llama")
+    mask = padding("left")
+    given = inputs(model, mask)
+    with swap(model, "kernel:elu"):
+        first = real_logits(model, given)
+        given["input_ids"] = given["input_ids"].masked_fill(mask == 0, 5)
+        torch.testing.assert_close(real_logits(model, given), first, rtol=0, atol=1e-5)
