@@ -1,0 +1,25 @@
+"""Run folders and results in; tables, figures and self-contained HTML pages out. Nothing here imports torch."""
+
+from attnlab.reports.charts import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart
+from attnlab.reports.compare import compare_page
+from attnlab.reports.html import Html, element, page
+from attnlab.reports.maps import map_viewer
+from attnlab.reports.run_pages import run_page
+from attnlab.reports.tables import Column, table
+
+__all__ = [
+    "Column",
+    "Html",
+    "Point",
+    "Series",
+    "bar_chart",
+    "compare_page",
+    "element",
+    "heat_maps",
+    "line_chart",
+    "map_viewer",
+    "page",
+    "run_page",
+    "scatter_chart",
+    "table",
+]

@@ -1,0 +1,101 @@
+"""How numbers are written and where an axis puts its ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["MISSING", "TIMES", "Scale", "number", "scale_over", "short"]
+
+# An en dash and a multiplication sign, escaped since they look like other letters in an editor.
+MISSING = "\u2013"
+TIMES = "\u00d7"
+
+
+def number(value: object) -> str:
+    r"""A number for a table: three significant digits below a thousand, a dash where there is none.
+
+    >>> number(1234567), number(43.512), number(0.0), number(0.000012), number(None)
+    ('1,234,567', '43.5', '0', '1.2e-05', '\u2013')
+    """
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return MISSING
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """A number for an axis.
+
+    >>> short(25000), short(1.5e6), short(0.25), short(0.0001)
+    ('25k', '1.5M', '0.25', '1e-4')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    if value and abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:.6g}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From data (low to high, perhaps in logarithms) to a stretch of the picture (start to end)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high = self._place(self.low), self._place(self.high)
+        return self.start + (self._place(value) - low) / ((high - low) or 1.0) * (self.end - self.start)
+
+    def ticks(self, count: int = 5) -> list[float]:
+        """Round values inside the range, about ``count`` of them."""
+        return _log_ticks(self.low, self.high, count) if self.log else _ticks(self.low, self.high, count)
+
+    def _place(self, value: float) -> float:
+        return math.log10(value) if self.log else value
+
+
+def scale_over(
+    values: Sequence[float], start: float, end: float, *, log: bool = False, zero: bool = False, pad: float = 0.0
+) -> Scale:
+    """A scale that holds all values, from zero on request, with room of ``pad`` of the range at either end."""
+    finite = [v for v in values if math.isfinite(v) and (not log or v > 0)]
+    low, high = (min(finite), max(finite)) if finite else (1.0, 10.0)
+    if log:
+        ratio = max((high / low) ** pad, 1.15 if high == low else 1.0)
+        return Scale(low / ratio, high * ratio, start, end, log=True)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    room = (high - low) * pad or (abs(high) * 0.1 or 1.0) * (high == low)
+    return Scale(low if zero and low == 0 else low - room, high + room, start, end)
+
+
+def _ticks(low: float, high: float, count: int) -> list[float]:
+    rough = (high - low) / count
+    if rough <= 0:
+        return [low]
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def _log_ticks(low: float, high: float, count: int) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        rounds = [m * 10.0**p for p in range(first, last + 1) for m in steps]
+        found = [tick for tick in rounds if low * 0.999999 <= tick <= high * 1.000001]
+        if len(found) >= 3:
+            every = -(-len(found) // (count + 2))
+            return found[::every]
+    return found or _ticks(low, high, count)

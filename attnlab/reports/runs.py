@@ -1,0 +1,160 @@
+"""Run folders as they lie on the disk: run.json, metrics.jsonl, result.json; a report needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnlab.reports.charts import Series
+from attnlab.reports.parts import flatten
+
+__all__ = ["Curve", "Run", "curves", "differing_settings", "grouped", "read_run"]
+
+MOST_POINTS = 600
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric over steps; None where the value was not a finite number."""
+
+    steps: list[float]
+    values: list[float | None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder says: its settings, its curves by (kind, metric), and its result once it has one."""
+
+    folder: Path
+    about: Mapping[str, Any]
+    curves: Mapping[tuple[str, str], Curve]
+    seconds: float
+    result: Mapping[str, Any] | None = None
+    skipped: int = 0
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", str(self.about.get("name") or self.folder.name))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run wrote its result, which it does last."""
+        return self.result is not None
+
+
+def read_run(folder: Path | str) -> Run:
+    """Read a run folder; a metrics file cut off in the middle of a line is read up to there."""
+    folder = Path(folder)
+    about = _read_json(folder / "run.json")
+    if about is None:
+        raise ValueError(f"{folder} is no run folder: it has no run.json; give a folder that `attnlab train` wrote")
+    found: dict[tuple[str, str], Curve] = {}
+    seconds, skipped = 0.0, 0
+    for line in _lines(folder / "metrics.jsonl"):
+        try:
+            entry = json.loads(line)
+            step, kind, values = float(entry["step"]), str(entry["kind"]), dict(entry["values"])
+            seconds = max(seconds, float(entry.get("seconds", 0.0)))
+        except (ValueError, KeyError, TypeError):
+            skipped += 1
+            continue
+        for metric, value in values.items():
+            curve = found.setdefault((kind, str(metric)), Curve([], []))
+            # A resumed run writes the steps after its checkpoint again: the later entry counts.
+            while curve.steps and curve.steps[-1] >= step:
+                curve.steps.pop()
+                curve.values.pop()
+            curve.steps.append(step)
+            curve.values.append(_finite(value))
+    return Run(folder, about, found, seconds, _read_json(folder / "result.json"), skipped)
+
+
+def grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
+    """Runs of one configuration together, whatever their seed, under a name that tells the groups apart."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps([run.name, _seedless(run)], sort_keys=True), []).append(run)
+    members = list(groups.values())
+    differing = differing_settings([group[0] for group in members])
+    named = []
+    for group in members:
+        settings = flatten(_seedless(group[0]))
+        told = ", ".join(f"{key.rsplit('.', 1)[-1]} {settings.get(key, 'unset')}" for key in differing)
+        alone = sum(group[0].name == other[0].name for other in members) == 1
+        named.append((group[0].name if alone or not told else f"{group[0].name} ({told})", group))
+    return named
+
+
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """The dotted names of the settings, other than the seed, that are not the same in all runs."""
+    flat = [flatten(_seedless(run)) for run in runs]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    return [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
+
+
+def curves(groups: Sequence[tuple[str, list[Run]]], kind: str, metric: str) -> list[Series]:
+    """One line per group: of a single run as it is, of several seeds their mean with a band from least to greatest."""
+    drawn = []
+    for i, (name, runs) in enumerate(groups):
+        found = [run.curves[kind, metric] for run in runs if (kind, metric) in run.curves]
+        if not found:
+            continue
+        marked = kind != "train"
+        if len(found) == 1:
+            steps, values = _thin(found[0].steps, found[0].values)
+            drawn.append(Series(name, steps, values, colour=i, marked=marked and len(steps) <= 40))
+            continue
+        by_step = [dict(zip(c.steps, c.values, strict=True)) for c in found]
+        shared = [s for s in found[0].steps if all(_finite(values.get(s)) is not None for values in by_step)]
+        shared, _ = _thin(shared, shared)
+        columns = [[float(values[s] or 0.0) for values in by_step] for s in shared]
+        drawn.append(
+            Series(
+                f"{name}, {len(found)} seeds",
+                shared,
+                [math.fsum(column) / len(column) for column in columns],
+                low=[min(column) for column in columns],
+                high=[max(column) for column in columns],
+                faint=tuple(_thin(c.steps, c.values) for c in found),
+                colour=i,
+                marked=marked and len(shared) <= 40,
+            )
+        )
+    return drawn
+
+
+def _thin(steps: Sequence[float], values: Sequence[Any]) -> tuple[list[float], list[Any]]:
+    """Every k-th point and the last, such that a page stays small; what is drawn is what was measured."""
+    every = -(-len(steps) // MOST_POINTS) or 1
+    kept = sorted({*range(0, len(steps), every), len(steps) - 1}) if steps else []
+    return [steps[i] for i in kept], [values[i] for i in kept]
+
+
+def _seedless(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in dict(run.about.get("config") or {}).items() if key != "seed"}
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+
+
+def _read_json(path: Path) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is not readable JSON ({error}); was the run interrupted while copying it?") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
