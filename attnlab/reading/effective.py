@@ -1,0 +1,198 @@
+"""Effective attention (Sun and Marasović, 2021): the part of W that reaches the output through the values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import grouped, repeat_groups, ungrouped
+from attnlab.mechanisms._effective import effective_map
+from attnlab.mechanisms._prefix import Prefixes, prefix_coefficients
+from attnlab.mechanisms._projection import column_basis, first_visible, gathered_rows
+from attnlab.reading._given import Given, given
+from attnlab.shapes import Bool, Float, Int
+from attnlab.trace import LayerTrace
+
+__all__ = ["EffectiveAttention", "EffectiveRows", "effective_attention", "effective_from_output"]
+
+# Elements of a chunk of the map when it is made from outputs.
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class EffectiveAttention:
+    """W_perp and what there is to know about it.
+
+    ``residual`` is |W_perp V - W V| / |W V| per head (0 where both are zero), ``removed`` the share of W that cannot
+    reach the output, |W - W_perp|^2 / |W|^2 per head. ``rank`` counts the dimensions of the values that a query sees;
+    where it sees no more keys than that, ``trivial`` is True and W_perp is W.
+    """
+
+    weights: Float[Tensor, "b h q k"]
+    residual: Float[Tensor, "b h"]
+    rank: Int[Tensor, "b h q"]
+    removed: Float[Tensor, "b h"]
+    trivial: Bool[Tensor, "b h q"]
+
+
+def effective_attention(
+    layer: LayerTrace | Float[Tensor, "b h q k"],
+    values: Float[Tensor, "b g k e"] | None = None,
+    *,
+    key_visible: Bool[Tensor, "b k"] | None = None,
+    causal: bool = False,
+    offset: int = 0,
+    mask: Bool[Tensor, "#b #h q k"] | None = None,
+    rtol: float | None = None,
+) -> EffectiveAttention:
+    """W_perp = W V (V^T V)^+ V^T, V restricted to the keys each query may see: W less its part in LN(V) (section 2).
+
+    From a recorded layer, or from weights and values with the masks of an ``AttentionCall``. Singular values of V below
+    ``rtol`` times the largest count as zero. Linear in W, so rows need not sum to one; whatever stands at hidden keys,
+    NaN included, is ignored, and W_perp is exactly zero there. NaN or infinity at a visible key is a ValueError.
+
+    >>> v = torch.tensor([[[[1.0], [1.0], [2.0]]]])
+    >>> w = torch.tensor([[[[0.5, 0.3, 0.2]]]])
+    >>> e = effective_attention(w, v)
+    >>> e.weights, e.rank.item()
+    (tensor([[[[0.2000, 0.2000, 0.4000]]]]), 1)
+    """
+    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask)
+    w, v = g.clean_weights(), g.clean_values()
+    found, rank, trivial = effective_map(
+        w, v, key_visible=g.key_visible, causal=g.causal, offset=g.offset, mask=g.mask, rtol=rtol
+    )
+    with torch.no_grad():
+        difference = w - found
+        wide = torch.promote_types(v.dtype, torch.float32)
+        lost = _norm(_times(difference.to(wide), v.to(wide)))
+        residual = _ratio(lost, _norm(_times(w.to(wide), v.to(wide))))
+        removed = _ratio(_norm(difference), _norm(w)).square()
+    return EffectiveAttention(found, residual, rank, removed, trivial)
+
+
+@dataclass(frozen=True, eq=False)
+class EffectiveRows:
+    """Effective attention from outputs and values: e numbers per query until rows of the map are asked for."""
+
+    rank: Int[Tensor, "b h q"]
+    trivial: Bool[Tensor, "b h q"]
+    # W_perp = coefficients @ V^T over the keys a query sees.
+    coefficients: Float[Tensor, "b h q e"]
+    source: Given
+    prefixes: Prefixes | None = None
+
+    def rows(self, lo: int, hi: int) -> Float[Tensor, "b h c k"]:
+        """W_perp of queries lo to hi."""
+        g = self.source
+        v, seen = g.clean_values().double(), g.seen(lo, hi)
+        a = grouped(self.coefficients[:, :, lo:hi], self.coefficients.shape[1] // v.shape[1])
+        found = a @ v.unsqueeze(2).mT
+        if self.prefixes is not None:
+            found = _with_lead(found, a, self.prefixes, lo, hi)
+        found = ungrouped(found)
+        if seen is not None:
+            found = found.masked_fill(~seen, 0)
+        return found.to(g.rows.dtype)
+
+    def chunks(self, size: int | None = None) -> Iterator[tuple[int, Float[Tensor, "b h c k"]]]:
+        """(first query, rows of W_perp), ``size`` queries at a time."""
+        b, h, n_q = self.rank.shape
+        size = size or max(1, CHUNK // max(1, b * h * self.source.values.shape[2]))
+        for lo in range(0, n_q, size):
+            yield lo, self.rows(lo, min(lo + size, n_q))
+
+    def weights(self) -> Float[Tensor, "b h q k"]:
+        """The whole map."""
+        return torch.cat([rows for _, rows in self.chunks()], dim=2)
+
+    def residual(self, size: int | None = None) -> Float[Tensor, "b h"]:
+        """|W_perp V - O| / |O| per head, in chunks of queries; large if the outputs are no weighting of these values."""
+        output, v = self.source.rows, self.source.clean_values()
+        lost = torch.zeros(output.shape[:2], device=v.device, dtype=torch.promote_types(v.dtype, torch.float32))
+        for lo, rows in self.chunks(size):
+            part = output[:, :, lo : lo + rows.shape[2]]
+            lost += (_times(rows.to(lost.dtype), v.to(lost.dtype)) - part).square().sum((-1, -2))
+        return _ratio(lost.sqrt(), _norm(output.to(lost.dtype)))
+
+
+def effective_from_output(
+    layer: LayerTrace | Float[Tensor, "b h q e"],
+    values: Float[Tensor, "b g k e"] | None = None,
+    *,
+    key_visible: Bool[Tensor, "b k"] | None = None,
+    causal: bool = False,
+    offset: int = 0,
+    mask: Bool[Tensor, "#b #h q k"] | None = None,
+    rtol: float | None = None,
+) -> EffectiveRows:
+    """Effective attention from the head's output O alone, W_perp = O (V^T V)^+ V^T: memory linear in the length.
+
+    The map is made in chunks of queries when asked for. Rounding in O is amplified by the condition number of V, which
+    weights, where they are known, avoid.
+
+    >>> v = torch.tensor([[[[1.0], [1.0], [2.0]]]])
+    >>> effective_from_output(torch.tensor([[[[1.2]]]]), v).weights()
+    tensor([[[[0.2000, 0.2000, 0.4000]]]])
+    """
+    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask, rows="output")
+    o, v = g.rows, g.clean_values()
+    if g.mask is not None and g.mask.shape[1] > 1:
+        v = repeat_groups(v, o.shape[1] // v.shape[1])
+    groups = o.shape[1] // v.shape[1]
+    prefixes = None
+    if g.mask is not None:
+        a, rank, trivial = _row_coefficients(grouped(o, groups), v, g, rtol)
+    elif g.causal and v.shape[2] and o.shape[2]:
+        a, prefixes, rank, trivial = prefix_coefficients(grouped(o, groups), v, g.key_visible, g.offset, rtol)
+    else:
+        basis = column_basis(v, None if g.key_visible is None else g.key_visible[:, None], rtol=rtol)
+        whiten = basis.whiten[:, :, None]
+        a = grouped(o, groups).double() @ whiten @ whiten.mT
+        rank, trivial = (t[..., None].expand(*t.shape, o.shape[2]) for t in (basis.rank, basis.trivial))
+    rank, trivial = (repeat_groups(t, groups) for t in (rank, trivial))
+    return EffectiveRows(rank, trivial, ungrouped(a), g, prefixes)
+
+
+def _row_coefficients(o: Tensor, v: Tensor, g: Given, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    b, heads, _, n_q, _ = o.shape
+    rank = torch.zeros(b, heads, n_q, dtype=torch.long, device=v.device)
+    trivial = torch.zeros(b, heads, n_q, dtype=torch.bool, device=v.device)
+    out = torch.zeros_like(o, dtype=torch.float64)
+    for lo in range(0, n_q, 64):
+        seen = g.seen(lo, lo + 64)
+        assert seen is not None
+        seen = seen.expand(b, heads, -1, -1)
+        every = torch.ones_like(seen[..., 0]).nonzero(as_tuple=True)
+        for (bi, gi, qi), _, exists, rows in gathered_rows(v, seen, every):
+            basis = column_basis(rows[:, None], exists[:, None], rtol=rtol)
+            whiten, at = basis.whiten[:, 0], qi + lo
+            rank[bi, gi, at], trivial[bi, gi, at] = basis.rank[:, 0], basis.trivial[:, 0]
+            out[bi, gi, :, at] = o[bi, gi, :, at].double() @ whiten @ whiten.mT
+    return out, rank, trivial
+
+
+def _with_lead(found: Tensor, a: Tensor, p: Prefixes, lo: int, hi: int) -> Tensor:
+    """Rows that see at most rank keys hold their weights on the first visible keys instead of coefficients."""
+    lead = p.lead[:, :, None, lo:hi, None]
+    if not bool(lead.any()):
+        return found
+    _, exists, order = first_visible(p.x, p.seen[:, None], a.shape[-1])
+    at = order[:, :, None, None].expand(*a.shape[:-1], order.shape[-1])
+    direct = torch.zeros_like(found).scatter(-1, at, a[..., : order.shape[-1]] * exists[:, :, None, None])
+    return torch.where(lead, direct, found)
+
+
+def _times(w: Tensor, v: Tensor) -> Tensor:
+    return ungrouped(grouped(w, w.shape[1] // v.shape[1]) @ v.unsqueeze(2))
+
+
+def _norm(t: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(t, dim=(-1, -2), dtype=torch.promote_types(t.dtype, torch.float32))
+
+
+def _ratio(top: Tensor, bottom: Tensor) -> Tensor:
+    return torch.where(bottom == 0, top, top / bottom.masked_fill(bottom == 0, 1))
