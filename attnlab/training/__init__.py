@@ -4,6 +4,7 @@ from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.checkpoints import average_checkpoints, best_checkpoint, list_checkpoints, load_model
 from attnlab.training.feed import Source
 from attnlab.training.loop import DivergedError, Evaluation, Interrupted, Outcome, train
+from attnlab.training.many import RunReport, map_runs
 from attnlab.training.runs import RunError, read_metrics, read_result
 from attnlab.training.settings import Recipe, Schedule, Settings, every, log_spaced
 from attnlab.training.terms import CrossEntropy, Loss, Term
@@ -19,6 +20,7 @@ __all__ = [
     "Outcome",
     "Recipe",
     "RunError",
+    "RunReport",
     "Schedule",
     "Settings",
     "Source",
@@ -29,6 +31,7 @@ __all__ = [
     "list_checkpoints",
     "load_model",
     "log_spaced",
+    "map_runs",
     "read_metrics",
     "read_result",
     "train",

@@ -1,0 +1,107 @@
+"""A small training job that tests run here, in other processes, and under accelerate launch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.training import CrossEntropy, Evaluation, Loss, Outcome, Recipe, Schedule, Settings, every, train
+
+VOCAB = 13
+
+
+class Model(nn.Module):
+    """Tied embeddings and dropout: what checkpoints and generators most easily get wrong."""
+
+    def __init__(self, *, seed: int = 0, dropout: float = 0.1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embed = nn.Embedding(VOCAB, 11)
+        self.mix = nn.Sequential(nn.Linear(11, 17), nn.GELU(), nn.Dropout(dropout), nn.Linear(17, 11), nn.LayerNorm(11))
+        self.head = nn.Linear(11, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, input_ids: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.head(self.mix(self.embed(input_ids)))}
+
+
+class Tokens:
+    """Random tokens whose successor is the token plus one; every row hides a different number of labels."""
+
+    def __init__(self, *, rows: int = 12, seed: int = 0) -> None:
+        self.rows, self.seed = rows, seed
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(1000 * self.seed + step)
+        ids = torch.randint(0, VOCAB, (self.rows, 7), generator=generator)
+        hidden = torch.arange(7) < (torch.arange(self.rows) % 5)[:, None]
+        return {"input_ids": ids, "labels": ((ids + 1) % VOCAB).masked_fill(hidden, -100)}
+
+
+class Size:
+    """A second term with a count of its own, whose weight changes over steps."""
+
+    name = "size"
+
+    def weight(self, step: int) -> float:
+        return 0.01 * (step + 1)
+
+    def __call__(self, model: nn.Module, output: Any, batch: Any, step: int) -> Loss:
+        first = output["logits"][:, 0]
+        return Loss(first.square().sum(), len(first))
+
+
+def settings(**changes: Any) -> Settings:
+    base: dict[str, Any] = {
+        "steps": 20,
+        "recipe": Recipe(lr=0.03, clip=0.5),
+        "schedule": Schedule("linear", warmup=3),
+        "seed": 5,
+        "device": "cpu",
+        "evaluate_at": every(6, steps=20),
+        "log_every": 3,
+        "checkpoint_every": 4,
+        "watch": "valid/loss",
+    }
+    return Settings(**{**base, **changes})
+
+
+def job(
+    run_dir: Path | str,
+    *,
+    resume: bool = False,
+    model: nn.Module | None = None,
+    source: Any = None,
+    terms: Any = None,
+    callbacks: Any = (),
+    rows: int = 12,
+    dropout: float = 0.1,
+    track: str | None = None,
+    **changes: Any,
+) -> tuple[nn.Module, Outcome]:
+    model = model or Model(dropout=dropout)
+    outcome = train(
+        model,
+        source or Tokens(rows=rows),
+        terms=terms or [CrossEntropy(), Size()],
+        settings=settings(**changes),
+        run_dir=run_dir,
+        evaluations={"valid": Evaluation(Tokens(rows=rows, seed=1), batches=2)},
+        callbacks=callbacks,
+        resume=resume,
+        track=track,
+    )
+    return model, outcome
+
+
+def without_seconds(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+
+def assert_same_parameters(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name

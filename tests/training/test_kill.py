@@ -1,0 +1,47 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlab.training import list_checkpoints, read_metrics, read_result
+from attnlab.training.checkpoints import read_checkpoint
+from tests.training.jobs import assert_same_parameters, without_seconds
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def killed_runs_end_like_the_whole_one(folder, kills, seed):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.killer", str(folder), str(kills), str(seed)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert len(report["kills"]) == kills
+    whole = folder / "whole"
+    last = read_checkpoint(list_checkpoints(whole)[-1])
+    for name in report["runs"]:
+        again = folder / name
+        found = read_checkpoint(list_checkpoints(again)[-1])
+        assert found.step == last.step == 20
+        assert_same_parameters(found.model, last.model)
+        assert_same_parameters(found.optimizer, last.optimizer)
+        assert without_seconds(read_metrics(again)) == without_seconds(read_metrics(whole))
+        assert read_result(again)["metrics"] == read_result(whole)["metrics"]
+        assert not list(again.glob("checkpoints/.step-*"))
+
+
+def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_one(tmp_path):
+    killed_runs_end_like_the_whole_one(tmp_path, kills=4, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_kills(tmp_path, seed):
+    killed_runs_end_like_the_whole_one(tmp_path, kills=20, seed=seed)
