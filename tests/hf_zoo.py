@@ -86,7 +86,8 @@ def build(name: str, *, implementation: str = "sdpa") -> tf.PreTrainedModel:
     model = ALL[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 2:
+            # Fixed position tables are no weights.
+            if parameter.dim() == 2 and parameter.requires_grad:
                 parameter.normal_(std=0.3)
     model.set_attn_implementation(implementation)
     return model
