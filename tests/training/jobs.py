@@ -8,7 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.training import CrossEntropy, Evaluation, Loss, Outcome, Recipe, Schedule, Settings, every, train
+from attnlab.training import (
+    Callback,
+    CrossEntropy,
+    Evaluation,
+    Loss,
+    Moment,
+    Outcome,
+    Recipe,
+    Schedule,
+    Settings,
+    every,
+    train,
+)
 
 VOCAB = 13
 
@@ -52,6 +64,17 @@ class Size:
     def __call__(self, model: nn.Module, output: Any, batch: Any, step: int) -> Loss:
         first = output["logits"][:, 0]
         return Loss(first.square().sum(), len(first))
+
+
+class PowerCut(Callback):
+    """Ends the process's training after a step, as a crash would."""
+
+    def __init__(self, *, at: int | None) -> None:
+        self.at = at
+
+    def on_step(self, moment: Moment) -> None:
+        if moment.step == self.at:
+            raise RuntimeError("power cut")
 
 
 def settings(**changes: Any) -> Settings:

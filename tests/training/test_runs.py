@@ -1,0 +1,314 @@
+import errno
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnlab.training import (
+    Callback,
+    CrossEntropy,
+    DivergedError,
+    Interrupted,
+    Loss,
+    RunError,
+    list_checkpoints,
+    read_metrics,
+    read_result,
+)
+from attnlab.training import checkpoints as on_disk
+from attnlab.training.checkpoints import CorruptCheckpointError, newest_good, read_checkpoint, write_checkpoint
+from attnlab.training.runs import RunFolder
+from tests.training.jobs import PowerCut, Tokens, assert_same_parameters, job, without_seconds
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def stop_after(path, step):
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(path, callbacks=[PowerCut(at=step)])
+
+
+def resumed(path):
+    return job(path, resume=True, callbacks=[PowerCut(at=None)])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    model, _ = job(path / "run", callbacks=[PowerCut(at=None)])
+    return model, without_seconds(read_metrics(path / "run"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "missing file", "no checksums"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(tmp_path, capfd, whole, damage):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    *_, before, newest = list_checkpoints(run)
+    file = newest / "model.safetensors"
+    if damage == "truncated":
+        file.write_bytes(file.read_bytes()[:-3])
+    elif damage == "one bit":
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    elif damage == "missing file":
+        (newest / "optimizer.safetensors").unlink()
+    else:
+        (newest / "checksums.json").unlink()
+    with pytest.raises(CorruptCheckpointError):
+        read_checkpoint(newest)
+    model, _ = resumed(run)
+    said = capfd.readouterr().err
+    assert newest.name in said
+    assert "using the checkpoint before it" in said
+    assert f"resuming from {before}" in said
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def test_all_checkpoints_damaged_means_starting_over(tmp_path, capfd, whole):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    for path in list_checkpoints(run):
+        (path / "state.json").write_text("{")
+    model, _ = resumed(run)
+    assert "starting from step 0" in capfd.readouterr().err
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def test_a_finished_run_is_not_run_again(tmp_path, capfd, whole):
+    run = tmp_path / "run"
+    _, first = job(run)
+    before = (run / "metrics.jsonl").read_bytes()
+
+    class Untouched:
+        def batch(self, step):
+            raise AssertionError("a finished run asked for data")
+
+    model, again = job(run, resume=True, source=Untouched())
+    assert "is finished (step 20); nothing to do" in capfd.readouterr().err
+    assert again == first
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+
+
+def test_a_folder_with_a_run_is_not_overwritten_and_other_settings_do_not_resume(tmp_path):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    kept = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+    with pytest.raises(RunError, match="already holds a run; resume it"):
+        job(run)
+    with pytest.raises(RunError, match=r"config.training.log_every was 3, now 4; config.training.seed was 5, now 6"):
+        job(run, resume=True, log_every=4, seed=6)
+    assert kept == {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_config_that_json_cannot_write_is_refused(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.hold(), pytest.raises(ValueError, match="config must be what JSON can write"):
+        folder.describe(name="a", seed=0, config={"dtype": torch.float32}, resume=False)
+
+
+def test_a_second_process_on_the_same_folder_is_refused(tmp_path):
+    script = (
+        "import sys; from attnlab.training.runs import RunFolder\n"
+        "with RunFolder(sys.argv[1]).hold(): print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "run")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(RunError, match=f"is being written by process {holder.pid}; wait for it"):
+            job(tmp_path / "run", steps=2, evaluate_at=())
+    finally:
+        holder.communicate("")
+    job(tmp_path / "run", steps=2, evaluate_at=())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written: Not a directory; choose another"):
+        job(tmp_path / "file" / "run")
+
+
+class DiskFull(Callback):
+    """From one step on, the disk takes no more checkpoint files."""
+
+    def __init__(self, monkeypatch, *, at, error):
+        self.monkeypatch, self.at, self.error = monkeypatch, at, error
+
+    def on_step(self, moment):
+        if moment.step == self.at:
+
+            def refuse(*_, **__):
+                raise self.error
+
+            self.monkeypatch.setattr("safetensors.torch.save_file", refuse)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("I/O error: No space left on device")]
+)
+def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(tmp_path, whole, error):
+    run = tmp_path / "run"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(RunError, match=r"the disk is full .* make room, then resume"),
+    ):
+        job(run, callbacks=[DiskFull(patch, at=11, error=error)])
+    assert [p.name for p in list_checkpoints(run)][-1] == "step-00000008"
+    assert not list(run.glob("checkpoints/.step*"))
+    model, _ = resumed(run)
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+
+
+def small_disk(path):
+    """A real disk of 64 KiB, where the machine lets us have one."""
+    path.mkdir()
+    if shutil.which("mount") is None or os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True)
+    if made.returncode != 0:
+        pytest.skip("this machine does not let us mount a small disk")
+    return path
+
+
+def test_a_really_full_disk(tmp_path):
+    disk = small_disk(tmp_path / "disk")
+    try:
+        with pytest.raises(RunError, match="the disk is full"):
+            job(disk / "run", keep=100, checkpoint_every=1)
+        assert newest_good(disk / "run") is not None
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_the_run_naming_step_term_and_checkpoint(tmp_path, value):
+    class Explodes:
+        name = "guide"
+
+        def __call__(self, model, output, batch, step):
+            total = output["logits"].square().sum()
+            return Loss(total * value if step == 9 else total, 1)
+
+        def weight(self, step):
+            return 1e-3
+
+    with pytest.raises(
+        DivergedError, match=r"guide is not finite at step 10; the last good checkpoint is .*step-00000008"
+    ) as e:
+        job(tmp_path / "run", terms=[CrossEntropy(), Explodes()], checkpoint_every=4, evaluate_at=(0,), log_every=7)
+    assert (e.value.step, e.value.term, e.value.checkpoint.name) == (10, "guide", "step-00000008")
+    assert all(t.isfinite().all() for t in read_checkpoint(e.value.checkpoint).model.values())
+    assert read_result(tmp_path / "run") is None
+
+
+def test_a_gradient_that_is_not_finite_is_named_too(tmp_path):
+    class Cusp:
+        name = "cusp"
+
+        def __call__(self, model, output, batch, step):
+            # sqrt at zero: a finite value with an infinite slope.
+            return Loss((output["logits"].sum() * 0).sqrt(), 1)
+
+    with pytest.raises(DivergedError, match="the gradient is not finite at step 1; no checkpoint had been written"):
+        job(tmp_path / "run", terms=[CrossEntropy(), Cusp()], evaluate_at=(), watch=None)
+
+
+class PressCtrlC(Callback):
+    def __init__(self, *, at):
+        self.at = at
+
+    def on_step(self, moment):
+        if moment.step == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(tmp_path, capfd, whole):
+    run = tmp_path / "run"
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match="interrupted at step 10"):
+        job(run, callbacks=[PressCtrlC(at=10)])
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert f"go on with --resume {run}" in capfd.readouterr().err
+    assert list_checkpoints(run)[-1].name == "step-00000010"
+    assert threading.active_count() == 1
+    model, _ = resumed(run)
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def test_tied_and_sliced_tensors_survive_a_checkpoint(tmp_path):
+    base = torch.arange(12.0)
+    model = {
+        "a": base,
+        "tied": base,
+        "half": base[6:],
+        "across": base.view(3, 4).T,
+        "empty": torch.zeros(0),
+        "n": torch.tensor(3),
+    }
+    path = write_checkpoint(tmp_path, step=7, model=model, optimizer={}, state={"x": 1})
+    found = read_checkpoint(path)
+    assert_same_parameters(dict(sorted(found.model.items())), dict(sorted(model.items())))
+    assert found.model["tied"] is found.model["a"]
+    assert (found.step, found.state, found.optimizer) == (7, {"x": 1}, {})
+
+
+def test_metrics_shorter_than_their_checkpoint_are_refused(tmp_path):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match="was changed by hand"):
+        resumed(run)
+
+
+def test_output_is_one_line_for_each_evaluation_and_a_moving_line_on_a_terminal(tmp_path, capfd, monkeypatch):
+    job(tmp_path / "a", steps=4, evaluate_at=(0, 4))
+    plain = capfd.readouterr().err
+    assert [line.split()[:2] for line in plain.splitlines()] == [["step", "0/4"], ["step", "4/4"]]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    job(tmp_path / "b", steps=4, evaluate_at=(0, 4))
+    live = capfd.readouterr().err
+    assert "\rstep 4/4" in live.replace("\x1b[K", "")
+    assert "steps/s  0:00:00 left" in live
+
+
+def test_result_says_how_time_was_spent(tmp_path):
+    _, outcome = job(tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["metrics"] == outcome.metrics
+    assert 0 <= result["timing"]["waiting_share"] < 1
+    assert result["timing"]["steps_per_second"] > 0
+
+
+def test_checkpoints_appear_whole_or_not_at_all(tmp_path, monkeypatch):
+    def cut(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_disk.os, "rename", cut)
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path, step=1, model={"a": torch.zeros(2)}, optimizer={}, state={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_source_that_fails_is_reported_as_it_is(tmp_path):
+    class Broken(Tokens):
+        def batch(self, step):
+            if step == 3:
+                raise OSError("corpus on fire")
+            return super().batch(step)
+
+    with pytest.raises(OSError, match="corpus on fire"):
+        job(tmp_path / "run", source=Broken())
