@@ -1,0 +1,112 @@
+"""Sources of batches: ``batch(step)`` is a pure function of (seed, step) and returns the global batch."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data.batching import Order, generator
+from attnlab.data.masking import BERT, IGNORED, Masking, mask_tokens
+from attnlab.data.packing import Blocks
+
+__all__ = ["CausalSource", "MlmSource", "Prefetched", "Source"]
+
+
+class Source(Protocol):
+    """What a training loop asks for batches."""
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The global batch of this step."""
+
+
+@dataclass(frozen=True)
+class MlmSource:
+    """Rows of ``blocks`` with tokens masked; every epoch in a new order and with new masks.
+
+    With ``shuffle=False`` it is an evaluation: ``steps_per_epoch`` batches, always the same, the last one short.
+    """
+
+    blocks: Blocks
+    batch_size: int
+    vocab_size: int
+    seed: int = 0
+    masking: Masking = BERT
+    shuffle: bool = True
+    documents: bool = False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which every row has been seen."""
+        return _order(self).steps_per_epoch
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        tokens, documents = self.blocks.rows(_order(self).indices(step))
+        inputs, labels = mask_tokens(
+            tokens,
+            specials=self.blocks.specials,
+            vocab_size=self.vocab_size,
+            rng=generator(self.seed, step, 1),
+            masking=self.masking,
+        )
+        return _tensors(self, inputs, labels, documents)
+
+
+@dataclass(frozen=True)
+class CausalSource:
+    """Rows of ``blocks`` to be predicted from left to right; labels equal the inputs, as the model shifts them."""
+
+    blocks: Blocks
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+    documents: bool = False
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which every row has been seen."""
+        return _order(self).steps_per_epoch
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        tokens, documents = self.blocks.rows(_order(self).indices(step))
+        return _tensors(self, tokens, np.where(documents < 0, IGNORED, tokens), documents)
+
+
+@dataclass(frozen=True, eq=False)
+class Prefetched:
+    """The same batches, with the next ``ahead`` made in a background thread while the model works on this one."""
+
+    source: Source
+    ahead: int = 2
+    _worker: ThreadPoolExecutor = field(init=False, repr=False)
+    _coming: dict[int, Future[dict[str, Tensor]]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_worker", ThreadPoolExecutor(1, thread_name_prefix="attnlab-data"))
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        for wanted in range(step, step + 1 + self.ahead):
+            if wanted not in self._coming:
+                self._coming[wanted] = self._worker.submit(self.source.batch, wanted)
+        for old in [s for s in self._coming if not step <= s <= step + self.ahead]:
+            self._coming.pop(old).cancel()
+        return self._coming.pop(step).result()
+
+
+def _order(source: MlmSource | CausalSource) -> Order:
+    return Order(n=len(source.blocks), batch_size=source.batch_size, seed=source.seed, shuffle=source.shuffle)
+
+
+def _tensors(
+    source: MlmSource | CausalSource, inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray
+) -> dict[str, Tensor]:
+    batch = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+    if source.blocks.form == "separate":
+        batch["attention_mask"] = torch.from_numpy((documents >= 0).astype(np.int64))
+    if source.documents:
+        batch["documents"] = torch.from_numpy(documents)
+    return batch

@@ -1,0 +1,218 @@
+"""Tokenise once into memory-mapped arrays, named by a hash of the file and the tokeniser; then only map them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from attnlab.data.malformed import Malformed
+from attnlab.data.readers import Unit, texts
+from attnlab.data.tokenisers import Tokeniser, as_tokeniser
+from attnlab.provenance import write_json
+
+__all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
+
+# Characters encoded at a time: enough to keep every core busy, small beside any machine's memory.
+CHUNK = 1 << 21
+LAYOUT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore:
+    """Documents as token ids: document i is ``tokens[offsets[i]:offsets[i + 1]]``, without special tokens.
+
+    >>> store = TokenStore(np.array([5, 6, 7, 8], np.uint16), np.array([0, 3, 4]))
+    >>> len(store), store[0].tolist(), store.lengths.tolist()
+    (2, [5, 6, 7], [3, 1])
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    meta: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.tokens[self.offsets[i] : self.offsets[i + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document."""
+        return np.diff(self.offsets)
+
+
+def tokenise(
+    path: Path | str,
+    tokenizer: Any,
+    *,
+    cache: Path | str | None = None,
+    unit: Unit = "line",
+    column: str = "text",
+    malformed: Malformed | None = None,
+) -> TokenStore:
+    """The file's documents (see ``texts``) as token ids; a second call with the same content only maps the arrays.
+
+    They lie in ``cache`` (``~/.cache/attnlab`` unless told) under a hash of the file's bytes, the tokeniser and the
+    way of reading. Memory does not grow with the file. Of several processes one does the work and the others wait.
+    """
+    tokeniser = as_tokeniser(tokenizer)
+    malformed = malformed or Malformed("fail")
+    path, cache = Path(path), _cache_folder(cache)
+    recipe = {"unit": unit, "column": column, "malformed": malformed.action, "layout": LAYOUT}
+    key = _content_hash(path, tokeniser.fingerprint(), json.dumps(recipe, sort_keys=True))
+    folder = cache / f"{path.name}-{key}"
+    with _locked(cache / f".{folder.name}.lock"):
+        if not folder.exists():
+            documents = texts(path, unit=unit, column=column, malformed=malformed)
+            return write_store(folder, documents, tokeniser, malformed=malformed, source=path.name)
+    store = load_store(folder)
+    malformed.count += store.meta["malformed"]["count"]
+    malformed.lines.extend((name, line, why) for name, line, why in store.meta["malformed"]["lines"])
+    return store
+
+
+def write_store(
+    folder: Path | str,
+    documents: Iterable[str],
+    tokenizer: Any,
+    *,
+    malformed: Malformed | None = None,
+    source: str | None = None,
+) -> TokenStore:
+    """Tokenise a stream of documents into ``folder``, which appears complete or not at all."""
+    tokeniser, folder = as_tokeniser(tokenizer), Path(folder)
+    if folder.exists():
+        raise ValueError(f"{folder} exists; load it with load_store, or remove it to write it anew")
+    # Under the lock of ``tokenise`` a folder of this name is what a killed process left behind.
+    unfinished = folder.parent / f".{folder.name}.tmp"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    dtype = np.dtype(np.uint16 if tokeniser.vocab_size <= 1 << 16 else np.uint32)
+    try:
+        counts = _write_arrays(unfinished, documents, tokeniser, dtype)
+        if counts["documents"] == 0:
+            raise ValueError(f"{source or 'the corpus'} holds no documents: nothing to tokenise")
+        meta = {
+            "layout": LAYOUT,
+            "source": source,
+            "vocab_size": tokeniser.vocab_size,
+            "tokeniser": tokeniser.fingerprint(),
+            **counts,
+            "malformed": {"count": malformed.count if malformed else 0, "lines": malformed.lines if malformed else []},
+        }
+        write_json(unfinished / "meta.json", meta)
+        os.rename(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return load_store(folder)
+
+
+def load_store(folder: Path | str) -> TokenStore:
+    """Map the arrays that ``write_store`` left; sizes that disagree with its record are an error."""
+    folder = Path(folder)
+    try:
+        meta = json.loads((folder / "meta.json").read_text())
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+        offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} is no token store ({error}); remove it and tokenise again") from error
+    if len(tokens) != meta["tokens"] or len(offsets) != meta["documents"] + 1:
+        raise ValueError(
+            f"{folder} is damaged: {len(tokens)} tokens in {len(offsets) - 1} documents, expected {meta['tokens']} in "
+            f"{meta['documents']}; remove it and tokenise again"
+        )
+    return TokenStore(tokens, offsets, meta)
+
+
+def _write_arrays(folder: Path, documents: Iterable[str], tokeniser: Tokeniser, dtype: np.dtype) -> dict[str, int]:
+    n_tokens = n_documents = 0
+    with open(folder / "tokens.npy", "wb") as tokens, open(folder / "offsets.npy", "wb") as offsets:
+        _header(tokens, dtype, 0)
+        _header(offsets, np.dtype(np.int64), 0)
+        offsets.write(np.zeros(1, np.int64).tobytes())
+        for ids in _encoded(documents, tokeniser):
+            ends = n_tokens + np.cumsum([len(document) for document in ids], dtype=np.int64)
+            tokens.write(np.concatenate([np.array(document, dtype) for document in ids]).tobytes())
+            offsets.write(ends.tobytes())
+            n_tokens, n_documents = int(ends[-1]), n_documents + len(ids)
+        # numpy pads the header so that the length along the first axis can be filled in later.
+        _header(tokens, dtype, n_tokens)
+        _header(offsets, np.dtype(np.int64), n_documents + 1)
+        for file in (tokens, offsets):
+            file.flush()
+            os.fsync(file.fileno())
+    return {"tokens": n_tokens, "documents": n_documents}
+
+
+def _encoded(documents: Iterable[str], tokeniser: Tokeniser) -> Iterator[list[list[int]]]:
+    """The ids of each chunk; while one is being encoded (without Python's lock) the one before it is written."""
+    with ThreadPoolExecutor(1) as worker:
+        waiting = None
+        for chunk in _chunks(documents):
+            coming = worker.submit(tokeniser.encode_batch, chunk)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting.result()
+
+
+def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
+    held: list[str] = []
+    size = 0
+    for document in documents:
+        held.append(document)
+        size += len(document)
+        if size >= CHUNK:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _header(file: IO[bytes], dtype: np.dtype, length: int) -> None:
+    file.seek(0)
+    description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (length,)}
+    np.lib.format.write_array_header_1_0(file, description)
+
+
+def _content_hash(path: Path, *settings: str) -> str:
+    digest = hashlib.blake2b(digest_size=12)
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    digest.update("\n".join(settings).encode())
+    return digest.hexdigest()
+
+
+def _cache_folder(cache: Path | str | None) -> Path:
+    if cache is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnlab" / "tokens"
+    folder = Path(cache)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        import fcntl
+    except ImportError:
+        # Without file locks (Windows) two processes may both do the work; the second rename fails loudly.
+        yield
+        return
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
