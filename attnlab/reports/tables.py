@@ -50,8 +50,12 @@ def table(
     title: str,
     columns: Sequence[Column] | None = None,
     note: str = "",
+    stacked: bool = False,
 ) -> Html:
-    """A table with a button in each heading that sorts by it; the best value of a column is set in bold."""
+    """A table with a button in each heading that sorts by it; the best value of a column is set in bold.
+
+    On a narrow screen it scrolls sideways, or, if ``stacked``, each row becomes a block: right for wordy tables.
+    """
     columns = list(columns) if columns is not None else columns_of(rows)
     head = [
         element(
@@ -67,7 +71,7 @@ def table(
     drawn = element("table", element("thead", element("tr", head)), element("tbody", body))
     raw = {"columns": [c.key for c in columns], "rows": [[_raw(row.get(c.key)) for c in columns] for row in rows]}
     wrapped = element("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=title)
-    return figure(wrapped, name=name, title=title, note=note, table=raw, kind="table")
+    return figure(wrapped, name=name, title=title, note=note, table=raw, kind="table stacked" if stacked else "table")
 
 
 def _cell(c: Column, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, first: bool) -> Html:
@@ -85,6 +89,7 @@ def _cell(c: Column, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
         style=style,
         scope="row" if first else None,
         data_value=value if _is_number(value) else None,
+        data_label=None if first else c.title or c.key,
     )
 
 

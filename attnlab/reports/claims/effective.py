@@ -1,0 +1,233 @@
+"""Claims of Sun and Marasovic, Effective Attention Sheds Light On Interpretability, on results/effective.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
+from attnlab.reports.claims.predicates import (
+    all_of,
+    at_least,
+    at_most,
+    cell,
+    close,
+    everywhere,
+    less,
+    mean_of,
+    more,
+    rows_of,
+)
+from attnlab.reports.numbers import number
+
+__all__ = ["CLAIMS", "TABLES"]
+
+PAPER = "Effective"
+TABLES = {
+    "effective": {
+        "table_2": "task, attention (standard, effective), block, diagonal, vertical_diagonal, heterogeneous, "
+        "vertical (%)",
+        "token_types": "task, attention, token (sep, cls, punctuation, noun, pronoun, verb), weight: Figure 1",
+        "to_token": "task, attention, token (cls, sep), weight, from all other tokens: Figures 5 and 6",
+        "finetuning": "task, attention, layer, similarity: Figure 3",
+        "timing": "way (standard, full-svd, ours), ratio to standard: Table 3",
+        "identity": "text, residual |W_perp V - W V| / |W V|",
+        "short_inputs": "length, difference |W_perp - W|, with length <= head width",
+        "alternative": "text, residual of the output, distance between the two distributions: Appendix A",
+    }
+}
+
+
+def _pattern(task: str, attention: str, pattern: str) -> Cell:
+    return cell("table_2", pattern, task=task, attention=attention)
+
+
+def _weight(task: str, attention: str, token: str, table: str = "token_types") -> Cell:
+    return cell(table, "weight", task=task, attention=attention, token=token)
+
+
+def _patterns(pattern: str, form: Callable[[Cell, Cell], Predicate], *, share: float = 1.0) -> Predicate:
+    """Effective against standard attention in every task, or in a share of them."""
+    return everywhere(
+        "table_2",
+        "task",
+        lambda task: form(_pattern(task, "effective", pattern), _pattern(task, "standard", pattern)),
+        share=share,
+    )
+
+
+def _shrinks(token: str, *, table: str = "token_types", share: float) -> Predicate:
+    return everywhere(
+        table,
+        "task",
+        lambda task: less(_weight(task, "effective", token, table), _weight(task, "standard", token, table)),
+        share=share,
+    )
+
+
+def _steadier(table: str) -> Predicate:
+    """In every task [CLS] keeps a larger share of its weight than [SEP] does."""
+
+    def one(task: str) -> Predicate:
+        cells = [_weight(task, kind, token, table) for token in ("cls", "sep") for kind in ("effective", "standard")]
+
+        def run(result: Result, _: Bounds | None) -> Verdict:
+            ours, whole, sep, sep_whole = (mean_of(result, c) for c in cells)
+            kept, sep_kept = ours / whole, sep / sep_whole
+            return Verdict(HELD if kept > sep_kept else NOT_HELD, f"{number(kept)} against {number(sep_kept)}")
+
+        return Predicate(run, tuple(cells))
+
+    return everywhere(table, "task", one)
+
+
+def _last_two_layers(attention: str) -> Predicate:
+    """In most tasks the two layers whose maps changed most (least similar) are the last two."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        rows = [row for row in rows_of(result, "finetuning") if row["attention"] == attention]
+        tasks = sorted({row["task"] for row in rows})
+        held = 0
+        for task in tasks:
+            mine = sorted((row["similarity"], row["layer"]) for row in rows if row["task"] == task)
+            top = max(layer for _, layer in mine)
+            held += {layer for _, layer in mine[:2]} == {top, top - 1}
+        enough = bool(tasks) and held > len(tasks) / 2
+        return Verdict(HELD if enough else NOT_HELD, f"{attention}: {held} of {len(tasks)} tasks")
+
+    return Predicate(run, (cell("finetuning", "similarity", attention=attention),))
+
+
+def _linguistic() -> Predicate:
+    """In most tasks nouns, pronouns and verbs together take a larger share of what six token types get."""
+    words, rest = ("noun", "pronoun", "verb"), ("sep", "cls", "punctuation")
+
+    def one(task: str) -> Predicate:
+        cells = {k: [_weight(task, k, token) for token in (*words, *rest)] for k in ("effective", "standard")}
+
+        def run(result: Result, _: Bounds | None) -> Verdict:
+            shares = {}
+            for kind, wanted in cells.items():
+                values = [abs(mean_of(result, c)) for c in wanted]
+                shares[kind] = sum(values[:3]) / sum(values)
+            ours = f"{number(shares['effective'])} against {number(shares['standard'])}"
+            return Verdict(HELD if shares["effective"] > shares["standard"] else NOT_HELD, ours)
+
+        return Predicate(run, tuple(c for wanted in cells.values() for c in wanted))
+
+    return everywhere("token_types", "task", one, share=0.6)
+
+
+def _claim(name: str, where: str, statement: str, paper_value: str, test: Predicate) -> Claim:
+    return Claim(f"effective-{name}", PAPER, where, statement, paper_value, "effective", test)
+
+
+CLAIMS = (
+    _claim(
+        "identity",
+        "Equation 1",
+        "Effective attention gives the same output as standard attention.",
+        "exact",
+        everywhere("identity", "text", lambda text: at_most(cell("identity", "residual", text=text), 1e-5)),
+    ),
+    _claim(
+        "other-distributions",
+        "Appendix A",
+        "Other distributions over the keys give the same output.",
+        "infinitely many",
+        everywhere(
+            "alternative",
+            "text",
+            lambda text: all_of(
+                at_most(cell("alternative", "residual", text=text), 1e-5),
+                at_least(cell("alternative", "distance", text=text), 1e-3),
+            ),
+        ),
+    ),
+    _claim(
+        "short-inputs",
+        "Section 2, Appendix A",
+        "With no more keys than the values have dimensions the two cannot differ.",
+        "no nullspace if n <= d",
+        everywhere("short_inputs", "length", lambda n: at_most(cell("short_inputs", "difference", length=n), 1e-4)),
+    ),
+    _claim(
+        "vertical-drops",
+        "Table 2",
+        "Vertical patterns are fewer in effective attention.",
+        "27.9 to 11.5 % (RTE), in 5 of 5 tasks",
+        _patterns("vertical", less),
+    ),
+    _claim(
+        "vertical-diagonal-drops",
+        "Table 2",
+        "Vertical + diagonal patterns are fewer in effective attention.",
+        "15.2 to 2.8 % (RTE), in 4 of 5 tasks",
+        _patterns("vertical_diagonal", less, share=0.75),
+    ),
+    _claim(
+        "block-rises",
+        "Table 2",
+        "Block patterns are more in effective attention.",
+        "4.5 to 32.6 % (RTE), in 4 of 5 tasks",
+        _patterns("block", more, share=0.75),
+    ),
+    _claim(
+        "diagonal-rises",
+        "Table 2",
+        "Diagonal patterns are more in effective attention.",
+        "7.4 to 12.8 % (RTE), in 5 of 5 tasks",
+        _patterns("diagonal", more),
+    ),
+    _claim(
+        "heterogeneous-stays",
+        "Table 2",
+        "The share of heterogeneous patterns does not change notably (5 points).",
+        "45.1 to 40.3 % (RTE), in 4 of 5 tasks",
+        _patterns("heterogeneous", lambda a, b: close(a, b, within=5.0), share=0.75),
+    ),
+    _claim(
+        "sep-loses",
+        "Figure 1",
+        "[SEP] loses weight when [CLS] is processed in the last layer.",
+        "in 4 of 5 tasks",
+        _shrinks("sep", share=0.75),
+    ),
+    _claim(
+        "punctuation-loses",
+        "Figure 1",
+        "Punctuation loses weight when [CLS] is processed in the last layer.",
+        "in 4 of 5 tasks",
+        _shrinks("punctuation", share=0.75),
+    ),
+    _claim(
+        "cls-stays", "Figure 1", "[CLS] keeps its weight, unlike [SEP].", "in 5 of 5 tasks", _steadier("token_types")
+    ),
+    _claim(
+        "words-gain",
+        "Figure 1",
+        "The weight moves to nouns, pronouns and verbs.",
+        "in 4 of 5 tasks",
+        _linguistic(),
+    ),
+    _claim(
+        "cls-stays-everywhere",
+        "Figures 5, 6",
+        "Other tokens attend to [CLS] as before and to [SEP] less.",
+        "in 5 of 5 tasks",
+        all_of(_steadier("to_token"), _shrinks("sep", table="to_token", share=0.75)),
+    ),
+    _claim(
+        "last-layers-change",
+        "Figure 3",
+        "Fine-tuning changes the last two layers most, in standard and effective attention alike.",
+        "in 5 of 5 tasks",
+        all_of(_last_two_layers("standard"), _last_two_layers("effective")),
+    ),
+    _claim(
+        "costs-twice",
+        "Table 3",
+        "Evaluation with effective attention by a full SVD takes about twice the time.",
+        "2.0 times",
+        at_least(cell("timing", "ratio", way="full-svd"), 1.5),
+    ),
+)

@@ -1,0 +1,185 @@
+"""The few forms that a paper's claims take: less, more, close, bounded, and each of these over every data set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from attnlab.reports.claims.ledger import (
+    HELD,
+    NOT_HELD,
+    NOT_TESTABLE,
+    Bounds,
+    Cell,
+    Missing,
+    Predicate,
+    Result,
+    Verdict,
+)
+from attnlab.reports.claims.statistics import seed_interval
+from attnlab.reports.numbers import number
+
+__all__ = [
+    "all_of",
+    "at_least",
+    "at_most",
+    "cell",
+    "close",
+    "compared",
+    "everywhere",
+    "fails",
+    "less",
+    "mean_of",
+    "more",
+    "rows_of",
+    "select",
+]
+
+
+def cell(table: str, column: str, /, **where: Any) -> Cell:
+    """The column of a table in the rows where the named settings match: ``cell("table_1", "mlm_error", r=1)``."""
+    return Cell(table, column, tuple(where.items()))
+
+
+def rows_of(result: Result, table: str) -> list[dict[str, Any]]:
+    """The rows of a table; ``Missing`` when the results do not have it."""
+    tables = result.get("tables") or {}
+    if not tables.get(table):
+        raise Missing(f"the results have no table {table}")
+    return list(tables[table])
+
+
+def select(result: Result, wanted: Cell) -> dict[Any, float]:
+    """The values of a cell by seed (None where the rows have no seed); ``Missing`` when there is none."""
+    found = {}
+    for row in rows_of(result, wanted.table):
+        value = row.get(wanted.column)
+        if value is not None and all(row.get(key) == setting for key, setting in wanted.where):
+            found[row.get("seed")] = float(value)
+    if not found:
+        told = ", ".join(f"{key} {setting}" for key, setting in wanted.where)
+        raise Missing(f"table {wanted.table} has no {wanted.column}{' for ' + told if told else ''}")
+    return found
+
+
+def mean_of(result: Result, wanted: Cell) -> float:
+    """The mean over seeds of a cell."""
+    values = select(result, wanted)
+    return math.fsum(values.values()) / len(values)
+
+
+def less(first: Cell, second: Cell, *, margin: float = 0.0) -> Predicate:
+    """The first number is smaller than the second by more than ``margin``."""
+    return compared(first, second, lambda a, b: b - a - margin)
+
+
+def more(first: Cell, second: Cell, *, margin: float = 0.0) -> Predicate:
+    """The first number is larger than the second by more than ``margin``."""
+    return compared(first, second, lambda a, b: a - b - margin)
+
+
+def close(first: Cell, second: Cell, *, within: float = 0.0, relative: float = 0.0) -> Predicate:
+    """The two numbers differ by at most ``within``, or by at most ``relative`` times the second."""
+    return compared(first, second, lambda a, b: max(within, relative * abs(b)) - abs(a - b), equal_holds=True)
+
+
+def compared(
+    first: Cell, second: Cell, margin: Callable[[float, float], float], *, equal_holds: bool = False
+) -> Predicate:
+    """``margin(first, second)`` is positive; over paired seeds, its interval must lie on one side of zero."""
+
+    def run(result: Result, bounds: Bounds | None) -> Verdict:
+        a, b = select(result, first), select(result, second)
+        gap = margin(mean_of(result, first), mean_of(result, second))
+        if bounds is None and len(a) > 1 and a.keys() == b.keys():
+            interval = seed_interval([margin(a[seed], b[seed]) for seed in a])
+            bounds = (interval.low, interval.high)
+        ours = f"{number(mean_of(result, first))} against {number(mean_of(result, second))}"
+        return _decide(gap, ours, bounds, equal_holds=equal_holds)
+
+    return Predicate(run, (first, second))
+
+
+def at_least(wanted: Cell, bound: float) -> Predicate:
+    """The number is at least ``bound``."""
+    return _bounded(wanted, lambda value: value - bound)
+
+
+def at_most(wanted: Cell, bound: float) -> Predicate:
+    """The number is at most ``bound``."""
+    return _bounded(wanted, lambda value: bound - value)
+
+
+def fails(wanted: Cell, sound: Cell, *, below: float) -> Predicate:
+    """Training fails: the rows say ``converged: false``, or the number is below a share of a sound model's."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        rows = rows_of(result, wanted.table)
+        mine = [row for row in rows if all(row.get(key) == setting for key, setting in wanted.where)]
+        if mine and all(row.get("converged") is False for row in mine):
+            return Verdict(HELD, "did not converge")
+        value, other = mean_of(result, wanted), mean_of(result, sound)
+        return Verdict(HELD if value < below * other else NOT_HELD, f"{number(value)} against {number(other)}")
+
+    return Predicate(run, (wanted, sound))
+
+
+def all_of(*tests: Predicate) -> Predicate:
+    """Every part holds; one that does not decides."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        verdicts = [test(result) for test in tests]
+        note = "; ".join(v.note for v in verdicts if v.note)
+        return Verdict(_together([v.state for v in verdicts]), "; ".join(v.ours for v in verdicts), note=note)
+
+    return Predicate(run, tuple(c for test in tests for c in test.cells))
+
+
+def everywhere(table: str, key: str, test: Callable[[Any], Predicate], *, share: float = 1.0) -> Predicate:
+    """The test holds for every value of ``key`` that the table has, or for at least a ``share`` of them."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        found = list(dict.fromkeys(row[key] for row in rows_of(result, table) if row.get(key) is not None))
+        verdicts = {}
+        for value in found:
+            try:
+                verdicts[value] = test(value)(result)
+            except Missing:
+                continue
+        if not verdicts:
+            raise Missing(f"table {table} has no complete {key}")
+        states = [v.state for v in verdicts.values()]
+        held = states.count(HELD)
+        ours = f"{held} of {len(states)}"
+        note = "; ".join(f"{value} {v.ours}" for value, v in verdicts.items())
+        if held >= share * len(states):
+            return Verdict(HELD, ours, note=note)
+        undecided = held + states.count(NOT_TESTABLE) >= share * len(states)
+        return Verdict(NOT_TESTABLE if undecided else NOT_HELD, ours, note=note)
+
+    return Predicate(run, tuple(c for c in test("*").cells))
+
+
+def _bounded(wanted: Cell, margin: Callable[[float], float]) -> Predicate:
+    def run(result: Result, bounds: Bounds | None) -> Verdict:
+        values = select(result, wanted)
+        if bounds is None and len(values) > 1:
+            interval = seed_interval([margin(value) for value in values.values()])
+            bounds = (interval.low, interval.high)
+        mean = mean_of(result, wanted)
+        return _decide(margin(mean), number(mean), bounds, equal_holds=True)
+
+    return Predicate(run, (wanted,))
+
+
+def _decide(gap: float, ours: str, bounds: Bounds | None, *, equal_holds: bool = False) -> Verdict:
+    holds = gap > 0 or (equal_holds and gap == 0)
+    # Where equality is enough, an interval that touches zero from above is on the claim's side.
+    if bounds is not None and (bounds[0] < 0 < bounds[1] or (not equal_holds and bounds[0] == 0 < bounds[1])):
+        return Verdict(NOT_TESTABLE, ours, bounds, "the interval includes zero")
+    return Verdict(HELD if holds else NOT_HELD, ours, bounds)
+
+
+def _together(states: list[str]) -> str:
+    return next((state for state in (NOT_HELD, NOT_TESTABLE) if state in states), HELD)

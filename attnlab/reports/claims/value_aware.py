@@ -1,0 +1,220 @@
+"""Claims of Gupta and Berant, Value-aware Approximate Attention (OVA), tested on results/value-aware.json."""
+
+from __future__ import annotations
+
+from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
+from attnlab.reports.claims.predicates import all_of, cell, close, compared, everywhere, less, mean_of, more, rows_of
+from attnlab.reports.numbers import number
+
+__all__ = ["CLAIMS", "TABLES"]
+
+PAPER = "OVA"
+TABLES = {
+    "value-aware": {
+        "table_1": "mechanism, mlm_error (%)",
+        "table_2": "kernel (exp, poly, elu), mechanism, perplexity",
+        "figure_1": "family (top-r, window, lsh), r, mlm_error (%)",
+        "figure_2": "kernel, r, loss (nats)",
+        "figure_3": "model (short, long), mlm_error (%)",
+    }
+}
+
+EXACT, OVO_1, OVO, OVA_1, OVA = "softmax", "top-r:r=1", "top-r:r=d+1", "value-aware:r=1", "value-aware:r=d+1"
+LSH_SMALL, LSH_LARGE, ORF = "lsh:r=64,rounds=4", "lsh:r=512,rounds=16", "orf:features=256"
+
+
+def _error(mechanism: str) -> Cell:
+    return cell("table_1", "mlm_error", mechanism=mechanism)
+
+
+def _perplexity(kernel: str, mechanism: str) -> Cell:
+    return cell("table_2", "perplexity", kernel=kernel, mechanism=mechanism)
+
+
+def _kernels(first: str, second: str) -> Predicate:
+    return everywhere("table_2", "kernel", lambda kernel: less(_perplexity(kernel, first), _perplexity(kernel, second)))
+
+
+def _losses_by_kernel() -> Predicate:
+    """How many times the perplexity grows under OVO-(d+1): least for exp, most for the polynomial."""
+    cells = {kernel: (_perplexity(kernel, OVO), _perplexity(kernel, "softmax")) for kernel in ("exp", "elu", "poly")}
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        grows = {kernel: mean_of(result, a) / mean_of(result, b) for kernel, (a, b) in cells.items()}
+        ours = ", ".join(f"{kernel} {number(ratio)} times" for kernel, ratio in grows.items())
+        return Verdict(HELD if grows["exp"] < grows["elu"] < grows["poly"] else NOT_HELD, ours)
+
+    return Predicate(run, tuple(c for pair in cells.values() for c in pair))
+
+
+def _slower_by_kernel() -> Predicate:
+    """At every r in between, elu and poly have a larger distance to their own exact loss than exp has."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        found = {(row["kernel"], row["r"]): row["loss"] for row in rows_of(result, "figure_2")}
+        lengths = sorted({r for _, r in found})
+        inner = [r for r in lengths[:-1] if all((kernel, r) in found for kernel in ("exp", "elu", "poly"))]
+        if not inner:
+            raise Missing("table figure_2 has no r below the length for all three kernels")
+        far = {k: [found[k, r] - found[k, lengths[-1]] for r in inner] for k in ("exp", "elu", "poly")}
+        worse = sum(e < u and e < p for e, u, p in zip(far["exp"], far["elu"], far["poly"], strict=True))
+        return Verdict(HELD if worse == len(inner) else NOT_HELD, f"at {worse} of {len(inner)} values of r")
+
+    return Predicate(run, (cell("figure_2", "loss"),))
+
+
+def _example(third: float) -> list[float]:
+    """Squared distances of v_i from the output for alpha = .25, .35, .4 and v = diag(1, 2, third)."""
+    alpha, size = (0.25, 0.35, 0.4), (1.0, 2.0, third)
+    output = [a * s for a, s in zip(alpha, size, strict=True)]
+    return [sum(((s if i == j else 0) - output[j]) ** 2 for j in range(3)) for i, s in enumerate(size)]
+
+
+def _worked_example() -> Predicate:
+    def run(_: Result, __: Bounds | None) -> Verdict:
+        first, second, third = _example(3.0)
+        grows = _example(3e3)[2] > 1e5 * third
+        reverse = first < second < third
+        ours = f"{first:.2f} and {third:.2f}"
+        return Verdict(HELD if reverse and grows and ours == "2.49 and 3.79" else NOT_HELD, ours)
+
+    return Predicate(run)
+
+
+def _claim(
+    name: str, where: str, statement: str, paper_value: str, test: Predicate, results: str = "value-aware"
+) -> Claim:
+    return Claim(f"ova-{name}", PAPER, where, statement, paper_value, results, test)
+
+
+CLAIMS = (
+    _claim(
+        "worked-example",
+        "Section 3",
+        "The key with the least attention can be the best single one, and top-1's error is unbounded.",
+        "2.49 and 3.79",
+        _worked_example(),
+        results="",
+    ),
+    _claim(
+        "aware-is-exact",
+        "Table 1",
+        "Value-aware attention with d+1 keys loses nothing (MLM error).",
+        "24.2 against 24.2",
+        close(_error(OVA), _error(EXACT), within=0.05),
+    ),
+    _claim(
+        "oblivious-is-worse",
+        "Table 1",
+        "The d+1 largest weights, renormalised, are clearly worse than value-aware with as many keys.",
+        "43.5 against 24.2",
+        more(_error(OVO), _error(OVA)),
+    ),
+    _claim(
+        "gap-8-points",
+        "Section 1, Table 1",
+        "Ignoring the values costs 8 to 20 points of MLM error, at r = 1 and at r = d+1.",
+        "8.0 and 19.3 points",
+        all_of(more(_error(OVO_1), _error(OVA_1), margin=7.9), more(_error(OVO), _error(OVA), margin=7.9)),
+    ),
+    _claim(
+        "one-key",
+        "Table 1",
+        "With a single key, value-aware beats the largest weight.",
+        "88.6 against 96.6",
+        less(_error(OVA_1), _error(OVO_1)),
+    ),
+    _claim(
+        "window-trails",
+        "Figure 1",
+        "A sliding window of r keys trails the r largest weights.",
+        "at every r",
+        everywhere(
+            "figure_1",
+            "r",
+            lambda r: more(
+                cell("figure_1", "mlm_error", family="window", r=r), cell("figure_1", "mlm_error", family="top-r", r=r)
+            ),
+        ),
+    ),
+    _claim(
+        "lsh-few-rounds",
+        "Table 1",
+        "LSH with 64 keys and 4 rounds is far from the top-r that it tries to emulate.",
+        "90.4 against 43.5",
+        more(_error(LSH_SMALL), _error(OVO)),
+    ),
+    _claim(
+        "lsh-many-rounds",
+        "Table 1",
+        "LSH comes near exact attention only with large chunks and many rounds.",
+        "26.1 against 24.2",
+        all_of(close(_error(LSH_LARGE), _error(EXACT), within=5.0), less(_error(LSH_LARGE), _error(LSH_SMALL))),
+    ),
+    _claim(
+        "orf-is-poor",
+        "Table 1",
+        "Orthogonal random features, 256 of them, are poor in practice (high variance).",
+        "89.8 against 43.5",
+        more(_error(ORF), _error(OVO)),
+    ),
+    _claim(
+        "kernels-exact",
+        "Table 2",
+        "Value-aware with d+1 keys is exact for every kernel (perplexity).",
+        "30.5, 34.2, 35.3, as exact",
+        everywhere("table_2", "kernel", lambda k: close(_perplexity(k, OVA), _perplexity(k, EXACT), relative=0.002)),
+    ),
+    _claim(
+        "kernels-oblivious",
+        "Table 2",
+        "Top-(d+1) is worse than value-aware for every kernel.",
+        "33.5, 310.2, 62.7 against 30.5, 34.2, 35.3",
+        _kernels(OVA, OVO),
+    ),
+    _claim(
+        "kernels-one-key",
+        "Table 2",
+        "With a single key, value-aware beats the largest weight for every kernel.",
+        "280, 1005, 837 against 1031, 6700, 1771",
+        _kernels(OVA_1, OVO_1),
+    ),
+    _claim(
+        "skewed-kernels-lose-less",
+        "Table 2",
+        "The less skewed the kernel, the more top-(d+1) loses: exp least, then elu, polynomial most.",
+        "exp 1.10, elu 1.78, poly 9.07 times",
+        _losses_by_kernel(),
+    ),
+    _claim(
+        "kernels-converge-slower",
+        "Figure 2",
+        "As r grows, elu and the polynomial approach their exact loss more slowly than exp.",
+        "at every r below 512",
+        _slower_by_kernel(),
+    ),
+    _claim(
+        "kernels-alike-in-full",
+        "Table 2, Figure 2",
+        "With all keys the three kernels differ little.",
+        "30.5, 34.2, 35.3",
+        all_of(
+            *(
+                compared(
+                    _perplexity(k, EXACT),
+                    _perplexity("exp", EXACT),
+                    lambda a, b: 0.2 * b - abs(a - b),
+                    equal_holds=True,
+                )
+                for k in ("poly", "elu")
+            )
+        ),
+    ),
+    _claim(
+        "longer-is-better",
+        "Figure 3",
+        "A model trained on longer sequences has the lower MLM error.",
+        "24.2 against 26.6",
+        less(cell("figure_3", "mlm_error", model="long"), cell("figure_3", "mlm_error", model="short")),
+    ),
+)

@@ -1,0 +1,128 @@
+"""Tables in README.md and docs/*.md that are made from results/*.json, never typed: ``python -m attnlab.reports.docs``.
+
+A page marks where a table goes; what stands between the marks is replaced:
+
+    <!-- table:results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
+    <!-- /table -->
+
+``--check`` changes nothing and fails if a page is stale, docs/claims.md included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.provenance import write_atomic
+from attnlab.reports.ledger_page import claims_page
+from attnlab.reports.numbers import number
+from attnlab.reports.results import load_results
+from attnlab.reports.tables import columns_of
+
+__all__ = ["fill_tables", "main", "markdown_table", "stale_pages"]
+
+REGION = re.compile(
+    r"(?P<open><!-- table:(?P<file>[^\s#]+)#(?P<table>\S+)(?P<options>[^\n]*?) -->\n)"
+    r".*?(?P<close><!-- /table -->)",
+    re.DOTALL,
+)
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> str:
+    """Rows as a Markdown table: all columns with the paper's beside ours, or the named ones in their order.
+
+    >>> print(markdown_table([{"model": "BASE", "bleu": 26.1, "bleu_paper": 27.2}]))
+    | model | bleu | bleu (paper) |
+    | --- | ---: | ---: |
+    | BASE | 26.1 | 27.2 |
+    """
+    known = columns_of(rows)
+    by_key = {c.key: c for c in known}
+    missing = [key for key in columns if key not in by_key]
+    if missing:
+        raise ValueError(f"no column {', '.join(missing)}; the table has {', '.join(by_key)}")
+    chosen = [by_key[key] for key in columns] if columns else known
+    numeric = {
+        c.key: all(isinstance(row.get(c.key), (int, float, type(None))) for row in rows)
+        and any(row.get(c.key) is not None for row in rows)
+        for c in chosen
+    }
+    lines = [
+        _line(c.title for c in chosen),
+        _line("---:" if numeric[c.key] else "---" for c in chosen),
+        *(_line(number(_plain(row.get(c.key))) for c in chosen) for row in rows),
+    ]
+    return "\n".join(lines)
+
+
+def fill_tables(text: str, root: Path) -> str:
+    """The page with every marked region filled from the results file it names."""
+
+    def replace(found: re.Match[str]) -> str:
+        path = root / found["file"]
+        if not path.exists():
+            raise ValueError(f"{found['file']} does not exist; a table on the page names it")
+        tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
+        if found["table"] not in tables:
+            raise ValueError(f"{found['file']} has no table {found['table']}; it has {', '.join(tables) or 'none'}")
+        options = dict(option.split("=", 1) for option in found["options"].split())
+        unknown = set(options) - {"columns"}
+        if unknown:
+            raise ValueError(
+                f"unknown option {', '.join(sorted(unknown))} in {found['open'].strip()}; there is: columns"
+            )
+        columns = [c for c in options.get("columns", "").split(",") if c]
+        return found["open"] + markdown_table(tables[found["table"]], columns=columns) + "\n" + found["close"]
+
+    return REGION.sub(replace, text)
+
+
+def stale_pages(root: Path) -> dict[Path, str]:
+    """The pages whose generated parts are not what the results say, with what they should hold."""
+    claims = root / "docs" / "claims.md"
+    wanted = {claims: claims_page(load_results(root / "results"))[1]} if claims.parent.exists() else {}
+    for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+        if path.exists() and path != claims:
+            text = path.read_text(encoding="utf-8")
+            try:
+                wanted[path] = fill_tables(text, root)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from None
+    return {p: new for p, new in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != new}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fill the pages of a repository, or with ``--check`` say which are stale."""
+    parser = argparse.ArgumentParser(prog="python -m attnlab.reports.docs", description=main.__doc__)
+    parser.add_argument("root", nargs="?", type=Path, default=Path("."), help="the repository (default: here)")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is stale")
+    given = parser.parse_args(arguments)
+    try:
+        stale = stale_pages(given.root)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for path, text in stale.items():
+        if given.check:
+            print(f"{path} is stale: run python -m attnlab.reports.docs", file=sys.stderr)
+        else:
+            write_atomic(path, text)
+            print(f"wrote {path}")
+    return 1 if given.check and stale else 0
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def _plain(value: Any) -> Any:
+    return " to ".join(number(v) for v in value) if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
