@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from attnlab.shapes import Bool, Float, Int
 __all__ = ["Cache", "KeyValueCache", "LayerCache", "SourceCache"]
 
 
+@runtime_checkable
 class LayerCache(Protocol):
     """One attention layer's past.
 

@@ -6,13 +6,22 @@ import dataclasses
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 __all__ = ["Kind", "TransformerConfig", "config_from_dict", "config_to_dict", "specs_per_layer"]
 
 Kind = Literal["encoder", "decoder", "cross"]
 
 Specs = str | tuple[str, ...]
+
+CHOICES = {
+    "kind": ("encoder", "decoder", "encoder-decoder"),
+    "norm": ("pre", "post"),
+    "positions": ("learned", "sinusoidal", "rotary"),
+    "activation": ("gelu", "gelu-tanh", "relu"),
+    "head": ("linear", "mlm", "none"),
+    "init": ("normal", "xavier"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +32,7 @@ class TransformerConfig:
     16
     """
 
-    kind: Literal["encoder", "decoder", "encoder-decoder"]
+    kind: str
     vocab: int
     width: int
     heads: int
@@ -39,21 +48,21 @@ class TransformerConfig:
     causal_attention: Specs = "softmax"
     cross_attention: Specs = "softmax"
 
-    norm: Literal["pre", "post"] = "pre"
+    norm: str = "pre"
     # A last normalisation after the stack; None means: with pre-norm.
     final_norm: bool | None = None
     norm_eps: float = 1e-5
-    positions: Literal["learned", "sinusoidal", "rotary"] = "learned"
+    positions: str = "learned"
     # Multiply token embeddings by sqrt(width) (Vaswani et al., 2017, 3.4).
     embed_scale: bool = False
     # Normalise after adding the positions (BERT, RoBERTa).
     embed_norm: bool = False
-    activation: Literal["gelu", "gelu-tanh", "relu"] = "gelu"
+    activation: str = "gelu"
     # Biases of the linear maps inside the layers.
     bias: bool = True
 
     # mlm: dense, GELU, norm, then the vocabulary with a bias (RoBERTa's). none: the hidden states are the output.
-    head: Literal["linear", "mlm", "none"] = "linear"
+    head: str = "linear"
     # The output layer is the embedding matrix.
     tied: bool = True
     # Not empty: adaptive input embeddings and adaptive softmax, tied (Baevski and Auli, 2019).
@@ -65,7 +74,7 @@ class TransformerConfig:
     # Probability that a layer is skipped in training (LayerDrop; Fan et al., 2020).
     layer_dropout: float = 0.0
     # normal: N(0, 0.02) everywhere (BERT, RoBERTa, GPT-2). xavier: fairseq's.
-    init: Literal["normal", "xavier"] = "normal"
+    init: str = "normal"
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -141,9 +150,7 @@ def config_from_dict(values: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _check_choices(config: TransformerConfig) -> None:
-    hints = get_type_hints(TransformerConfig)
-    choices = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
-    for name, allowed in choices.items():
+    for name, allowed in CHOICES.items():
         if getattr(config, name) not in allowed:
             raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(config, name)!r}")
 
@@ -162,7 +169,7 @@ def _check_sizes(config: TransformerConfig) -> None:
     if config.positions == "sinusoidal" and config.width % 2:
         raise ValueError(f"sinusoidal positions come in pairs, so the width must be even, got {config.width}")
     if config.decoder_layers is not None and config.kind != "encoder-decoder":
-        raise ValueError(f"decoder_layers belongs to an encoder-decoder; this is a {config.kind}: use layers")
+        raise ValueError(f"decoder_layers belongs to an encoder-decoder; for kind {config.kind!r} use layers")
 
 
 def _check_adaptive(config: TransformerConfig) -> None:

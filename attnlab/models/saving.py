@@ -80,4 +80,5 @@ def _fill(model: Transformer, stored: dict[str, Tensor], folder: Path) -> None:
                     f"{folder / WEIGHTS}: {name} must be {tuple(t.shape)} by its config, "
                     f"got {tuple(stored[name].shape)}"
                 )
-            t.data = stored[name]
+            # A copy lies aligned in memory, as the saved one did: matrix products round alike, to the last bit.
+            t.data = stored[name].clone()

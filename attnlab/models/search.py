@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class LengthPenalty:
     """
 
     alpha: float = 1.0
-    form: Literal["fairseq", "wu"] = "fairseq"
+    form: str = "fairseq"
 
     def __post_init__(self) -> None:
         if self.form not in ("fairseq", "wu"):

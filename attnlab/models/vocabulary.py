@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,7 @@ class AdaptiveEmbedding(nn.Module):
         return out
 
 
+@runtime_checkable
 class Head(Protocol):
     """From hidden states to logits; ``nll`` is -log p of given tokens, without all logits where that is possible."""
 
