@@ -1,0 +1,100 @@
+"""What record and swap cost on top of a model's own SDPA forward pass: python benchmarks/hf_overhead.py [--json].
+
+A model of BERT-base's size, 8 sentences of 128 tokens, with padding and without; entering the context counts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from attnlab.hf import record, swap
+from attnlab.measure import median_seconds
+from attnlab.provenance import provenance
+
+SIZES = {
+    "full": {"layers": 12, "heads": 12, "width": 768, "inner": 3072, "batch": 8, "length": 128},
+    "tiny": {"layers": 2, "heads": 2, "width": 16, "inner": 32, "batch": 2, "length": 24},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on small shapes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    size = SIZES["tiny" if args.tiny else "full"]
+    torch.manual_seed(0)
+    model = bert(size).to(args.device)
+    rows = [overhead(model, size, padded, args.repeats, args.device) for padded in (False, True)]
+    if args.json:
+        print(json.dumps({"name": "benchmark-hf-overhead", "size": size, **provenance(), "rows": rows}, indent=1))
+        return
+    for row in rows:
+        print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in row.items()))
+
+
+def bert(size: dict[str, int]) -> Any:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=size["width"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=size["inner"],
+        vocab_size=1000,
+        attn_implementation="sdpa",
+    )
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+def overhead(model: Any, size: dict[str, int], padded: bool, repeats: int, device: str) -> dict[str, Any]:
+    """Medians over interleaved repeats, as ratios to the model left alone; the second "own" shows the noise."""
+    batch, length = size["batch"], size["length"]
+    given = {"input_ids": torch.randint(0, 1000, (batch, length), device=device)}
+    if padded:
+        kept = torch.linspace(length // 2, length, batch, device=device)
+        given["attention_mask"] = (torch.arange(length, device=device) < kept[:, None]).long()
+
+    def own() -> None:
+        model(**given)
+
+    def recorded() -> None:
+        with record(model):
+            model(**given)
+
+    def swapped() -> None:
+        with swap(model, "softmax"):
+            model(**given)
+
+    def both() -> None:
+        with swap(model, "softmax"), record(model):
+            model(**given)
+
+    jobs: dict[str, Callable[[], None]] = {
+        "own": own,
+        "record": recorded,
+        "swap": swapped,
+        "both": both,
+        "own again": own,
+    }
+    with torch.inference_mode():
+        t = median_seconds(jobs, repeats=repeats, warmup=2, device=device)
+    return {
+        "what": "padded" if padded else "no padding",
+        "own_ms": 1e3 * t["own"],
+        "record_over_own": t["record"] / t["own"],
+        "swap_softmax_over_own": t["swap"] / t["own"],
+        "swap_and_record_over_own": t["both"] / t["own"],
+        "own_over_own": t["own again"] / t["own"],
+    }
+
+
+if __name__ == "__main__":
+    main()
