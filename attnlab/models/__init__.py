@@ -8,7 +8,7 @@ from attnlab.models.named import CONFIGS, named_config
 from attnlab.models.saving import load_model, save_model
 from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search
 from attnlab.models.tracing import record_model
-from attnlab.models.transformer import Output, Source, Transformer
+from attnlab.models.transformer import Output, Source, Transformer, count_parameters
 
 __all__ = [
     "CONFIGS",
@@ -29,6 +29,7 @@ __all__ = [
     "beam_search",
     "config_from_dict",
     "config_to_dict",
+    "count_parameters",
     "greedy_search",
     "load_model",
     "named_config",

@@ -64,23 +64,36 @@ class Attention(nn.Module):
         cache: SourceCache | None = None,
     ) -> Float[Tensor, "b q m"]:
         """Cross-attention: queries from ``h``, keys and values from ``source``, made once where there is a cache."""
-        width = h.shape[-1]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        q = self._split(linear(h, weight[:width], None if bias is None else bias[:width]))
-        if cache is not None and cache.k is not None and cache.v is not None:
+        (q,) = self._project(h, 0, 1)
+        if cache is None:
+            k, v = self._project(source, 1, 3)
+        elif cache.state is not None:
+            k = v = q[:, :, :0]
+            source, source_visible = source[:, :0], None if source_visible is None else source_visible[:, :0]
+        elif cache.k is not None and cache.v is not None:
             k, v = cache.k, cache.v
         else:
-            both = linear(source, weight[width:], None if bias is None else bias[width:])
-            k, v = (self._split(t) for t in both.chunk(2, dim=-1))
-            if cache is not None:
+            k, v = self._project(source, 1, 3)
+            if hasattr(self.mechanism, "make_cache"):
+                cache.state = self.make_cache(h.shape[0], source.shape[1])
+            else:
                 cache.k, cache.v = k, v
         call = AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible)
+        if cache is not None and cache.state is not None:
+            return self._finish(*cache.state.attend(self.mechanism, call, key_visible=source_visible))
         return self._finish(call, self.mechanism(call))
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache:
         """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
         own = getattr(self.mechanism, "make_cache", None)
         return KeyValueCache(capacity) if own is None else own(batch, capacity)
+
+    def _project(self, t: Float[Tensor, "b n m"], first: int, last: int) -> list[Float[Tensor, "b h n d"]]:
+        """Those of q, k and v (0, 1, 2) from ``first`` up to ``last``."""
+        rows = slice(first * t.shape[-1], last * t.shape[-1])
+        weight, bias = self.qkv.weight[rows], self.qkv.bias
+        parts = linear(t, weight, None if bias is None else bias[rows]).chunk(last - first, dim=-1)
+        return [self._split(part) for part in parts]
 
     def _split(self, t: Float[Tensor, "b n m"]) -> Float[Tensor, "b h n d"]:
         return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)

@@ -21,7 +21,8 @@ class LayerCache(Protocol):
 
     The seam for a bounded memory: a mechanism with a method ``make_cache(batch, capacity)`` is given the object it
     returns instead of a ``KeyValueCache``. ABC's would hold (K~, V~, z), of constant size, and fold each call's keys
-    and values into them.
+    and values into them. In cross-attention (``call.causal`` is false) the first call brings the whole source, and
+    the later ones bring no key at all.
     """
 
     def attend(
@@ -68,16 +69,19 @@ class KeyValueCache:
 
 
 class SourceCache:
-    """A cross-attention's keys and values, made from the encoder's output at the first step."""
+    """A cross-attention's keys and values, made at the first step, or the mechanism's own ``state`` in their place."""
 
     def __init__(self) -> None:
         self.k: Tensor | None = None
         self.v: Tensor | None = None
+        self.state: LayerCache | None = None
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
+        if self.state is not None:
+            self.state.select(rows)
 
 
 class Cache:

@@ -71,6 +71,8 @@ class TransformerConfig:
 
     dropout: float = 0.0
     activation_dropout: float = 0.0
+    # Before the adaptive softmax and inside its rare bands.
+    adaptive_dropout: float = 0.0
     # Probability that a layer is skipped in training (LayerDrop; Fan et al., 2020).
     layer_dropout: float = 0.0
     # normal: N(0, 0.02) everywhere (BERT, RoBERTa, GPT-2). xavier: fairseq's.
@@ -80,7 +82,7 @@ class TransformerConfig:
         _check_choices(self)
         _check_sizes(self)
         _check_adaptive(self)
-        for name in ("dropout", "activation_dropout", "layer_dropout"):
+        for name in ("dropout", "activation_dropout", "adaptive_dropout", "layer_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
         for kind in ("encoder", "decoder", "cross"):

@@ -64,6 +64,7 @@ def _abc_lm(layers: int, layer_dropout: float) -> TransformerConfig:
         cutoffs=(20_000, 60_000),
         dropout=0.3,
         activation_dropout=0.1,
+        adaptive_dropout=0.2,
         layer_dropout=layer_dropout,
         init="xavier",
     )

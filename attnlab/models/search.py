@@ -109,6 +109,9 @@ def beam_search(
         finished = _search(past, beams=beams, eos=eos, max_new=max_new)
     finally:
         model.train(training)
+    for row, found in enumerate(finished):
+        if not found:
+            raise ValueError(f"row {row}: no output has a finite probability; the model's weights or states may be NaN")
     penalty = length_penalty or LengthPenalty()
     ranked = [[Hypothesis(tuple(t), p, p / penalty(len(t))) for t, p in row] for row in finished]
     return [sorted(row, key=lambda hypothesis: -hypothesis.score)[:n_best] for row in ranked]

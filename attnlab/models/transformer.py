@@ -18,7 +18,7 @@ from attnlab.models.positions import count_positions, sinusoids
 from attnlab.models.vocabulary import Head, make_embedding, make_head
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Block", "Output", "Source", "Stack", "Transformer"]
+__all__ = ["Block", "Output", "Source", "Stack", "Transformer", "count_parameters"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -256,6 +256,16 @@ class Transformer(nn.Module):
         with torch.no_grad():
             self(tokens, decoder_input_ids=tokens if self.config.kind == "encoder-decoder" else None)
         self.train()
+
+
+def count_parameters(config: TransformerConfig) -> int:
+    """How many numbers such a model learns, counted without making them.
+
+    >>> count_parameters(TransformerConfig(kind="decoder", vocab=11, width=8, heads=2, layers=1, max_length=5))
+    1016
+    """
+    with torch.device("meta"):
+        return sum(p.numel() for p in Transformer(config).parameters())
 
 
 def _visible(attention_mask: Tensor | None, tokens: Int[Tensor, "b q"]) -> Bool[Tensor, "b q"] | None:

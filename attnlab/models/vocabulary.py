@@ -110,9 +110,11 @@ class AdaptiveHead(nn.Module):
         super().__init__()
         self._tied = (embedding,)
         self.clusters = nn.Linear(config.width, len(config.cutoffs), bias=False)
+        self.dropout = nn.Dropout(config.adaptive_dropout)
 
     def forward(self, hidden: Float[Tensor, "*n m"]) -> Float[Tensor, "*n v"]:
         """log p of every token, which serves as its logit."""
+        hidden = self.dropout(hidden)
         first = self._first_band(hidden)
         words = self._first_size
         tails = [first[..., words + i, None] + self._band(hidden, i + 1) for i in range(self.clusters.out_features)]
@@ -120,6 +122,7 @@ class AdaptiveHead(nn.Module):
 
     def nll(self, hidden: Float[Tensor, "n m"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
         """-log p(label), zero where the label is -100; a rare band is computed only for the tokens that are in it."""
+        hidden = self.dropout(hidden)
         first, words = self._first_band(hidden), self._first_size
         edges = self._tied[0].edges
         in_first = labels.clamp(min=0)
@@ -148,7 +151,7 @@ class AdaptiveHead(nn.Module):
         words, project = self._tied[0].bands[i].weight, self._tied[0].projections[i].weight
         assert isinstance(words, Tensor)
         assert isinstance(project, Tensor)
-        return log_softmax(at_least_float32(linear(hidden @ project, words)), dim=-1)
+        return log_softmax(at_least_float32(linear(self.dropout(hidden @ project), words)), dim=-1)
 
 
 def at_least_float32(t: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.models import CONFIGS, Transformer, TransformerConfig, config_from_dict, config_to_dict, named_config
+from attnlab.models import CONFIGS, Transformer, config_from_dict, config_to_dict, count_parameters, named_config
 from tests.models.small import BASE
 
 
@@ -40,14 +40,9 @@ BY_HAND = {
 }
 
 
-def count(config: TransformerConfig) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in Transformer(config).parameters())
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_counted_by_hand(name: str) -> None:
-    assert count(named_config(name)) == BY_HAND[name]
+    assert count_parameters(named_config(name)) == BY_HAND[name]
 
 
 def test_the_papers_sizes() -> None:
@@ -71,7 +66,7 @@ def test_roberta_base_is_counted_as_hugging_face_counts() -> None:
 
     with torch.device("meta"):
         theirs = RobertaForMaskedLM(RobertaConfig(vocab_size=50_265, max_position_embeddings=514, type_vocab_size=1))
-    assert sum(p.numel() for p in theirs.parameters()) - count(named_config("roberta-base")) == 3 * 768
+    assert sum(p.numel() for p in theirs.parameters()) - count_parameters(named_config("roberta-base")) == 3 * 768
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.models import Hypothesis, LengthPenalty, Transformer, beam_search, greedy_search
+from attnlab.models import Hypothesis, LengthPenalty, Transformer, attentions, beam_search, greedy_search
 from tests.models.small import make, some_tokens
 
 EOS, BOS = 2, 0
@@ -168,9 +168,10 @@ def test_without_an_end_token() -> None:
     assert found[0].tokens == max(outputs, key=lambda t: log_prob(model, prompt[0], t))
 
 
-def test_a_mechanism_may_bring_its_own_cache() -> None:
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_a_mechanism_may_bring_its_own_cache(kind: str) -> None:
     """The seam: an object with ``attend`` and ``select``; here, elu attention as a running sum of constant size."""
-    model = tiny("decoder", vocab=13, causal_attention="kernel:elu", layers=1)
+    model = tiny(kind, vocab=13, causal_attention="kernel:elu", cross_attention="kernel:elu")
 
     class RunningSum:
         def __init__(self) -> None:
@@ -178,23 +179,28 @@ def test_a_mechanism_may_bring_its_own_cache() -> None:
 
         def attend(self, mechanism, call, *, key_visible):  # type: ignore[no-untyped-def]
             phi_q, phi_k = nn.functional.elu(call.q) + 1, nn.functional.elu(call.k) + 1
+            if key_visible is not None:
+                phi_k = phi_k * call.key_visible[:, None, :, None]
             kv = (phi_k[..., None] * call.v[..., None, :]).cumsum(2)
             z = phi_k.cumsum(2)
             if self.state is not None:
-                kv, z = kv + self.state[0], z + self.state[1]
+                kv, z = (torch.cat([old, old + new], 2) for old, new in zip(self.state, (kv, z), strict=True))
             self.state = kv[:, :, -1:], z[:, :, -1:]
-            return call, (phi_q[..., None, :] @ kv).squeeze(-2) / (phi_q * z).sum(-1, keepdim=True)
+            kv, z = (t[:, :, -call.q.shape[2] :] if call.causal else t[:, :, -1:] for t in (kv, z))
+            total = (phi_q * z).sum(-1, keepdim=True)
+            return call, (phi_q[..., None, :] @ kv).squeeze(-2) / total.masked_fill(total == 0, 1)
 
         def select(self, rows: Tensor) -> None:
             if self.state is not None:
                 self.state = (self.state[0][rows], self.state[1][rows])
 
-    prompt = some_tokens(2, 5, 13)
-    expected = beam_search(model, prompt, eos=EOS, max_new=7, beams=3)
-    mechanism = model.decoder.blocks[0].attention.mechanism
-    object.__setattr__(mechanism, "make_cache", lambda batch, capacity: RunningSum())
-    assert isinstance(model.make_cache(2, 9).layers[0], RunningSum)
-    same(beam_search(model, prompt, eos=EOS, max_new=7, beams=3), expected)
+    _, prompt, mask = ragged("left")
+    settings = {**arguments(kind), "attention_mask": mask, "max_new": 7, "beams": 3}
+    expected = beam_search(model, prompt, **settings)
+    for layer in attentions(model, ("decoder", "cross")):
+        object.__setattr__(layer.mechanism, "make_cache", lambda batch, capacity: RunningSum())
+    assert isinstance(model.make_cache(4, 9).layers[0], RunningSum)
+    same(beam_search(model, prompt, **settings), expected)
 
 
 def test_training_mode_is_given_back() -> None:
@@ -217,5 +223,8 @@ def test_errors_say_what_to_do() -> None:
         beam_search(decoder, tokens, eos=EOS, max_new=3, beams=2, n_best=3)
     with pytest.raises(ValueError, match="eos must be a token below 4, got 9"):
         beam_search(decoder, tokens, eos=9, max_new=3)
+    nn.init.constant_(decoder.tokens.weight, torch.nan)
+    with pytest.raises(ValueError, match="row 0: no output has a finite probability"):
+        beam_search(decoder, tokens, eos=EOS, max_new=3)
     with pytest.raises(ValueError, match="form must be fairseq or wu"):
         LengthPenalty(form="other")
