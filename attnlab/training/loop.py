@@ -128,7 +128,8 @@ def train(
             folder.describe(
                 name=name,
                 seed=settings.seed,
-                config={**(config or {}), "training": settings.as_dict(), "processes": accelerator.num_processes},
+                config={**(config or {}), "training": settings.as_dict()},
+                processes=accelerator.num_processes,
                 resume=resume,
             )
             sweep(run_dir)
@@ -246,7 +247,7 @@ class _Loop:
             with nullcontext() if last else accelerator.no_sync(self.prepared):
                 totals, own = self.prepared(part, step)
                 if counts is None:
-                    counts = _at_least_one(accelerator.reduce(own, "sum"))
+                    counts = _at_least_one(accelerator.reduce(own.detach(), "sum"))
                 share = totals / counts
                 # Ranks average their gradients; the sum over ranks is wanted.
                 accelerator.backward((weights * share).sum() * world)
@@ -459,7 +460,8 @@ def _accelerator(settings: Settings, run_dir: Path, track: str | None) -> Any:
     AcceleratorState._reset_state()
     return Accelerator(
         mixed_precision=precision,
-        cpu=settings.device == "cpu",
+        # Told so, Accelerate also joins the processes of a machine without any accelerator (gloo).
+        cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         log_with=track,
         project_dir=str(run_dir) if track else None,
     )

@@ -56,7 +56,7 @@ class RunFolder:
         """What result.json says; None while the run is not finished."""
         return read_result(self.path)
 
-    def describe(self, *, name: str, seed: int, config: Mapping[str, Any], resume: bool) -> None:
+    def describe(self, *, name: str, seed: int, config: Mapping[str, Any], processes: int = 1, resume: bool) -> None:
         """Write run.json, or compare with the one that is there."""
         try:
             asked = json.loads(json.dumps({"name": name, "config": config, "seed": seed}, allow_nan=False))
@@ -64,7 +64,7 @@ class RunFolder:
             raise ValueError(
                 f"config must be what JSON can write ({error}); turn paths and dtypes into strings"
             ) from None
-        here = provenance()
+        here = {**provenance(), "processes": processes}
         file = self.path / "run.json"
         if not file.exists():
             with self.explain("write run.json"):
@@ -75,12 +75,13 @@ class RunFolder:
                 f"{self.path} already holds a run; resume it (--resume, resume=True) or choose another folder"
             )
         there = json.loads(file.read_text())
-        changed = _differences(there, asked)
+        # A folder may be renamed, and its name with it.
+        changed = _differences(there, {k: v for k, v in asked.items() if k != "name"})
         if changed:
             raise RunError(
                 f"{self.path} was started with other settings, so it cannot be resumed: {'; '.join(changed)}"
             )
-        for key in ("versions", "device"):
+        for key in ("versions", "device", "processes"):
             if there.get(key) != here[key]:
                 say(f"{key} changed since {self.path} was started, so results may differ in the last bits")
 

@@ -21,11 +21,15 @@ PREFIX = "model."
 def full_state(prepared: nn.Module, optimizer: torch.optim.Optimizer, *, sharded: bool) -> tuple[Tensors, Tensors]:
     """The whole model and optimiser by the user's parameter names, gathered from all ranks if ``sharded``."""
     if sharded:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict as get_optimizer
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        found: Any = get_state_dict(prepared, optimizer, options=options)
-        model, by_name = found[0], found[1]["state"]
+        model: Any = get_model_state_dict(prepared, options=options)
+        # Asked before the first update, torch would take a step of its own to have something to return; and only the
+        # first rank is given anything.
+        optim: Any = get_optimizer(prepared, optimizer, options=options) if optimizer.state else {}
+        by_name = optim.get("state", {})
     else:
         objective = _objective(prepared)
         model = objective.state_dict()
@@ -49,7 +53,7 @@ def load_state(
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict as set_optimizer
 
         options = StateDictOptions(full_state_dict=True)
-        names = {id(p): name for name, p in prepared.named_parameters()}
+        names = {id(p): name.replace("_fsdp_wrapped_module.", "") for name, p in prepared.named_parameters()}
         groups = [
             {**{k: v for k, v in group.items() if k != "params"}, "params": [names[id(p)] for p in group["params"]]}
             for group in optimizer.param_groups

@@ -106,9 +106,11 @@ class Objective(nn.Module):
         self.terms = tuple(terms)
         self._call = forward
         self._inputs = None if forward else _input_names(model)
-        # Accelerate reads here which blocks FSDP wraps.
-        if hasattr(model, "_no_split_modules"):
-            self._no_split_modules = model._no_split_modules
+        self._tied = _tied_names(model)
+        # Accelerate asks these of a model that FSDP is to shard.
+        for name in ("_no_split_modules", "get_input_embeddings", "get_output_embeddings"):
+            if hasattr(model, name):
+                object.__setattr__(self, name, getattr(model, name))
 
     def forward(self, batch: Batch, step: int) -> Float[Tensor, "2 t"]:
         """(totals, counts), one column for each term."""
@@ -122,11 +124,26 @@ class Objective(nn.Module):
         counts = torch.stack([torch.as_tensor(loss.count, device=totals.device).float() for loss in losses])
         return torch.stack([totals, counts.detach()])
 
+    def tie_weights(self) -> None:
+        """Tie again what was tied in the model as it came; FSDP's preparation takes parameters apart."""
+        for first, *others in self._tied:
+            for name in others:
+                path, _, last = name.rpartition(".")
+                setattr(self.model.get_submodule(path), last, self.model.get_parameter(first))
+
     def counts(self, batch: Batch, step: int) -> Float[Tensor, " t"] | None:
         """What each term is averaged over, if every term can say so without the model."""
         if not all(hasattr(term, "count") for term in self.terms):
             return None
         return torch.stack([torch.as_tensor(term.count(batch, step)).float() for term in self.terms])  # type: ignore[attr-defined]
+
+
+def _tied_names(model: nn.Module) -> list[list[str]]:
+    """The names under which one parameter is found more than once."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [group for group in names.values() if len(group) > 1]
 
 
 def _input_names(model: nn.Module) -> frozenset[str]:

@@ -106,7 +106,7 @@ def test_metrics_have_a_line_for_each_window_and_each_evaluation(tmp_path):
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     described = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert set(described) == {"name", "config", "seed", "versions", "python", "device", "commit"}
+    assert set(described) == {"name", "config", "seed", "versions", "python", "device", "commit", "processes"}
     assert described["config"]["training"]["recipe"]["lr"] == 0.03
 
 

@@ -1,0 +1,24 @@
+"""The job as ``accelerate launch -m tests.training.launched FOLDER JSON`` runs it: the JSON holds changed settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from tests.training.jobs import job
+
+
+def shard_on_the_cpu() -> None:
+    """Accelerate shards only on accelerators and makes FSDP on a CPU into DDP, in silence; tell it this is no CPU."""
+    from accelerate import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(cpu=True)
+    PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
+
+
+if __name__ == "__main__":
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        shard_on_the_cpu()
+    job(sys.argv[1], **json.loads(sys.argv[2]))

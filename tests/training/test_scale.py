@@ -1,0 +1,142 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnlab.training import list_checkpoints, load_model, map_runs, read_metrics, read_result
+from tests.tolerance import assert_close
+from tests.training.jobs import Model, job
+
+ROOT = Path(__file__).resolve().parents[2]
+DDP = ("--multi_gpu",)
+FSDP = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP")
+CHANGES = {"dropout": 0.0, "log_every": 1, "keep": 9}
+
+
+def launch(run_dir, kind, **changes):
+    """Two processes on the CPU, joined by gloo, as a user launches them."""
+    options = ("--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    # Port 0: any free one, so that tests side by side do not meet.
+    command = [sys.executable, "-m", "accelerate.commands.launch", *kind, *options, "--main_process_port", "0"]
+    done = subprocess.run(
+        [*command, "-m", "tests.training.launched", str(run_dir), json.dumps({**CHANGES, **changes})],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((run_dir / "run.json").read_text())["processes"] == 2
+
+
+def assert_same_losses(one, two, *, relative=1e-5):
+    a, b = read_metrics(one), read_metrics(two)
+    assert [(x["kind"], x["step"]) for x in a] == [(x["kind"], x["step"]) for x in b]
+    assert sum(x["kind"] == "train" for x in a) == 20
+    for x, y in zip(a, b, strict=True):
+        assert x["values"] == pytest.approx(y["values"], rel=relative), x
+
+
+def forget_after(run_dir, step):
+    """The folder as a kill after this checkpoint would leave it."""
+    (run_dir / "result.json").unlink()
+    for path in list_checkpoints(run_dir):
+        if path.name > f"step-{step:08d}":
+            shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    path = tmp_path_factory.mktemp("alone") / "run"
+    model, _ = job(path, **CHANGES)
+    return model, path
+
+
+@pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP", marks=pytest.mark.slow)])
+def test_two_processes_train_like_one_and_one_goes_on_from_their_checkpoint(tmp_path, alone, kind):
+    model, path = alone
+    two = tmp_path / "two"
+    launch(two, kind)
+    assert_same_losses(path, two)
+    loaded = Model()
+    assert load_model(loaded, two) == 20
+    for name, tensor in model.state_dict().items():
+        assert_close(loaded.state_dict()[name], tensor, what=name)
+    forget_after(two, 12)
+    again, _ = job(two, resume=True, **CHANGES)
+    assert_same_losses(path, two)
+    for name, tensor in model.state_dict().items():
+        assert_close(again.state_dict()[name], tensor, what=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP")])
+def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path, alone, kind):
+    _, path = alone
+    two = tmp_path / "two"
+    shutil.copytree(path, two)
+    forget_after(two, 12)
+    described = json.loads((two / "run.json").read_text())
+    (two / "run.json").write_text(json.dumps({**described, "processes": 2}))
+    launch(two, kind, resume=True)
+    assert_same_losses(path, two)
+
+
+@pytest.mark.slow
+def test_two_processes_accumulate_like_one_that_does_not(tmp_path, alone):
+    launch(tmp_path / "two", DDP, accumulate=3)
+    assert_same_losses(alone[1], tmp_path / "two")
+
+
+def one_run(config, run_dir):
+    """Trains, or fails when told to; leaves a mark each time it is really called."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    calls = run_dir / "calls"
+    calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+    if config["fail"]:
+        raise FloatingPointError("this seed always fails")
+    job(run_dir, steps=2, evaluate_at=(2,), watch=None, seed=config["seed"])
+
+
+CONFIGS = {f"seed-{s}": {"seed": s, "fail": s == 2} for s in (1, 2, 3)}
+
+
+def check_many(root, backend):
+    reports = map_runs(one_run, CONFIGS, root=root, jobs=2, backend=backend)
+    assert {name: r.status for name, r in reports.items()} == {"seed-1": "done", "seed-2": "failed", "seed-3": "done"}
+    assert "FloatingPointError: this seed always fails" in reports["seed-2"].error
+    assert reports["seed-3"].result == read_result(root / "seed-3")
+    assert reports["seed-1"].result["metrics"]["valid/loss"] > 0
+    fixed = {**CONFIGS, "seed-2": {"seed": 2, "fail": False}}
+    reports = map_runs(one_run, fixed, root=root, jobs=2, backend=backend)
+    assert {name: r.status for name, r in reports.items()} == {
+        "seed-1": "already",
+        "seed-2": "done",
+        "seed-3": "already",
+    }
+    assert [(root / name / "calls").read_text() for name in CONFIGS] == ["x", "xx", "x"]
+
+
+def test_many_runs_by_processes_of_this_machine(tmp_path, capfd):
+    check_many(tmp_path, "loky")
+    assert "run seed-2 failed" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_many_runs_by_a_ray_cluster_of_two_workers(tmp_path):
+    ray = pytest.importorskip("ray")
+    root = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": root}, logging_level="ERROR")
+    try:
+        check_many(tmp_path, "ray")
+    finally:
+        ray.shutdown()
+
+
+def test_run_names_must_be_file_names(tmp_path):
+    with pytest.raises(ValueError, match="plain file names, got \\['a/b', '\\.\\.'\\]"):
+        map_runs(one_run, {"a/b": {}, "..": {}, "fine": {}}, root=tmp_path)
