@@ -115,13 +115,44 @@ def test_padding_changes_nothing(positions: str, kind: str, side: str) -> None:
 
 @pytest.mark.parametrize("spec", al.all_mechanisms())
 def test_every_mechanism_is_an_encoder(spec: str) -> None:
-    """Forward and backward through each; what a mechanism refuses of an encoder's calls it says in ``cannot``."""
+    """Forward and backward through each."""
     model = make("encoder", self_attention=spec, head="mlm")
-    with torch.enable_grad():
-        model(some_tokens(2, 7)).logits.square().mean().backward()
+    model(some_tokens(2, 7)).logits.square().mean().backward()
+    if "gradients" in al.mechanism(spec).exempt:
+        return
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     assert all(g.isfinite().all() for g in grads)
     assert model.encoder.blocks[0].attention.out.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("spec", al.all_mechanisms())
+def test_every_causal_mechanism_decodes_with_a_cache(spec: str) -> None:
+    """The whole model at once, and prefill followed by one token at a time, with a padded row."""
+    mech = al.mechanism(spec)
+    if {"causal", "offset", "padding"} & mech.cannot().keys() or "prefill_then_steps_equals_whole" in mech.exempt:
+        pytest.skip(f"refused or exempt: {mech.cannot()} {mech.exempt}")
+    model = make("decoder", causal_attention=spec)
+    tokens, mask = some_tokens(2, 7), torch.ones(2, 7, dtype=torch.bool)
+    mask[1, :2] = False
+    whole = model(tokens, attention_mask=mask).logits
+    cache = model.make_cache(2, 7)
+    parts = [model(tokens[:, :3], attention_mask=mask[:, :3], cache=cache).logits]
+    parts += [model(tokens[:, i : i + 1], cache=cache).logits for i in range(3, 7)]
+    assert_close(torch.cat(parts, 1)[mask], whole[mask])
+
+
+@pytest.mark.parametrize("spec", al.all_mechanisms())
+def test_every_cross_mechanism_translates(spec: str) -> None:
+    mech = al.mechanism(spec)
+    model = make("encoder-decoder", cross_attention=spec)
+    source, target = some_tokens(2, 7), some_tokens(2, 5)
+    if "cross" in mech.cannot():
+        with pytest.raises(ValueError, match="cross"):
+            model(source, decoder_input_ids=target)
+        return
+    output = model(source, decoder_input_ids=target)
+    changed = model((source + 1) % 13, decoder_input_ids=target)
+    assert (output.logits != changed.logits).any()
 
 
 def test_mechanisms_by_layer_and_by_kind() -> None:
