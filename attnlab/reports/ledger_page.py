@@ -74,7 +74,7 @@ def _paper(name: str, full: str, judged: Judged) -> Html:
         Column("ours", "Ours"),
         Column("margin", "Margin"),
         Column("where", "Where"),
-        Column("note", "Note", show=lambda note: element("span", note, class_="note")),
+        Column("note", "Note", show=_note),
     ]
     rows = [_row(claim, verdict) for claim, verdict in judged]
     drawn = table(rows, name=f"claims-{name.lower()}", title=f"{len(rows)} claims", columns=columns, stacked=True)
@@ -96,6 +96,11 @@ def _row(claim: Claim, verdict: Verdict) -> dict[str, Any]:
 
 def _badge(state: str) -> Html:
     return element("span", state, class_=f"badge {BADGES[state]}")
+
+
+def _note(note: str) -> Html:
+    told = element("span", note, class_="note")
+    return element("details", element("summary", "each"), told, class_="inline") if len(note) > 90 else told
 
 
 def _sources(results: Mapping[str, Mapping[str, Any]]) -> Html | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from attnlab.reports.charts import figure
 from attnlab.reports.html import Html, element
-from attnlab.reports.numbers import number
+from attnlab.reports.numbers import MISSING, number
 
 __all__ = ["PAPER", "Column", "columns_of", "table"]
 
@@ -85,7 +85,7 @@ def _cell(c: Column, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], 
     return element(
         "th" if first else "td",
         element("strong", shown) if strong else element("span", shown, class_="barred") if c.bar else shown,
-        class_=_class(c, rows) + (" has-bar" if style else ""),
+        class_=_class(c, rows) + (" has-bar" if style else "") + (" missing" if shown == MISSING else ""),
         style=style,
         scope="row" if first else None,
         data_value=value if _is_number(value) else None,

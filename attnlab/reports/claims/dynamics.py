@@ -104,7 +104,7 @@ def _rises_then_falls() -> Predicate:
 
 
 def _log_odds(*, late: bool) -> Predicate:
-    """The order of the four log-odds: Eq. 23 at some early step, Eq. 24 at the last."""
+    """The order of the four log-odds: Eq. 23 at a checkpoint of the first half, Eq. 24 at the last."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
         rows = sorted(rows_of(result, "figure_7"), key=lambda row: row["step"])
@@ -113,7 +113,7 @@ def _log_odds(*, late: bool) -> Predicate:
             held = last["last"] > last["after"] > max(last["mean"], last["keyword"])
             shown = last
         else:
-            early = [r for r in rows[: max(1, len(rows) // 3)] if r["keyword"] > r["after"] > max(r["mean"], r["last"])]
+            early = [r for r in rows[: (len(rows) + 1) // 2] if r["keyword"] > r["after"] > max(r["mean"], r["last"])]
             held, shown = bool(early), (early or rows)[0]
         names = ("keyword", "after", "mean", "last")
         ours = f"step {shown['step']}: " + ", ".join(f"{name} {number(shown[name])}" for name in names)

@@ -1,0 +1,217 @@
+"""The pages in headless Chromium: phone and desktop, light and dark, no errors, no requests, nothing wider than the screen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.reports import claims_page, compare_page, run_page
+
+from .examples import NASTY, a_comparison, a_demo, write_run
+from .made_up import as_the_papers_say
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+# Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
+SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=CHROMIUM)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    runs = [write_run(folder / f"run-{lr}-{seed}", seed=seed, lr=lr) for lr in (1e-3, 3e-4) for seed in range(3)]
+    hostile = a_demo()
+    hostile["rows"][1]["mechanism"] = NASTY
+    hostile["tokens"][3] = NASTY
+    written = {
+        "compare": compare_page(a_comparison()),
+        "demo": compare_page(a_demo()),
+        "hostile": compare_page(hostile),
+        "runs": run_page(runs),
+        "claims": claims_page(as_the_papers_say())[0],
+    }
+    for name, html in written.items():
+        (folder / f"{name}.html").write_text(html, encoding="utf-8")
+    return {name: folder / f"{name}.html" for name in written}
+
+
+def _open(browser: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> tuple[Any, list[str]]:
+    """The opened page and everything that went wrong or was asked for from elsewhere."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    page = context.new_page()
+    trouble: list[str] = []
+    page.on("console", lambda message: trouble.append(message.text))
+    page.on("pageerror", lambda error: trouble.append(str(error)))
+    page.on("dialog", lambda dialog: trouble.append(dialog.message))
+    page.on("request", lambda request: trouble.append(request.url) if not _is_local(request.url, path) else None)
+    page.goto(path.as_uri())
+    return page, trouble
+
+
+def _is_local(url: str, path: Path) -> bool:
+    return url == path.as_uri() or url.startswith(("data:image/svg+xml", "blob:"))
+
+
+@pytest.mark.parametrize("name", ["compare", "demo", "hostile", "runs", "claims"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark")])
+def test_page_opens_offline_without_errors_and_fits_the_screen(
+    browser: Any, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
+) -> None:
+    page, trouble = _open(browser, pages[name], width=width, scheme=scheme)
+    picture = Path(SCREENSHOTS or tmp_path) / f"{name}-{width}-{scheme}.png"
+    page.screenshot(path=str(picture), full_page=True)
+    assert picture.stat().st_size > 20_000
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll("main *")].filter((node) => {
+            const box = node.getBoundingClientRect();
+            const scrolls = node.closest(".scroll");
+            return !scrolls && box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
+        }).map((node) => node.outerHTML.slice(0, 120))"""
+    )
+    assert outside == []
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(247, 248, 250)" if scheme == "light" else "rgb(16, 20, 26)")
+    assert trouble == []
+    page.context.close()
+
+
+def test_text_in_charts_stays_readable_on_a_phone(browser: Any, pages: dict[str, Path]) -> None:
+    page, _ = _open(browser, pages["runs"], width=390)
+    heights = page.evaluate(
+        """() => [...document.querySelectorAll(".plot > svg .tick")].map((t) => t.getBoundingClientRect().height)"""
+    )
+    assert min(heights) > 10
+    page.context.close()
+
+
+def test_the_switch_changes_the_theme_and_back(browser: Any, pages: dict[str, Path]) -> None:
+    page, trouble = _open(browser, pages["demo"])
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(ground)
+    page.click("button.theme")
+    assert page.evaluate(ground) != light
+    assert page.inner_text("button.theme") == "Light"
+    page.click("button.theme")
+    assert page.evaluate(ground) == light
+    assert trouble == []
+    page.context.close()
+
+
+def test_a_click_on_a_heading_sorts_numbers_as_numbers(browser: Any, pages: dict[str, Path]) -> None:
+    page, _ = _open(browser, pages["compare"])
+    table = page.locator("figure[data-name=mechanisms] table")
+    heading = table.locator("thead button", has_text="Time")
+    column = "rows => rows.map(row => Number(row.cells[6].dataset.value))"
+    heading.click()
+    rising = table.locator("tbody tr").evaluate_all(column)
+    assert rising == sorted(rising)
+    assert len(rising) == 9
+    assert rising[-1] == 14.2
+    heading.click()
+    assert table.locator("tbody tr").evaluate_all(column) == sorted(rising, reverse=True)
+    page.context.close()
+
+
+def test_downloads_are_the_numbers_and_the_pictures(browser: Any, pages: dict[str, Path]) -> None:
+    page, trouble = _open(browser, pages["compare"])
+    figure = page.locator("figure[data-name=quality-and-time]")
+    saved = {}
+    for kind in ("csv", "svg", "png"):
+        with page.expect_download() as waiting:
+            figure.locator(f"[data-download={kind}]").click()
+        assert waiting.value.suggested_filename == f"quality-and-time.{kind}"
+        saved[kind] = Path(waiting.value.path()).read_bytes()
+    rows = list(csv.reader(io.StringIO(saved["csv"].decode())))
+    assert rows[0] == ["name", "time relative to softmax", "MLM error in %"]
+    assert rows[8][0] == "lsh:r=64,rounds=4"
+    assert float(rows[8][1]) == 3.3
+    svg = saved["svg"].decode()
+    assert svg.startswith("<svg")
+    assert "var(--" not in svg
+    assert "rgb(0, 114, 178)" in svg
+    assert saved["png"].startswith(b"\x89PNG")
+    assert int.from_bytes(saved["png"][16:20], "big") == 3 * 560
+    with page.expect_download() as waiting:
+        page.click("[data-download-json]")
+    assert b"value-aware:r=33" in Path(waiting.value.path()).read_bytes()
+    assert trouble == []
+    page.context.close()
+
+
+def test_a_cell_that_looks_like_a_formula_is_text_in_the_csv(browser: Any, tmp_path: Path) -> None:
+    result = a_comparison()
+    result["rows"][1]["mechanism"] = '=HYPERLINK("x")'
+    path = tmp_path / "page.html"
+    path.write_text(compare_page(result), encoding="utf-8")
+    page, _ = _open(browser, path)
+    with page.expect_download() as waiting:
+        page.locator("figure[data-name=mechanisms] [data-download=csv]").click()
+    rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
+    assert rows[2][0] == '\'=HYPERLINK("x")'
+    page.context.close()
+
+
+def test_the_pointer_reads_values_and_the_legend_hides_a_series(browser: Any, pages: dict[str, Path]) -> None:
+    page, trouble = _open(browser, pages["runs"])
+    figure = page.locator("figure[data-name=eval-loss]")
+    figure.scroll_into_view_if_needed()
+    box = figure.locator(".plot > svg").bounding_box()
+    # The right edge of the plot area: 540 of 560 units, the last step.
+    page.mouse.move(box["x"] + box["width"] * 540 / 560, box["y"] + box["height"] / 2)
+    tip = figure.locator(".tip").inner_text()
+    assert tip.startswith("step 2,000")
+    assert "mlm (lr 0.0003), 3 seeds: 3." in tip
+    page.mouse.move(0, 0)
+    assert figure.locator(".tip").count() == 0
+    hidden = figure.locator(".plot .off-series")
+    figure.locator(".legend li").first.click()
+    assert hidden.count() == 2
+    figure.locator(".legend li").first.click()
+    assert hidden.count() == 0
+    assert trouble == []
+    page.context.close()
+
+
+def test_the_maps_show_the_head_that_is_chosen(browser: Any, pages: dict[str, Path]) -> None:
+    page, trouble = _open(browser, pages["demo"])
+    title = page.locator(".maps-title")
+    grid = page.locator(".maps-grid")
+    assert title.inner_text() == "standard · layer 0 · head 0"
+    page.locator(".tabs button", has_text="effective").click()
+    grid.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
+        page.keyboard.press(key)
+    assert title.inner_text() == "effective · layer 2 · head 7"
+    box = grid.bounding_box()
+    cell = (box["width"] - 22) / 8
+    grid.click(position={"x": 22 + 3.5 * cell, "y": 22 + 5.5 * cell})
+    assert title.inner_text() == "effective · layer 5 · head 3"
+    large = page.locator(".maps-large")
+    large.scroll_into_view_if_needed()
+    box = large.bounding_box()
+    step = (box["width"] - 78) / 19
+    page.mouse.move(box["x"] + 78 + 0.5 * step, box["y"] + 78 + 1.5 * step)
+    assert page.inner_text(".readout").startswith("“You” (1) gives “[CLS]” (0) the weight ")
+    assert page.evaluate("document.querySelectorAll('*').length") < 3000
+    assert trouble == []
+    page.context.close()

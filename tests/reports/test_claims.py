@@ -1,0 +1,152 @@
+"""Every claim's predicate is real code: it holds on the paper's own numbers and fails on others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.reports import claims_page
+from attnlab.reports.claims import (
+    HELD,
+    NOT_HELD,
+    NOT_RUN,
+    NOT_TESTABLE,
+    PAPERS,
+    Claim,
+    Verdict,
+    all_claims,
+    judge,
+    tables_wanted,
+)
+from attnlab.reports.claims.predicates import at_least, cell, close, everywhere, less
+from attnlab.reports.command import report_claims, report_runs
+
+from .examples import write_run
+from .made_up import SPOILED, as_the_papers_say, spoiled
+from .parsing import parse
+
+CLAIMS = {claim.name: claim for claim in all_claims()}
+
+
+def _claim(test: Any) -> Claim:
+    return Claim("c", "OVA", "Table 1", "statement", "1", "r", test)
+
+
+def _judged(test: Any, rows: list[dict[str, Any]], **extra: Any) -> Verdict:
+    return judge(_claim(test), {"r": {"name": "r", "tables": {"t": rows}, **extra}})
+
+
+def test_names_are_unique_and_every_paper_has_claims() -> None:
+    assert len(CLAIMS) == len(all_claims())
+    assert {claim.paper for claim in all_claims()} == set(PAPERS)
+    assert set(SPOILED) == set(CLAIMS) - {"ova-worked-example"}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_claim_holds_on_the_papers_numbers(name: str) -> None:
+    verdict = judge(CLAIMS[name], as_the_papers_say())
+    assert verdict.state == HELD, verdict
+    assert verdict.ours
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_claim_does_not_hold_on_other_numbers(name: str) -> None:
+    assert judge(CLAIMS[name], spoiled(name)).state == NOT_HELD
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_claim_without_results_is_not_run(name: str) -> None:
+    claim = CLAIMS[name]
+    assert judge(claim, {}).state == NOT_RUN
+    verdict = judge(claim, {claim.results: {"name": claim.results, "tables": {}}})
+    assert verdict.state == NOT_RUN
+    assert "no table" in verdict.note
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_claim_reads_only_tables_and_columns_that_are_documented(name: str) -> None:
+    claim = CLAIMS[name]
+    documented = tables_wanted()[claim.results]
+    assert claim.test.cells
+    for wanted in claim.test.cells:
+        assert wanted.table in documented
+        for column in (wanted.column, *(key for key, _ in wanted.where)):
+            assert column in documented[wanted.table], (wanted.table, column)
+
+
+def test_paired_seeds_give_an_interval_and_decide_by_it() -> None:
+    test = less(cell("t", "loss", m="a"), cell("t", "loss", m="b"))
+    # Differences 1, 2, 3: mean 2, t interval -0.484 to 4.484; with 1.9, 2.0, 2.1 it excludes zero.
+    wide = [{"m": m, "seed": s, "loss": v} for m, vs in (("a", (1, 1, 1)), ("b", (2, 3, 4))) for s, v in enumerate(vs)]
+    verdict = _judged(test, wide)
+    assert verdict.state == NOT_TESTABLE
+    assert verdict.interval == pytest.approx((-0.484, 4.484), abs=1e-3)
+    assert verdict.ours == "1 against 3"
+    narrow = [{**row, "loss": {2: 2.9, 3: 3.0, 4: 3.1}.get(row["loss"], row["loss"])} for row in wide]
+    assert _judged(test, narrow).state == HELD
+    other_way = less(cell("t", "loss", m="b"), cell("t", "loss", m="a"))
+    assert _judged(other_way, narrow).state == NOT_HELD
+    unpaired = [row for row in narrow if row != narrow[-1]]
+    assert _judged(test, unpaired) == Verdict(HELD, "1 against 2.95")
+
+
+def test_an_experiment_can_give_an_interval_or_say_why_it_cannot_test() -> None:
+    test = less(cell("t", "loss", m="a"), cell("t", "loss", m="b"))
+    rows = [{"m": "a", "loss": 1.0}, {"m": "b", "loss": 2.0}]
+    assert _judged(test, rows) == Verdict(HELD, "1 against 2")
+    assert _judged(test, rows, intervals={"c": [-0.1, 2.1]}).state == NOT_TESTABLE
+    assert _judged(test, rows, intervals={"c": [0.2, 1.8]}) == Verdict(HELD, "1 against 2", (0.2, 1.8))
+    assert _judged(test, rows, not_testable={"c": "too small"}) == Verdict(NOT_TESTABLE, note="too small")
+
+
+def test_close_bounded_and_everywhere() -> None:
+    rows = [{"d": "x", "a": 1.0, "b": 1.1}, {"d": "y", "a": 1.0, "b": 3.0}, {"d": "z", "a": None, "b": 1.0}]
+    near = lambda d: close(cell("t", "a", d=d), cell("t", "b", d=d), within=0.2)  # noqa: E731
+    assert _judged(near("x"), rows).state == HELD
+    assert _judged(near("y"), rows).state == NOT_HELD
+    assert _judged(near("z"), rows) == Verdict(NOT_RUN, note="table t has no a for d z")
+    assert _judged(close(cell("t", "a", d="y"), cell("t", "b", d="y"), relative=0.7), rows).state == HELD
+    assert _judged(everywhere("t", "d", near), rows) == Verdict(
+        NOT_HELD, "1 of 2", note="x 1 against 1.1; y 1 against 3"
+    )
+    assert _judged(everywhere("t", "d", near, share=0.5), rows).state == HELD
+    assert _judged(at_least(cell("t", "b", d="x"), 1.1), rows).state == HELD
+    with pytest.raises(ValueError, match="state must be one of held"):
+        Verdict("maybe")
+
+
+def test_the_page_and_the_markdown_count_and_list_every_claim() -> None:
+    results = spoiled("ova-longer-is-better")
+    del results["ktiw-frozen"]
+    html, markdown = claims_page(results)
+    tree = parse(html)
+    count = len(CLAIMS)
+    assert tree.one("p", "lead").text == f"Of {count} claims, {count - 2} held, 1 not held, 1 not run yet."
+    assert f"Of {count} claims, {count - 2} held" in markdown
+    listed = sum(len(tree.figure(f"claims-{paper.lower()}").one("tbody").all("tr")) for paper in PAPERS)
+    assert listed == count
+    assert markdown.count("\n| ") == count + 2 * len(PAPERS)
+    by_paper = {row[0]: row[1:] for row in tree.figure("verdicts").data()["table"]["rows"]}
+    assert by_paper["OVA"][:2] == [15, 1]
+    assert by_paper["KTIW"][3] == 1
+    failed = [node.text for node in tree.all("span", "failed")]
+    assert failed == [NOT_HELD]
+    assert "| Figure 3 | 24.2 against 26.6 | 27 against 26.6 |" in markdown
+
+
+def test_commands_write_their_pages(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    for name, result in as_the_papers_say().items():
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps(result))
+    told = report_claims(results=tmp_path / "results", out=tmp_path / "c.html", markdown=tmp_path / "claims.md")
+    assert {row["verdict"] for row in told["claims"]} == {HELD}
+    assert (tmp_path / "claims.md").read_text().startswith("# Claims\n")
+    json.dumps(told, allow_nan=False)
+    run = write_run(tmp_path / "run", seed=0)
+    assert report_runs([run], out=tmp_path / "r.html")["runs"][0]["metrics"] == {"eval_loss": 3.05}
+    parse((tmp_path / "r.html").read_text())
+    with pytest.raises(ValueError, match="is no folder"):
+        report_claims(results=tmp_path / "nowhere")

@@ -1,0 +1,222 @@
+"""The pages' structure and numbers, and that data can never become markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnlab
+from attnlab.reports import compare_page, element, run_page
+from attnlab.reports.compare import finding
+from attnlab.reports.html import data, join, page
+from attnlab.reports.maps import quantise
+from attnlab.reports.runs import MOST_POINTS, curves, grouped, read_run
+
+from .examples import NASTY, a_comparison, a_demo, write_run
+from .parsing import parse
+
+
+def test_reports_never_import_torch(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=0)
+    # The package's own __init__ imports torch, so a bare module with the package's path stands in for it.
+    program = f"""
+import sys, types
+package = types.ModuleType("attnlab")
+package.__path__ = [{str(Path(attnlab.__file__).parent)!r}]
+sys.modules["attnlab"] = package
+from attnlab import reports
+from attnlab.reports import command, docs
+reports.run_page([{str(folder)!r}])
+reports.claims_page({{}})
+assert "torch" not in sys.modules and "transformers" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_text_is_escaped_everywhere_and_the_payload_cannot_end_its_script() -> None:
+    result = a_demo()
+    result["rows"][1]["mechanism"] = NASTY
+    result["model"]["name"] = result["text"]["name"] = result["introduction"] = NASTY
+    result["rows"][-1]["refused"] = NASTY
+    result["layers"] = {NASTY: [[0.5]]}
+    result["tokens"][3] = NASTY
+    result["device"] = NASTY
+    result["config"] = {NASTY: NASTY}
+    html = compare_page(result)
+    tree = parse(html)
+    assert not tree.all("img")
+    assert "<script>alert" not in html
+    scripts = [node for node in tree.all("script") if node.attributes.get("type") != "application/json"]
+    assert len(scripts) == 2
+    assert tree.one("div", "maps").data()["tokens"][3] == NASTY
+    assert json.loads(tree.one("script", id="all").text)["model"]["name"] == NASTY
+
+
+def test_policy_allows_the_page_s_own_scripts_and_nothing_else() -> None:
+    tree = parse(page("title", element("p", "text")))
+    policy = tree.one("meta", http_equiv="Content-Security-Policy").attributes["content"] or ""
+    script = tree.one("script").text
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert not tree.all("link")
+    assert all("src" not in node.attributes for node in tree.all("script"))
+
+
+def test_elements_escape_attributes_and_drop_none() -> None:
+    assert element("a", None, "x", title='"<', data_x=None, hidden=True) == '<a title="&quot;&lt;" hidden>x</a>'
+    assert join(["<", element("b", "&")]) == "&lt;<b>&amp;</b>"
+    assert data({"a": "</script>\u2028"}) == (
+        '<script type="application/json">{"a":"\\u003c/script\\u003e\\u2028"}</script>'
+    )
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        data({"a": float("nan")})
+
+
+def test_comparison_states_its_finding_from_the_numbers() -> None:
+    told = parse(finding(a_comparison())).text
+    assert told.startswith("value-aware:r=33 comes closest to exact attention: MLM error 41.2 %, where exact")
+    assert "kernel:elu is furthest from it: MLM error 91.1 %." in told
+    # By hand: the output error orders all 28 pairs of the 8 approximations as the MLM error does.
+    assert "output error orders 28 of 28 pairs" in told
+    assert "score error 20 of 28" in told
+
+
+def test_finding_without_a_head_judges_by_output_error_and_without_rows_says_so() -> None:
+    result = a_comparison()
+    for row in result["rows"]:
+        row["quality"] = None
+    assert "output error 2e-06" in parse(finding(result)).text
+    assert "None of the mechanisms" in finding({"rows": [{"mechanism": "x", "refused": "no"}]})
+    with pytest.raises(ValueError, match="needs 'rows'"):
+        compare_page({"name": "compare"})
+
+
+def test_comparison_page_has_table_scatter_heat_maps_and_refusals() -> None:
+    tree = parse(compare_page(a_comparison()))
+    table = tree.figure("mechanisms").data()["table"]
+    assert table["columns"][:3] == ["mechanism", "quality", "output_error"]
+    assert len(table["rows"]) == 9
+    assert table["rows"][2][:4] == ["top-r:r=33", 0.447, 0.18, 0.12]
+    assert [node.text for node in tree.figure("mechanisms").all("strong")] == ["41.2 %", "41.2 %"]
+    assert "needs the previous layer's memory" in tree.one("div", "refused").text
+    scatter = tree.figure("quality-and-time")
+    assert len(scatter.all("path", "mark")) == 9 + 9
+    assert scatter.data()["table"]["rows"][4] == ["value-aware:r=1", 2.1, pytest.approx(74.2)]
+    heat = tree.figure("output-error-by-head")
+    assert len(heat.all("div", "heat")) == 8
+    assert len(heat.all("rect")) == 8 * 6 * 8
+    assert "≥ 1" in heat.one("div", "key").text
+    assert tree.figure("sweep-quality").data()["hover"]["series"][1]["x"] == [1, 2, 4, 8, 16, 33, 64, 128]
+
+
+def test_comparison_page_stands_with_the_least_it_can_get() -> None:
+    tree = parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "output_error": 0.25}]}))
+    assert "kernel:elu replaces exact attention: output error 0.25." in tree.one("p", "lead").text
+    assert tree.figure("output-error").data()["table"]["rows"] == [["kernel:elu", 0.25]]
+    parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "refused": "why"}]}))
+
+
+def test_demo_page_packs_its_maps() -> None:
+    result = a_demo()
+    payload = parse(compare_page(result)).one("div", "maps").data()
+    standard, effective = payload["maps"]
+    assert (standard["layers"], standard["heads"], standard["queries"]) == (6, 8, len(result["tokens"]))
+    assert not standard["signed"]
+    assert effective["signed"]
+    for packed, given in ((standard, result["maps"]["standard"]), (effective, result["maps"]["effective"])):
+        kind = np.int8 if packed["signed"] else np.uint8
+        values = np.frombuffer(base64.b64decode(packed["data"]), dtype=kind) * packed["scale"]
+        np.testing.assert_allclose(values, np.ravel(given), atol=packed["scale"] / 2 * 1.001)
+    del result["tokens"]
+    with pytest.raises(ValueError, match="need their 'tokens'"):
+        compare_page(result)
+
+
+def test_maps_of_the_wrong_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"must be \(layer, head, query, key\), got 3 dimensions"):
+        quantise("standard", np.zeros((2, 3, 5)))
+    result = a_demo()
+    result["tokens"] = result["tokens"][:-1]
+    with pytest.raises(ValueError, match="are 19 x 19, but there are 18 tokens"):
+        compare_page(result)
+    assert quantise("x", {"values": [[[[255, 0], [51, 204]]]], "scale": 1 / 255})["scale"] == pytest.approx(1 / 255)
+
+
+def test_seeds_become_a_band_around_their_mean(tmp_path: Path) -> None:
+    for seed, loss in ((0, 2.0), (1, 3.0), (2, 7.0)):
+        folder = write_run(tmp_path / str(seed), seed=seed)
+        lines = [{"step": s, "kind": "eval", "seconds": 1.0, "values": {"loss": loss + s}} for s in (0, 5)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    groups = grouped([read_run(tmp_path / str(seed)) for seed in range(3)])
+    assert len(groups) == 1
+    (series,) = curves(groups, "eval", "loss")
+    assert (series.name, series.x, series.y) == ("mlm, 3 seeds", [0.0, 5.0], [4.0, 9.0])
+    assert (series.low, series.high) == ([2.0, 7.0], [7.0, 12.0])
+    tree = parse(run_page([tmp_path / str(seed) for seed in range(3)]))
+    chart = tree.figure("eval-loss")
+    assert len(chart.all("polygon", "band")) == 1
+    assert len(chart.all("path", "faint")) == 3
+    assert chart.data()["table"] == {
+        "columns": ["series", "step", "loss", "low", "high"],
+        "rows": [["mlm, 3 seeds", 0.0, 4.0, 2.0, 7.0], ["mlm, 3 seeds", 5.0, 9.0, 7.0, 12.0]],
+    }
+
+
+def test_run_page_tells_configurations_apart_and_shows_the_paper_beside_ours(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / "a", seed=0), write_run(tmp_path / "b", seed=0, lr=3e-4, finish=False, steps=500)]
+    tree = parse(run_page(folders))
+    assert "1 finished, 1 without a result yet" in tree.one("p", "lead").text
+    runs = tree.figure("runs").data()["table"]
+    assert runs["rows"][1][:4] == ["mlm", "no result yet", 0, "0.0003"]
+    assert runs["rows"][1][runs["columns"].index("steps")] == 500
+    names = [s["name"] for s in tree.figure("train-loss").data()["hover"]["series"]]
+    assert names == ["mlm (lr 0.001)", "mlm (lr 0.0003)"]
+    results = tree.figure("table_3a")
+    assert results.data()["table"]["columns"] == ["run", "model", "bleu", "bleu_paper"]
+    assert [cell.text for cell in results.all("td", "paper")] == ["27.2", "27.1"]
+    assert "NVIDIA H200" in tree.text
+    assert "d7d2dab0c1" in tree.text
+
+
+def test_a_run_that_was_killed_or_resumed_is_still_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=0, finish=False)
+    entry = '{"step": %d, "kind": "train", "seconds": 1, "values": {"loss": %s}}\n'
+    told = entry % (0, "5.0") + entry % (10, "4.0") + entry % (20, "NaN") + entry % (10, "3.5") + entry % (30, "3.0")
+    (folder / "metrics.jsonl").write_text(told + '{"step": 40, "ki')
+    run = read_run(folder)
+    assert run.skipped == 1
+    curve = run.curves["train", "loss"]
+    assert (curve.steps, curve.values) == ([0.0, 10.0, 30.0], [5.0, 3.5, 3.0])
+    assert "1 line of the metrics could not be read" in run_page([folder])
+    (folder / "metrics.jsonl").unlink()
+    parse(run_page([folder]))
+
+
+def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no run\.json"):
+        run_page([tmp_path])
+    with pytest.raises(ValueError, match="at least one run folder"):
+        run_page([])
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(ValueError, match="not readable JSON"):
+        run_page([tmp_path])
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match="must hold a JSON object, got list"):
+        run_page([tmp_path])
+
+
+def test_long_runs_stay_small_pages(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=0, steps=200_000)
+    html = run_page([folder])
+    assert len(html) < 300_000
+    (series,) = parse(html).figure("train-loss").data()["hover"]["series"]
+    assert len(series["x"]) <= MOST_POINTS + 1
+    assert series["x"][-1] == 200_000

@@ -1,0 +1,128 @@
+"""Results that grow over several runs, and pages whose tables are made from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlab.reports import beside_paper, load_results, merge_results, paper_table
+from attnlab.reports.docs import fill_tables, main, markdown_table, stale_pages
+
+
+def _result(rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+    return {"name": "r", "commit": "a", "tables": {"t": rows}, **extra}
+
+
+def test_merging_replaces_the_same_settings_and_keeps_the_rest() -> None:
+    old = _result([{"m": "a", "r": 1, "x": 0.5}, {"m": "a", "r": 2, "x": 0.6}])
+    new = {
+        "name": "r",
+        "commit": "b",
+        "tables": {"t": [{"m": "a", "r": 2, "x": 0.7}, {"m": "b", "r": 1, "x": 0.8}], "u": [{"y": 1.0}]},
+    }
+    merged = merge_results(old, new)
+    assert merged["tables"] == {
+        "t": [{"m": "a", "r": 1, "x": 0.5}, {"m": "a", "r": 2, "x": 0.7}, {"m": "b", "r": 1, "x": 0.8}],
+        "u": [{"y": 1.0}],
+    }
+    assert (merged["commit"], merged["earlier"]) == ("b", [{"commit": "a"}])
+    assert old["tables"]["t"][1]["x"] == 0.6
+    assert merge_results(merged, merged)["tables"] == merged["tables"]
+
+
+def test_merging_by_declared_keys_and_with_intervals() -> None:
+    old = _result([{"m": "a", "steps": 10}], intervals={"c": [0, 1]}, keys={"t": ["m"]})
+    new = _result([{"m": "a", "steps": 20}], intervals={"d": [2, 3]})
+    merged = merge_results(old, new)
+    assert merged["tables"]["t"] == [{"m": "a", "steps": 20}]
+    assert merged["intervals"] == {"c": [0, 1], "d": [2, 3]}
+    assert "earlier" not in merged
+    with pytest.raises(ValueError, match="cannot be merged"):
+        merge_results(old, {"name": "other"})
+
+
+def test_paper_tables_hold_the_papers_numbers() -> None:
+    table = {row["dataset"]: row for row in paper_table("ktiw-table2", "table_2")}
+    assert (table["Multi30k"]["a_alpha_beta"], table["News En-Pt"]["xi_star"], table["SST"]["xi_uf_px"]) == (
+        48.78,
+        67.75,
+        83.53,
+    )
+    assert len(paper_table("abc-mt", "table_5")) == 10
+    assert paper_table("effective", "table_2")[8]["heterogeneous"] == 50.4
+    assert paper_table("value-aware", "nothing") == []
+    row = beside_paper(
+        [{"model": "BASE", "n": None, "perplexity": 31.0, "seed": 3}],
+        results="abc-lm",
+        table="table_2b",
+        keys=["model", "n"],
+    )
+    assert row == [{"model": "BASE", "n": None, "perplexity": 31.0, "seed": 3, "perplexity_paper": 18.5}]
+
+
+def test_unreadable_results_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{")
+    with pytest.raises(ValueError, match=r"a\.json is not readable JSON"):
+        load_results(tmp_path)
+    (tmp_path / "a.json").write_text("[1]")
+    with pytest.raises(ValueError, match="must hold a JSON object, got list"):
+        load_results(tmp_path)
+    assert load_results(tmp_path / "none") == {}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "results").mkdir()
+    rows = [{"m": "a|b", "x": 0.123456, "x_paper": 0.2, "r": [1, 2.5]}, {"m": "c", "x": None}]
+    (tmp_path / "results" / "r.json").write_text(json.dumps(_result(rows)))
+    (tmp_path / "README.md").write_text("# T\n<!-- table:results/r.json#t columns=m,x -->\nold\n<!-- /table -->\nend\n")
+    (tmp_path / "docs" / "p.md").write_text("<!-- table:results/r.json#t -->\n<!-- /table -->\n")
+    return tmp_path
+
+
+def test_pages_are_filled_and_stale_ones_found(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(repository), "--check"]) == 1
+    assert "README.md is stale" in capsys.readouterr().err
+    assert main([str(repository)]) == 0
+    assert (repository / "README.md").read_text() == (
+        "# T\n<!-- table:results/r.json#t columns=m,x -->\n"
+        "| m | x |\n| --- | ---: |\n| a\\|b | 0.123 |\n| c | \u2013 |\n<!-- /table -->\nend\n"
+    )
+    assert "| m | x | x (paper) | r |" in (repository / "docs" / "p.md").read_text()
+    assert "| a\\|b | 0.123 | 0.2 | 1 to 2.5 |" in (repository / "docs" / "p.md").read_text()
+    assert (repository / "docs" / "claims.md").read_text().startswith("# Claims")
+    assert stale_pages(repository) == {}
+    assert main([str(repository), "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ("results/none.json#t", "does not exist"),
+        ("results/r.json#u", "has no table u; it has t"),
+        ("results/r.json#t columns=y", "no column y; the table has m, x, x_paper, r"),
+        ("results/r.json#t rows=3", "unknown option rows"),
+    ],
+)
+def test_a_page_that_names_what_is_not_there_is_an_error(
+    repository: Path, region: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = f"<!-- table:{region} -->\n<!-- /table -->"
+    with pytest.raises(ValueError, match=message):
+        fill_tables(text, repository)
+    (repository / "docs" / "p.md").write_text(text)
+    assert main([str(repository), "--check"]) == 2
+    assert "p.md" in capsys.readouterr().err
+
+
+def test_markdown_tables_align_numbers() -> None:
+    assert markdown_table([{"a": None, "b": 1}, {"a": "x", "b": 20_000}]).splitlines() == [
+        "| a | b |",
+        "| --- | ---: |",
+        "| \u2013 | 1 |",
+        "| x | 20,000 |",
+    ]
