@@ -89,8 +89,15 @@ def build(name: str, *, implementation: str = "sdpa") -> tf.PreTrainedModel:
             # Fixed position tables are no weights.
             if parameter.dim() == 2 and parameter.requires_grad:
                 parameter.normal_(std=0.3)
-    model.set_attn_implementation(implementation)
+    set_implementation(model, implementation)
     return model
+
+
+def set_implementation(model: tf.PreTrainedModel, name: str) -> None:
+    """``model.set_attn_implementation``, which in transformers 5.17 does not reach the configs of T5's two stacks."""
+    for module in model.modules():
+        if hasattr(module, "config"):
+            module.config._attn_implementation = name
 
 
 def inputs(model: tf.PreTrainedModel, mask: Tensor | None = None, *, length: int = 11) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import transformers as tf
 
 from attnlab.hf import record, swap
 from attnlab.hf.sites import find_sites
-from tests.hf_zoo import ALL, LLAMA, SPECIAL, build, inputs, padding
+from tests.hf_zoo import ALL, LLAMA, SPECIAL, build, inputs, padding, set_implementation
 
 KEYS = {
     "encoder": ("attentions", "encoder_attentions"),
@@ -28,7 +28,7 @@ def test_weights_are_eager_attentions(name: str, kind: str) -> None:
     given = inputs(model, padding(kind))
     with torch.no_grad():
         expected = model(**given, output_attentions=True)
-        model.set_attn_implementation("sdpa")
+        set_implementation(model, "sdpa")
         with record(model) as trace:
             model(**given)
     for layer in trace:
@@ -130,10 +130,10 @@ def test_cross_attention_inside_decoders_of_other_families(name: str) -> None:
     ids = inputs(model)["input_ids"]
     seen = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]])
     given = {"input_ids": ids, "encoder_hidden_states": states, "encoder_attention_mask": seen, "use_cache": False}
-    model.set_attn_implementation("eager")
+    set_implementation(model, "eager")
     with torch.no_grad():
         expected = model(**given).logits
-        model.set_attn_implementation("sdpa")
+        set_implementation(model, "sdpa")
         with swap(model, "softmax"), record(model) as trace:
             assert_close(model(**given).logits, expected)
     assert trace["cross", 0].x is states

@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from attnlab.hf import record, swap
-from tests.hf_zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits
+from tests.hf_zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
 
 TOLERANCE = 1e-5
 
@@ -40,7 +40,7 @@ def test_generate_gives_the_same_tokens(name: str, beams: int, kind: str) -> Non
     model = build(name, implementation="eager")
     given = {k: v for k, v in inputs(model, padding(kind)).items() if k != "decoder_input_ids"}
     expected = model.generate(**given, **settings)
-    model.set_attn_implementation("sdpa")
+    set_implementation(model, "sdpa")
     with swap(model, "softmax"), record(model) as trace:
         assert torch.equal(model.generate(**given, **settings), expected)
     # The last step: one query per sentence and beam.
@@ -263,7 +263,7 @@ def test_scores_that_no_call_can_express_are_refused_by_name() -> None:
     capped = tf.Gemma2ForCausalLM(
         tf.Gemma2Config(num_attention_heads=4, num_key_value_heads=2, head_dim=6, **settings)
     ).eval()
-    capped.set_attn_implementation("eager")
+    set_implementation(capped, "eager")
     with swap(capped, "softmax"), pytest.raises(ValueError, match=r"Gemma2Attention .*soft-capped scores \(softcap\)"):
         real_logits(capped, inputs(capped))
     sinks = tf.GptOssForCausalLM(
