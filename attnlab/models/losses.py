@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from attnlab.models.transformer import Output
 from attnlab.models.vocabulary import IGNORED, at_least_float32
@@ -49,8 +49,7 @@ class CausalLM:
 
     def __call__(self, model: nn.Module, output: Output, batch: Mapping[str, Any], step: int) -> Loss:
         labels = _next_tokens(batch)
-        head = _head(output)
-        nll = head.nll(output.hidden[:, :-1].flatten(0, 1), labels.flatten())
+        nll = _head(output).nll(output.hidden.flatten(0, 1), labels.flatten())
         return Loss(nll.sum(), (labels != IGNORED).sum())
 
     def count(self, batch: Mapping[str, Any], step: int) -> Tensor:
@@ -96,13 +95,14 @@ class Translation:
 
 
 def _next_tokens(batch: Mapping[str, Any]) -> Int[Tensor, "b q"]:
+    """The label of each position: its next token, and none at the last, which keeps the shapes of the inputs."""
     labels = batch["labels"] if "labels" in batch else batch["input_ids"]
     mask = batch.get("attention_mask")
-    if mask is not None:
-        # A pair is predicted only where both of its tokens are there: left padding predicts nothing either.
-        labels = labels.masked_fill(~mask.bool(), IGNORED)
-        return labels[:, 1:].masked_fill(~mask[:, :-1].bool(), IGNORED)
-    return labels[:, 1:]
+    if mask is None:
+        return pad(labels[:, 1:], (0, 1), value=IGNORED)
+    # A pair counts only where both of its tokens are there: left padding predicts nothing either.
+    both = mask[:, 1:].bool() & mask[:, :-1].bool()
+    return pad(labels[:, 1:].masked_fill(~both, IGNORED), (0, 1), value=IGNORED)
 
 
 def _head(output: Output) -> Any:
