@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attnlab.provenance import write_json
@@ -133,6 +132,8 @@ def sweep(run_dir: Path | str) -> None:
     """Delete what killed processes left half-written."""
     for path in (Path(run_dir) / "checkpoints").glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
+    for path in Path(run_dir).glob(".*.json.*.tmp"):
+        path.unlink()
 
 
 def best_checkpoint(run_dir: Path | str) -> Path:
@@ -162,17 +163,16 @@ def load_model(model: nn.Module, run_dir: Path | str, *, which: str | int = "las
 
 def average_checkpoints(paths: Iterable[Path | str]) -> Tensors:
     """The mean of the checkpoints' parameters, taken in float64, as a state dict; integers come from the last."""
-    models = [read_checkpoint(Path(path)).model for path in paths]
-    if not models:
+    sums: Tensors = {}
+    last: Tensors = {}
+    count = 0
+    for path in paths:
+        last = read_checkpoint(Path(path)).model
+        sums = {name: t.double() + sums.get(name, 0) for name, t in last.items() if t.is_floating_point()}
+        count += 1
+    if count == 0:
         raise ValueError("no checkpoints to average; train with keep= at least the number to average")
-    last = models[-1]
-
-    def mean(name: str) -> Tensor:
-        if not last[name].is_floating_point():
-            return last[name]
-        return torch.stack([m[name].double() for m in models]).mean(0).to(last[name].dtype)
-
-    return {name: mean(name) for name in last}
+    return last | {name: (total / count).to(last[name].dtype) for name, total in sums.items()}
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:

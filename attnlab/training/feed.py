@@ -77,7 +77,8 @@ class Feed:
 
     def __exit__(self, *error: object) -> None:
         self._closed.set()
-        self._thread.join()
+        # A source that hangs must not keep an interrupted run from ending; the thread is a daemon.
+        self._thread.join(timeout=5)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         for position in range(len(self.steps)):

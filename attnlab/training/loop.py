@@ -147,6 +147,7 @@ def train(
         if track:
             accelerator.init_trackers(name, config=_flat(settings.as_dict()))
 
+        evaluate_at = frozenset(settings.evaluate_at)
         steps = range(at.step, at.step if at.stopped else settings.steps)
         progress = loop.progress = Progress(settings.steps, start=at.step, quiet=not main)
         ranks = {"rank": accelerator.process_index, "world": accelerator.num_processes}
@@ -161,7 +162,7 @@ def train(
         started = time.perf_counter()
         try:
             with feed, _interrupts() as interrupted:
-                if at.step == 0 and 0 in settings.evaluate_at and not at.evaluated and loop.evaluate():
+                if at.step == 0 and 0 in evaluate_at and not at.evaluated and loop.evaluate():
                     loop.checkpoint()
                 for parts in feed:
                     loop.update(parts)
@@ -171,7 +172,7 @@ def train(
                     logging = at.step % settings.log_every == 0 or at.step == settings.steps
                     if logging:
                         loop.log()
-                    improved = at.step in settings.evaluate_at and loop.evaluate()
+                    improved = at.step in evaluate_at and loop.evaluate()
                     interrupt = loop.agree(interrupted.is_set(), now=logging)
                     due = settings.checkpoint_every and at.step % settings.checkpoint_every == 0
                     if due or improved or interrupt or at.stopped or at.step == settings.steps:
@@ -224,6 +225,7 @@ class _Loop:
         self.prepared, self.optimizer = accelerator.prepare(self.objective, optimizer)
         if settings.compile:
             self.prepared.compile(dynamic=settings.dynamic)
+        self.parameters = list(self.prepared.parameters())
         self.names = ["loss", *(term.name for term in terms)]
         self.at = _Standing()
         self.metrics_bytes = 0
@@ -252,7 +254,7 @@ class _Loop:
                 # Ranks average their gradients; the sum over ranks is wanted.
                 accelerator.backward((weights * share).sum() * world)
             means += share.detach()
-        norm = accelerator.clip_grad_norm_(self.prepared.parameters(), recipe.clip or math.inf)
+        norm = accelerator.clip_grad_norm_(self.parameters, recipe.clip or math.inf)
         lr = recipe.lr * self.settings.schedule.factor(step + 1, steps=self.settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr

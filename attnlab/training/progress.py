@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 
 __all__ = ["Progress", "duration"]
@@ -13,9 +14,11 @@ class Progress:
     """Rate and time left on standard error; ``quiet`` (ranks other than the first) says nothing."""
 
     def __init__(self, steps: int, *, start: int = 0, quiet: bool = False) -> None:
-        self.steps, self.first, self.quiet = steps, start, quiet
+        self.steps, self.quiet = steps, quiet
         self.live = sys.stderr.isatty() and not quiet
-        self.began = self.shown = time.perf_counter()
+        self.shown = time.perf_counter()
+        # The last ten seconds: compilation and evaluations soon leave the rate.
+        self.recent = deque([(self.shown, start)], maxlen=50)
         self.loss: float | None = None
 
     def step(self, step: int) -> None:
@@ -24,7 +27,9 @@ class Progress:
         if not self.live or (now - self.shown < 0.2 and step < self.steps):
             return
         self.shown = now
-        rate = (step - self.first) / max(now - self.began, 1e-9)
+        self.recent.append((now, step))
+        since, first = self.recent[0]
+        rate = (step - first) / max(now - since, 1e-9)
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         left = duration((self.steps - step) / rate) if rate else "?"
         self._write(f"\r\x1b[Kstep {step}/{self.steps}{loss}  {rate:.1f} steps/s  {left} left")

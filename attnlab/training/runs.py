@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +33,7 @@ class RunFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self._metrics: IO[bytes] | None = None
+        self._metrics: FileIO | None = None
 
     @contextmanager
     def hold(self) -> Iterator[RunFolder]:
@@ -92,7 +93,8 @@ class RunFolder:
             there = file.stat().st_size if file.exists() else 0
             if there < size:
                 raise RunError(f"{file} has {there} bytes where its checkpoint saw {size}; it was changed by hand")
-            self._metrics = open(file, "ab")  # noqa: SIM115 - closed by hold
+            # Unbuffered: a line that the disk refuses is an error now, and not again when the file is closed.
+            self._metrics = open(file, "ab", buffering=0)  # noqa: SIM115 - closed by hold
             self._metrics.truncate(size)
 
     def record(self, *, step: int, kind: str, seconds: float, values: Mapping[str, float]) -> None:
@@ -101,8 +103,9 @@ class RunFolder:
         finite = {name: value if abs(value) < float("inf") else None for name, value in values.items()}
         line = {"step": step, "kind": kind, "seconds": round(seconds, 3), "values": finite}
         with self.explain("write metrics.jsonl"):
-            self._metrics.write(json.dumps(line, allow_nan=False).encode() + b"\n")
-            self._metrics.flush()
+            data = json.dumps(line, allow_nan=False).encode() + b"\n"
+            if self._metrics.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "No space left on device")
 
     def sync_metrics(self) -> int:
         """Force metrics.jsonl to the disk and return its size, which a checkpoint remembers."""

@@ -270,6 +270,22 @@ def test_compiled_training_follows_eager_training(tmp_path):
     assert list(runs[1].state_dict()) == list(runs[0].state_dict())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_training_is_bf16_learns_and_resumes(tmp_path, compiled):
+    changes = {"device": "auto", "compile": compiled, "steps": 40, "evaluate_at": (0, 40)}
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(tmp_path / "cut", callbacks=[PowerCut(at=30)], **changes)
+    model, outcome = job(tmp_path / "cut", callbacks=[PowerCut(at=None)], resume=True, **changes)
+    job(tmp_path / "whole", **changes)
+    assert model.embed.weight.device.type == "cuda"
+    cut, whole = (read_metrics(tmp_path / name) for name in ("cut", "whole"))
+    assert [(x["kind"], x["step"]) for x in cut] == [(x["kind"], x["step"]) for x in whole]
+    assert outcome.metrics["valid/loss"] == pytest.approx(whole[-1]["values"]["valid/loss"], rel=0.05)
+    assert outcome.metrics["valid/loss"] < 0.8 * whole[0]["values"]["valid/loss"]
+
+
 def test_adam_and_schedules_run(tmp_path):
     job(
         tmp_path / "a",

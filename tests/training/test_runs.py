@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def stop_after(path, step):
     with pytest.raises(RuntimeError, match="power cut"):
-        job(path, callbacks=[PowerCut(at=step)])
+        job(path, callbacks=[PowerCut(at=11)])
 
 
 def resumed(path):
@@ -173,24 +173,62 @@ def test_a_full_disk_stops_with_a_clear_error_and_loses_nothing(tmp_path, whole,
 
 
 def small_disk(path):
-    """A real disk of 64 KiB, where the machine lets us have one."""
+    """A real disk of 1 MiB, where the machine lets us have one."""
     path.mkdir()
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("mounting needs root")
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True)
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True)
     if made.returncode != 0:
         pytest.skip("this machine does not let us mount a small disk")
     return path
 
 
-def test_a_really_full_disk(tmp_path):
+class Ballast(Callback):
+    """Fills the disk to the last byte after a step."""
+
+    def __init__(self, path, *, at):
+        self.path, self.at = path, at
+
+    def on_step(self, moment):
+        if moment.step == self.at:
+            with open(self.path, "ab", buffering=0) as file:
+                while True:
+                    try:
+                        file.write(bytes(1024))
+                    except OSError:
+                        break
+
+
+def test_a_really_full_disk(tmp_path, whole):
     disk = small_disk(tmp_path / "disk")
     try:
-        with pytest.raises(RunError, match="the disk is full"):
-            job(disk / "run", keep=100, checkpoint_every=1)
-        assert newest_good(disk / "run") is not None
+        with pytest.raises(RunError, match=r"cannot save the checkpoint of step 12 .* the disk is full"):
+            job(disk / "run", callbacks=[Ballast(disk / "ballast", at=11)])
+        assert newest_good(disk / "run").step == 8
+        assert not list(disk.glob("run/checkpoints/.step*"))
+        (disk / "ballast").unlink()
+        model, _ = resumed(disk / "run")
+        assert_same_parameters(model.state_dict(), whole[0].state_dict())
+        assert without_seconds(read_metrics(disk / "run")) == whole[1]
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_told_apart_when_a_line_of_metrics_is_written(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.hold(), open("/dev/full", "ab", buffering=0) as full:
+        folder._metrics = full
+        with pytest.raises(RunError, match=r"cannot write metrics.jsonl in .* the disk is full"):
+            folder.record(step=1, kind="train", seconds=0.0, values={"loss": 1.0})
+
+
+def test_values_that_are_not_finite_are_written_as_null(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.hold():
+        folder.start_metrics(0)
+        folder.record(step=1, kind="eval", seconds=0.5, values={"a": math.nan, "b": -math.inf, "c": 2.0})
+    assert read_metrics(tmp_path / "run")[0]["values"] == {"a": None, "b": None, "c": 2.0}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
