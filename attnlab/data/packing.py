@@ -55,7 +55,7 @@ class Blocks:
         sizes = -(-lengths // self._payload) if self.form == "separate" else lengths + 1
         object.__setattr__(self, "_order", order)
         object.__setattr__(self, "_starts", np.concatenate([[0], np.cumsum(sizes)]))
-        if len(self) == 0:
+        if len(self) == 0 or len(self.store.tokens) == 0:
             raise ValueError(f"the store holds {len(self.store.tokens)} tokens, too few for one row of {self.length}")
 
     @property

@@ -29,7 +29,10 @@ def open_bytes(path: Path | str) -> Iterator[IO[bytes]]:
     try:
         with _opened(path) as file:
             yield file
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error) as error:
+    except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
+        # What the operating system says has a number; what gzip and bz2 say of bad data has none.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(f"{path} is not a whole {path.suffix} file: {error}") from error
 
 

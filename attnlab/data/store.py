@@ -101,8 +101,8 @@ def write_store(
     dtype = np.dtype(np.uint16 if tokeniser.vocab_size <= 1 << 16 else np.uint32)
     try:
         counts = _write_arrays(unfinished, documents, tokeniser, dtype)
-        if counts["documents"] == 0:
-            raise ValueError(f"{source or 'the corpus'} holds no documents: nothing to tokenise")
+        if counts["tokens"] == 0:
+            raise ValueError(f"{source or 'the corpus'} holds no tokens in {counts['documents']} documents")
         meta = {
             "layout": LAYOUT,
             "source": source,
@@ -126,7 +126,7 @@ def load_store(folder: Path | str) -> TokenStore:
         meta = json.loads((folder / "meta.json").read_text())
         tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{folder} is no token store ({error}); remove it and tokenise again") from error
     if len(tokens) != meta["tokens"] or len(offsets) != meta["documents"] + 1:
         raise ValueError(
