@@ -58,7 +58,7 @@ class Trace:
     A plain number means self-attention, so it is refused where a model has both an encoder and a decoder.
     """
 
-    def __init__(self, *, keep: Literal["last", "all"] = "last", metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, *, keep: str = "last", metadata: Mapping[str, Any] | None = None) -> None:
         if keep not in ("last", "all"):
             raise ValueError(f"keep must be 'last' or 'all', got {keep!r}")
         self.keep = keep

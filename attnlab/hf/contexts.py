@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
 
 from torch import Tensor, nn
 
@@ -23,7 +22,7 @@ def swap(
     mech: Mechanism | str,
     *,
     layers: Layers = None,
-    dropout: Literal["refuse", "skip"] = "refuse",
+    dropout: str = "refuse",
 ) -> Iterator[nn.Module]:
     """Inside the context, ``model`` attends by ``mech``, in all layers or in those named: 3, ("cross", 3), "decoder".
 
@@ -39,7 +38,7 @@ def swap(
 
 
 @contextmanager
-def record(model: nn.Module, *, layers: Layers = None, keep: Literal["last", "all"] = "last") -> Iterator[Trace]:
+def record(model: nn.Module, *, layers: Layers = None, keep: str = "last") -> Iterator[Trace]:
     """Inside the context, every forward pass fills the trace with each layer's q, k, v, x and output, without copies.
 
     A layer's last call is kept: after ``generate``, the last decoding step. ``keep="all"`` keeps every call, which

@@ -43,7 +43,7 @@ class Site:
         return weight if weight.shape[1] == width else None
 
 
-def find_sites(model: nn.Module) -> list[Site]:
+def find_sites(model: Any) -> list[Site]:
     """Every module of ``model`` that attends through transformers' AttentionInterface, in the model's order."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"a model (torch.nn.Module) was expected, got {type(model).__name__}")
