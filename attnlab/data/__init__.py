@@ -6,6 +6,7 @@ from attnlab.data.enwik8 import articles, strip_markup, wikitext_titles
 from attnlab.data.labelled import Labelled, LabelledSource, read_labelled, read_trees
 from attnlab.data.malformed import Malformed
 from attnlab.data.masking import IGNORED, Masking, mask_tokens
+from attnlab.data.overlap import Passages
 from attnlab.data.packing import Blocks
 from attnlab.data.parallel import Pairs, ParallelSource, encode_pairs, read_parallel
 from attnlab.data.readers import hf_texts, read_text, records, texts
@@ -40,6 +41,7 @@ __all__ = [
     "Order",
     "Pairs",
     "ParallelSource",
+    "Passages",
     "PermutationCopying",
     "Prefetched",
     "SentencePieceTokeniser",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from attnlab.data.overlap import Passages
 from attnlab.data.readers import open_bytes
 
 __all__ = ["Article", "articles", "strip_markup", "title_key", "wikitext_titles"]
@@ -20,9 +21,12 @@ class Article(NamedTuple):
     text: str
 
 
-def articles(path: Path | str, *, leave_out: Collection[str] = (), min_words: int = 50) -> Iterator[Article]:
+def articles(
+    path: Path | str, *, leave_out: Collection[str] = (), held_out: Passages | None = None, min_words: int = 50
+) -> Iterator[Article]:
     """Stream the dump's articles as clean text, leaving out the titles in ``leave_out`` (see ``wikitext_titles``).
 
+    With ``held_out``, articles that share a passage with those texts are left out under whatever title.
     Redirects, pages outside the article namespace, and what has fewer than ``min_words`` words once the markup is
     gone (disambiguation pages, bare lists) are left out as well; so is the target of a redirect whose own title is
     left out. Memory holds one page at a time.
@@ -34,8 +38,9 @@ def articles(path: Path | str, *, leave_out: Collection[str] = (), min_words: in
         if _OTHER_NAMESPACE.match(title) or _REDIRECT.match(raw) or title_key(title) in keys:
             continue
         text = strip_markup(raw)
-        if text.count(" ") + text.count("\n") + 1 >= min_words:
-            yield Article(title, text)
+        if text.count(" ") + text.count("\n") + 1 < min_words or (held_out and held_out.shared(text)):
+            continue
+        yield Article(title, text)
 
 
 def strip_markup(raw: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnlab.data.tokenisers import Specials
+from attnlab.shapes import Int
 
 __all__ = ["IGNORED", "Masking", "mask_tokens"]
 
@@ -33,13 +34,13 @@ BERT = Masking()
 
 
 def mask_tokens(
-    tokens: np.ndarray,
+    tokens: Int[np.ndarray, "b l"],
     *,
     specials: Specials,
     vocab_size: int,
     rng: np.random.Generator,
     masking: Masking = BERT,
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Int[np.ndarray, "b l"], Int[np.ndarray, "b l"]]:
     """(inputs, labels): labels hold the chosen tokens and ``IGNORED`` elsewhere; special tokens are never chosen."""
     if specials.mask is None:
         raise ValueError("this tokeniser has no mask token; train one with train_wordpiece or train_bpe")

@@ -10,6 +10,7 @@ import numpy as np
 from attnlab.data.batching import generator
 from attnlab.data.store import TokenStore
 from attnlab.data.tokenisers import Specials
+from attnlab.shapes import Int
 
 __all__ = ["Blocks"]
 
@@ -66,8 +67,8 @@ class Blocks:
         total = int(self._starts[-1])
         return total if self.form == "separate" else total // self._payload
 
-    def rows(self, indices: np.ndarray | list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows (b, L) and beside each token the number of its document within the row, -1 on padding."""
+    def rows(self, indices: np.ndarray | list[int]) -> tuple[Int[np.ndarray, "b l"], Int[np.ndarray, "b l"]]:
+        """Rows, and beside each token the number of its document within the row, -1 on padding."""
         indices = np.asarray(indices, dtype=np.int64)
         if ((indices < 0) | (indices >= len(self))).any():
             raise IndexError(f"rows 0 to {len(self) - 1} exist, got {indices.min()} to {indices.max()}")

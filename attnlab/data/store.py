@@ -172,7 +172,10 @@ def _encoded(documents: Iterable[str], tokeniser: Tokeniser) -> Iterator[list[li
 def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
     held: list[str] = []
     size = 0
-    for document in documents:
+    from tqdm import tqdm
+
+    # Silent when it is short or not on a terminal.
+    for document in tqdm(documents, desc="tokenising", unit=" documents", delay=2, disable=None):
         held.append(document)
         size += len(document)
         if size >= CHUNK:

@@ -6,7 +6,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from attnlab.data import articles, strip_markup, wikitext_titles
+from attnlab.data import Passages, articles, strip_markup, wikitext_titles
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 LONG = "This sentence is here so that the page has words enough to be an article at all. " * 5
@@ -129,6 +129,18 @@ def test_wikitext_titles_are_left_out_also_through_redirects(tmp_path):
         ],
     )
     assert [a.title for a in articles(path, leave_out=titles)] == ["American lobster"]
+
+
+def test_an_article_that_shares_a_passage_is_left_out_under_any_title(tmp_path):
+    passage = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    held_out = Passages([f"Some words , then {passage.replace(' five', ' @-@ five')} and others ."])
+    path = dump(
+        tmp_path / "wiki.xml",
+        [("Renamed", f"{LONG} Here {passage}."), ("Other", f"{LONG} Here {passage.replace('seven', 'zero')}.")],
+    )
+    assert [a.title for a in articles(path, held_out=held_out)] == ["Other"]
+    assert held_out.shared(passage + " and more") == 2
+    assert held_out.shared("then " + passage) == 2
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ def test_words_by_count_with_ties_in_alphabetical_order():
     assert t.encode_batch(["c, d b"]) == [[4, 1, 1, 6]]
     assert t.decode([2, 4, 6, 3]) == "<s> c b </s>"
     assert train_words(["b b a a c"], min_count=1, max_size=2).words == ("a", "b")
+    assert train_words(["7 1984 a3"], min_count=1, numbers=False).words == ("7", "a3")
     assert train_words(["A a"], min_count=1, lowercase=False).words == ("A", "a")
 
 
