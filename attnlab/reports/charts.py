@@ -66,7 +66,7 @@ def line_chart(
     x_scale = scale_over(xs, LEFT, RIGHT, log=log_x)
     y_scale = scale_over([y for y in ys if y is not None], BOTTOM, TOP, log=log_y, pad=0.04)
     drawn = [_axes(x_scale, y_scale, x_label, "" if y_label == title else y_label)]
-    if reference:
+    if reference and y_scale.shows(reference[1]):
         drawn.append(_reference(reference, y_scale, left=True))
     drawn += [_band(s, x_scale, y_scale) for s in series if s.low is not None and s.high is not None]
     for s in series:
@@ -74,7 +74,7 @@ def line_chart(
         dots = [
             element("circle", cx=_at(x_scale(x)), cy=_at(y_scale(y)), r=3, class_="dot")
             for x, y in zip(s.x, s.y, strict=True)
-            if y is not None and (s.marked or len(s.x) == 1)
+            if y is not None and x_scale.shows(x) and y_scale.shows(y) and (s.marked or len(s.x) == 1)
         ]
         drawn.append(
             element(
@@ -109,7 +109,10 @@ def scatter_chart(
     reference: tuple[str, float] | None = None,
     note: str = "",
 ) -> Html:
-    """Named points; colour and shape together tell up to 28 of them apart."""
+    """Named points, told apart by colour and shape; a logarithmic axis leaves out what is not above zero."""
+    x_axis, y_axis = Scale(1, 10, 0, 1, log_x), Scale(1, 10, 0, 1, log_y)
+    points = [p for p in points if x_axis.shows(p.x) and y_axis.shows(p.y)]
+    reference = reference if reference and y_axis.shows(reference[1]) else None
     values = [p.y for p in points] + ([reference[1]] if reference else [])
     x_scale = scale_over([p.x for p in points], LEFT, RIGHT, log=log_x, zero=not log_x, pad=0.06)
     y_scale = scale_over(values, BOTTOM, TOP, log=log_y, zero=not log_y, pad=0.08)
@@ -287,8 +290,9 @@ def _reference(reference: tuple[str, float], y: Scale, *, left: bool = False) ->
 def _band(s: Series, x: Scale, y: Scale) -> Html:
     assert s.low is not None
     assert s.high is not None
-    there = [f"{_at(x(a))},{_at(y(b))}" for a, b in zip(s.x, s.high, strict=True)]
-    back = [f"{_at(x(a))},{_at(y(b))}" for a, b in zip(s.x, s.low, strict=True)]
+    shown = [place for place in zip(s.x, s.low, s.high, strict=True) if x.shows(place[0]) and y.shows(place[1])]
+    there = [f"{_at(x(a))},{_at(y(high))}" for a, _, high in shown]
+    back = [f"{_at(x(a))},{_at(y(low))}" for a, low, _ in shown]
     points = " ".join(there + back[::-1])
     return element("polygon", points=points, class_=f"band {category(s.colour)}", data_series=s.name)
 
@@ -297,7 +301,7 @@ def _path(xs: Sequence[float], ys: Sequence[float | None], x: Scale, y: Scale, k
     """A line that is broken where a value is missing, since NaN is a finding and no straight line."""
     parts, pen = [], "M"
     for a, b in zip(xs, ys, strict=True):
-        if b is None or not math.isfinite(b) or (y.log and b <= 0) or (x.log and a <= 0):
+        if b is None or not x.shows(a) or not y.shows(b):
             pen = "M"
             continue
         parts.append(f"{pen}{_at(x(a))} {_at(y(b))}")

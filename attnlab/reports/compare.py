@@ -34,6 +34,8 @@ MEANINGS = (
     ("Score error", "‖Ŵ - W‖ / ‖W‖: the error of the weights, values ignored."),
     ("After projection", "The output error once the layer's output matrix W_O has mixed the heads."),
     ("Effective error", "The error on effective attention: the part of W that the values do not cancel."),
+    ("Ranking differs", "The share of queries for which the values change which key is the best single one (OVA, "
+     "Eq. 3)."),
     ("Time, memory", "Relative to softmax attention in the same run on the same machine: 2 is twice as much."),
 )  # fmt: skip
 
@@ -134,6 +136,7 @@ def _table(result: Mapping[str, Any]) -> list[Html | None]:
         Column("score_error", "Score error", bar=True),
         Column("after_projection", "After projection"),
         Column("effective_error", "Effective error"),
+        Column("ranking_differs", "Ranking differs", show=_percent),
         Column("time_ratio", "Time", show=_times, help="relative to softmax"),
         Column("memory_ratio", "Memory", show=_times, help="relative to softmax"),
     ]
@@ -255,9 +258,10 @@ def _maps(result: Mapping[str, Any]) -> Html | None:
     maps = result.get("maps")
     if not maps:
         return None
-    tokens = result.get("tokens")
+    tokens = result.get("tokens", maps.get("tokens"))
     if tokens is None:
         raise ValueError("attention maps need their 'tokens', one string per position")
+    maps = {name: values for name, values in maps.items() if name != "tokens"}
     about = (
         "The weights of every head on one piece of the text. Blue is weight; where weights can be negative, blue is "
     )

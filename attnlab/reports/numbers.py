@@ -17,7 +17,7 @@ def number(value: object) -> str:
     r"""A number for a table: three significant digits below a thousand, a dash where there is none.
 
     >>> number(1234567), number(43.512), number(0.0), number(0.000012), number(None)
-    ('1,234,567', '43.5', '0', '1.2e-05', '\u2013')
+    ('1,234,567', '43.5', '0', '1.2e-5', '\u2013')
     """
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return MISSING
@@ -25,6 +25,8 @@ def number(value: object) -> str:
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
+    if value and abs(value) < 1e-4:
+        return _power_of_ten(value, digits=1)
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -38,8 +40,7 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:g}{letter}"
     if value and abs(value) < 1e-3:
-        mantissa, exponent = f"{value:.3e}".split("e")
-        return f"{float(mantissa):g}e{int(exponent)}"
+        return _power_of_ten(value, digits=3)
     return f"{value:.6g}"
 
 
@@ -56,6 +57,10 @@ class Scale:
     def __call__(self, value: float) -> float:
         low, high = self._place(self.low), self._place(self.high)
         return self.start + (self._place(value) - low) / ((high - low) or 1.0) * (self.end - self.start)
+
+    def shows(self, value: float | None) -> bool:
+        """Whether the value has a place: it is a finite number, and positive on a logarithmic scale."""
+        return value is not None and math.isfinite(value) and (value > 0 or not self.log)
 
     def ticks(self, count: int = 5) -> list[float]:
         """Round values inside the range, about ``count`` of them."""
@@ -78,6 +83,11 @@ def scale_over(
         low, high = min(low, 0.0), max(high, 0.0)
     room = (high - low) * pad or (abs(high) * 0.1 or 1.0) * (high == low)
     return Scale(low if zero and low == 0 else low - room, high + room, start, end)
+
+
+def _power_of_ten(value: float, *, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:

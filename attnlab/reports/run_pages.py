@@ -58,11 +58,13 @@ def _summary(runs: Sequence[Run], groups: Sequence[tuple[str, list[Run]]]) -> st
 
 def _best_evaluation(groups: Sequence[tuple[str, list[Run]]]) -> str:
     """The lowest evaluation loss at the end, if there are several configurations that have one."""
+    metrics = dict.fromkeys(m for _, runs in groups for run in runs for kind, m in run.curves if kind == "eval")
+    metric = next((m for m in metrics if m.rsplit("/", 1)[-1] == "loss"), "loss")
     ends = []
-    for series in curves(groups, "eval", "loss"):
-        values = [y for y in series.y if y is not None]
-        if values:
-            ends.append((values[-1], series.name))
+    for name, runs in groups:
+        for series in curves([(name, runs)], "eval", metric):
+            values = [y for y in series.y if y is not None]
+            ends += [(values[-1], name)] if values else []
     if not ends:
         return ""
     loss, name = min(ends)
@@ -110,27 +112,29 @@ def _shared(runs: Sequence[Run]) -> list[Html | None]:
 
 def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
     metrics = dict.fromkeys(m for _, runs in groups for run in runs for k, m in run.curves if k == kind)
-    charts = []
-    for metric in metrics:
-        series = curves(groups, kind, metric)
-        if not any(y is not None for s in series for y in s.y):
-            continue
-        banded = any(s.low is not None for s in series)
-        charts.append(
-            line_chart(
-                series,
-                name=f"{kind}-{metric}".replace("/", "-").replace(" ", "-"),
-                title=metric.replace("_", " "),
-                x_label="step",
-                y_label=metric.replace("_", " "),
-                note="The line is the mean over seeds, the band reaches from the least to the greatest."
-                if banded
-                else "",
-            )
-        )
-    if not charts:
+    drawn = {metric: curves(groups, kind, metric) for metric in metrics}
+    shown = {m: series for m, series in drawn.items() if any(y is not None for s in series for y in s.y)}
+    if not shown:
         return None
-    return section(KINDS.get(kind, kind.capitalize()), element("div", charts, class_="grid2"))
+    charts = [
+        line_chart(
+            series,
+            name=f"{kind}-{metric}".replace("/", "-").replace(" ", "-"),
+            title=metric.replace("_", " "),
+            x_label="step",
+            y_label=metric.replace("_", " "),
+            log_x=_log_spaced([x for s in series for x in s.x]),
+        )
+        for metric, series in shown.items()
+    ]
+    banded = any(s.low is not None for series in shown.values() for s in series)
+    about = "Lines are means over seeds; bands reach from the least to the greatest." if banded else ""
+    return section(KINDS.get(kind, kind.capitalize()), element("div", charts, class_="grid2"), about=about)
+
+
+def _log_spaced(steps: Sequence[float]) -> bool:
+    """Whether most steps crowd at the start, as the papers' checkpoints do; a logarithmic axis leaves out step 0."""
+    return len(steps) > 4 and sum(x <= max(steps) / 10 for x in steps) > len(steps) / 2
 
 
 def _results(groups: Sequence[tuple[str, list[Run]]]) -> Html | None:

@@ -32,11 +32,17 @@ def test_a_line_runs_through_its_points_and_breaks_at_nan() -> None:
 
 
 def test_logarithmic_axes_leave_out_what_they_cannot_show() -> None:
-    series = Series("a", [0, 1, 10, 100], [1.0, 10.0, 100.0, 0.0])
+    low, high = [0.5, 5.0, 50.0, 0.0], [2.0, 20.0, 200.0, 1.0]
+    series = Series("a", [0, 1, 10, 100], [1.0, 10.0, 100.0, 0.0], low=low, high=high, marked=True)
     tree = parse(line_chart([series], name="n", title="t", x_label="x", y_label="y", log_x=True, log_y=True))
     path = tree.one("figure").all("path", "line")[0].attributes["d"] or ""
     assert len(re.findall("[ML]", path)) == 2
+    points = [Point("a", 1, 2), Point("b", 0, 5), Point("c", 2, float("inf"))]
+    scatter = scatter_chart(points, name="n", title="t", x_label="x", y_label="y", log_x=True, reference=("exact", 3.0))
+    assert [node.text for node in parse(scatter).all("title")] == ["a: x 1, y 2"]
     assert f"M{LEFT} " in path
+    assert len(tree.all("circle", "dot")) == 2
+    assert len((tree.one("polygon").attributes["points"] or "").split()) == 4
 
 
 @pytest.mark.parametrize(

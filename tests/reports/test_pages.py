@@ -93,7 +93,7 @@ def test_finding_without_a_head_judges_by_output_error_and_without_rows_says_so(
     result = a_comparison()
     for row in result["rows"]:
         row["quality"] = None
-    assert "output error 2e-06" in parse(finding(result)).text
+    assert "output error 2e-6" in parse(finding(result)).text
     assert "None of the mechanisms" in finding({"rows": [{"mechanism": "x", "refused": "no"}]})
     with pytest.raises(ValueError, match="needs 'rows'"):
         compare_page({"name": "compare"})
@@ -135,7 +135,9 @@ def test_demo_page_packs_its_maps() -> None:
         kind = np.int8 if packed["signed"] else np.uint8
         values = np.frombuffer(base64.b64decode(packed["data"]), dtype=kind) * packed["scale"]
         np.testing.assert_allclose(values, np.ravel(given), atol=packed["scale"] / 2 * 1.001)
-    del result["tokens"]
+    inside = result | {"maps": {"tokens": result["tokens"], **result["maps"]}}
+    del inside["tokens"], result["tokens"]
+    assert parse(compare_page(inside)).one("div", "maps").data() == payload
     with pytest.raises(ValueError, match="need their 'tokens'"):
         compare_page(result)
 
@@ -184,6 +186,21 @@ def test_run_page_tells_configurations_apart_and_shows_the_paper_beside_ours(tmp
     assert [cell.text for cell in results.all("td", "paper")] == ["27.2", "27.1"]
     assert "NVIDIA H200" in tree.text
     assert "d7d2dab0c1" in tree.text
+
+
+def test_checkpoints_that_crowd_at_the_start_get_a_logarithmic_axis(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", seed=0, finish=False)
+    steps = (0, 10, 50, 100, 150, 200, 250, 500, 4000)
+    lines = [
+        {"step": s, "kind": "eval", "seconds": 1, "values": {"valid/loss": 9 - s / 1000, "bad": None}} for s in steps
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tree = parse(run_page([folder]))
+    assert "The last evaluation loss is 5." in tree.one("p", "lead").text
+    chart = tree.figure("eval-valid-loss")
+    assert chart.data()["hover"]["x"] == [10.0, 4000.0, 62, 540, True]
+    assert len(chart.data()["table"]["rows"]) == len(steps)
+    assert not tree.all("figure", data_name="eval-bad")
 
 
 def test_a_run_that_was_killed_or_resumed_is_still_read(tmp_path: Path) -> None:
