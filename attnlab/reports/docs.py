@@ -31,6 +31,7 @@ REGION = re.compile(
     r".*?(?P<close><!-- /table -->)",
     re.DOTALL,
 )
+FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> str:
@@ -79,7 +80,9 @@ def fill_tables(text: str, root: Path) -> str:
         columns = [c for c in options.get("columns", "").split(",") if c]
         return found["open"] + markdown_table(tables[found["table"]], columns=columns) + "\n" + found["close"]
 
-    return REGION.sub(replace, text)
+    # What stands in a code fence is an example of a mark and stays as it is.
+    parts = FENCE.split(text)
+    return "".join(part if i % 2 else REGION.sub(replace, part) for i, part in enumerate(parts))
 
 
 def stale_pages(root: Path) -> dict[Path, str]:

@@ -6,7 +6,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.reports.claims import HELD, NOT_HELD, NOT_RUN, NOT_TESTABLE, PAPERS, Claim, Verdict, all_claims, judge
+from attnlab.reports.claims import (
+    HELD,
+    NOT_HELD,
+    NOT_RUN,
+    NOT_TESTABLE,
+    PAPERS,
+    Claim,
+    Verdict,
+    all_claims,
+    judge,
+    tables_wanted,
+)
 from attnlab.reports.html import Html, element, page
 from attnlab.reports.numbers import MISSING, number
 from attnlab.reports.parts import explained, provenance_facts, section
@@ -137,4 +148,14 @@ def _markdown(judged: Judged) -> str:
                 keys = ("statement", "where", "paper_value", "ours", "margin", "verdict")
                 lines.append("| " + " | ".join(str(row[key]).replace("|", "\\|") for key in keys) + " |")
         lines.append("")
+    lines += [
+        "## What the claims read",
+        "",
+        "A row may have a `seed`: paired seeds give the margin's interval.",
+        "",
+        "| results file | table | columns |",
+        "| --- | --- | --- |",
+    ]
+    for name, tables in tables_wanted().items():
+        lines += [f"| results/{name}.json | {label} | {columns} |" for label, columns in tables.items()]
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"

@@ -119,6 +119,15 @@ def test_a_page_that_names_what_is_not_there_is_an_error(
     assert "p.md" in capsys.readouterr().err
 
 
+def test_an_example_of_a_mark_in_a_code_fence_is_left_alone(repository: Path) -> None:
+    fenced = "```\n<!-- table:results/none.json#t -->\n<!-- /table -->\n```\n"
+    real = "<!-- table:results/r.json#t columns=m -->\n<!-- /table -->\n"
+    filled = fill_tables(fenced + real + fenced, repository)
+    assert filled.startswith(fenced)
+    assert filled.endswith(fenced)
+    assert "| c |" in filled
+
+
 def test_markdown_tables_align_numbers() -> None:
     assert markdown_table([{"a": None, "b": 1}, {"a": "x", "b": 20_000}]).splitlines() == [
         "| a | b |",
