@@ -7,7 +7,7 @@ import torch
 
 from attnlab.attention import visible
 from attnlab.hf import record, swap
-from attnlab.hf.masks import recognise
+from attnlab.hf.masks import recognise, seen_by
 from tests.hf_zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
 
 SLIDING = {"mistral", "gemma3", "modernbert"}
@@ -126,6 +126,22 @@ def test_four_dimensional_masks_of_the_user(implementation: str) -> None:
             assert (trace[0].call.mask is None) == structured
 
 
+def test_one_mask_for_every_sentence() -> None:
+    model = build("bert")
+    given = {**inputs(model), "attention_mask": torch.zeros(1, 1, 1, 11)}
+    given["attention_mask"][..., 7:] = -torch.inf
+    with torch.no_grad():
+        expected = model(**given).logits
+        with swap(model, "kernel:exp"), record(model) as trace:
+            torch.testing.assert_close(model(**given).logits, expected, rtol=0, atol=1e-5)
+    assert trace[0].call.key_visible.tolist() == [[True] * 7 + [False] * 4] * 3
+
+
+def test_a_mask_of_two_dimensions_is_padding() -> None:
+    found = seen_by(torch.tensor([[0, 1, 1]]), shape=(1, 1, 3), causal_module=True, none_is_causal=True)
+    assert (found.key_visible.tolist(), found.causal, found.offset) == ([[False, True, True]], True, 2)
+
+
 def test_an_additive_mask_that_is_more_than_a_mask_is_a_bias() -> None:
     model = build("bert")
     slope = -0.1 * (torch.arange(11.0)[:, None] - torch.arange(11.0)).abs().expand(3, 1, 11, 11)
@@ -155,10 +171,8 @@ def test_recognise_by_hand() -> None:
 
 
 def test_a_mask_that_cannot_be_read_is_refused() -> None:
-    from attnlab.hf.masks import seen_by
-
     with pytest.raises(ValueError, match="mask of type dict cannot be read"):
-        seen_by({}, n_q=2, n_k=2, causal_module=True, none_is_causal=True)
+        seen_by({}, shape=(1, 2, 2), causal_module=True, none_is_causal=True)
 
 
 def test_padding_may_be_anything_finite() -> None:

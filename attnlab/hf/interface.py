@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,36 +67,32 @@ _switched: dict[int, tuple[Any, str | None, int]] = {}
 @contextmanager
 def attached(model: nn.Module, frames: Mapping[Site, Frame]) -> Iterator[None]:
     """Attend as ``frames`` say until the context ends; contexts may end in any order."""
-    configs = _configs(model)
-    with _lock:
-        for config in configs:
+    with ExitStack() as undo:
+        for config in _configs(model):
             _switch_on(config)
+            undo.callback(_switch_off, config)
         for site, frame in frames.items():
             _attach(site, frame)
-    try:
+            undo.callback(_detach, site, frame)
         yield
-    finally:
-        with _lock:
-            for site, frame in frames.items():
-                _detach(site, frame)
-            for config in configs:
-                _switch_off(config)
 
 
 def _attach(site: Site, frame: Frame) -> None:
-    live = _live.get(site.module)
-    if live is None:
-        live = _live[site.module] = _Live(site)
-        live.hook = site.module.register_forward_pre_hook(_given_hook(live), with_kwargs=True)
-    live.frames.append(frame)
+    with _lock:
+        live = _live.get(site.module)
+        if live is None:
+            live = _live[site.module] = _Live(site)
+            live.hook = site.module.register_forward_pre_hook(_given_hook(live), with_kwargs=True)
+        live.frames.append(frame)
 
 
 def _detach(site: Site, frame: Frame) -> None:
-    live = _live[site.module]
-    live.frames.remove(frame)
-    if not live.frames:
-        live.hook.remove()
-        del _live[site.module]
+    with _lock:
+        live = _live[site.module]
+        live.frames.remove(frame)
+        if not live.frames:
+            live.hook.remove()
+            del _live[site.module]
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -116,19 +112,21 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def _switch_on(config: Any) -> None:
-    _, before, count = _switched.get(id(config), (None, config._attn_implementation, 0))
-    _switched[id(config)] = (config, before, count + 1)
-    if count == 0:
-        _set_implementation(config, _registered((before or "eager").removeprefix(PREFIX)))
+    with _lock:
+        _, before, count = _switched.get(id(config), (None, config._attn_implementation, 0))
+        if count == 0:
+            _set_implementation(config, _registered((before or "eager").removeprefix(PREFIX)))
+        _switched[id(config)] = (config, before, count + 1)
 
 
 def _switch_off(config: Any) -> None:
-    _, before, count = _switched[id(config)]
-    if count > 1:
-        _switched[id(config)] = (config, before, count - 1)
-    else:
-        del _switched[id(config)]
-        _set_implementation(config, before)
+    with _lock:
+        _, before, count = _switched[id(config)]
+        if count > 1:
+            _switched[id(config)] = (config, before, count - 1)
+        else:
+            del _switched[id(config)]
+            _set_implementation(config, before)
 
 
 def _set_implementation(config: Any, name: str | None) -> None:
@@ -223,9 +221,11 @@ def _call(
         # Rotary positions come out wider than the rest; SDPA would cast here too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    n_q, n_k = query.shape[2], key.shape[2]
+    n_k = key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    seen = seen_by(mask, n_q=n_q, n_k=n_k, causal_module=causal, none_is_causal=own == "sdpa")
+    seen = seen_by(
+        mask, shape=(query.shape[0], query.shape[2], n_k), causal_module=causal, none_is_causal=own == "sdpa"
+    )
     return AttentionCall(
         query,
         key,
@@ -243,12 +243,13 @@ def _call(
 def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] != query.shape[0]:
         return None
-    return (x if x.shape[1] <= n_k else x[:, -n_k:]).to(query.dtype)
+    # A model spread over devices moves its inputs after the hook has seen them.
+    return (x if x.shape[1] <= n_k else x[:, -n_k:]).to(query)
 
 
 def _bias(site: Site, query: Tensor, position_bias: Tensor | None, additive: Tensor | None) -> Tensor | None:
     # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
     if position_bias is not None and site.kind == "cross" and not position_bias.any():
         position_bias = None
-    parts = [t.to(query.dtype) for t in (position_bias, additive) if t is not None]
+    parts = [t.to(query) for t in (position_bias, additive) if t is not None]
     return sum(parts[1:], parts[0]) if parts else None

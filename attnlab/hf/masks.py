@@ -42,11 +42,12 @@ def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | 
     return make_mask
 
 
-def seen_by(mask: Any, *, n_q: int, n_k: int, causal_module: bool, none_is_causal: bool) -> Seen:
-    """What the mask an attention function was given lets its queries see.
+def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none_is_causal: bool) -> Seen:
+    """What the mask an attention function was given lets its queries see; ``shape`` is (batch, queries, keys).
 
     ``none_is_causal``: in a causal module, no mask means causal to SDPA, and nothing hidden to eager attention.
     """
+    b, n_q, n_k = shape
     if mask is None:
         if not (causal_module and none_is_causal):
             return Seen()
@@ -62,7 +63,7 @@ def seen_by(mask: Any, *, n_q: int, n_k: int, causal_module: bool, none_is_causa
     if mask.dim() == 2:
         seen = mask.bool()
         return Seen(None if seen.all() else seen, causal_module, n_k - n_q if causal_module else 0)
-    mask = mask.expand(-1, -1, n_q, n_k)
+    mask = mask.expand(b, -1, n_q, n_k)
     if mask.dtype != torch.bool:
         hidden = mask <= torch.finfo(mask.dtype).min / 2
         if not bool(((mask == 0) | hidden).all()):
