@@ -68,7 +68,7 @@ class Block(nn.Module):
         self.widen = nn.Linear(config.width, config.hidden_width, bias=config.bias)
         self.narrow = nn.Linear(config.hidden_width, config.width, bias=config.bias)
         self.feed_norm = nn.LayerNorm(config.width, eps=config.norm_eps)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
         self.dropout = nn.Dropout(config.dropout)
         self.activation_dropout = nn.Dropout(config.activation_dropout)
 
@@ -92,7 +92,7 @@ class Block(nn.Module):
             h = h + self.dropout(seen)
             h = h if self.pre else self.cross_norm(h)
         t = self.feed_norm(h) if self.pre else h
-        h = h + self.dropout(self.narrow(self.activation_dropout(self.activation(self.widen(t)))))
+        h = h + self.dropout(self.narrow(self.activation_dropout(ACTIVATIONS[self.activation](self.widen(t)))))
         return h if self.pre else self.feed_norm(h)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -218,6 +220,18 @@ def test_tying() -> None:
     assert [n for n, _ in tied.named_parameters() if "head" in n] == []
 
 
+def test_copies_stay_tied_and_apart() -> None:
+    model = make("decoder", activation="gelu-tanh")
+    tokens = some_tokens(2, 5)
+    before = model(tokens).logits
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(tokens).logits, before)
+        twin.tokens.weight.data.zero_()
+        # Zero embeddings are zero logits only if the copy's head reads the copy's embedding.
+        assert (twin(tokens).logits == 0).all()
+    assert torch.equal(model(tokens).logits, before)
+
+
 def test_initial_weights() -> None:
     wide = replace(BASE, width=96, heads=3, vocab=211)
     normal = Transformer(wide)
@@ -258,6 +272,8 @@ def test_compiles_to_one_graph(name: str, kind: str) -> None:
 
     code = f"""
 import torch
+import copy
+import pickle
 from dataclasses import replace
 from attnlab.models import Transformer, named_config, CausalLM, MaskedLM, Translation
 model = Transformer(replace(named_config({name!r}), vocab=97, layers=2, width=32, heads=2, dropout=0.0))
