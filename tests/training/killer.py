@@ -1,7 +1,8 @@
 """Runs the job in child processes that are killed with SIGKILL at random moments, until enough kills have happened.
 
-Usage: python -m tests.training.killer FOLDER KILLS SEED. Children are forked after the imports, so that most of a child's
-life is training. Prints one JSON line.
+Usage: python -m tests.training.killer FOLDER KILLS SEED. Children are forked after the imports. Each tells its parent of
+every step it takes, so that kills fall anywhere in training and in the writing that follows a step, not only into the
+start. Prints one JSON line: the newest checkpoint at each kill.
 """
 
 from __future__ import annotations
@@ -16,42 +17,70 @@ from pathlib import Path
 
 import accelerate
 
-from attnlab.training import read_result
+from attnlab.training import Callback, Moment, read_result
 from tests.training.jobs import job
 
 assert accelerate
 
 
-def child(run_dir: Path) -> int:
+class Tell(Callback):
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def on_step(self, moment: Moment) -> None:
+        os.write(self.pipe, b".")
+
+
+def child(run_dir: Path) -> tuple[int, int]:
+    heard, told = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(heard)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         status = 1
         try:
-            job(run_dir, resume=True, checkpoint_every=2)
+            job(run_dir, resume=True, checkpoint_every=2, callbacks=[Tell(told)])
             status = 0
         finally:
             os._exit(status)
-    return pid
+    os.close(told)
+    return pid, heard
+
+
+def listen(heard: int, steps: int) -> None:
+    """Return after so many steps of the child, or at its end."""
+    while steps > 0 and (some := os.read(heard, steps)):
+        steps -= len(some)
 
 
 def main() -> None:
     folder, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     start = time.perf_counter()
-    assert os.waitpid(child(folder / "whole"), 0)[1] == 0
-    whole = time.perf_counter() - start
-    happened, finished = [], []
+    pid, heard = child(folder / "whole")
+    listen(heard, 1)
+    first = time.perf_counter()
+    assert os.waitpid(pid, 0)[1] == 0
+    before, pace = first - start, (time.perf_counter() - first) / 20
+    happened: list[str] = []
+    finished: list[str] = []
     while len(happened) < kills:
         run_dir = folder / f"killed-{len(finished)}"
         while read_result(run_dir) is None:
-            pid = child(run_dir)
+            pid, heard = child(run_dir)
             if len(happened) < kills:
-                time.sleep(chance.uniform(0, whole))
+                if chance.random() < 0.2:
+                    time.sleep(chance.uniform(0, before))
+                else:
+                    listen(heard, chance.randint(1, 12))
+                    time.sleep(chance.uniform(0, 2 * pace))
                 os.kill(pid, signal.SIGKILL)
+            else:
+                listen(heard, 99)
             status = os.waitpid(pid, 0)[1]
+            os.close(heard)
             if os.WIFSIGNALED(status):
                 reached = sorted(p.name for p in run_dir.glob("checkpoints/step-*"))
-                happened.append(reached[-1] if reached else "before the first checkpoint")
+                happened.append(reached[-1] if reached else "none")
             else:
                 assert status == 0, f"the run failed: {status}"
         finished.append(run_dir.name)
