@@ -10,7 +10,7 @@ from attnlab.mechanisms._prefix import prefix_map
 from attnlab.mechanisms._projection import project, project_rows
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["effective_map", "row_visibility"]
+__all__ = ["effective_map"]
 
 
 def effective_map(
@@ -32,7 +32,7 @@ def effective_map(
     if key_visible is not None:
         v = v.masked_fill(~key_visible[:, None, :, None], 0)
     if mask is not None:
-        seen = row_visibility(mask, key_visible, causal=causal, offset=offset)
+        seen = _row_visibility(mask, key_visible, causal=causal, offset=offset)
         v = v.masked_fill(~seen.any(2)[..., None], 0)
         found, rank, trivial = _each_row(w, v, seen.expand(b, v.shape[1], n_q, n_k), rtol)
     elif causal and n_k and n_q:
@@ -46,9 +46,7 @@ def effective_map(
     return ungrouped(found).to(weights.dtype), rank, trivial
 
 
-def row_visibility(
-    mask: Bool[Tensor, "b h q k"], key_visible: Bool[Tensor, "b k"] | None, *, causal: bool, offset: int
-) -> Bool[Tensor, "b h q k"]:
+def _row_visibility(mask: Tensor, key_visible: Tensor | None, *, causal: bool, offset: int) -> Tensor:
     """Which keys each query sees, as one mask."""
     if key_visible is not None:
         mask = mask & key_visible[:, None, None]

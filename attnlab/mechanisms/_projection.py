@@ -28,8 +28,6 @@ __all__ = [
 
 # V^T V squares the condition number: up to this one, V R is orthonormal to 1e-8 when computed in float64.
 SAFE_CONDITION = 1e4
-# Problems handled together, in elements of V: their float64 copies stay in the processor's cache.
-CHUNK = 1 << 18
 # Elements of values gathered at once where every query has its own set of keys.
 ROWS_BUDGET = 1 << 22
 
@@ -63,8 +61,7 @@ def column_basis(
     else:
         count = torch.full((b, g), k, device=v.device)
     refine = v.dtype == torch.float64 or (torch.is_grad_enabled() and v.requires_grad)
-    parts = [_cholesky_coordinates(part) for part in v.detach().split(max(1, CHUNK // max(1, g * k * e)))]
-    columns, whiten, condition = (torch.cat(t) if len(parts) > 1 else t[0] for t in zip(*parts, strict=True))
+    columns, whiten, condition = _cholesky_coordinates(v.detach())
     rank = torch.full((b, g), e, device=v.device)
     doubtful = ~(condition < SAFE_CONDITION)
     if bool(doubtful.any()):
@@ -85,10 +82,12 @@ def project(
     rtol: float | None = None,
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial) where all rows of a head see the same keys; a trivial head's W comes back untouched."""
+    if seen is None and v.shape[2] > v.shape[3]:
+        return _projected(w, v, None, rtol)
     if seen is None:
         seen = torch.ones(v.shape[0], 1, v.shape[2], dtype=torch.bool, device=v.device)
     else:
-        w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
+        w = w.masked_fill(~seen[:, :, None], 0)
     count = seen.sum(-1).expand(v.shape[:2])
     # At most e keys: if their values are independent, nothing is invisible, and no decomposition is needed.
     short = (count <= v.shape[-1]).all(1)
@@ -99,9 +98,9 @@ def project(
     if not bool(rest.any()):
         return w, count, trivial
     if bool(rest.all()):
-        return _projected(w, v, seen, count, rtol)
+        return _projected(w, v, seen, rtol)
     at = rest.nonzero()[:, 0]
-    part, rank_part, trivial_part = _projected(w[at], v[at], seen[at], count[at], rtol)
+    part, rank_part, trivial_part = _projected(w[at], v[at], seen[at], rtol)
     return (
         w.index_copy(0, at, part),
         count.index_copy(0, at, rank_part),
@@ -199,21 +198,20 @@ def first_visible(
     return v.gather(2, at), seen.gather(-1, order), order
 
 
-def _projected(w: Tensor, v: Tensor, seen: Tensor, count: Tensor, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _projected(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     basis = column_basis(v, seen, rtol=rtol)
     columns = basis.columns.to(w.dtype)
     out = (w @ columns) @ columns.mT
-    trivial = count <= basis.rank
-    if bool(trivial.any()):
-        out = torch.where(trivial[..., None, None], w, out)
-    return out, basis.rank, trivial
+    if bool(basis.trivial.any()):
+        out = torch.where(basis.trivial[..., None, None], w, out)
+    return out, basis.rank, basis.trivial
 
 
 def _cholesky_coordinates(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(V R, R, a bound on the condition number of V) with R = L^-T, L L^T = V^T V; not finite where Cholesky fails."""
     x = v.double()
     factor, info = torch.linalg.cholesky_ex(x.mT @ x)
-    whiten = torch.linalg.solve_triangular(factor.mT, _eye(factor), upper=True)
+    whiten = torch.linalg.solve_triangular(factor, _eye(factor), upper=False).mT
     # |V|_F |R|_F lies between cond(V) and e cond(V).
     condition = torch.linalg.vector_norm(x, dim=(-1, -2)) * torch.linalg.vector_norm(whiten, dim=(-1, -2))
     return (x @ whiten).to(_working(v)), whiten, condition.masked_fill(info != 0, torch.inf)

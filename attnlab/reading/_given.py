@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,22 @@ class Given:
             past = torch.arange(self.values.shape[2], device=self.rows.device) <= queries + self.offset
             seen = past[None, None] if seen is None else seen & past
         return seen
+
+    def items(self, lo: int, hi: int) -> Given:
+        """Batch items lo to hi."""
+
+        def part(t: Tensor | None) -> Tensor | None:
+            return t if t is None or t.shape[0] == 1 else t[lo:hi]
+
+        if lo <= 0 and hi >= self.rows.shape[0]:
+            return self
+        return replace(
+            self,
+            rows=self.rows[lo:hi],
+            values=self.values[lo:hi],
+            key_visible=part(self.key_visible),
+            mask=part(self.mask),
+        )
 
     def clean_values(self) -> Float[Tensor, "b g k e"]:
         """Values with zero at keys that no query sees, whatever stood there."""

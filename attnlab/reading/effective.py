@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnlab.attention import grouped, repeat_groups, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, grouped, repeat_groups, scores, ungrouped, visible
+from attnlab.hf import swap
+from attnlab.hf.sites import Layers
 from attnlab.mechanisms._effective import effective_map
 from attnlab.mechanisms._prefix import Prefixes, prefix_coefficients
 from attnlab.mechanisms._projection import column_basis, first_visible, gathered_rows
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._given import Given, given
 from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
 
-__all__ = ["EffectiveAttention", "EffectiveRows", "effective_attention", "effective_from_output"]
+__all__ = ["EffectiveAttention", "EffectiveRows", "effective_attention", "effective_from_output", "read_effective"]
 
-# Elements of a chunk of the map when it is made from outputs.
-CHUNK = 1 << 22
+# Elements of a chunk of the map when it is made from outputs, and of one that is made from weights on a CPU.
+CHUNK, CACHED = 1 << 22, 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +64,52 @@ def effective_attention(
     >>> e.weights, e.rank.item()
     (tensor([[[[0.2000, 0.2000, 0.4000]]]]), 1)
     """
-    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask)
+    return _effective(given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask), rtol)
+
+
+@contextmanager
+def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[list[EffectiveAttention]]:
+    """Inside the context every softmax layer of ``model`` makes its W once, attends by it, and adds its effective map.
+
+    An evaluation with every map and residual costs little more than an eager one; a list grows by one item per layer
+    and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
+    """
+    found: list[EffectiveAttention] = []
+    with swap(model, _Reader(found), layers=layers):
+        yield found
+
+
+class _Reader(Mechanism):
+    def __init__(self, found: list[EffectiveAttention]) -> None:
+        self.found = found
+
+    def reference(self, call: AttentionCall) -> Tensor:
+        if visible(call) is None and call.bias is None:
+            # No row can be empty, so the careful softmax is not needed.
+            return torch.softmax(scores(call), -1)
+        return Softmax().reference(call)
+
+    def forward(self, call: AttentionCall) -> Tensor:
+        w = self.reference(call)
+        g = Given(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
+        output = _times(w, g.clean_values())
+        self.found.append(_effective(g, None, output))
+        return output
+
+
+def _effective(g: Given, rtol: float | None, output: Tensor | None = None) -> EffectiveAttention:
+    step = g.rows.shape[0]
+    if g.rows.device.type == "cpu" and step:
+        # Item by item, what is made on the way stays in the processor's cache.
+        step = max(1, CACHED // max(1, g.rows[0].numel()))
+    parts = [
+        _effective_items(g.items(lo, lo + step), rtol, None if output is None else output[lo : lo + step])
+        for lo in range(0, max(1, g.rows.shape[0]), max(1, step))
+    ]
+    return EffectiveAttention(*(torch.cat(t) if len(t) > 1 else t[0] for t in zip(*parts, strict=True)))
+
+
+def _effective_items(g: Given, rtol: float | None, output: Tensor | None) -> tuple[Tensor, ...]:
     w, v = g.clean_weights(), g.clean_values()
     found, rank, trivial = effective_map(
         w, v, key_visible=g.key_visible, causal=g.causal, offset=g.offset, mask=g.mask, rtol=rtol
@@ -68,10 +117,11 @@ def effective_attention(
     with torch.no_grad():
         difference = w - found
         wide = torch.promote_types(v.dtype, torch.float32)
-        lost = _norm(_times(difference.to(wide), v.to(wide)))
-        residual = _ratio(lost, _norm(_times(w.to(wide), v.to(wide))))
+        if output is None:
+            output = _times(w.to(wide), v.to(wide))
+        residual = _ratio(_norm(_times(difference.to(wide), v.to(wide))), _norm(output))
         removed = _ratio(_norm(difference), _norm(w)).square()
-    return EffectiveAttention(found, residual, rank, removed, trivial)
+    return found, residual, rank, removed, trivial
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +160,7 @@ class EffectiveRows:
         return torch.cat([rows for _, rows in self.chunks()], dim=2)
 
     def residual(self, size: int | None = None) -> Float[Tensor, "b h"]:
-        """|W_perp V - O| / |O| per head, in chunks of queries; large if the outputs are no weighting of these values."""
+        """|W_perp V - O| / |O| per head, in chunks of queries; large if outputs are no weighting of the values."""
         output, v = self.source.rows, self.source.clean_values()
         lost = torch.zeros(output.shape[:2], device=v.device, dtype=torch.promote_types(v.dtype, torch.float32))
         for lo, rows in self.chunks(size):

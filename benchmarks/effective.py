@@ -1,0 +1,147 @@
+"""Effective attention against the evaluation it is added to, and against the full SVD: python benchmarks/effective.py [--json].
+
+Table 3 of Sun and Marasović (2021) doubles the evaluation time; every number here is a ratio of medians in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.hf import record
+from attnlab.measure import median_seconds, peak_bytes
+from attnlab.mechanisms.softmax import softmax
+from attnlab.provenance import provenance
+from attnlab.reading.effective import effective_attention, effective_from_output, read_effective
+
+# BERT-base at the paper's batch and length; --tiny is the dry run.
+SIZES = {
+    "full": {"layers": 12, "heads": 12, "width": 768, "inner": 3072, "batch": 8, "length": 128, "causal": 1024},
+    "tiny": {"layers": 2, "heads": 2, "width": 16, "inner": 32, "batch": 2, "length": 24, "causal": 96},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tiny", action="store_true", help="a dry run on small shapes")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--repeats", type=int, default=9)
+    args = parser.parse_args()
+    size = SIZES["tiny" if args.tiny else "full"]
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        rows = [
+            evaluation(size, args.device, args.repeats),
+            decomposition(size, args.device, args.repeats),
+            causal(size, args.device, args.repeats),
+            memory(size, args.device),
+        ]
+    if args.json:
+        print(json.dumps({"name": "benchmark-effective", "size": size, **provenance(), "rows": rows}, indent=1))
+        return
+    for row in rows:
+        print(row.pop("what"))
+        print("   " + ", ".join(f"{name} {value:.4g}" for name, value in row.items()))
+
+
+def evaluation(size: dict[str, int], device: str, repeats: int) -> dict[str, Any]:
+    """A whole evaluation step: eager; with every effective map and residual; the same by full SVD."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        hidden_size=size["width"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=size["inner"],
+        vocab_size=1000,
+        attn_implementation="eager",
+    )
+    model = BertModel(config, add_pooling_layer=False).eval().to(device)
+    ids = torch.randint(0, 1000, (size["batch"], size["length"]), device=device)
+
+    def effective() -> float:
+        with read_effective(model) as found:
+            model(ids)
+        return max(float(layer.residual.max()) for layer in found)
+
+    def svd() -> float:
+        with record(model) as trace:
+            model(ids)
+        worst = 0.0
+        for layer in trace:
+            w, v = layer.weights(), layer.values
+            worst = max(worst, float((full_svd(w, v) @ v - w @ v).norm() / (w @ v).norm()))
+        return worst
+
+    jobs = {"eager": lambda: model(ids), "effective": effective, "svd": svd}
+    t = median_seconds(jobs, repeats=repeats, device=device)
+    return {
+        "what": "evaluation, every map and residual",
+        "eager_ms": 1e3 * t["eager"],
+        "effective_over_eager": t["effective"] / t["eager"],
+        "svd_over_eager": t["svd"] / t["eager"],
+        "largest_residual": effective(),
+    }
+
+
+def decomposition(size: dict[str, int], device: str, repeats: int) -> dict[str, Any]:
+    """W_perp, rank, residual of one layer's heads, ours against the full SVD's projection alone."""
+    d = size["width"] // size["heads"]
+    v = torch.randn(size["batch"], size["heads"], size["length"], d, device=device)
+    w = softmax(torch.randn(size["batch"], size["heads"], size["length"], size["length"], device=device) * 2)
+    jobs = {"ours": lambda: effective_attention(w, v), "svd": lambda: full_svd(w, v)}
+    t = median_seconds(jobs, repeats=repeats, device=device)
+    return {
+        "what": "decomposition of one layer",
+        "ours_ms": 1e3 * t["ours"],
+        "svd_over_ours": t["svd"] / t["ours"],
+    }
+
+
+def causal(size: dict[str, int], device: str, repeats: int) -> dict[str, Any]:
+    """One causal layer at batch 1: weights and output, against weights, output and the effective map."""
+    n, d = size["causal"], size["width"] // size["heads"]
+    q, k, v = (torch.randn(1, size["heads"], n, d, device=device) for _ in range(3))
+    hidden = torch.ones(n, n, dtype=torch.bool, device=device).triu(1)
+
+    def plain() -> Tensor:
+        w = torch.softmax((q @ k.mT * d**-0.5).masked_fill(hidden, -torch.inf), -1)
+        return w @ v
+
+    w = torch.softmax((q @ k.mT * d**-0.5).masked_fill(hidden, -torch.inf), -1)
+    jobs = {"plain": plain, "effective": lambda: effective_attention(w, v, causal=True)}
+    t = median_seconds(jobs, repeats=repeats, device=device)
+    return {
+        "what": f"causal, {n} tokens, batch 1",
+        "plain_ms": 1e3 * t["plain"],
+        "effective_over_plain": t["effective"] / t["plain"],
+        "largest_residual": float(effective_attention(w, v, causal=True).residual.max()),
+    }
+
+
+def memory(size: dict[str, int], device: str) -> dict[str, Any]:
+    """Peak memory from (output, values) as the length doubles: linear is 2."""
+    d, n = size["width"] // size["heads"], size["causal"]
+
+    def peak(n: int) -> int:
+        o, v = (torch.randn(1, size["heads"], n, d, device=device) for _ in range(2))
+        return peak_bytes(lambda: effective_from_output(o, v, causal=True), device=device)
+
+    once, twice, map_ = peak(n), peak(2 * n), 4 * size["heads"] * (2 * n) ** 2
+    return {"what": "memory from (output, values)", "growth_when_doubled": twice / once, "of_the_map": twice / map_}
+
+
+def full_svd(w: Tensor, v: Tensor) -> Tensor:
+    """The paper's way: W less its projection on the left singular vectors beyond the rank."""
+    u, _, _ = torch.linalg.svd(v, full_matrices=True)
+    null = u[..., v.shape[-1] :]
+    return w - (w @ null) @ null.mT
+
+
+if __name__ == "__main__":
+    main()
