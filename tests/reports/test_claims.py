@@ -118,6 +118,20 @@ def test_close_bounded_and_everywhere() -> None:
         Verdict("maybe")
 
 
+def test_seeds_are_averaged_and_rows_that_cannot_be_told_apart_are_refused() -> None:
+    results = as_the_papers_say()
+    results["abc-decoding"]["tables"]["figure_1"] += [
+        {"model": "RFA", "length": 4096, "tokens_per_second": 884.0, "seed": 1}
+    ]
+    assert judge(CLAIMS["abc-decoding-beats-rfa"], results).ours == "1.18 times at 4,096 tokens"
+    test = at_least(cell("t", "x", m="a"), 1.0)
+    verdict = _judged(test, [{"m": "a", "split": s, "x": 2.0} for s in ("dev", "test")])
+    assert verdict.state == NOT_RUN
+    assert verdict.note == "table t has several rows for m a with the same seed; one is expected"
+    del results["ktiw-multihead"]["tables"]["figure_6"][0]["learned"]
+    assert judge(CLAIMS["ktiw-bad-heads-fail"], results).note == "a row of the results has no column learned"
+
+
 def test_the_page_and_the_markdown_count_and_list_every_claim() -> None:
     results = spoiled("ova-longer-is-better")
     del results["ktiw-frozen"]

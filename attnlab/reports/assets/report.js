@@ -75,41 +75,51 @@
     });
     return copy;
   };
+  const placed = (node, box) => {
+    for (const [key, value] of Object.entries(box)) node.setAttribute(key, value);
+    return node;
+  };
+  // The scale of a heat map: its end values and the colours between them.
+  const scaleKey = (key, y, label) => {
+    const [low, ramp, high] = key.children;
+    const steps = [...ramp.children].map((step, i) =>
+      make("rect", { x: 60 + 10 * i, y: y + 2, width: 10.5, height: 12, fill: getComputedStyle(step).backgroundColor }));
+    return [make("text", { ...label, x: 52, y: y + 13, "text-anchor": "end" }, low.textContent), ...steps,
+      make("text", { ...label, x: 68 + 10 * steps.length, y: y + 13 }, high.textContent)];
+  };
+  // Title, pictures side by side as far as they go, scale and legend on one sheet.
   const poster = (figure) => {
-    const card = getComputedStyle(figure).backgroundColor;
-    const color = getComputedStyle(figure).color;
-    const label = { "font-family": "sans-serif", "font-size": 13, fill: color };
-    const sheet = make("svg", { xmlns: SVG });
-    let height = 30;
-    let width = 560;
+    const { backgroundColor, color, fontFamily } = getComputedStyle(figure);
+    const label = { "font-family": fontFamily, "font-size": 13, fill: color };
     const parts = [make("text", { ...label, x: 12, y: 22, "font-weight": 600 }, figure.querySelector("h3").textContent)];
     const grids = all(".heat", figure);
     const pictures = grids.length ? all(".heat > svg", figure) : all(".plot > svg", figure);
+    const gap = grids.length ? 24 : 0;
+    const sheetWidth = grids.length ? 760 : 560;
+    let [x, y, below, width] = [0, 34, 34, 0];
+    const key = figure.querySelector(".key");
+    if (key) { parts.push(...scaleKey(key, y, label)); y = below = y + 30; }
     pictures.forEach((svg, i) => {
       const [, , w, h] = svg.getAttribute("viewBox").split(" ").map(Number);
-      if (grids.length) {
-        height += 22;
-        parts.push(make("text", { ...label, x: 12, y: height - 4 }, grids[i].querySelector("h4").textContent));
-      }
-      const copy = standalone(svg);
-      for (const [key, value] of Object.entries({ x: 0, y: height, width: w, height: h })) copy.setAttribute(key, value);
-      parts.push(copy);
-      height += h + 6;
-      width = Math.max(width, w);
+      if (x > 0 && x + w > sheetWidth) { x = 0; y = below; }
+      const title = grids.length ? 22 : 0;
+      if (title) parts.push(make("text", { ...label, x: x + 12, y: y + 14 }, grids[i].querySelector("h4").textContent));
+      parts.push(placed(standalone(svg), { x, y: y + title, width: w, height: h }));
+      below = Math.max(below, y + title + h + 10);
+      x += w + gap;
+      width = Math.max(width, x);
     });
     const legend = figure.querySelector(".legend");
     if (legend && getComputedStyle(legend).display !== "none") {
       all("li:not(.off)", legend).forEach((entry) => {
-        const icon = standalone(entry.querySelector("svg"));
-        for (const [key, value] of Object.entries({ x: 12, y: height, width: 16, height: 16 })) icon.setAttribute(key, value);
-        parts.push(icon, make("text", { ...label, x: 36, y: height + 13 }, entry.textContent));
-        height += 20;
+        parts.push(placed(standalone(entry.querySelector("svg")), { x: 12, y: below, width: 16, height: 16 }));
+        parts.push(make("text", { ...label, x: 36, y: below + 13 }, entry.textContent));
+        below += 20;
       });
     }
-    sheet.setAttribute("viewBox", `0 0 ${width} ${height + 8}`);
-    sheet.setAttribute("width", width);
-    sheet.setAttribute("height", height + 8);
-    sheet.append(make("rect", { width: "100%", height: "100%", fill: card }), ...parts);
+    const size = { width: Math.max(width, 300), height: below + 8 };
+    const sheet = placed(make("svg", { xmlns: SVG }), { ...size, viewBox: `0 0 ${size.width} ${size.height}` });
+    sheet.append(make("rect", { ...size, fill: backgroundColor }), ...parts);
     return new XMLSerializer().serializeToString(sheet);
   };
   const png = async (text) => {

@@ -6,7 +6,18 @@ Agreements and performances are in per cent, as in the paper's tables; ``uf`` is
 from __future__ import annotations
 
 from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Claim, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, at_least, cell, close, compared, everywhere, less, more, rows_of
+from attnlab.reports.claims.predicates import (
+    all_of,
+    at_least,
+    averages,
+    cell,
+    close,
+    compared,
+    everywhere,
+    less,
+    more,
+    rows_of,
+)
 from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
@@ -92,8 +103,8 @@ def _rises_then_falls() -> Predicate:
 
     def run(result: Result, _: Bounds | None) -> Verdict:
         curves: dict[str, list[tuple[int, float]]] = {}
-        for row in rows_of(result, "curve"):
-            curves.setdefault(row["dataset"], []).append((row["step"], row["a_alpha_uf"]))
+        for (dataset, step), value in averages(result, "curve", "a_alpha_uf", "dataset", "step").items():
+            curves.setdefault(dataset, []).append((step, value))
         held = 0
         for points in curves.values():
             values = [value for _, value in sorted(points)]
@@ -105,9 +116,12 @@ def _rises_then_falls() -> Predicate:
 
 def _log_odds(*, late: bool) -> Predicate:
     """The order of the four log-odds: Eq. 23 at a checkpoint of the first half, Eq. 24 at the last."""
+    names = ("keyword", "after", "mean", "last")
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        rows = sorted(rows_of(result, "figure_7"), key=lambda row: row["step"])
+        columns = {name: averages(result, "figure_7", name, "step") for name in names}
+        steps = sorted(columns["keyword"])
+        rows = [{"step": step[0], **{name: columns[name][step] for name in names}} for step in steps]
         if late:
             last = rows[-1]
             held = last["last"] > last["after"] > max(last["mean"], last["keyword"])
@@ -115,11 +129,10 @@ def _log_odds(*, late: bool) -> Predicate:
         else:
             early = [r for r in rows[: (len(rows) + 1) // 2] if r["keyword"] > r["after"] > max(r["mean"], r["last"])]
             held, shown = bool(early), (early or rows)[0]
-        names = ("keyword", "after", "mean", "last")
         ours = f"step {shown['step']}: " + ", ".join(f"{name} {number(shown[name])}" for name in names)
         return Verdict(HELD if held else NOT_HELD, ours)
 
-    return Predicate(run, tuple(cell("figure_7", name) for name in ("keyword", "after", "mean", "last")))
+    return Predicate(run, tuple(cell("figure_7", name) for name in names))
 
 
 def _claim(name: str, results: str, where: str, statement: str, paper_value: str, test: Predicate) -> Claim:

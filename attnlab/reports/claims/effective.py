@@ -9,13 +9,13 @@ from attnlab.reports.claims.predicates import (
     all_of,
     at_least,
     at_most,
+    averages,
     cell,
     close,
     everywhere,
     less,
     mean_of,
     more,
-    rows_of,
 )
 from attnlab.reports.numbers import number
 
@@ -84,11 +84,11 @@ def _last_two_layers(attention: str) -> Predicate:
     """In most tasks the two layers whose maps changed most (least similar) are the last two."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        rows = [row for row in rows_of(result, "finetuning") if row["attention"] == attention]
-        tasks = sorted({row["task"] for row in rows})
+        found = averages(result, "finetuning", "similarity", "attention", "task", "layer")
+        tasks = sorted({task for kind, task, _ in found if kind == attention})
         held = 0
         for task in tasks:
-            mine = sorted((row["similarity"], row["layer"]) for row in rows if row["task"] == task)
+            mine = sorted((s, layer) for (kind, t, layer), s in found.items() if (kind, t) == (attention, task))
             top = max(layer for _, layer in mine)
             held += {layer for _, layer in mine[:2]} == {top, top - 1}
         enough = bool(tasks) and held > len(tasks) / 2

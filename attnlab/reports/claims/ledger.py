@@ -98,3 +98,5 @@ def judge(claim: Claim, results: Mapping[str, Result]) -> Verdict:
         return claim.test(result, (float(bounds[0]), float(bounds[1])) if bounds else None)
     except Missing as missing:
         return Verdict(NOT_RUN, note=str(missing.args[0]))
+    except KeyError as missing:
+        return Verdict(NOT_RUN, note=f"a row of the results has no column {missing.args[0]}")

@@ -24,6 +24,7 @@ __all__ = [
     "all_of",
     "at_least",
     "at_most",
+    "averages",
     "cell",
     "close",
     "compared",
@@ -52,15 +53,26 @@ def rows_of(result: Result, table: str) -> list[dict[str, Any]]:
 
 def select(result: Result, wanted: Cell) -> dict[Any, float]:
     """The values of a cell by seed (None where the rows have no seed); ``Missing`` when there is none."""
-    found = {}
+    found: dict[Any, float] = {}
+    told = "for " + ", ".join(f"{key} {setting}" for key, setting in wanted.where) if wanted.where else ""
     for row in rows_of(result, wanted.table):
         value = row.get(wanted.column)
         if value is not None and all(row.get(key) == setting for key, setting in wanted.where):
+            if row.get("seed") in found:
+                raise Missing(f"table {wanted.table} has several rows {told} with the same seed; one is expected")
             found[row.get("seed")] = float(value)
     if not found:
-        told = ", ".join(f"{key} {setting}" for key, setting in wanted.where)
-        raise Missing(f"table {wanted.table} has no {wanted.column}{' for ' + told if told else ''}")
+        raise Missing(f"table {wanted.table} has no {wanted.column} {told}".rstrip())
     return found
+
+
+def averages(result: Result, table: str, column: str, *keys: str) -> dict[tuple[Any, ...], float]:
+    """The mean of a column, over seeds, for each combination of the keys; rows without a value are left out."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows_of(result, table):
+        if row[column] is not None:
+            found.setdefault(tuple(row[key] for key in keys), []).append(float(row[column]))
+    return {settings: math.fsum(values) / len(values) for settings, values in found.items()}
 
 
 def mean_of(result: Result, wanted: Cell) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, cell, close, compared, everywhere, less, mean_of, more, rows_of
+from attnlab.reports.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
 from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
@@ -51,7 +51,7 @@ def _slower_by_kernel() -> Predicate:
     """At every r in between, elu and poly have a larger distance to their own exact loss than exp has."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = {(row["kernel"], row["r"]): row["loss"] for row in rows_of(result, "figure_2")}
+        found = averages(result, "figure_2", "loss", "kernel", "r")
         lengths = sorted({r for _, r in found})
         inner = [r for r in lengths[:-1] if all((kernel, r) in found for kernel in ("exp", "elu", "poly"))]
         if not inner:
