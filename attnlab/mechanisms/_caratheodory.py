@@ -33,10 +33,6 @@ def caratheodory(
     size = values.shape[-1] + 1
     if n_k <= size:
         return w
-    middle = values.mean(1, keepdim=True)
-    centred = values - middle
-    scale = centred.abs().amax((1, 2), keepdim=True)
-    points = torch.cat([centred / scale.masked_fill(scale == 0, 1), values.new_ones(groups, n_k, 1)], -1)
     if budget is None:
         budget = 1 << 20 if w.device.type == "cpu" else 1 << 29
     rows = ((w > 0).sum(-1) > size).reshape(-1).nonzero().squeeze(1)
@@ -46,13 +42,13 @@ def caratheodory(
     )
     out = w.reshape(-1, n_k).clone()
     for part in rows.split(block):
-        out[part] = _reduce(out[part], points, part // n)
+        out[part] = _reduce(out[part], values, part // n)
     return out.reshape(groups, n, n_k)
 
 
 def _reduce(w: Tensor, points: Tensor, group: Tensor) -> Tensor:
     """Rows of w on at most ``size`` points each; ``group`` says which set of points a row combines."""
-    n_k, size = points.shape[1:]
+    n_k, size = points.shape[1], points.shape[2] + 1
     m = w.shape[0]
     where = torch.arange(n_k, device=w.device).expand(m, -1)
     u = w
@@ -64,20 +60,28 @@ def _reduce(w: Tensor, points: Tensor, group: Tensor) -> Tensor:
         u = torch.nn.functional.pad(u, (0, short)).view(m, deep, clusters)
         where = torch.nn.functional.pad(where, (0, short)).view(m, deep, clusters)
         mass = u.sum(1)
-        means = _means(u, where, points, group) / mass.masked_fill(mass == 0, 1).unsqueeze(-1)
-        kept = _eliminate(means, mass)
+        kept = _eliminate(_lifted(_sums(u, where, points, group), mass), mass)
         u = u * (kept / mass.masked_fill(mass == 0, 1)).unsqueeze(1)
         stay = kept.topk(size, dim=-1).indices.sort(-1).values.unsqueeze(1).expand(-1, deep, -1)
         u, where = u.gather(2, stay).flatten(1), where.gather(2, stay).flatten(1)
     return torch.zeros_like(w).scatter_add_(1, where, u)
 
 
-def _means(u: Tensor, where: Tensor, points: Tensor, group: Tensor) -> Tensor:
-    """sum over a cluster of weight times point: (m, clusters, size)."""
+def _sums(u: Tensor, where: Tensor, points: Tensor, group: Tensor) -> Float[Tensor, "m c e"]:
+    """The weighted sum of each cluster's points."""
     total = u.new_zeros(u.shape[0], u.shape[2], points.shape[-1])
     for layer in range(u.shape[1]):
         total.addcmul_(u[:, layer].unsqueeze(-1), points[group.unsqueeze(1), where[:, layer]])
     return total
+
+
+def _lifted(sums: Float[Tensor, "m c e"], mass: Float[Tensor, "m c"]) -> Float[Tensor, "m c a"]:
+    """Cluster means with a 1 appended, centred and scaled by what the row itself combines; zeros for empty clusters."""
+    some = (mass > 0).to(mass.dtype).unsqueeze(-1)
+    centre = sums.sum(1, keepdim=True) / mass.sum(1)[:, None, None]
+    means = (sums / mass.masked_fill(mass == 0, 1).unsqueeze(-1) - centre) * some
+    scale = means.abs().amax((1, 2), keepdim=True)
+    return torch.cat([means / scale.masked_fill(scale == 0, 1), some], -1)
 
 
 def _eliminate(x: Float[Tensor, "m c a"], w: Float[Tensor, "m c"]) -> Float[Tensor, "m c"]:

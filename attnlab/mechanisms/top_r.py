@@ -65,7 +65,8 @@ def _weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         s = spread_infinite(scores(call))
         rank = s.detach()
         if mech.by == "alpha-norm":
-            rank = rank + _norms(call).clamp_min(torch.finfo(s.dtype).tiny).log()
+            norms = _norms(call).clamp_min(torch.finfo(s.dtype).tiny)
+            rank = (rank + norms.log()).masked_fill(rank == -math.inf, -math.inf)
         return softmax(s.masked_fill(~top_r_mask(rank, mech.r), -math.inf))
     kappa = kernel_matrix(Kernelized(mech.kernel, mech.degree), call)
     rank, seen = kappa.detach(), visible(call)

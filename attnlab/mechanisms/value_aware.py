@@ -10,6 +10,7 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups
 from attnlab.mechanisms._alpha import at_least_float32, check_kernel, choosable, exact_weights
 from attnlab.mechanisms._caratheodory import caratheodory
+from attnlab.mechanisms._sparse_simplex import sparse_simplex
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
@@ -20,14 +21,16 @@ __all__ = ["ValueAware", "value_aware_distance"]
 CPU_CHUNK = 1 << 20
 
 
-@register("value-aware", examples=("value-aware:r=1", "value-aware:r=d+1"))
+@register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
 @dataclass(frozen=True)
 class ValueAware(Mechanism):
     """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).
 
     r = 1 is Eq. 3. From r = d + 1 on (d the width of a value) the output is exact by Caratheodory's theorem, so that
-    ``forward`` computes it as such; the at most d + 1 keys that carry it are found when ``weights`` asks for them. Only
-    visible keys are chosen; fewer than r of them: all are used. Between equally near values the lowest index wins.
+    ``forward`` computes it as such; the at most d + 1 keys that carry it are found when ``weights`` asks for them.
+    Between the two, which the paper leaves open, a search finds the support (``_sparse_simplex``): its error never
+    grows with r and is never above that of r = 1 or of the top r keys weighted best. Only visible keys are chosen;
+    fewer than r of them: all are used. Between equally near values the lowest index wins.
 
     >>> ValueAware(r=1)
     ValueAware(r=1, kernel='exp', degree=2)
@@ -51,14 +54,17 @@ class ValueAware(Mechanism):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         wide = at_least_float32(hide_unseen(call))
-        if self._exact(call):
-            return torch.cat([_output(self, part)[0] for part in _chunks(wide)], dim=2).to(call.q.dtype)
-        _only_one(self)
         v = repeat_groups(wide.v, call.groups)
         out = []
         for part in _chunks(wide):
-            o, some = _output(self, part)
-            out.append(_pick(v, _nearest(o, part)).masked_fill(~some, 0))
+            if self._exact(part):
+                out.append(_output(self, part)[0])
+            elif self.r == 1:
+                o, some = _output(self, part)
+                # A choice has no derivative: 0 o gives queries and keys a gradient of zero, where they would have none.
+                out.append(_pick(v, _nearest(o, part)).masked_fill(~some, 0) + (0 * o if o.requires_grad else 0))
+            else:
+                out.append(self._weights(part) @ v)
         return torch.cat(out, dim=2).to(call.q.dtype)
 
     def _exact(self, call: AttentionCall) -> bool:
@@ -67,15 +73,11 @@ class ValueAware(Mechanism):
     def _weights(self, part: AttentionCall) -> Float[Tensor, "b h q k"]:
         if self._exact(part):
             return _exact_support(exact_weights(part, self.kernel, self.degree), part)
-        _only_one(self)
+        if self.r != 1:
+            return _best_support(exact_weights(part, self.kernel, self.degree), part, int(self.r))
         o, some = _output(self, part)
         W = torch.zeros(part.sizes, dtype=o.dtype, device=o.device)
         return W.scatter_(3, _nearest(o, part).unsqueeze(-1), 1).masked_fill(~some, 0)
-
-
-def _only_one(mech: ValueAware) -> None:
-    if mech.r != 1:
-        raise ValueError(f"r must be 1 or at least d + 1, got {mech.r}: between them there is no solver yet")
 
 
 def value_aware_distance(o: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q k"]:
@@ -116,6 +118,41 @@ def _pick(v: Float[Tensor, "b h k e"], keys: Int[Tensor, "b h q"]) -> Float[Tens
 
 @torch.no_grad()
 def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    by_values = grouped(alpha, call.groups).flatten(2, 3).flatten(0, 1)
-    W = caratheodory(by_values, call.v.flatten(0, 1))
+    W = caratheodory(_by_values(alpha, call), call.v.flatten(0, 1))
     return W.view(alpha.shape).to(alpha.dtype)
+
+
+def _best_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int) -> Float[Tensor, "b h q k"]:
+    """W on at most r keys; rows that see no more than r keep alpha."""
+    v, w = call.v.flatten(0, 1), _by_values(alpha, call)
+    seen = choosable(call)
+    open_ = _by_values((alpha > -1) if seen is None else seen.expand(alpha.shape), call)
+    o = w.double() @ v.double()
+    keys, beta = sparse_simplex(o.detach(), v.detach(), open_ & (w.sum(-1, keepdim=True) > 0), w.detach(), r)
+    if torch.is_grad_enabled() and o.requires_grad:
+        beta = _with_gradient(beta, o, v.double(), keys)
+    W = torch.zeros_like(w, dtype=torch.float64).scatter_add(-1, keys, beta)
+    W = torch.where(open_.sum(-1, keepdim=True) <= r, w, W.to(w.dtype))
+    return W.view(alpha.shape)
+
+
+def _with_gradient(
+    beta: Float[Tensor, "g n r"], o: Float[Tensor, "g n e"], v: Float[Tensor, "g k e"], keys: Int[Tensor, "g n r"]
+) -> Float[Tensor, "g n r"]:
+    """beta with its derivative: one Newton step on its own support, which moves nothing at the minimum.
+
+    P V (V^T beta - o) = 0 with P the projection on sum zero, so d beta = (P V V^T P)^+ P d[V (o - V^T beta)].
+    """
+    here = v[torch.arange(v.shape[0], device=v.device)[:, None, None], keys]
+    on = (beta > 0).to(beta.dtype)
+    P = torch.diag_embed(on) - on.unsqueeze(-1) * on.unsqueeze(-2) / on.sum(-1).clamp_min(1)[..., None, None]
+    fixed = here.detach()
+    inverse = torch.linalg.pinv(P @ fixed @ fixed.mT @ P, hermitian=True, rtol=1e-10) @ P
+    left = o - (beta.unsqueeze(-2) @ here).squeeze(-2)
+    step = (inverse @ (here @ left.unsqueeze(-1))).squeeze(-1)
+    return beta + step - step.detach()
+
+
+def _by_values(t: Tensor, call: AttentionCall) -> Tensor:
+    """(b, h, q, k) as (b g, queries that read one set of values, k)."""
+    return grouped(t, call.groups).flatten(2, 3).flatten(0, 1)

@@ -79,9 +79,9 @@ def approximation_error(
 
     ``scores`` |W - W^| / |W|; ``output`` |(W - W^) v| / |W v|, the value-aware objective (OVA, section 3);
     ``projected`` the same after the head's columns of W_O; ``effective`` is ``scores`` on the effective attention
-    W v (v^T v)^+ v^T, whose norm needs outputs and Gram matrices only. ``ranking_differs``: the share of queries whose nearest value
-    (Eq. 3) is not the value of largest weight. Queries at padded positions are not counted. ``against`` takes the place
-    of the trace's own mechanism.
+    W v (v^T v)^+ v^T, whose norm needs outputs and Gram matrices only. ``ranking_differs``: the share of queries whose
+    nearest value (Eq. 3) is not the value of largest weight. Queries at padded positions are not counted. ``against``
+    takes the place of the trace's own mechanism.
     """
     layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
     found = mechanism(mech)

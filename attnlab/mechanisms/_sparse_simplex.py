@@ -1,0 +1,267 @@
+"""min |o - sum_i beta_i v_i|^2 over distributions beta on at most r of the points: greedy growth and swaps, batched.
+
+The problem is a cardinality-constrained least squares on the simplex (OVA, section 3, leaves 1 < r < d + 1 open). The
+solution for r starts from the one for r - 1, so the error never grows with r; it also starts from the r points
+of largest alpha, so it is never worse than those weighted best; then single swaps improve it. On a given support the
+weights are exact: Wolfe's active set (1976) on the Gram matrix of v_i - o, in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["sparse_simplex"]
+
+# Supports of up to SMALL points are searched by full sweeps of swaps, over chains that start from the CHAINS nearest
+# and the CHAINS heaviest points, fewer of them where more than CROWD keys are seen; larger supports swap one point.
+SMALL, SWEEPS = 4, 2
+CHAINS, CHAINS_CROWDED, CROWD = 12, 2, 64
+# Points tried at each growth or swap.
+CANDIDATES = 3
+
+
+@dataclass
+class _Problem:
+    """m problems: points (m's own group of k), targets, who may be chosen, and |v_i - o|^2."""
+
+    points: Float[Tensor, "g k e"]
+    target: Float[Tensor, "g n e"]
+    seen: Bool[Tensor, "g n k"]
+    far: Float[Tensor, "g n k"]
+
+    def repeat(self, copies: int) -> _Problem:
+        """Every problem ``copies`` times, side by side."""
+        target, seen, far = (t.repeat_interleave(copies, 1) for t in (self.target, self.seen, self.far))
+        return _Problem(self.points, target, seen, far)
+
+
+@dataclass
+class _Solution:
+    """Chosen points, which slots are filled, weights, and the squared error."""
+
+    keys: Int[Tensor, "g n s"]
+    filled: Bool[Tensor, "g n s"]
+    beta: Float[Tensor, "g n s"]
+    error: Float[Tensor, "g n"]
+
+
+@torch.no_grad()
+def sparse_simplex(
+    target: Float[Tensor, "g n e"],
+    points: Float[Tensor, "g k e"],
+    seen: Bool[Tensor, "g n k"],
+    alpha: Float[Tensor, "g n k"],
+    r: int,
+) -> tuple[Int[Tensor, "g n r"], Float[Tensor, "g n r"]]:
+    """Keys and weights of the best combination found on r points; rows with nothing to see have weights of zero."""
+    keys = torch.zeros(*target.shape[:2], r, dtype=torch.long, device=target.device)
+    beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
+    crowded = seen.sum(-1) > CROWD
+    # A row's effort depends on that row alone, whatever it shares a batch with.
+    for rows, chains in ((crowded, CHAINS_CROWDED), (~crowded, CHAINS)):
+        columns = rows.any(0).nonzero().squeeze(1)
+        if columns.numel():
+            at = (slice(None), columns)
+            found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, chains)
+            take = rows[at].unsqueeze(-1)
+            keys[at] = torch.where(take, found.keys, keys[at])
+            beta[at] = torch.where(take, found.beta, beta[at])
+    return keys, beta
+
+
+def _search(target: Tensor, points: Tensor, seen: Tensor, alpha: Tensor, r: int, chains: int) -> _Solution:
+    far = points.square().sum(-1).unsqueeze(1) - 2 * target @ points.mT + target.square().sum(-1, keepdim=True)
+    problem = _Problem(points, target, seen, far.clamp_min(0).masked_fill(~seen, torch.inf))
+    heaviest = alpha.masked_fill(~seen, -1).sort(dim=-1, descending=True, stable=True).indices
+    nearest = problem.far.sort(dim=-1, stable=True).indices
+    best = _alone(problem, nearest[..., :1])
+    # Chains keep their first point while they grow, so that their ends differ.
+    anchors = torch.cat([nearest[..., :chains], heaviest[..., :chains]], -1)
+    copies = anchors.shape[-1]
+    many = problem.repeat(copies)
+    chain = _alone(many, anchors.flatten(1).unsqueeze(-1))
+    for size in range(2, r + 1):
+        grown = _try_slot(problem, _widen(best), torch.full_like(best.keys[..., :1], size - 1))
+        best = _better(grown, _refit(problem, heaviest[..., :size], seen.gather(-1, heaviest[..., :size]), None))
+        best = _swap(problem, best)
+        if size <= SMALL:
+            chain = _try_slot(many, _widen(chain), torch.full_like(chain.keys[..., :1], size - 1))
+            best = _better(best, _best_of(_swap(many, chain), copies))
+    return best
+
+
+def _alone(problem: _Problem, keys: Int[Tensor, "g n 1"]) -> _Solution:
+    filled = problem.seen.gather(-1, keys)
+    error = problem.far.gather(-1, keys).squeeze(-1)
+    return _Solution(keys, filled, filled.double(), error)
+
+
+def _best_of(s: _Solution, copies: int) -> _Solution:
+    """The best of each problem's copies."""
+    error, which = s.error.view(s.error.shape[0], -1, copies).min(-1)
+
+    def take(t: Tensor) -> Tensor:
+        return t.view(*which.shape, copies, t.shape[-1]).take_along_dim(which[..., None, None], 2).squeeze(2)
+
+    return _Solution(take(s.keys), take(s.filled), take(s.beta), error)
+
+
+def _widen(s: _Solution) -> _Solution:
+    """The same solution with an empty slot at the end."""
+    pad = torch.nn.functional.pad
+    return _Solution(pad(s.keys, (0, 1)), pad(s.filled, (0, 1)), pad(s.beta, (0, 1)), s.error)
+
+
+def _better(a: _Solution, b: _Solution) -> _Solution:
+    take = (b.error < a.error).unsqueeze(-1)
+    return _Solution(
+        torch.where(take, b.keys, a.keys),
+        torch.where(take, b.filled, a.filled),
+        torch.where(take, b.beta, a.beta),
+        torch.minimum(a.error, b.error),
+    )
+
+
+def _swap(problem: _Problem, s: _Solution) -> _Solution:
+    size = s.keys.shape[-1]
+    if size > SMALL:
+        return _try_slot(problem, s, s.beta.masked_fill(~s.filled, -1).argmin(-1, keepdim=True))
+    for _ in range(SWEEPS):
+        before = s.error
+        for slot in range(size):
+            s = _try_slot(problem, s, torch.full_like(s.keys[..., :1], slot))
+        if not (s.error < before).any():
+            break
+    return s
+
+
+def _try_slot(problem: _Problem, s: _Solution, slot: Int[Tensor, "g n 1"]) -> _Solution:
+    """The best of ``s`` and of its copies with another point in one slot; the points tried promise most on a line."""
+    size, n_k = s.keys.shape[-1], problem.far.shape[-1]
+    without = s.filled.scatter(-1, slot, False)
+    rest = _refit(problem, s.keys, without, s.beta)
+    gain = _gain(problem, rest, exact=size <= SMALL)
+    gain = gain.scatter_reduce(-1, s.keys, torch.where(s.filled, -1.0, torch.inf).double(), "amin")
+    tried = min(CANDIDATES, n_k)
+    promise, keys = gain.topk(tried, dim=-1)
+    for c in range(tried):
+        if not (promise[..., c] > 0).any():
+            break
+        other = s.keys.scatter(-1, slot, keys[..., c : c + 1])
+        filled = without.scatter(-1, slot, promise[..., c : c + 1] > 0)
+        s = _better(s, _refit(problem, other, filled, rest.beta))
+    return s
+
+
+def _gain(problem: _Problem, s: _Solution, *, exact: bool) -> Float[Tensor, "g n k"]:
+    """How much the squared error falls on the way from the solution to each point; -1 where none may go.
+
+    ``exact``: where all weights on the support and the point stay positive, how much it falls with the best of them.
+    """
+    x = _residual(problem, s)
+    square = x.square().sum(-1, keepdim=True)
+    toward = x @ problem.points.mT - (x * problem.target).sum(-1, keepdim=True)
+    fall, length = square - toward, square - 2 * toward + problem.far
+    t = (fall / length.clamp_min(1e-300)).clamp(0, 1)
+    gain = 2 * t * fall - t.square() * length
+    if exact:
+        gain = torch.maximum(gain, square - _error_with(problem, s))
+    # With nothing chosen yet, the gain of a point is how near it is.
+    alone = problem.far.masked_fill(~problem.seen, 0).amax(-1, keepdim=True) + 1 - problem.far
+    gain = torch.where(s.filled.any(-1, keepdim=True), gain, alone)
+    return gain.masked_fill(~problem.seen, -1)
+
+
+def _error_with(problem: _Problem, s: _Solution) -> Float[Tensor, "g n k"]:
+    """The squared error on the support and each point in turn; infinite where a weight would be negative.
+
+    With C = K + s 11^T bordered by one point, min y^T C y = 1 / 1^T C^-1 1 by Schur's complement.
+    """
+    active = s.beta > 0
+    m = _chosen(problem, s.keys).masked_fill(~active.unsqueeze(-1), 0)
+    scale = problem.far.masked_fill(~problem.seen, 0).amax(-1)[..., None, None].clamp_min(1e-300)
+    ones = active.double().unsqueeze(-1)
+    eye = torch.eye(m.shape[-2], dtype=m.dtype, device=m.device)
+    system = m @ m.mT / scale + ones * ones.mT + torch.where(active, 1e-13, 1.0).unsqueeze(-1) * eye
+    border = m @ problem.points.mT.unsqueeze(1) - (m @ problem.target.unsqueeze(-1))
+    border = border / scale + ones
+    root, _ = torch.linalg.cholesky_ex(system)
+    solved = torch.cholesky_solve(torch.cat([ones, border], -1), root)
+    one, border_solved = solved[..., :1], solved[..., 1:]
+    corner = problem.far / scale.squeeze(-1) + 1 - (border * border_solved).sum(-2)
+    new = (1 - border_solved.sum(-2)) / corner.clamp_min(1e-13)
+    old = one - border_solved * new.unsqueeze(-2)
+    total = old.sum(-2) + new
+    feasible = (new > 0) & (total > 0) & ((old > 0) | ~active.unsqueeze(-1)).all(-2) & problem.seen
+    error = (1 / total - 1) * scale.squeeze(-1)
+    return error.clamp_min(0).masked_fill(~feasible, torch.inf)
+
+
+def _chosen(problem: _Problem, keys: Int[Tensor, "g n s"]) -> Float[Tensor, "g n s e"]:
+    """v_i - o of the chosen points."""
+    g = torch.arange(keys.shape[0], device=keys.device)[:, None, None]
+    return problem.points[g, keys] - problem.target.unsqueeze(2)
+
+
+def _residual(problem: _Problem, s: _Solution) -> Float[Tensor, "g n e"]:
+    return (s.beta.unsqueeze(-2) @ _chosen(problem, s.keys)).squeeze(-2)
+
+
+def _refit(problem: _Problem, keys: Tensor, filled: Tensor, beta: Tensor | None) -> _Solution:
+    """The best weights on the filled slots, from ``beta`` (empty slots count as zero) or from nothing."""
+    m = _chosen(problem, keys)
+    gram = (m @ m.mT).flatten(0, 1)
+    usable = filled.flatten(0, 1)
+    start = torch.zeros_like(gram[..., 0]) if beta is None else beta.flatten(0, 1) * usable
+    total = start.sum(-1, keepdim=True)
+    nearest = gram.diagonal(dim1=-2, dim2=-1).masked_fill(~usable, torch.inf).argmin(-1, keepdim=True)
+    alone = torch.zeros_like(start).scatter_(-1, nearest, 1) * usable
+    start = torch.where(total > 0, start / total.masked_fill(total == 0, 1), alone)
+    fitted = _min_norm(gram, usable, start)
+    fitted = fitted.view(keys.shape)
+    error = (fitted.unsqueeze(-2) @ m).squeeze(-2).square().sum(-1)
+    return _Solution(keys, filled, fitted, error.masked_fill(~filled.any(-1), torch.inf))
+
+
+def _min_norm(gram: Float[Tensor, "m s s"], usable: Bool[Tensor, "m s"], beta: Float[Tensor, "m s"]) -> Tensor:
+    """argmin beta^T gram beta over distributions on the usable slots; every step keeps beta feasible and no worse."""
+    size = gram.shape[-1]
+    beta, active = beta.clone(), usable.clone()
+    scale = gram.diagonal(dim1=-2, dim2=-1).masked_fill(~usable, 0).amax(-1, keepdim=True)
+    todo = usable.any(-1).nonzero().squeeze(1)
+    for _ in range(4 * size + 8):
+        if todo.numel() == 0:
+            break
+        k, a, b, s = gram[todo], active[todo], beta[todo], scale[todo]
+        y = _affine_minimum(k, a, s)
+        negative = a & (y <= 0)
+        blocked = negative.any(-1, keepdim=True)
+        reach = torch.where(negative, b / (b - y).clamp_min(1e-300), torch.inf)
+        step = reach.amin(-1, keepdim=True).clamp_max(1)
+        leaves = negative & (reach <= step)
+        b = torch.where(leaves, 0, torch.where(blocked, b + step * (y - b), y)).clamp_min(0)
+        a = a & ~leaves
+        slope = (k @ b.unsqueeze(-1)).squeeze(-1)
+        short = ((b * slope).sum(-1, keepdim=True) - slope).masked_fill(a | ~usable[todo], -torch.inf)
+        most, which = short.max(-1, keepdim=True)
+        enters = ~blocked & (most > 1e-11 * s)
+        a = a.scatter(-1, which, a.gather(-1, which) | enters)
+        beta[todo], active[todo] = b, a
+        todo = todo[(blocked | enters).squeeze(-1)]
+    return beta / beta.sum(-1, keepdim=True).clamp_min(1e-300)
+
+
+def _affine_minimum(k: Tensor, active: Tensor, scale: Tensor) -> Tensor:
+    """argmin y^T k y with sum 1 on the active slots: y ~ (k + s 11^T)^-1 1 (Wolfe, 1976)."""
+    scale = torch.where(scale > 0, scale, 1).unsqueeze(-1)
+    both = active.unsqueeze(-1) & active.unsqueeze(-2)
+    eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
+    system = torch.where(both, k / scale + 1, eye) + 1e-13 * eye
+    root, _ = torch.linalg.cholesky_ex(system)
+    y = torch.cholesky_solve(active.to(k.dtype).unsqueeze(-1), root).squeeze(-1)
+    return y / y.sum(-1, keepdim=True)
