@@ -125,10 +125,10 @@ class Cache:
 
 
 def _buffer(t: Float[Tensor, "b h k d"], capacity: int) -> Tensor:
-    return t.new_zeros(t.shape[0], t.shape[1], capacity, t.shape[3])
+    return t.new_empty(t.shape[0], t.shape[1], capacity, t.shape[3])
 
 
 def _rows(t: Float[Tensor, "b h k d"], rows: Int[Tensor, " n"], length: int) -> Tensor:
-    chosen = t.new_zeros(rows.shape[0], *t.shape[1:])
-    chosen[:, :, :length] = t[rows, :, :length]
+    chosen = t.new_empty(rows.shape[0], *t.shape[1:])
+    chosen[:, :, :length] = t[:, :, :length].index_select(0, rows)
     return chosen

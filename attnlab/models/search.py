@@ -200,6 +200,8 @@ class _Past:
 
     def select(self, rows: Int[Tensor, " n"], *, same_source: bool = False) -> None:
         """Make sequence i what sequence ``rows[i]`` was."""
+        if torch.equal(rows, torch.arange(self.tokens.shape[0], device=rows.device)):
+            return
         self.tokens = self.tokens[rows]
         self.mask = None if self.mask is None else self.mask[rows]
         if self.cache is not None:
