@@ -183,9 +183,9 @@ def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
 
 
 def normalise(kappa: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """Rows divided by their sums; a row that sums to zero stays zero."""
+    """Rows divided by their sums; a row that sums to zero becomes zero."""
     total = kappa.sum(-1, keepdim=True)
-    return kappa / total.masked_fill(total == 0, 1)
+    return (kappa / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
 
 
 def repeat_groups(t: Shaped[Tensor, "b g *rest"], groups: int) -> Shaped[Tensor, "b h *rest"]:

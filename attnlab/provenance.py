@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-__all__ = ["provenance", "write_atomic", "write_json"]
+__all__ = ["check_writable", "provenance", "write_atomic", "write_json"]
 
 PACKAGES = ("attnlab", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton")
 
@@ -44,6 +44,18 @@ def write_atomic(path: Path | str, content: bytes | str) -> Path:
         Path(name).unlink(missing_ok=True)
         raise
     return path
+
+
+def check_writable(path: Path | str) -> None:
+    """Raise before the work is done, not after it, if a file cannot be written at ``path``."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name the file to write")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder, so {path.name} cannot be written there; make it first")
+    # Root may write where the mode forbids it, so the answer is had by trying.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        pass
 
 
 def write_json(path: Path | str, content: Any) -> Path:

@@ -106,4 +106,5 @@ def _linear_pays(call: AttentionCall) -> bool:
 def _pairs(t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
     """Features whose products are <x, y>^2: every t_i t_j with i <= j, those with i < j times sqrt(2)."""
     i, j = torch.triu_indices(t.shape[-1], t.shape[-1], device=t.device)
-    return t[..., i] * t[..., j] * torch.where(i == j, 1.0, 2**0.5).to(t.dtype)
+    factor = torch.full((len(i),), 2**0.5, dtype=t.dtype, device=t.device).masked_fill(i == j, 1)
+    return t[..., i] * t[..., j] * factor

@@ -1,0 +1,218 @@
+"""``attnlab compare``: put mechanisms in place of a model's own attention, and judge them by quality, error and cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from attnlab.attention import Mechanism
+from attnlab.experiments.windows import IGNORED, Windows, batches, cut_windows
+from attnlab.hf import LoadedModel, record, swap
+from attnlab.measure import median_seconds, peak_bytes
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.provenance import provenance
+from attnlab.reading.approximation import ApproximationError, approximation_error
+from attnlab.registry import mechanism
+from attnlab.trace import Trace
+
+__all__ = ["DEFAULT_MECHANISMS", "CompareConfig", "compare"]
+
+DEFAULT_MECHANISMS = (
+    "softmax",
+    "value-aware:r=d+1",
+    "top-r:r=8",
+    "value-aware:r=8",
+    "top-r:r=1",
+    "value-aware:r=1",
+    "window:r=8",
+    "kernel:elu",
+)
+
+
+@dataclass(frozen=True)
+class CompareConfig:
+    """What is compared, on how much text, and how often the clock is read."""
+
+    mechanisms: tuple[str, ...] = DEFAULT_MECHANISMS
+    # Tokens a window holds; None: 256, or the model's positions where they are fewer.
+    length: int | None = None
+    # Tokens of the text that are read.
+    tokens: int = 8192
+    batch: int = 8
+    seed: int = 0
+    repeats: int = 3
+    # Windows whose heads are compared one by one.
+    traced: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.mechanisms:
+            raise ValueError("name at least one mechanism to compare")
+        for name in ("tokens", "batch", "repeats", "traced"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length must be at least 1, got {self.length}")
+
+
+@torch.no_grad()
+def compare(
+    loaded: LoadedModel, text: str, *, config: CompareConfig, model_name: str, text_name: str
+) -> dict[str, Any]:
+    """The comparison as JSON: one row per mechanism, each beside exact softmax attention in the same model and run."""
+    mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
+    windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
+    exact = _quality(loaded, windows, Softmax(), config.batch)
+    trace = _traced(loaded, windows, config.traced)
+    sample = next(batches(windows, size=config.batch))
+
+    rows, layers = [], {}
+    for spec, mech in tqdm(mechanisms.items(), desc="comparing", unit="mechanism", disable=None):
+        try:
+            error = approximation_error(trace, mech)
+            quality = exact if isinstance(mech, Softmax) else _quality(loaded, windows, mech, config.batch)
+        except ValueError as refusal:
+            rows.append({"mechanism": spec, "refused": str(refusal)})
+            continue
+        rows.append(
+            {"mechanism": spec, "refused": None, **_row(quality, exact, error), **_cost(loaded, sample, mech, config)}
+        )
+        layers[spec] = [layer.output.tolist() for layer in error.layers]
+    return {
+        "name": "compare",
+        "model": _describe(loaded, trace, model_name),
+        "text": {"name": text_name, "tokens": windows.tokens, "windows": len(windows.input_ids)},
+        "config": asdict(config) | {"length": windows.input_ids.shape[1]},
+        "seed": config.seed,
+        **provenance(),
+        "rows": rows,
+        "layers": layers,
+    }
+
+
+def _quality(loaded: LoadedModel, windows: Windows, mech: Mechanism, size: int) -> dict[str, Any] | None:
+    """Perplexity of the next token, or the share of masked tokens predicted wrongly; None without such a head."""
+    if loaded.task not in ("mlm", "causal"):
+        return None
+    loss, wrong, count = 0.0, 0, 0
+    for batch in batches(windows, size=size):
+        labels = batch["labels"]
+        with swap(loaded.model, mech):
+            logits = _logits(loaded, batch)
+        if loaded.task == "causal":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        chosen = labels != IGNORED
+        logits, labels = logits[chosen].double(), labels[chosen]
+        loss += float(cross_entropy(logits, labels, reduction="sum"))
+        wrong += int((logits.argmax(-1) != labels).sum())
+        count += len(labels)
+    if count == 0:
+        return None
+    mean = loss / count
+    if loaded.task == "mlm":
+        return {"name": "mlm_error", "value": wrong / count, "loss": mean, "predicted": count}
+    return {"name": "perplexity", "value": math.exp(min(mean, 700.0)), "loss": mean, "predicted": count}
+
+
+def _logits(loaded: LoadedModel, batch: dict[str, Tensor]) -> Tensor:
+    return loaded.model(**_inputs(loaded, batch)).logits
+
+
+def _inputs(loaded: LoadedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if loaded.task == "seq2seq":
+        # With no translation at hand, the decoder is read on the same text.
+        inputs |= {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
+    return inputs
+
+
+def _traced(loaded: LoadedModel, windows: Windows, count: int) -> Trace:
+    batch = next(batches(windows, size=count))
+    with swap(loaded.model, Softmax()), record(loaded.model) as trace:
+        loaded.model(**_inputs(loaded, batch))
+    return trace
+
+
+def _cost(loaded: LoadedModel, batch: dict[str, Tensor], mech: Mechanism, config: CompareConfig) -> dict[str, float]:
+    """The model's forward pass with the mechanism against the same with softmax, taking turns."""
+
+    def forward(mech: Mechanism) -> None:
+        with torch.no_grad(), swap(loaded.model, mech):
+            loaded.model(**_inputs(loaded, batch))
+
+    jobs: dict[str, Callable[[], None]] = {"softmax": partial(forward, Softmax()), "mechanism": partial(forward, mech)}
+    seconds = median_seconds(jobs, repeats=config.repeats, device=batch["input_ids"].device)
+    peaks = {name: peak_bytes(job, device=batch["input_ids"].device) for name, job in jobs.items()}
+    return {
+        "time_ratio": seconds["mechanism"] / seconds["softmax"],
+        "memory_ratio": peaks["mechanism"] / peaks["softmax"],
+    }
+
+
+def _row(quality: dict[str, Any] | None, exact: dict[str, Any] | None, error: ApproximationError) -> dict[str, Any]:
+    means = error.summary()
+    return {
+        "quality": None if quality is None or exact is None else quality | {"exact": exact["value"]},
+        "output_error": means["output"],
+        "score_error": means["scores"],
+        "after_projection": means["layer_projected"],
+        "effective_error": means["effective"],
+        "ranking_differs": means["ranking_differs"],
+    }
+
+
+def _describe(loaded: LoadedModel, trace: Trace, name: str) -> dict[str, Any]:
+    layers = list(trace)
+    return {
+        "name": name,
+        "class": type(loaded.model).__name__,
+        "task": loaded.task,
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "layers": len(layers),
+        "heads": layers[0].call.q.shape[1],
+        "head_width": layers[0].call.q.shape[3],
+    }
+
+
+def table_lines(result: dict[str, Any]) -> Sequence[str]:
+    """The comparison as aligned text for a terminal."""
+    measured = next((r["quality"] for r in result["rows"] if r.get("quality")), None)
+    label = {"mlm_error": "MLM error", "perplexity": "perplexity"}[measured["name"]] if measured else "quality"
+    header = ("mechanism", label, "output error", "score error", "time", "memory")
+    body = [header]
+    for row in result["rows"]:
+        if row["refused"]:
+            body.append((row["mechanism"], "refused: " + row["refused"].splitlines()[0], "", "", "", ""))
+            continue
+        quality = row["quality"]
+        shown = (
+            "-" if quality is None else f"{quality['value']:.1%}" if label == "MLM error" else f"{quality['value']:.4g}"
+        )
+        body.append(
+            (
+                row["mechanism"],
+                shown,
+                f"{row['output_error']:.4f}",
+                f"{row['score_error']:.4f}",
+                f"{row['time_ratio']:.2f} x",
+                f"{row['memory_ratio']:.2f} x",
+            )
+        )
+    whole = [row for row in body if not row[1].startswith("refused")]
+    widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
+    widths[0] = max(len(row[0]) for row in body)
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        if not row[1].startswith("refused")
+        else f"{row[0].ljust(widths[0])}  {row[1]}"
+        for row in body
+    ]

@@ -1,0 +1,42 @@
+"""``attnlab demo``: the comparison on the model and the text that are shipped, and the attention of one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnlab
+from attnlab.data import bundled_text
+from attnlab.experiments.compare import CompareConfig, compare
+from attnlab.hf import LoadedModel, load_model, record
+
+__all__ = ["SENTENCE", "demo", "shipped_model"]
+
+SENTENCE = "The river was frozen, so the old ferry stayed in the harbour until the ice broke in spring."
+INTRODUCTION = (
+    "The model is a small masked language model trained by attnlab on Wikipedia text and shipped with it (docs/model-card.md). "
+    "It reads a scene of Shakespeare with some words masked, and guesses them; in each row below its attention is replaced by another mechanism."
+)
+
+
+def shipped_model() -> LoadedModel:
+    """The small masked language model that comes with the package."""
+    return load_model(Path(attnlab.__file__).parent / "shipped" / "mlm")
+
+
+def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the comparison, the attention maps of ``SENTENCE``)."""
+    loaded = shipped_model()
+    result = compare(loaded, bundled_text(), config=config, model_name="attnlab's shipped MLM", text_name="Shakespeare")
+    return result | {"name": "demo", "introduction": INTRODUCTION}, _maps(loaded)
+
+
+@torch.no_grad()
+def _maps(loaded: LoadedModel) -> dict[str, Any]:
+    inputs = loaded.tokenizer(SENTENCE, return_tensors="pt")
+    with record(loaded.model) as trace:
+        loaded.model(**inputs)
+    tokens = loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
+    return {"tokens": tokens, "standard": [layer.weights()[0].tolist() for layer in trace]}

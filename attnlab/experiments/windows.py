@@ -1,0 +1,93 @@
+"""A text as a model reads it: windows of tokens with the tokenizer's own special tokens, and the answers to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.hf.load import LoadedModel, check_length, max_length
+
+__all__ = ["IGNORED", "Windows", "batches", "cut_windows"]
+
+# The label of a position that is not predicted: padding, special tokens, and in an MLM every token left unmasked.
+IGNORED = -100
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Inputs and labels of every window, padded on the right; ``tokens`` counts those of the text itself."""
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    tokens: int
+
+
+def cut_windows(
+    loaded: LoadedModel, text: str, *, length: int | None = None, most_tokens: int | None = None, seed: int = 0
+) -> Windows:
+    """``text`` cut into windows of ``length`` tokens; 15 % of the tokens are masked where the model is an MLM."""
+    tokenizer = loaded.tokenizer
+    if length is None:
+        length = min(256, max_length(loaded.model) or 256)
+    check_length(loaded.model, length)
+    before, after = _special_tokens(tokenizer)
+    room = length - len(before) - len(after)
+    if room < 1:
+        raise ValueError(f"a window of {length} tokens leaves no room beside the {len(before + after)} special ones")
+    # The tokenizer warns that the whole text is longer than the model; it is cut here.
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most_tokens]
+    if not ids:
+        raise ValueError("the text has no tokens for this model's tokenizer")
+    rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
+    # The model never reads what padding holds, so a tokenizer without a padding token needs none.
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+    longest = max(map(len, rows))
+    input_ids = torch.tensor([row + [pad] * (longest - len(row)) for row in rows])
+    attention_mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    of_text = torch.tensor(
+        [
+            [0] * len(before) + [1] * (len(row) - len(before) - len(after)) + [0] * (longest - len(row) + len(after))
+            for row in rows
+        ]
+    ).bool()
+    if loaded.task == "mlm":
+        input_ids, labels = _masked(input_ids, of_text, tokenizer.mask_token_id, seed)
+    else:
+        labels = input_ids.masked_fill(~of_text, IGNORED)
+    return Windows(input_ids, attention_mask, labels, len(ids))
+
+
+def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:
+    """The windows in batches, as a model's ``forward`` takes them, with their labels."""
+    for lo in range(0, len(windows.input_ids), size):
+        rows = slice(lo, lo + size)
+        yield {
+            "input_ids": windows.input_ids[rows],
+            "attention_mask": windows.attention_mask[rows],
+            "labels": windows.labels[rows],
+        }
+
+
+def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    body = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for start in range(len(whole) - len(body) + 1):
+        if whole[start : start + len(body)] == body:
+            return whole[:start], whole[start + len(body) :]
+    return [], []
+
+
+def _masked(input_ids: Tensor, of_text: Tensor, mask_token: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """15 % of the text's tokens become [MASK]; at least one, so that a short text has an answer."""
+    if mask_token is None:
+        raise ValueError("the model predicts masked tokens, but its tokenizer has no mask token")
+    generator = torch.Generator().manual_seed(seed)
+    chance = torch.rand(input_ids.shape, generator=generator).masked_fill(~of_text, 2.0)
+    chosen = (chance < 0.15) | (chance == chance.min())
+    return input_ids.masked_fill(chosen, mask_token), input_ids.masked_fill(~chosen, IGNORED)
