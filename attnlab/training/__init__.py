@@ -2,8 +2,9 @@
 
 from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.checkpoints import average_checkpoints, best_checkpoint, list_checkpoints, load_model
+from attnlab.training.engine import DivergedError, Evaluation
 from attnlab.training.feed import Source
-from attnlab.training.loop import DivergedError, Evaluation, Interrupted, Outcome, train
+from attnlab.training.loop import Interrupted, Outcome, train
 from attnlab.training.many import RunReport, map_runs
 from attnlab.training.runs import RunError, read_metrics, read_result
 from attnlab.training.settings import Recipe, Schedule, Settings, every, log_spaced

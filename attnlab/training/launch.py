@@ -1,0 +1,83 @@
+"""What a run asks of the machine: Accelerate's set-up, and what to do about Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.training.settings import Settings
+
+__all__ = ["flat_settings", "gather_objects", "interrupts", "make_accelerator"]
+
+
+def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) -> Any:
+    """The Accelerator of these settings; the launcher decides the rest."""
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError as error:
+        raise ImportError('training needs accelerate: pip install "attnlab[train]"') from error
+    precision = settings.precision
+    if precision == "auto":
+        gpu = settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "bf16" if gpu else "no")
+    if precision not in ("bf16", "no"):
+        raise ValueError(f"precision must be bf16 or no, got {precision} (from accelerate's configuration)")
+    # Accelerate keeps one precision per process and refuses a second run with another.
+    AcceleratorState._reset_state()
+    return Accelerator(
+        mixed_precision=precision,
+        # Told so, Accelerate also joins the processes of a machine without any accelerator (gloo).
+        cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
+        log_with=track,
+        project_dir=str(run_dir) if track else None,
+    )
+
+
+@contextmanager
+def interrupts() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C (or SIGTERM) into an event; a second one interrupts at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, frame: Any) -> None:
+        event.set()
+        signal.signal(number, before[number])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def gather_objects(items: list[Any], accelerator: Any) -> list[Any]:
+    """The items of all ranks, in their order."""
+    if accelerator.num_processes == 1:
+        return items
+    from accelerate.utils import gather_object
+
+    return gather_object(items)
+
+
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings with dotted names and plain values, as trackers take them."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= flat_settings(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, int | float | str) else str(value)
+    return flat
