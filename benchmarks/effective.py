@@ -1,4 +1,4 @@
-"""Effective attention against the evaluation it is added to, and against the full SVD: python benchmarks/effective.py [--json].
+"""Effective attention against the evaluation it is added to, and against the full SVD: run with --json for a file.
 
 Table 3 of Sun and Marasović (2021) doubles the evaluation time; every number here is a ratio of medians in one run.
 """

@@ -1,0 +1,49 @@
+"""Attention rollout (Abnar and Zuidema, 2020): attention followed down through the layers and the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import normalise
+from attnlab.shapes import Float
+from attnlab.trace import LayerTrace, Trace
+
+__all__ = ["rollout"]
+
+
+def rollout(
+    layers: Trace | Iterable[LayerTrace | Float[Tensor, "b h q k"]], *, residual: float = 0.5
+) -> list[Float[Tensor, "b 1 q k"]]:
+    """For each layer, how much each input token feeds each position: the product of residual I + (1 - residual) W.
+
+    W is averaged over heads and its rows normalised (Abnar and Zuidema, 2020, Eq. 1). Self-attention over the whole
+    sequence only: a layer that attends to other tokens than its own has no residual to follow.
+
+    >>> w = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
+    >>> rollout([w, w])[1]
+    tensor([[[[1.0000, 0.0000],
+              [0.7500, 0.2500]]]])
+    """
+    if not 0 <= residual < 1:
+        raise ValueError(f"residual must be in [0, 1), got {residual}")
+    found: list[Tensor] = []
+    for layer in layers:
+        if isinstance(layer, LayerTrace) and layer.kind == "cross":
+            continue
+        w = layer.weights() if isinstance(layer, LayerTrace) else layer
+        if w.shape[2] != w.shape[3]:
+            raise ValueError(
+                f"rollout needs self-attention over whole sequences, got {w.shape[2]} queries, {w.shape[3]} keys"
+            )
+        if found and found[-1].shape[2:] != w.shape[2:]:
+            raise ValueError(f"rollout needs one stack of layers, got lengths {found[-1].shape[2]} and {w.shape[2]}")
+        eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
+        step = normalise(w.mean(1, keepdim=True)) * (1 - residual) + residual * eye
+        step = normalise(step)
+        found.append(step @ found[-1] if found else step)
+    if not found:
+        raise ValueError("rollout was given no self-attention layer")
+    return found
