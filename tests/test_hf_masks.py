@@ -175,6 +175,16 @@ def test_a_mask_that_cannot_be_read_is_refused() -> None:
         seen_by({}, shape=(1, 2, 2), causal_module=True, none_is_causal=True)
 
 
+def test_a_refusal_names_the_layer() -> None:
+    model = build("t5")
+    refusal = r"encoder.block.0.layer.0.SelfAttention: .* cannot take this call \(bias\)"
+    with swap(model, "kernel:elu"), pytest.raises(ValueError, match=refusal):
+        real_logits(model, inputs(model))
+    # The cross-attention's bias of zeros is none.
+    with swap(model, "kernel:elu", layers="cross"):
+        real_logits(model, inputs(model))
+
+
 def test_padding_may_be_anything_finite() -> None:
     model = build("llama")
     mask = padding("left")

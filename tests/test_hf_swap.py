@@ -33,6 +33,19 @@ def test_softmax_swapped_in_equals_eager(name: str, kind: str) -> None:
         assert model.config._attn_implementation == implementation
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ALL)
+def test_softmax_swapped_in_equals_eager_on_a_gpu(name: str) -> None:
+    model = build(name, implementation="eager").cuda()
+    given = {key: value.cuda() for key, value in inputs(model, padding("mixed")).items()}
+    expected = real_logits(model, given)
+    set_implementation(model, "sdpa")
+    with swap(model, "softmax"), record(model) as trace:
+        torch.testing.assert_close(real_logits(model, given), expected, rtol=1e-4, atol=1e-4)
+    assert all(layer.x.is_cuda for layer in trace)
+
+
 @pytest.mark.parametrize("name", [*DECODERS, *SEQ2SEQ])
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", ["none", "left"])

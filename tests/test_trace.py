@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import attnlab as al
+from attnlab import registry
 from attnlab.hf import record, swap
 from attnlab.trace import CALL_TENSORS, LayerTrace, Trace
 from tests.hf_zoo import build, inputs, padding
@@ -99,6 +101,31 @@ def test_history_survives(tmp_path: Path) -> None:
     trace = filled(("encoder", 0), ("encoder", 0), ("encoder", 1), keep="all")
     loaded = Trace.load(trace.save(tmp_path))
     assert [len(loaded.history(n)) for n in (0, 1)] == [2, 1]
+
+
+def test_parameters_of_a_mechanism_are_saved_with_it(tmp_path: Path) -> None:
+    @dataclass(eq=False, repr=False)
+    class Tempered(al.Mechanism, torch.nn.Module):
+        start: float = 1.0
+
+        def __post_init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.temperature = torch.nn.Parameter(torch.tensor(self.start))
+
+        def reference(self, call: al.AttentionCall) -> torch.Tensor:
+            return al.Softmax().reference(replace(call, q=call.q / self.temperature))
+
+    al.register("tempered-for-a-test")(Tempered)
+    try:
+        model, mech = build("bert"), Tempered(start=2.0)
+        mech.temperature.data.fill_(3.0)
+        with torch.no_grad(), swap(model, mech), record(model) as trace:
+            model(**inputs(model))
+        loaded = Trace.load(trace.save(tmp_path))
+        assert loaded[1].mechanism.temperature.item() == 3.0
+        torch.testing.assert_close(loaded[1].weights(), trace[1].weights())
+    finally:
+        del registry._entries["tempered-for-a-test"]
 
 
 def test_an_unregistered_mechanism_cannot_be_saved_and_leaves_nothing(tmp_path: Path) -> None:

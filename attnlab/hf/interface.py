@@ -151,7 +151,8 @@ def _given_hook(live: _Live) -> Callable[..., None]:
 
     def note_given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        x = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), given.get(names[0]))
+        own_states = None if live.site.kind == "cross" else given.get(names[0])
+        x = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), own_states)
         live.given[threading.get_ident()] = {"x": x, "output_attentions": given.get("output_attentions")}
 
     return note_given
@@ -170,7 +171,10 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         if by_own:
             out, weights = own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
         else:
-            out = mech(call).transpose(1, 2).contiguous()
+            try:
+                out = mech(call).transpose(1, 2).contiguous()
+            except ValueError as error:
+                raise ValueError(f"{live.site.name}: {error}") from error
             weights = mech.weights(call) if given.get("output_attentions") else None
         for frame in list(live.frames):
             if frame.note is not None:
@@ -187,7 +191,7 @@ def _chosen(live: _Live, dropped: float) -> tuple[Mechanism, bool]:
             continue
         if not dropped or frame.skip_dropout:
             return frame.mechanism, False
-        if isinstance(frame.mechanism, Softmax):
+        if type(frame.mechanism) is Softmax:
             return frame.mechanism, True
         raise ValueError(
             f"{live.site.name} drops attention weights with p={dropped} in training, which {frame.mechanism!r} does "
