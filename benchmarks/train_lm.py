@@ -44,6 +44,7 @@ class Config:
     steps: int = 50
     profiled: int = 5
     compile: bool = True
+    mode: str = "default"
     seed: int = 1337
 
 
@@ -118,7 +119,7 @@ def nanogpt_loop(config: Config, tokens: Tokens, device: torch.device, recipe: R
     )
     scaler = torch.amp.GradScaler(device.type, enabled=False)
     autocast = torch.autocast(device.type, dtype=torch.bfloat16) if cuda else nullcontext()
-    run = torch.compile(model) if config.compile else model
+    run = torch.compile(model, mode=config.mode) if config.compile else model
 
     def get_batch(step: int) -> tuple[Tensor, Tensor]:
         batch = tokens.batch(step)
@@ -247,9 +248,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="sequences in a batch")
     parser.add_argument("--rounds", type=int, help="rounds of each loop")
     parser.add_argument("--steps", type=int, help="steps in a round")
+    parser.add_argument("--mode", help="torch.compile's mode, for both loops")
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     args = parser.parse_args()
-    changes = {k: v for k in ("batch", "rounds", "steps") if (v := getattr(args, k)) is not None}
+    changes = {k: v for k in ("batch", "rounds", "steps", "mode") if (v := getattr(args, k)) is not None}
     config = replace(TINY if args.tiny else Config(), **changes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # As nanoGPT does; it concerns what autocast leaves in float32.
@@ -266,6 +268,7 @@ def main() -> None:
             recipe=recipe,
             schedule=Schedule("cosine", warmup=min(100, total - 1)),
             compile=config.compile,
+            compile_mode=config.mode,
             log_every=10,
             seed=config.seed,
         )

@@ -92,7 +92,7 @@ class Engine:
         optimizer = make_optimizer(self.objective, settings.recipe, fused=accelerator.device.type == "cuda")
         self.prepared, self.optimizer = accelerator.prepare(self.objective, optimizer)
         if settings.compile:
-            self.prepared.compile(dynamic=settings.dynamic)
+            self.prepared.compile(dynamic=settings.dynamic, mode=settings.compile_mode)
         self.parameters = list(self.prepared.parameters())
         self.names = ["loss", *(term.name for term in terms)]
         self.at = Standing()

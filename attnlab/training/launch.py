@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,16 +44,22 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
 
 @contextmanager
 def interrupts() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C (or SIGTERM) into an event; a second one interrupts at once."""
+    """Turn the first Ctrl-C (or SIGTERM) into an event; another one, seconds later, interrupts at once."""
     event = threading.Event()
+    seen = 0.0
     if threading.current_thread() is not threading.main_thread():
         yield event
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def note(number: int, frame: Any) -> None:
+        nonlocal seen
+        # A launcher passes on the Ctrl-C that the terminal has already sent to all: twice at once is still the first.
+        if event.is_set() and time.monotonic() - seen > 2:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        seen = seen or time.monotonic()
         event.set()
-        signal.signal(number, before[number])
 
     for number in before:
         signal.signal(number, note)

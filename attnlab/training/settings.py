@@ -88,8 +88,9 @@ class Settings:
     precision: str = "auto"
     device: str = "auto"
     compile: bool = False
-    # With compile: one graph for all shapes instead of one graph for each shape seen.
+    # With compile: one graph for all shapes instead of one graph for each shape seen; and torch.compile's mode.
     dynamic: bool = False
+    compile_mode: str = "default"
     evaluate_at: tuple[int, ...] = ()
     log_every: int = 50
     # None: checkpoints only at improvements, interruptions and the end.

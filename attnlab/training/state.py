@@ -86,7 +86,8 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(internal), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "torch": _text(torch.get_rng_state()),
-        "cuda": [_text(s) for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+        # This process's device only: asking for the others would open them all.
+        "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
 
 
@@ -97,8 +98,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     kind, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_bytes(state["torch"]))
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_bytes(s) for s in state["cuda"]])
+    if torch.cuda.is_available() and state["cuda"] is not None:
+        torch.cuda.set_rng_state(_bytes(state["cuda"]))
 
 
 @contextmanager

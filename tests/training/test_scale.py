@@ -1,8 +1,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,21 +16,20 @@ from tests.training.jobs import Model, job
 ROOT = Path(__file__).resolve().parents[2]
 DDP = ("--multi_gpu",)
 FSDP = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP")
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 CHANGES = {"dropout": 0.0, "log_every": 1, "keep": 9}
 
 
-def launch(run_dir, kind, **changes):
+def command(run_dir, kind, **changes):
     """Two processes on the CPU, joined by gloo, as a user launches them."""
     options = ("--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
     # Port 0: any free one, so that tests side by side do not meet.
-    command = [sys.executable, "-m", "accelerate.commands.launch", *kind, *options, "--main_process_port", "0"]
-    done = subprocess.run(
-        [*command, "-m", "tests.training.launched", str(run_dir), json.dumps({**CHANGES, **changes})],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    start = [sys.executable, "-m", "accelerate.commands.launch", *kind, *options, "--main_process_port", "0"]
+    return [*start, "-m", "tests.training.launched", str(run_dir), json.dumps({**CHANGES, **changes})]
+
+
+def launch(run_dir, kind, **changes):
+    done = subprocess.run(command(run_dir, kind, **changes), cwd=ROOT, env=ENV, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads((run_dir / "run.json").read_text())["processes"] == 2
 
@@ -90,6 +91,23 @@ def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path, alone, kind):
 def test_two_processes_accumulate_like_one_that_does_not(tmp_path, alone):
     launch(tmp_path / "two", DDP, accumulate=3)
     assert_same_losses(alone[1], tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_two_processes_at_the_same_step(tmp_path):
+    run = tmp_path / "two"
+    changes = {"steps": 5000, "evaluate_at": [], "watch": None, "checkpoint_every": None, "log_every": 5}
+    group = subprocess.Popen(
+        command(run, DDP, **changes), cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not (run / "metrics.jsonl").exists() or not (run / "metrics.jsonl").read_text():
+        assert group.poll() is None
+        time.sleep(0.1)
+    os.killpg(group.pid, signal.SIGINT)
+    said = group.communicate(timeout=60)[1]
+    assert f"go on with --resume {run}" in said
+    [checkpoint] = list_checkpoints(run)
+    assert read_metrics(run)[-1]["step"] == int(checkpoint.name[-8:]) < 5000
 
 
 def one_run(config, run_dir):
