@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +25,7 @@ from attnlab.provenance import write_json
 __all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
 
 # Characters encoded at a time: enough to keep every core busy, small beside any machine's memory.
-CHUNK = 1 << 21
+CHUNK = 1 << 20
 LAYOUT = 1
 
 
@@ -144,7 +146,7 @@ def _write_arrays(folder: Path, documents: Iterable[str], tokeniser: Tokeniser, 
         offsets.write(np.zeros(1, np.int64).tobytes())
         for ids in _encoded(documents, tokeniser):
             ends = n_tokens + np.cumsum([len(document) for document in ids], dtype=np.int64)
-            tokens.write(np.concatenate([np.array(document, dtype) for document in ids]).tobytes())
+            tokens.write(np.fromiter(chain.from_iterable(ids), dtype, count=int(ends[-1]) - n_tokens).tobytes())
             offsets.write(ends.tobytes())
             n_tokens, n_documents = int(ends[-1]), n_documents + len(ids)
         # numpy pads the header so that the length along the first axis can be filled in later.
@@ -157,16 +159,15 @@ def _write_arrays(folder: Path, documents: Iterable[str], tokeniser: Tokeniser, 
 
 
 def _encoded(documents: Iterable[str], tokeniser: Tokeniser) -> Iterator[list[list[int]]]:
-    """The ids of each chunk; while one is being encoded (without Python's lock) the one before it is written."""
-    with ThreadPoolExecutor(1) as worker:
-        waiting = None
+    """The ids of each chunk in order; while one is encoded, without Python's lock, another is turned into lists."""
+    waiting: deque[Future[list[list[int]]]] = deque()
+    with ThreadPoolExecutor(2) as workers:
         for chunk in _chunks(documents):
-            coming = worker.submit(tokeniser.encode_batch, chunk)
-            if waiting is not None:
-                yield waiting.result()
-            waiting = coming
-        if waiting is not None:
-            yield waiting.result()
+            waiting.append(workers.submit(tokeniser.encode_batch, chunk))
+            if len(waiting) > 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _chunks(documents: Iterable[str]) -> Iterator[list[str]]:
