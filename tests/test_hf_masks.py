@@ -7,7 +7,7 @@ import torch
 
 from attnlab.attention import visible
 from attnlab.hf import record, swap
-from attnlab.hf.masks import recognise, seen_by
+from attnlab.hf.masks import carrying_mask, recognise, seen_by
 from tests.hf_zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
 
 SLIDING = {"mistral", "gemma3", "modernbert"}
@@ -168,6 +168,17 @@ def test_recognise_by_hand() -> None:
     assert recognise(full, offset=2).key_visible is None
     step = recognise(torch.ones(2, 1, 1, 5, dtype=torch.bool), offset=4)
     assert (step.causal, step.offset) == (True, 4)
+
+
+def test_a_mask_written_to_is_read_again() -> None:
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+    make = carrying_mask(sdpa_mask)
+    mask = make(batch_size=1, q_length=3, kv_length=3, mask_function=causal_mask_function, allow_is_causal_skip=False)
+    ask = {"shape": (1, 3, 3), "causal_module": True, "none_is_causal": True}
+    assert seen_by(mask, **ask).causal
+    mask[0, 0, 2, 1] = False
+    assert torch.equal(seen_by(mask, **ask).mask, mask)
 
 
 def test_a_mask_that_cannot_be_read_is_refused() -> None:

@@ -36,7 +36,7 @@ def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | 
     def make_mask(**arguments: Any) -> Tensor | None:
         mask = make(**arguments)
         if isinstance(mask, Tensor) and mask.dim() == 4:
-            setattr(mask, CARRIED, _structure(mask, arguments))
+            setattr(mask, CARRIED, (_structure(mask, arguments), _version(mask)))
         return mask
 
     return make_mask
@@ -57,8 +57,8 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         raise ValueError(
             f"an attention mask of type {type(mask).__name__} cannot be read; use 'sdpa' or 'eager' attention"
         )
-    carried = getattr(mask, CARRIED, None)
-    if carried is not None:
+    carried, version = getattr(mask, CARRIED, (None, None))
+    if carried is not None and version == _version(mask):
         return carried
     if mask.dim() == 2:
         seen = mask.bool()
@@ -84,6 +84,11 @@ def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, decoding: bool = Tr
         if torch.equal(mask, keys[:, None, None, :] & _causal(mask, offset)):
             return Seen(key_visible, causal=True, offset=offset)
     return Seen(mask=mask)
+
+
+def _version(mask: Tensor) -> int | None:
+    """Counts writes in place, after which a mask is no longer what it was made as; inference tensors do not count."""
+    return None if mask.is_inference() else mask._version
 
 
 def _structure(mask: Tensor, given: dict[str, Any]) -> Seen:
