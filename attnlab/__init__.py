@@ -1,21 +1,47 @@
 """attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.hf import load_model, record, swap
+from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
 from attnlab.mechanisms.kernelized import Kernelized
+from attnlab.mechanisms.lsh import Lsh
+from attnlab.mechanisms.orf import Orf
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.mechanisms.top_r import TopR
+from attnlab.mechanisms.value_aware import ValueAware
+from attnlab.mechanisms.window import Window
+from attnlab.reading.alternative import alternative_attention
+from attnlab.reading.approximation import approximation_error
+from attnlab.reading.effective import EffectiveAttention, effective_attention
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
+from attnlab.trace import LayerTrace, Trace
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttentionCall",
+    "EffectiveAttention",
+    "EffectiveSoftmax",
     "Kernelized",
+    "LayerTrace",
+    "Lsh",
     "Mechanism",
+    "Orf",
     "Softmax",
+    "TopR",
+    "Trace",
+    "ValueAware",
+    "Window",
     "__version__",
     "all_mechanisms",
+    "alternative_attention",
+    "approximation_error",
+    "effective_attention",
+    "load_model",
     "mechanism",
     "mechanism_names",
+    "record",
     "register",
     "spec_of",
+    "swap",
 ]

@@ -1,4 +1,4 @@
-"""The command line: a command's name -> the function that does it. Errors a user can mend are one line and exit code 2."""
+"""The command line: a command's name -> the function that does it. What a user can mend is one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _demo(options: argparse.Namespace) -> None:
     check_writable(page)
     result, maps = demo(_compare_config(options))
     write_json(numbers, result)
-    write_atomic(page, compare_page(result | {"maps": maps}))
+    write_atomic(page, compare_page(result | maps))
     _show(result, options, written=[page, numbers])
 
 

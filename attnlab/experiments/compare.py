@@ -1,4 +1,4 @@
-"""``attnlab compare``: put mechanisms in place of a model's own attention, and judge them by quality, error and cost."""
+"""``attnlab compare``: mechanisms in place of a model's own attention, judged by quality, error and cost."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["DEFAULT_MECHANISMS", "CompareConfig", "compare"]
 DEFAULT_MECHANISMS = (
     "softmax",
     "value-aware:r=d+1",
-    "top-r:r=8",
-    "value-aware:r=8",
+    "top-r:r=16",
+    "top-r:r=4",
     "top-r:r=1",
     "value-aware:r=1",
-    "window:r=8",
+    "window:r=16",
     "kernel:elu",
 )
 

@@ -16,8 +16,9 @@ __all__ = ["SENTENCE", "demo", "shipped_model"]
 
 SENTENCE = "The river was frozen, so the old ferry stayed in the harbour until the ice broke in spring."
 INTRODUCTION = (
-    "The model is a small masked language model trained by attnlab on Wikipedia text and shipped with it (docs/model-card.md). "
-    "It reads a scene of Shakespeare with some words masked, and guesses them; in each row below its attention is replaced by another mechanism."
+    "The model is a small masked language model, trained by attnlab on Wikipedia's text and shipped with it. It reads "
+    "scenes of Shakespeare's with some words masked, and guesses them; in each row its attention is replaced by "
+    "another mechanism, and nothing else is changed."
 )
 
 
@@ -27,7 +28,7 @@ def shipped_model() -> LoadedModel:
 
 
 def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the comparison, the attention maps of ``SENTENCE``)."""
+    """(the comparison, the tokens and attention maps of ``SENTENCE``)."""
     loaded = shipped_model()
     result = compare(loaded, bundled_text(), config=config, model_name="attnlab's shipped MLM", text_name="Shakespeare")
     return result | {"name": "demo", "introduction": INTRODUCTION}, _maps(loaded)
@@ -39,4 +40,4 @@ def _maps(loaded: LoadedModel) -> dict[str, Any]:
     with record(loaded.model) as trace:
         loaded.model(**inputs)
     tokens = loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-    return {"tokens": tokens, "standard": [layer.weights()[0].tolist() for layer in trace]}
+    return {"tokens": tokens, "maps": {"standard": [layer.weights()[0].tolist() for layer in trace]}}
