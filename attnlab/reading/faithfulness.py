@@ -1,0 +1,240 @@
+"""Which reading is right? Hide a key, see what changes, and ask which reading had said so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall, Mechanism, repeat_groups, visible
+from attnlab.hf import record, swap
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.reading.correlation import bootstrap_interval, row_correlations
+from attnlab.reading.effective import effective_attention
+from attnlab.reading.gradient import gradient_times_attention, output_gradients
+from attnlab.reading.norm_based import norm_based
+from attnlab.reading.rollout import rollout
+from attnlab.shapes import Float
+from attnlab.trace import LayerTrace
+
+__all__ = ["COMPARED", "Faithfulness", "faithfulness", "head_output_change", "prediction_change"]
+
+COMPARED = ("standard", "effective", "norm", "rollout", "gradient", "random")
+Prediction = Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Faithfulness:
+    """One row per layer, reading and measure: rank and linear correlation, each with a 95 % bootstrap interval."""
+
+    table: list[dict[str, Any]]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """JSON-able rows: layer, against, reading, spearman, spearman_low, spearman_high, pearson, ..., inputs."""
+        return self.table
+
+
+@torch.no_grad()
+def head_output_change(layer: LayerTrace) -> Float[Tensor, "b h q k"]:
+    """How far each head's contribution after W_O moves when one key is hidden from its query.
+
+    Softmax has a closed form: without key j the other weights grow by 1 / (1 - w_ij), so the output moves by
+    w_ij / (1 - w_ij) (o_i - v_j). Any other mechanism attends again, once per key. A query left with no key has output
+    zero. Without a known W_O the distance is that of the head's output itself.
+    """
+    w, call = layer.weights(), layer.call
+    o = layer.output.to(w.dtype)
+    if not isinstance(layer.mechanism, Softmax):
+        return _by_hiding(layer, o)
+    v = repeat_groups(call.v, call.groups)
+    if call.key_visible is not None:
+        v = v.masked_fill(~call.key_visible[:, None, :, None], 0)
+    # |o_i - v_j|^2 = |o_i|^2 - 2 <o_i, v_j> + |v_j|^2 in the metric of W_O.
+    metric = _metric(layer)
+    ow, vw = o.double() @ metric, v.double() @ metric
+    squares = (ow * o).sum(-1)[..., None] - 2 * ow @ v.double().mT + (vw * v).sum(-1)[:, :, None]
+    lengths = squares.clamp(min=0).sqrt()
+    rest = 1 - w.double()
+    # The weight that the others have, summed where 1 - w would cancel.
+    few = rest < 1e-3
+    if bool(few.any()):
+        rest = torch.where(few, w.double().sum(-1, keepdim=True) - w.double(), rest)
+    alone = rest < 1e-12
+    moved = w.double() / rest.masked_fill(alone, 1) * lengths
+    return torch.where(alone & (w > 0), (ow * o).sum(-1).sqrt()[..., None], moved).to(w.dtype)
+
+
+@torch.no_grad()
+def prediction_change(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    *,
+    layer: int | tuple[str, int],
+    prediction: Prediction,
+    keys: Sequence[int],
+) -> Float[Tensor, " k"]:
+    """How far the prediction for one input moves when one key is hidden from all queries and heads of one layer.
+
+    All keys run as one batch; ``prediction`` maps the model's output to (b, c), compared by Euclidean distance.
+    """
+    hidden = torch.zeros(len(keys) + 1, inputs["input_ids"].shape[1], dtype=torch.bool)
+    hidden[torch.arange(len(keys)) + 1, torch.tensor(list(keys))] = True
+    many = {name: t.expand(len(keys) + 1, *t.shape[1:]) for name, t in inputs.items()}
+    with swap(model, _Without(hidden.to(inputs["input_ids"].device)), layers=layer):
+        found = prediction(model(**many)).double()
+    return torch.linalg.vector_norm(found[1:] - found[:1], dim=-1)
+
+
+def faithfulness(
+    model: nn.Module,
+    texts: Iterable[Mapping[str, Tensor]],
+    *,
+    prediction: Prediction | None = None,
+    readings: Sequence[str] = COMPARED,
+    keys: int | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Faithfulness:
+    """Correlate each reading with what hiding a key really changes, per layer, with confidence intervals.
+
+    ``texts`` are batches of one input each (input_ids, attention_mask, ...). "head output" correlates, over the keys of
+    each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
+    input, the reading's mean size over heads and queries with ``prediction_change`` in that layer (``keys`` limits how
+    many are tried). A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
+    """
+    unknown = sorted(set(readings) - set(COMPARED))
+    if unknown:
+        raise ValueError(f"no reading named {unknown}; the readings compared are {', '.join(COMPARED)}")
+    prediction = prediction or default_prediction
+    noise = torch.Generator().manual_seed(seed)
+    found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    for inputs in texts:
+        if inputs["input_ids"].shape[0] != 1:
+            raise ValueError(
+                f"pass texts one by one: input_ids must be (1, length), got {tuple(inputs['input_ids'].shape)}"
+            )
+        trace, maps = _readings(model, inputs, prediction, readings, noise)
+        chosen = _keys(trace[0], keys, noise)
+        for number, layer in enumerate(trace):
+            truth = head_output_change(layer)
+            seen = _seen(layer, truth)
+            layer_key = (layer.kind, layer.layer)
+            moved = prediction_change(model, inputs, layer=layer_key, prediction=prediction, keys=chosen)
+            for reading in readings:
+                size = maps[reading][number].detach().abs().expand_as(truth)
+                found.setdefault((layer.layer, "head output", reading), []).append(row_correlations(size, truth, seen))
+                score = (size * seen).mean((0, 1, 2))[chosen].to(moved.dtype)
+                everything = torch.ones_like(moved, dtype=torch.bool)
+                pair = row_correlations(score.cpu(), moved.cpu(), everything.cpu())
+                found.setdefault((layer.layer, "prediction", reading), []).append(pair)
+    if not found:
+        raise ValueError("faithfulness was given no text")
+    return Faithfulness([_row(*key, values, resamples, seed) for key, values in sorted(found.items())])
+
+
+def default_prediction(output: Any) -> Tensor:
+    """Probabilities of a classifier, of a language model's next token, or else the first position's hidden state."""
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        return output.last_hidden_state[:, 0]
+    return torch.softmax(logits if logits.dim() == 2 else logits[:, -1], -1)
+
+
+class _Without(Mechanism):
+    """Softmax in which batch item i does not see the keys that row i names."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+    def reference(self, call: AttentionCall) -> Tensor:
+        return Softmax().reference(self._less(call))
+
+    def forward(self, call: AttentionCall) -> Tensor:
+        return Softmax().forward(self._less(call))
+
+    def _less(self, call: AttentionCall) -> AttentionCall:
+        seen = ~self.hidden if call.key_visible is None else call.key_visible & ~self.hidden
+        return replace(call, key_visible=seen)
+
+
+def _readings(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    prediction: Prediction,
+    readings: Sequence[str],
+    noise: torch.Generator,
+) -> tuple[list[LayerTrace], dict[str, list[Tensor]]]:
+    """The layers of one forward pass, and what each reading says of them."""
+    with torch.enable_grad(), record(model) as trace:
+        scores = prediction(model(**inputs))
+    layers = [layer for layer in trace if layer.kind != "cross"]
+    maps: dict[str, list[Tensor]] = {}
+    if "gradient" in readings:
+        # What is explained is the prediction that was made.
+        slopes = output_gradients(layers, scores.amax())
+        maps["gradient"] = [
+            gradient_times_attention(layer, output_gradient=slope).detach()
+            for layer, slope in zip(layers, slopes, strict=True)
+        ]
+    with torch.no_grad():
+        weights = [layer.weights() for layer in layers]
+        maps["standard"] = weights
+        if "effective" in readings:
+            maps["effective"] = [effective_attention(layer).weights for layer in layers]
+        if "norm" in readings:
+            maps["norm"] = [norm_based(layer) for layer in layers]
+        if "rollout" in readings:
+            maps["rollout"] = rollout(weights)
+        maps["random"] = [torch.rand(w.shape, generator=noise).to(w.device) for w in weights]
+    return layers, maps
+
+
+def _by_hiding(layer: LayerTrace, o: Tensor) -> Tensor:
+    call, metric = layer.call, _metric(layer)
+    seen = visible(call)
+    found = []
+    for j in range(call.sizes[3]):
+        shown = torch.ones(call.sizes[0], call.sizes[3], dtype=torch.bool, device=o.device)
+        shown[:, j] = False
+        shown = shown if call.key_visible is None else shown & call.key_visible
+        moved = (layer.mechanism(replace(call, key_visible=shown)).to(o.dtype) - o).double()
+        found.append((moved @ metric * moved).sum(-1).clamp(min=0).sqrt())
+    change = torch.stack(found, -1).to(o.dtype)
+    return change if seen is None else change.masked_fill(~seen, 0)
+
+
+def _metric(layer: LayerTrace) -> Tensor:
+    """W_O^h^T W_O^h per head, so that <x, x> in it is |W_O^h x|^2; the identity where W_O is unknown."""
+    h, e = layer.output.shape[1], layer.output.shape[3]
+    if layer.projection is None:
+        return torch.eye(e, dtype=torch.float64, device=layer.output.device).expand(h, e, e)
+    parts = layer.projection.detach().unflatten(1, (h, e)).transpose(0, 1).double()
+    return parts.mT @ parts
+
+
+def _seen(layer: LayerTrace, like: Tensor) -> Tensor:
+    seen = visible(layer.call)
+    every = torch.ones_like(like, dtype=torch.bool)
+    return every if seen is None else every & seen
+
+
+def _keys(layer: LayerTrace, keys: int | None, noise: torch.Generator) -> list[int]:
+    n = layer.call.sizes[3]
+    shown = layer.call.key_visible
+    usable = list(range(n)) if shown is None else shown[0].nonzero()[:, 0].tolist()
+    if keys is None or keys >= len(usable):
+        return usable
+    return sorted(usable[i] for i in torch.randperm(len(usable), generator=noise)[:keys].tolist())
+
+
+def _row(
+    layer: int, against: str, reading: str, values: list[tuple[float, float]], resamples: int, seed: int
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"layer": layer, "against": against, "reading": reading}
+    for name, column in zip(("spearman", "pearson"), zip(*values, strict=True), strict=True):
+        mean, low, high = bootstrap_interval(column, resamples=resamples, seed=seed)
+        row |= {name: mean, f"{name}_low": low, f"{name}_high": high}
+    return row | {"inputs": len(values)}
