@@ -263,6 +263,8 @@ def test_a_tracker_receives_the_metrics(tmp_path):
 
 
 @pytest.mark.slow
+# torch's own: what it imports to compile still uses torch.jit.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_training_follows_eager_training(tmp_path):
     runs = [job(tmp_path / f"{c}", compile=c, dropout=0.0)[0] for c in (False, True)]
     for a, b in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
@@ -272,6 +274,7 @@ def test_compiled_training_follows_eager_training(tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu_training_is_bf16_learns_and_resumes(tmp_path, compiled):
     changes = {"device": "auto", "compile": compiled, "steps": 40, "evaluate_at": (0, 40)}
