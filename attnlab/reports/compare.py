@@ -97,7 +97,7 @@ def _foresight(rows: Sequence[Row]) -> list[object]:
     shares = {}
     for key in ("output_error", "score_error"):
         pairs = [
-            (_quality(a) - _quality(b)) * (a[key] - b[key])
+            (_distance(a) - _distance(b)) * (a[key] - b[key])
             for a, b in combinations([row for row in rows if row.get(key) is not None], 2)
         ]
         decided = [p for p in pairs if p != 0]
@@ -238,7 +238,7 @@ def _sweeps(result: Mapping[str, Any]) -> Html | None:
 
 
 def _layers(result: Mapping[str, Any]) -> Html | None:
-    layers = {spec: grid for spec, grid in (result.get("layers") or {}).items() if grid}
+    layers = {spec: grid for spec, grid in (result.get("layers") or {}).items() if grid and spec != "softmax"}
     if not layers:
         return None
     values = [v for grid in layers.values() for row in grid for v in row if v is not None]
@@ -280,8 +280,14 @@ def _facts(result: Mapping[str, Any], model: Row, text: Row) -> list[tuple[str, 
 
 def _measure(rows: Sequence[Row]) -> Any:
     if any(_quality(row) is not None for row in rows):
-        return _quality
+        return _distance
     return lambda row: row.get("output_error")
+
+
+def _distance(row: Row) -> Any:
+    """How far quality is from the exact model's: better by chance is as far as worse."""
+    value, exact = _quality(row), (row.get("quality") or {}).get("exact")
+    return value if value is None or exact is None else abs(value - exact)
 
 
 def _quality(row: Row) -> Any:

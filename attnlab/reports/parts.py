@@ -21,7 +21,9 @@ def section(title: str, *children: object, about: str = "") -> Html:
 def facts(pairs: Sequence[tuple[str, object]]) -> Html:
     """Short name-value pairs in a card; pairs without a value are left out."""
     shown = [
-        element("div", element("dt", name), element("dd", value)) for name, value in pairs if value not in (None, "")
+        element("div", element("dt", name), element("dd", value), class_="wide" if len(str(value)) > 40 else None)
+        for name, value in pairs
+        if value not in (None, "")
     ]
     return element("div", element("dl", shown, class_="facts"), class_="card")
 

@@ -99,6 +99,16 @@ def test_finding_without_a_head_judges_by_output_error_and_without_rows_says_so(
         compare_page({"name": "compare"})
 
 
+def test_a_perplexity_below_the_exact_one_is_no_closer_than_one_above() -> None:
+    found = {"top-r:r=8": 110.0, "kernel:elu": 70.0, "window:r=8": 95.0}
+    rows = [{"mechanism": m, "quality": {"name": "perplexity", "value": v, "exact": 100.0}} for m, v in found.items()]
+    told = parse(finding({"rows": rows})).text
+    assert told == (
+        "window:r=8 comes closest to exact attention: perplexity 95, where exact attention has 100. "
+        "kernel:elu is furthest from it: perplexity 70."
+    )
+
+
 def test_comparison_page_has_table_scatter_heat_maps_and_refusals() -> None:
     tree = parse(compare_page(a_comparison()))
     table = tree.figure("mechanisms").data()["table"]
