@@ -21,7 +21,6 @@ from attnlab.trace import LayerTrace, Trace
 
 __all__ = ["READINGS", "ReadingTable", "read"]
 
-Maps = dict[tuple[str, int], Tensor]
 
 _PER_LAYER: dict[str, Callable[[LayerTrace], Tensor]] = {
     "standard": lambda layer: layer.weights(),
@@ -89,5 +88,5 @@ def read(trace: Trace | Iterable[LayerTrace], reading: str, *, target: Tensor | 
         }
     else:
         raise ValueError(f"no reading named {reading!r}; the readings are {', '.join(READINGS)}")
-    seen = {(x.kind, x.layer): visible(x.call) for x in layers}
+    seen: dict[tuple[str, int], Tensor | None] = {(x.kind, x.layer): visible(x.call) for x in layers}
     return ReadingTable(reading, {key: t.detach() for key, t in maps.items()}, seen)
