@@ -272,6 +272,16 @@ def test_classes_that_cannot_be_swapped_are_named() -> None:
         pass
 
 
+def test_a_model_that_can_be_swapped_in_part_wants_the_part_named() -> None:
+    sizes = {"d_model": 24, "d_kv": 7, "num_heads": 3, "num_layers": 1, "d_ff": 31, "vocab_size": 61}
+    model = tf.LongT5ForConditionalGeneration(tf.LongT5Config(decoder_start_token_id=0, **sizes)).eval()
+    with pytest.raises(ValueError, match=r"only in part: LongT5LayerLocalSelfAttention \(encoder.*layers="):
+        swap(model, "softmax").__enter__()
+    with swap(model, "softmax", layers=["decoder", "cross"]), record(model) as trace:
+        real_logits(model, inputs(model))
+    assert len(trace) == 2
+
+
 def test_scores_that_no_call_can_express_are_refused_by_name() -> None:
     settings = {k: v for k, v in LLAMA.items() if k != "num_attention_heads"}
     capped = tf.Gemma2ForCausalLM(

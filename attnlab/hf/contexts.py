@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.hf.interface import Frame, attached
-from attnlab.hf.sites import Layers, Site, find_sites, select
+from attnlab.hf.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.registry import mechanism
 from attnlab.trace import LayerTrace, Trace
 
@@ -33,7 +33,10 @@ def swap(
     if dropout not in ("refuse", "skip"):
         raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")
     frame = Frame(mechanism=mech, skip_dropout=dropout == "skip")
-    with attached(model, dict.fromkeys(select(find_sites(model), layers), frame)):
+    sites = find_sites(model)
+    if layers is None:
+        refuse_partial(model, sites)
+    with attached(model, dict.fromkeys(select(sites, layers), frame)):
         yield model
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.trace import Kind
 
-__all__ = ["Layers", "Site", "find_sites", "own_attention", "select"]
+__all__ = ["Layers", "Site", "find_sites", "own_attention", "refuse_partial", "select"]
 
 # What ``layers=`` takes: numbers, (kind, number) pairs or kinds, one or several.
 Layers = int | str | tuple[str, int] | Iterable[Any] | None
@@ -65,6 +65,19 @@ def find_sites(model: Any) -> list[Site]:
             "transformers 5 whose attention does (BERT, GPT-2, Llama, T5, ...) works"
         )
     return sites
+
+
+def refuse_partial(model: nn.Module, sites: list[Site]) -> None:
+    """Raise a ValueError if the model also attends elsewhere, so that swapping all of ``sites`` is not swapping all."""
+    names = {site.name for site in sites}
+    for name, module in model.named_modules():
+        if "Attention" not in type(module).__name__ or next(module.parameters(), None) is None:
+            continue
+        if not any(other == name or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in names):
+            raise ValueError(
+                f"{type(model).__name__} can be swapped only in part: {type(module).__name__} ({name}) does not call "
+                "transformers' AttentionInterface; name the layers to swap with layers="
+            )
 
 
 def select(sites: list[Site], layers: Layers) -> list[Site]:
