@@ -237,6 +237,21 @@ def test_a_hugging_face_model_trains_and_its_checkpoint_loads(tmp_path):
     assert_same_parameters(other.state_dict(), model.state_dict())
 
 
+def test_frozen_parameters_stay_and_resume(tmp_path):
+    def frozen():
+        model = Model()
+        model.mix[0].weight.requires_grad_(False)
+        return model
+
+    before = frozen().mix[0].weight
+    whole, _ = job(tmp_path / "whole", model=frozen())
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(tmp_path / "cut", model=frozen(), callbacks=[PowerCut(at=10)])
+    cut, _ = job(tmp_path / "cut", model=frozen(), resume=True, callbacks=[PowerCut(at=None)])
+    assert torch.equal(whole.mix[0].weight, before)
+    assert_same_parameters(cut.state_dict(), whole.state_dict())
+
+
 def test_the_first_line_of_a_resumed_window_has_all_its_steps(tmp_path):
     job(tmp_path / "whole", log_every=7)
     with pytest.raises(RuntimeError, match="power cut"):

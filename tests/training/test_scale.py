@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from attnlab.training import list_checkpoints, load_model, map_runs, read_metrics, read_result
+from attnlab.training.checkpoints import read_checkpoint
 from tests.tolerance import assert_close
-from tests.training.jobs import Model, job
+from tests.training.jobs import Model, assert_same_parameters, job
 
 ROOT = Path(__file__).resolve().parents[2]
 DDP = ("--multi_gpu",)
@@ -85,6 +86,23 @@ def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path, alone, kind):
     (two / "run.json").write_text(json.dumps({**described, "processes": 2}))
     launch(two, kind, resume=True)
     assert_same_losses(path, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP")])
+def test_two_processes_resume_bit_for_bit_each_with_its_own_dropout(tmp_path, kind):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    launch(whole, kind, dropout=0.3)
+    shutil.copytree(whole, cut)
+    forget_after(cut, 12)
+    launch(cut, kind, dropout=0.3, resume=True)
+    assert_same_losses(whole, cut)
+    a, b = (read_checkpoint(list_checkpoints(run)[-1]) for run in (whole, cut))
+    assert a.step == b.step == 20
+    assert_same_parameters(a.model, b.model)
+    assert_same_parameters(a.optimizer, b.optimizer)
+    first, second = a.state["random"]
+    assert first["torch"] != second["torch"]
 
 
 @pytest.mark.slow
