@@ -210,7 +210,7 @@ def _prose(text: str) -> Iterator[str]:
             level, name = len(found[1]), found[2].strip()
             if level <= skip_level:
                 skip_level = level if name.lower().rstrip(":") in _BACK_MATTER else 9
-            heading = _tidy(name)
+            heading = "" if _LEFTOVER.search(name) else _tidy(name)
             continue
         if skip_level < 9 or _LEFTOVER.search(line):
             continue

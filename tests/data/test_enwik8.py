@@ -5,6 +5,8 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from attnlab.data import Passages, articles, strip_markup, wikitext_titles
 
@@ -81,6 +83,61 @@ def dump(path, pages, tail=""):
 )
 def test_markup_is_stripped(markup, prose):
     assert strip_markup(markup) == prose
+
+
+PIECES = st.sampled_from(
+    [
+        *[
+            "[[",
+            "]]",
+            "{{",
+            "}}",
+            "{|",
+            "|}",
+            "|",
+            "[",
+            "]",
+            "<",
+            ">",
+            "<ref>",
+            "</ref>",
+            "<ref/>",
+            "<!--",
+            "-->",
+            "'''",
+            "==",
+            "=",
+            "*",
+            "#",
+            ":",
+            ";",
+            "Image:",
+            "http://x",
+            "[http://",
+            "&amp;",
+            "&lt;",
+            "a",
+            ".",
+        ],
+        "\nfive words of plain prose.",
+        "\n",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=2000)
+@given(st.lists(PIECES, max_size=60).map("".join))
+def test_any_soup_of_markup_ends_as_text_without_brackets(soup):
+    prose = strip_markup(soup)
+    for mark in ("[[", "]]", "{{", "}}", "|", "''", "=="):
+        assert mark not in prose
+    assert all(line == line.strip() != "" for line in prose.split("\n") if prose)
+
+
+def test_deep_nesting_takes_no_more_than_a_moment():
+    words = "These are five plain words."
+    assert strip_markup("{{a|" * 500 + "x" + "}}" * 500 + words) == words
+    assert strip_markup("<ref>" * 500 + "\n" + words).endswith(words)
 
 
 def test_pages_that_are_no_articles_are_left_out(tmp_path):
