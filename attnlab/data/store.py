@@ -76,8 +76,10 @@ def tokenise(
     folder = cache / f"{path.name}-{key}"
     with _locked(cache / f".{folder.name}.lock"):
         if not folder.exists():
-            documents = texts(path, unit=unit, column=column, malformed=malformed)
-            return write_store(folder, documents, tokeniser, malformed=malformed, source=path.name)
+            # This file's own, for the caller's may already hold another file's.
+            here = Malformed(malformed.action)
+            documents = texts(path, unit=unit, column=column, malformed=here)
+            write_store(folder, documents, tokeniser, malformed=here, source=path.name)
     store = load_store(folder)
     malformed.count += store.meta["malformed"]["count"]
     malformed.lines.extend((name, line, why) for name, line, why in store.meta["malformed"]["lines"])

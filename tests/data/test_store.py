@@ -79,6 +79,11 @@ def test_malformed_lines_are_reported_again_from_the_cache(tmp_path):
         assert len(tokenise(path, WORDS, cache=tmp_path / "cache", malformed=bad)) == 1
         assert bad.count == 1
         assert bad.lines[0][1] == 2
+    other = tmp_path / "b.jsonl"
+    other.write_text('oops\n{"text": "to"}\n')
+    tokenise(other, WORDS, cache=tmp_path / "cache", malformed=bad)
+    tokenise(other, WORDS, cache=tmp_path / "cache", malformed=bad)
+    assert [line for _, line, _ in bad.lines] == [2, 1, 1]
     with pytest.raises(ValueError, match="line 2"):
         tokenise(path, WORDS, cache=tmp_path / "cache")
 
