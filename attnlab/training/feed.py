@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -50,7 +50,11 @@ def to_device(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 class Feed:
-    """Iterates over (parts of) the batches of ``steps``, prepared by a background thread up to ``ahead`` in advance."""
+    """Iterates over (parts of) the batches of ``steps``, prepared by a background thread up to ``ahead`` in advance.
+
+    The thread fills the buffer and then sleeps until it is half empty: waking it for every batch would cost the loop a
+    change of threads each step, which a small model would feel.
+    """
 
     def __init__(
         self,
@@ -61,14 +65,15 @@ class Feed:
         rank: int = 0,
         world: int = 1,
         accumulate: int = 1,
-        ahead: int = 4,
+        ahead: int = 8,
     ) -> None:
         self.source, self.steps, self.device = source, steps, device
         self.rank, self.world, self.accumulate = rank, world, accumulate
         # Seconds the loop has spent waiting for a batch, without the first, which nothing could have prepared.
         self.waited = 0.0
-        self._ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
-        self._closed = threading.Event()
+        self.ahead = ahead
+        self._buffer: deque[Any] = deque()
+        self._filled, self._room, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._prepare, name="attnlab-feed", daemon=True)
 
     def __enter__(self) -> Feed:
@@ -77,18 +82,34 @@ class Feed:
 
     def __exit__(self, *error: object) -> None:
         self._closed.set()
+        self._room.set()
         # A source that hangs must not keep an interrupted run from ending; the thread is a daemon.
         self._thread.join(timeout=5)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
         for position in range(len(self.steps)):
-            start = time.perf_counter()
-            item = self._ready.get()
-            if position > 0:
-                self.waited += time.perf_counter() - start
+            if not self._buffer:
+                start = time.perf_counter()
+                self._await_batch()
+                if position > 0:
+                    self.waited += time.perf_counter() - start
+            item = self._buffer.popleft()
+            if len(self._buffer) <= self.ahead // 2:
+                self._room.set()
             if isinstance(item, BaseException):
                 raise item
             yield [to_device(part, self.device) for part in item]
+
+    def _await_batch(self) -> None:
+        while not self._buffer:
+            self._filled.clear()
+            if not self._buffer:
+                self._filled.wait()
+
+    def _await_room(self) -> None:
+        self._room.clear()
+        if len(self._buffer) > self.ahead // 2 and not self._closed.is_set():
+            self._room.wait()
 
     def _prepare(self) -> None:
         for step in self.steps:
@@ -100,11 +121,9 @@ class Feed:
             except BaseException as error:
                 # Raised again where the loop asks for this batch.
                 item = error
-            while not self._closed.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+            self._buffer.append(item)
+            self._filled.set()
+            if len(self._buffer) >= self.ahead:
+                self._await_room()
             if self._closed.is_set() or isinstance(item, BaseException):
                 return

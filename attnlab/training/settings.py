@@ -101,7 +101,7 @@ class Settings:
     maximise: bool = False
     # Stop after this many evaluations in a row without improvement of ``watch``.
     patience: int | None = None
-    prefetch: int = 4
+    prefetch: int = 8
 
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "keep", "prefetch"):

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 
+from torch.distributed.tensor import DTensor
+
 from tests.training.jobs import job
 
 
@@ -19,6 +21,8 @@ def shard_on_the_cpu() -> None:
 
 
 if __name__ == "__main__":
-    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if sharded:
         shard_on_the_cpu()
-    job(sys.argv[1], **json.loads(sys.argv[2]))
+    model, _ = job(sys.argv[1], **json.loads(sys.argv[2]))
+    assert all(isinstance(p, DTensor) == sharded for p in model.parameters())

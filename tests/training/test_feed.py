@@ -56,8 +56,8 @@ def test_it_prepares_only_so_far_ahead_and_stops_when_left():
     with Feed(source, range(1000), device=CPU, ahead=3) as feed:
         next(iter(feed))
         time.sleep(0.3)
-    # One taken, three waiting, one in the thread's hand.
-    assert 4 <= len(source.asked) <= 5
+    # One taken, at most three waiting.
+    assert 3 <= len(source.asked) <= 4
 
 
 def test_waiting_is_measured_and_the_first_batch_does_not_count():
