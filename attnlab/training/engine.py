@@ -90,7 +90,10 @@ class Engine:
         if not self.sharded:
             self.objective.to(accelerator.device)
         optimizer = make_optimizer(self.objective, settings.recipe, fused=accelerator.device.type == "cuda")
-        self.prepared, self.optimizer = accelerator.prepare(self.objective, optimizer)
+        self.prepared, wrapped = accelerator.prepare(self.objective, optimizer)
+        # Accelerate's wrapper looks for an optional package on the disk at every step, and without a gradient scaler
+        # does no more than that.
+        self.optimizer: torch.optim.Optimizer = wrapped.optimizer
         if settings.compile:
             self.prepared.compile(dynamic=settings.dynamic, mode=settings.compile_mode)
         self.parameters = list(self.prepared.parameters())
@@ -233,7 +236,7 @@ class Engine:
         """Save everything that a resumed run needs."""
         self.check()
         accelerator, at = self.accelerator, self.at
-        model, optimizer = full_state(self.prepared, self.optimizer.optimizer, sharded=self.sharded)
+        model, optimizer = full_state(self.prepared, self.optimizer, sharded=self.sharded)
         generators = gather_objects([random_state()], accelerator)
         at.window = self.window_sums()
         if accelerator.is_main_process:
@@ -269,7 +272,7 @@ class Engine:
             )
         if found is None:
             return
-        load_state(self.prepared, self.optimizer.optimizer, found.model, found.optimizer, sharded=self.sharded)
+        load_state(self.prepared, self.optimizer, found.model, found.optimizer, sharded=self.sharded)
         rank, generators = accelerator.process_index, found.state["random"]
         if rank < len(generators):
             set_random_state(generators[rank])

@@ -190,6 +190,12 @@ def test_bf16_trains_and_keeps_parameters_in_float32(tmp_path):
     assert last < 0.8 * first
 
 
+def test_fp16_from_a_launcher_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(ValueError, match="precision must be bf16 or no, got fp16"):
+        job(tmp_path / "run")
+
+
 def test_a_model_may_be_called_in_its_own_way(tmp_path):
     class Own(nn.Module):
         def __init__(self):
