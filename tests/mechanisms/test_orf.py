@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import attnlab as al
+from attnlab.mechanisms.orf import Orf, random_features
+from tests.tolerance import assert_close
+
+
+def estimate(features: int, variant: str, seed: int, q: torch.Tensor, k: torch.Tensor) -> float:
+    """<Phi(q), Phi(k)>, the estimate of exp(<q, k>)."""
+    R = random_features(features, len(q), variant, seed)
+    phi = [torch.exp(R @ x - x.square().sum() / 2) / features**0.5 for x in (q, k)]
+    return float(phi[0] @ phi[1])
+
+
+def test_the_corrected_estimate_converges_as_one_over_the_root_of_the_features() -> None:
+    q, k = torch.randn(2, 8, dtype=torch.float64) * 0.6
+    true = float((q @ k).exp())
+    spread = {}
+    for features in (16, 256, 4096):
+        errors = torch.tensor([estimate(features, "corrected", seed, q, k) - true for seed in range(60)])
+        assert abs(float(errors.mean())) < 4 * float(errors.std()) / 60**0.5
+        spread[features] = float(errors.square().mean().sqrt())
+    for fewer, more in ((16, 256), (256, 4096)):
+        # Sixteen times the features: a quarter of the error, within the scatter of 60 draws.
+        assert 2.5 < spread[fewer] / spread[more] < 6.5
+
+
+def test_the_estimate_as_written_is_biased() -> None:
+    d = 8
+    q = k = torch.full((d,), (1.0986122886681098 / d) ** 0.5, dtype=torch.float64)
+    written = [estimate(4096, "as-written", seed, q, k) for seed in range(5)]
+    corrected = [estimate(4096, "corrected", seed, q, k) for seed in range(5)]
+    assert max(written) < 0.6
+    assert_close(torch.tensor(corrected).mean(), torch.tensor(3.0), dtype=torch.bfloat16)
+
+
+def test_rows_of_a_block_are_orthogonal() -> None:
+    R = random_features(16, 8, "corrected", 0)
+    gram = R[:8] @ R[:8].T
+    assert_close(gram, torch.diag(gram.diagonal()))
+    assert_close(
+        random_features(5, 8, "as-written", 0) @ random_features(5, 8, "as-written", 0).T, torch.eye(5).double()
+    )
+
+
+def test_large_keys_do_not_overflow_and_the_future_does_not_move_the_past() -> None:
+    q, k, v = (torch.randn(1, 2, 150, 8) for _ in range(3))
+    call = al.AttentionCall(q, 30 * k, v, causal=True)
+    out = Orf(features=64)(call)
+    assert torch.isfinite(out).all()
+    k = call.k.clone()
+    k[:, :, 100:] *= 100
+    assert torch.equal(Orf(features=64)(al.AttentionCall(q, k, v, causal=True))[:, :, :100], out[:, :, :100])
+
+
+def test_many_features_come_close_to_softmax() -> None:
+    q, k, v = (torch.randn(1, 2, 63, 8, dtype=torch.float64) for _ in range(3))
+    for causal in (False, True):
+        call = al.AttentionCall(q, k, v, causal=causal)
+        assert (Orf(features=8192)(call) - al.Softmax()(call)).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(("bad", "why"), [("features=0", "at least 1"), ("variant=fixed", "variant must be one of")])
+def test_bad_settings_are_refused(bad: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        al.mechanism(f"orf:{bad}")

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnlab.cache_policies import RANKINGS, KVPolicy, evicting, keep_mask, perplexity
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=29,
+        hidden_size=24,
+        intermediate_size=31,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def test_the_budget_is_split_into_sinks_recent_and_ranked() -> None:
+    rank = torch.tensor([[[9.0, 1.0, 5.0, 8.0, 2.0, 0.0, 0.0]]])
+    assert KVPolicy(4, sinks=1, recent=2).split() == (1, 2, 1)
+    kept = keep_mask(KVPolicy(4, sinks=1, recent=2), rank)
+    assert kept[0, 0].tolist() == [True, False, False, True, False, True, True]
+    assert keep_mask(KVPolicy(7), rank).all()
+    assert KVPolicy(8, by="recency").split() == (4, 4, 0)
+
+
+def test_equal_ranks_keep_the_later_key() -> None:
+    kept = keep_mask(KVPolicy(2, recent=1), torch.zeros(1, 1, 5))
+    assert kept[0, 0].tolist() == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("by", RANKINGS)
+def test_a_budget_that_is_never_reached_changes_nothing(model: torch.nn.Module, by: str) -> None:
+    ids = torch.randint(29, (3, 11))
+    whole = perplexity(model, ids, None)
+    assert perplexity(model, ids, KVPolicy(99, by=by))["loss"] == pytest.approx(whole["loss"], abs=1e-5)
+    assert whole["tokens"] == 30
+
+
+@pytest.mark.parametrize("by", RANKINGS)
+def test_generation_with_a_budget_holds_no_more_keys(model: torch.nn.Module, by: str) -> None:
+    ids = torch.randint(29, (2, 9))
+    with evicting(model, KVPolicy(5, by=by)) as cache:
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            max_new_tokens=6,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    assert out.shape == (2, 15)
+    assert cache.kept() == [5, 5]
+    assert cache.get_seq_length() == 14
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_recency_equals_attention_with_a_mask(model: torch.nn.Module) -> None:
+    """With one layer's worth of context gone, the last token sees the sinks and the recent keys only."""
+    ids = torch.randint(29, (1, 10))
+    policy = KVPolicy(5, by="recency", sinks=2)
+    with evicting(model, policy) as cache:
+        for t in range(10):
+            logits = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits
+    # A key is evicted after the query that overfills the cache has read it.
+    i, j = torch.arange(10)[:, None], torch.arange(10)
+    mask = (j <= i) & ((j < 2) | (j > i - 4))
+    expected = model(ids, attention_mask=mask[None, None]).logits[:, -1:]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn.Module) -> None:
+    from attnlab.attention import AttentionCall
+    from attnlab.cache_policies import _Memory
+
+    q, k = torch.zeros(1, 1, 1, 3), torch.randn(1, 1, 4, 3)
+    v = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [-1.0, 3.0]]).view(1, 1, 4, 2)
+    # Zero queries attend uniformly: o = (1, 1), nearest to the third value, then to the first.
+    memory = _Memory(KVPolicy(2, recent=0), 0)
+    assert memory.evict(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
+    # Leaving one out moves the output by |v_i - o| / 3: most for the fourth and the second.
+    memory = _Memory(KVPolicy(2, by="leave-one-out", recent=0), 0)
+    assert memory.evict(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
+
+
+def test_padding_and_cropping_are_refused(model: torch.nn.Module) -> None:
+    ids = torch.randint(29, (2, 4))
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    with evicting(model, KVPolicy(3)) as cache:
+        with pytest.raises(ValueError, match="takes no padding"):
+            model(ids, attention_mask=mask, past_key_values=cache)
+        with pytest.raises(ValueError, match="cannot be cropped"):
+            cache.layers[0].crop(-1)
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"budget": 0}, "at least 1"),
+        ({"budget": 4, "by": "size"}, "must be one of"),
+        ({"budget": 4, "recent": -1}, "at least 0"),
+        ({"budget": 4, "recent": 3, "sinks": 2}, "exceed"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        KVPolicy(**settings)
