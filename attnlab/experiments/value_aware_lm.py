@@ -1,0 +1,222 @@
+"""OVA's causal task: one small language model per kernel, trained alike, then with its attention approximated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
+from attnlab.experiments.value_aware_common import (
+    Corpus,
+    Meeting,
+    Part,
+    ValueAwareConfig,
+    best_device,
+    fit,
+    on_device,
+    uncompiled,
+)
+from attnlab.models import Transformer, named_config
+from attnlab.models.attention import swapped
+from attnlab.models.losses import CausalLM
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["EXACT", "Score", "causal_loss", "causal_model", "kernel_specs", "run_lm", "sliding_windows"]
+
+EXACT = {"exp": "softmax", "poly": "kernel:poly,degree=2", "elu": "kernel:elu"}
+Windows = list[dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Score:
+    """-log p summed over the predicted tokens, and how many they are."""
+
+    nll: float
+    tokens: int
+
+    @property
+    def loss(self) -> float:
+        """The mean, in nats per token."""
+        return self.nll / self.tokens
+
+    def perplexity(self, count: int | None = None) -> float:
+        """exp of the mean over ``count`` units, such as words; over tokens where none is given."""
+        return math.exp(min(700.0, self.nll / (self.tokens if count is None else count)))
+
+
+def causal_model(config: ValueAwareConfig, kernel: str, *, vocab: int) -> Transformer:
+    """The paper's model (A.2) in our vocabulary, from the config's seed: the same for every kernel."""
+    torch.manual_seed(config.seed)
+    return Transformer(
+        replace(
+            named_config("value-aware-lm"),
+            vocab=vocab,
+            layers=config.lm_layers,
+            width=config.lm_width,
+            heads=config.lm_heads,
+            hidden=4 * config.lm_width,
+            max_length=config.lm_length,
+            dropout=config.lm_dropout,
+            causal_attention=EXACT[kernel],
+        )
+    )
+
+
+def kernel_specs(kernel: str, r: int | str) -> tuple[str, str]:
+    """The value-oblivious and the value-aware mechanism with r keys of this kernel."""
+    of_kernel = {"exp": "", "poly": ",kernel=poly,degree=2", "elu": ",kernel=elu"}[kernel]
+    return f"top-r:r={r}{of_kernel}", f"value-aware:r={r}{of_kernel}"
+
+
+def sliding_windows(
+    store: TokenStore, eos: int, *, length: int, context: int, unknown: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Windows over the documents, each followed by </s>; each token is a label once, after at least ``context`` others.
+
+    Only the first window's labels have fewer before them. ``unknown`` is no label: what the word was, nobody can say.
+
+    >>> store = TokenStore(np.arange(10, 18), np.array([0, 8]))
+    >>> tokens, labels = sliding_windows(store, 2, length=5, context=3)
+    >>> tokens.tolist()
+    [[10, 11, 12, 13, 14], [12, 13, 14, 15, 16], [14, 15, 16, 17, 2]]
+    >>> labels.tolist()
+    [[-100, 11, 12, 13, 14], [-100, -100, -100, 15, 16], [-100, -100, -100, 17, 2]]
+    """
+    stream = np.concatenate([np.append(np.asarray(store[i], np.int64), eos) for i in range(len(store))])
+    if len(stream) < length:
+        raise ValueError(f"the text has {len(stream)} tokens, too few for one window of {length}")
+    last = len(stream) - length
+    starts = np.array([*range(0, last, length - context), last])
+    at = starts[:, None] + np.arange(length)
+    tokens = stream[at]
+    # What the window before has predicted is context here.
+    done = np.concatenate([[1], starts[:-1] + length])
+    labels = np.where((at >= done[:, None]) & (tokens != (-1 if unknown is None else unknown)), tokens, IGNORED)
+    return tokens, labels
+
+
+@torch.no_grad()
+def causal_loss(model: Any, windows: Windows) -> Score:
+    """-log p of the windows' labels, each from the tokens before it in its window."""
+    total, count = 0.0, 0
+    for batch in windows:
+        output = model(batch["input_ids"])
+        # Without the other positions most of the vocabulary's work falls away.
+        chosen = batch["labels"][:, 1:] != IGNORED
+        nll = output.head.nll(output.hidden[:, :-1][chosen], batch["labels"][:, 1:][chosen])
+        total += float(nll.double().sum())
+        count += int(chosen.sum())
+    return Score(total, count)
+
+
+def run_lm(
+    kernel: str, *, config: ValueAwareConfig, corpus: Corpus, part: Part, meeting: Meeting, folder: Path
+) -> None:
+    """Train one kernel's model; then its rows of Table 2 and Figure 2."""
+    device, tokeniser = best_device(), corpus.tokeniser()
+    model = causal_model(config, kernel, vocab=-(-tokeniser.vocab_size // 64) * 64)
+    decoder = model.decoder
+    assert decoder is not None
+    length, specials = config.lm_length, tokeniser.specials
+    blocks = Blocks(corpus.store("train"), specials, length=length, form="stream", seed=config.seed)
+    valid = _windows(corpus, "valid", config, device, context=length // 2)
+
+    def curve(step: int, model: Any) -> dict[str, float]:
+        loss = causal_loss(model, valid).loss
+        part.row("lm_curves", kernel=kernel, step=step, tokens=step * config.lm_batch * length, loss=loss)
+        return {"valid/loss": loss}
+
+    facts = fit(
+        model,
+        CausalSource(blocks, config.lm_batch, seed=config.seed),
+        term=CausalLM(),
+        # The paper clips nothing.
+        recipe=Recipe(lr=config.lm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=None),
+        schedule=lambda steps: Schedule("inverse_sqrt", warmup=max(1, round(config.lm_warmup * steps))),
+        steps=config.lm_steps,
+        blocks=decoder.blocks,
+        curve=curve,
+        config=config,
+        meeting=meeting,
+        run_dir=folder,
+    )
+    parameters = sum(p.numel() for p in model.parameters())
+    part.fact("training", facts | {"parameters": parameters, "tokens_in_corpus": len(blocks.store.tokens)})
+    with uncompiled():
+        _judge(model, kernel, config, corpus, part, device)
+
+
+def _judge(
+    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: Corpus, part: Part, device: torch.device
+) -> None:
+    meta = corpus.store("wikitext103-test").meta
+    # Unknown words are not predicted, so they do not count; of a part of the text the words are not known.
+    words = meta["words"] - meta["unknown_words"] if "words" in meta and config.eval_rows is None else None
+    windows = _windows(corpus, "wikitext103-test", config, device, context=config.lm_context)
+    part.fact("test", {"tokens": sum(int((w["labels"] != IGNORED).sum()) for w in windows), "words": words})
+    d = config.lm_width // config.lm_heads
+    done: dict[str, Score] = {}
+
+    def score(spec: str) -> Score:
+        if spec not in done:
+            with swapped(model, spec):
+                done[spec] = causal_loss(model, windows)
+        return done[spec]
+
+    def cell(mechanism: str, spec: str) -> None:
+        found = score(spec)
+        part.row(
+            "table_2",
+            kernel=kernel,
+            mechanism=mechanism,
+            spec=spec,
+            perplexity=found.perplexity(words),
+            perplexity_per_token=found.perplexity(),
+            loss=found.loss,
+        )
+
+    cell("softmax", EXACT[kernel])
+    for r, shown in ((1, "1"), (d + 1, "d+1")):
+        oblivious, aware = kernel_specs(kernel, r)
+        cell(f"top-r:r={shown}", oblivious)
+        cell(f"value-aware:r={shown}", aware)
+    for r in config.lm_r:
+        spec = kernel_specs(kernel, r)[0] if r < config.lm_length else EXACT[kernel]
+        part.row("figure_2", kernel=kernel, r=r, loss=score(spec).loss)
+    _between(model, kernel, config, windows, part)
+
+
+def _between(model: Transformer, kernel: str, config: ValueAwareConfig, windows: Windows, part: Part) -> None:
+    """Both kinds of r keys on the same few windows: the value-aware ones are searched for, which takes its time."""
+    few = [{name: t[-config.between_rows :] for name, t in windows[len(windows) // 2].items()}]
+    specs: dict[str, tuple[str, int | None]] = {"softmax": (EXACT[kernel], None)}
+    for r in (1, *config.between_r):
+        oblivious, aware = kernel_specs(kernel, r)
+        specs |= {f"top-r {r}": (oblivious, r), f"value-aware {r}": (aware, r)}
+    for name, (spec, keys) in specs.items():
+        with swapped(model, spec):
+            found = causal_loss(model, few)
+        part.row("figure_2_few", kernel=kernel, family=name.split()[0], r=keys, loss=found.loss, predicted=found.tokens)
+
+
+def _windows(corpus: Corpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
+    specials = corpus.tokeniser().specials
+    assert specials.eos is not None
+    tokens, labels = sliding_windows(
+        corpus.store(name), specials.eos, length=config.lm_length, context=context, unknown=specials.unk
+    )
+    tokens, labels = tokens[: config.eval_rows], labels[: config.eval_rows]
+
+    def cut() -> Iterator[dict[str, Tensor]]:
+        for lo in range(0, len(tokens), 2 * config.eval_batch):
+            rows = slice(lo, lo + 2 * config.eval_batch)
+            yield {"input_ids": torch.from_numpy(tokens[rows]), "labels": torch.from_numpy(labels[rows])}
+
+    return on_device(cut(), device)

@@ -1,0 +1,156 @@
+"""OVA's masked task: a masked LM continued at a greater length, then judged with its attention approximated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.data import IGNORED, Blocks, MlmSource
+from attnlab.experiments.value_aware_common import (
+    Corpus,
+    Meeting,
+    Part,
+    ValueAwareConfig,
+    best_device,
+    fit,
+    on_device,
+    uncompiled,
+)
+from attnlab.hf import swap
+from attnlab.training import CrossEntropy, Recipe, Schedule
+
+__all__ = ["continued_model", "masked_score", "run_mlm", "table_1_specs"]
+
+HELD_OUT = ("valid", "wikitext103-valid")
+Batches = list[dict[str, Tensor]]
+
+
+def continued_model(folder: Path | str, *, positions: int, dropout: float) -> Any:
+    """The masked LM of a folder with ``positions`` places: its own, repeated as often as needed (A.1)."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    model = BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    config = BertConfig.from_pretrained(folder, max_position_embeddings=positions, hidden_dropout_prob=dropout)
+    longer = BertForMaskedLM(config).float()
+    state = model.state_dict()
+    name = "bert.embeddings.position_embeddings.weight"
+    own = state[name]
+    state[name] = own[torch.arange(positions) % len(own)]
+    longer.load_state_dict(state)
+    return longer
+
+
+def table_1_specs(d: int) -> dict[str, str]:
+    """Table 1's columns by the names that the claims read, each with our mechanism; d is the width of a head."""
+    return {
+        "softmax": "softmax",
+        "top-r:r=1": "top-r:r=1",
+        "top-r:r=d+1": f"top-r:r={d + 1}",
+        "value-aware:r=1": "value-aware:r=1",
+        "value-aware:r=d+1": f"value-aware:r={d + 1}",
+        "orf:features=256": "orf:features=256,variant=as-written",
+        "orf:features=256,variant=corrected": "orf:features=256,variant=corrected",
+        "lsh:r=64,rounds=4": "lsh:r=64,rounds=4",
+        "lsh:r=512,rounds=16": "lsh:r=512,rounds=16",
+    }
+
+
+@torch.no_grad()
+def masked_score(model: Any, batches: Batches) -> dict[str, float]:
+    """The share of masked tokens predicted wrongly, in %, and the mean of -log p."""
+    wrong, nll, count = 0, 0.0, 0
+    for batch in batches:
+        labels = batch["labels"]
+        chosen = labels != IGNORED
+        hidden = model.bert(input_ids=batch["input_ids"]).last_hidden_state
+        logits = model.cls(hidden[chosen]).float()
+        wrong += int((logits.argmax(-1) != labels[chosen]).sum())
+        nll += float(torch.nn.functional.cross_entropy(logits, labels[chosen], reduction="sum"))
+        count += int(chosen.sum())
+    return {"mlm_error": 100 * wrong / count, "loss": nll / count, "predicted": count}
+
+
+def run_mlm(
+    arm: str, *, config: ValueAwareConfig, corpus: Corpus, model: Path, part: Part, meeting: Meeting, folder: Path
+) -> None:
+    """Continue the masked LM ``short`` or ``long``; the long one then fills Table 1 and Figure 1."""
+    device, tokeniser = best_device(), corpus.tokeniser()
+    length = {"short": config.mlm_short, "long": config.mlm_long}[arm]
+    net = continued_model(model, positions=length, dropout=config.mlm_dropout)
+    blocks = Blocks(corpus.store("train"), tokeniser.specials, length=length, seed=config.seed)
+    held_out = _held_out(corpus, length, config, device)
+
+    def curve(step: int, net: Any) -> dict[str, float]:
+        found = masked_score(net, held_out)
+        part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **found)
+        return found
+
+    source = MlmSource(blocks, config.mlm_tokens // length, vocab_size=tokeniser.vocab_size, seed=config.seed)
+    facts = fit(
+        net,
+        source,
+        term=CrossEntropy("masked-lm"),
+        recipe=Recipe(lr=config.mlm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=config.mlm_clip),
+        schedule=lambda steps: Schedule("linear", warmup=round(config.mlm_warmup * steps)),
+        steps=config.mlm_steps,
+        blocks=net.bert.encoder.layer,
+        curve=curve,
+        config=config,
+        meeting=meeting,
+        run_dir=folder,
+    )
+    part.fact("training", facts | {"parameters": sum(p.numel() for p in net.parameters())})
+    with uncompiled():
+        part.row("figure_3", model=arm, length=length, steps=facts["steps"], **masked_score(net, held_out))
+        if arm == "long":
+            _judge(net, config, held_out, part)
+
+
+def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:
+    d = net.config.hidden_size // net.config.num_attention_heads
+    done: dict[str, dict[str, float]] = {}
+
+    def score(spec: str) -> dict[str, float]:
+        if spec not in done:
+            with swap(net, spec):
+                done[spec] = masked_score(net, held_out)
+        return done[spec]
+
+    for mechanism, spec in table_1_specs(d).items():
+        part.row("table_1", mechanism=mechanism, spec=spec, **score(spec))
+    for r in config.mlm_r:
+        for family in ("top-r", "window"):
+            part.row("figure_1", family=family, r=r, **score(f"{family}:r={r}"))
+    for r, rounds in config.mlm_lsh:
+        part.row("figure_1", family="lsh", r=r, rounds=rounds, **score(f"lsh:r={r},rounds={rounds}"))
+    for r in (1, d + 1):
+        part.row("figure_1", family="value-aware", r=r, **score(f"value-aware:r={r}"))
+    _between(net, config, held_out, part)
+
+
+def _between(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:
+    """Both kinds of r keys on the same few rows: the value-aware ones are searched for, which takes its time."""
+    few = [{name: t[: config.between_rows] for name, t in held_out[0].items()}]
+    for r in (1, *config.between_r):
+        for family in ("top-r", "value-aware"):
+            with swap(net, f"{family}:r={r}"):
+                part.row("figure_1_few", family=family, r=r, **masked_score(net, few))
+
+
+def _held_out(corpus: Corpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:
+    """Both held-out texts in rows of ``length``, with masks that are always the same."""
+    tokeniser = corpus.tokeniser()
+    batches: Batches = []
+    for name in HELD_OUT:
+        blocks = Blocks(corpus.store(name), tokeniser.specials, length=length, seed=None)
+        # As many tokens in a batch at every length.
+        rows = min(len(blocks), max(1, config.eval_batch * config.mlm_short // length))
+        source = MlmSource(blocks, rows, vocab_size=tokeniser.vocab_size, seed=config.seed, shuffle=False)
+        wanted = source.steps_per_epoch
+        if config.eval_rows is not None:
+            wanted = min(wanted, -(-config.eval_rows // rows))
+        batches += on_device((source.batch(step) for step in range(wanted)), device)
+    return batches
