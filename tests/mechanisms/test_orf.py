@@ -16,7 +16,7 @@ def estimate(features: int, variant: str, seed: int, q: torch.Tensor, k: torch.T
 
 
 def test_the_corrected_estimate_converges_as_one_over_the_root_of_the_features() -> None:
-    q, k = torch.randn(2, 8, dtype=torch.float64) * 0.6
+    q, k = torch.randn(2, 8, dtype=torch.float64) * 0.25
     true = float((q @ k).exp())
     spread = {}
     for features in (16, 256, 4096):
@@ -57,7 +57,7 @@ def test_large_keys_do_not_overflow_and_the_future_does_not_move_the_past() -> N
 
 
 def test_many_features_come_close_to_softmax() -> None:
-    q, k, v = (torch.randn(1, 2, 63, 8, dtype=torch.float64) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, 63, 8, dtype=torch.float64) * scale for scale in (0.7, 0.7, 1.0))
     for causal in (False, True):
         call = al.AttentionCall(q, k, v, causal=causal)
         assert (Orf(features=8192)(call) - al.Softmax()(call)).abs().max() < 0.1
