@@ -150,6 +150,94 @@ def _demo(options: argparse.Namespace) -> None:
     _show(result, options, written=[page, numbers])
 
 
+def _train_arguments(parser: argparse.ArgumentParser) -> None:
+    from attnlab.models import CONFIGS
+
+    names = ", ".join(CONFIGS)
+    parser.add_argument("--text", help="the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip")
+    parser.add_argument("--column", default="text", help="the column of a jsonl, csv or tsv (default: %(default)s)")
+    parser.add_argument("--tokenizer", help="a folder with a tokeniser (default: one is trained on the text)")
+    parser.add_argument("--vocab", type=int, default=8192, help="its size, if it is trained (default: %(default)s)")
+    parser.add_argument("--model", default="attnlab-mlm", help=f"bert-LAYERSxWIDTH, or one of {names}")
+    parser.add_argument(
+        "--task", choices=("mlm", "causal"), default="mlm", help="what it learns (default: %(default)s)"
+    )
+    parser.add_argument("--attention", default="softmax", help="a mechanism's spec (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="rows in a batch (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1000, help="updates (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="use torch.compile")
+    parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
+    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: %(default)s)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; its own settings are used")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+
+def _train(options: argparse.Namespace) -> None:
+    from attnlab.experiments.corpus import CorpusConfig
+    from attnlab.experiments.pretrain import PretrainConfig
+    from attnlab.experiments.train import resume_language_model, train_language_model
+
+    if options.resume is not None:
+        outcome = resume_language_model(options.resume, track=options.track)
+    else:
+        if options.text is None:
+            raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
+        corpus = CorpusConfig(
+            text=options.text, tokenizer=options.tokenizer, vocab=options.vocab, column=options.column
+        )
+        config = PretrainConfig(
+            model=options.model,
+            task=options.task,
+            attention=options.attention,
+            lengths=(options.length,),
+            tokens=options.length * options.batch,
+            steps=options.steps,
+            lr=options.lr,
+            warmup=options.warmup,
+            seed=options.seed,
+            compile=options.compile,
+        )
+        outcome = train_language_model(corpus, config, run_dir=options.out, track=options.track)
+    told = {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
+    if options.json:
+        print(json.dumps(told, indent=1))
+        return
+    print("  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()))
+    print(f"the model is in {(outcome.run_dir / 'model').resolve()}; see the run: attnlab report {outcome.run_dir}")
+
+
+def _report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="run folders")
+    parser.add_argument("--claims", action="store_true", help="the papers' claims beside our results, instead of runs")
+    parser.add_argument(
+        "--results", type=Path, default=Path("results"), help="where results lie (default: %(default)s)"
+    )
+    parser.add_argument("-o", "--out", type=Path, help="the page (default: report.html or claims.html)")
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from attnlab.provenance import check_writable
+    from attnlab.reports.command import report_claims, report_runs
+
+    out = options.out or Path("claims.html" if options.claims else "report.html")
+    check_writable(out)
+    if options.claims:
+        told = report_claims(results=options.results, out=out, markdown=None)
+    elif options.runs:
+        told = report_runs(options.runs, out=out)
+    else:
+        raise ValueError("name the run folders to report on, or --claims for the papers' claims")
+    if options.json:
+        print(json.dumps(told, indent=1, ensure_ascii=False))
+    else:
+        print(f"wrote {out.resolve()}")
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
@@ -162,5 +250,17 @@ COMMANDS: dict[str, Command] = {
         "attnlab compare ./my-model --text book.txt -m top-r:r=16 -m value-aware:r=16",
         _compare_arguments,
         _compare,
+    ),
+    "train": Command(
+        "Train a masked or causal language model, with any mechanism as its attention, on your text.",
+        "attnlab train --text corpus.txt --model attnlab-lm --task causal --attention kernel:elu --out runs/elu",
+        _train_arguments,
+        _train,
+    ),
+    "report": Command(
+        "Turn run folders into one page of learning curves and tables, or results into the ledger of claims.",
+        "attnlab report runs/seed-0 runs/seed-1 -o report.html",
+        _report_arguments,
+        _report,
     ),
 }

@@ -82,7 +82,12 @@ def compare(
             rows.append({"mechanism": spec, "refused": str(refusal)})
             continue
         rows.append(
-            {"mechanism": spec, "refused": None, **_row(quality, exact, error), **_cost(loaded, sample, mech, config)}
+            {
+                "mechanism": spec,
+                "refused": None,
+                **_row(quality, exact, error),
+                **_cost(loaded, trace, sample, mech, config),
+            }
         )
         layers[spec] = [layer.output.tolist() for layer in error.layers]
     return {
@@ -140,20 +145,27 @@ def _traced(loaded: LoadedModel, windows: Windows, count: int) -> Trace:
     return trace
 
 
-def _cost(loaded: LoadedModel, batch: dict[str, Tensor], mech: Mechanism, config: CompareConfig) -> dict[str, float]:
-    """The model's forward pass with the mechanism against the same with softmax, taking turns."""
+def _cost(
+    loaded: LoadedModel, trace: Trace, batch: dict[str, Tensor], mech: Mechanism, config: CompareConfig
+) -> dict[str, float]:
+    """The mechanism against softmax, taking turns: the model's forward pass, and one layer's attention by itself."""
+    call, device = next(iter(trace)).call, batch["input_ids"].device
 
     def forward(mech: Mechanism) -> None:
         with torch.no_grad(), swap(loaded.model, mech):
             loaded.model(**_inputs(loaded, batch))
 
-    jobs: dict[str, Callable[[], None]] = {"softmax": partial(forward, Softmax()), "mechanism": partial(forward, mech)}
-    seconds = median_seconds(jobs, repeats=config.repeats, device=batch["input_ids"].device)
-    peaks = {name: peak_bytes(job, device=batch["input_ids"].device) for name, job in jobs.items()}
-    return {
-        "time_ratio": seconds["mechanism"] / seconds["softmax"],
-        "memory_ratio": peaks["mechanism"] / peaks["softmax"],
-    }
+    def attend(mech: Mechanism) -> Tensor:
+        with torch.no_grad():
+            return mech(call)
+
+    def ratio(job: Callable[[Mechanism], Any]) -> float:
+        jobs = {"softmax": partial(job, Softmax()), "mechanism": partial(job, mech)}
+        seconds = median_seconds(jobs, repeats=config.repeats, device=device)
+        return seconds["mechanism"] / seconds["softmax"]
+
+    peaks = [peak_bytes(partial(attend, each), device=device) for each in (mech, Softmax())]
+    return {"time_ratio": ratio(forward), "attention_time_ratio": ratio(attend), "memory_ratio": peaks[0] / peaks[1]}
 
 
 def _row(quality: dict[str, Any] | None, exact: dict[str, Any] | None, error: ApproximationError) -> dict[str, Any]:

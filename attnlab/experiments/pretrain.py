@@ -80,7 +80,7 @@ class PretrainConfig:
 
 # The checkpoint in attnlab/shipped; docs/model-card.md says how it came out.
 SHIPPED_MLM = PretrainConfig(
-    model="bert-6x256", lengths=(512, 128), tokens=32_768, lr=1e-3, warmup=1000, steps=20_000, evaluations=16
+    model="bert-6x256", lengths=(512, 128), tokens=32_768, lr=1e-3, warmup=1000, steps=15_800, evaluations=16
 )
 
 
@@ -114,6 +114,7 @@ def pretrain(
     resume: bool = False,
     track: str | None = None,
     callbacks: tuple[Callback, ...] = (),
+    config_extra: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Outcome]:
     """Train on ``stores["train"]``; the others (``valid``, ...) are evaluated along the way."""
     model = build_model(config, tokeniser)
@@ -131,7 +132,7 @@ def pretrain(
         terms=[term],
         settings=config.settings(),
         run_dir=run_dir,
-        config={"pretrain": asdict(config)},
+        config={"pretrain": asdict(config), **(config_extra or {})},
         evaluations=evaluations,
         callbacks=callbacks,
         forward=None if own else _encode,

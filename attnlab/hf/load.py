@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -49,14 +52,15 @@ def load_model(
         raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
     cls, task = _class_and_task(config)
     try:
-        model, info = cls.from_pretrained(
-            name,
-            config=config,
-            use_safetensors=True,
-            dtype="auto" if dtype is None else dtype,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        with _no_bar_in_files():
+            model, info = cls.from_pretrained(
+                name,
+                config=config,
+                use_safetensors=True,
+                dtype="auto" if dtype is None else dtype,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+            )
     except Exception as error:
         raise ValueError(f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
     if info["missing_keys"]:
@@ -68,6 +72,21 @@ def load_model(
     except Exception as error:
         raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+@contextmanager
+def _no_bar_in_files() -> Iterator[None]:
+    """transformers draws its progress bar even where nobody can watch it move."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def max_length(model: Any) -> int | None:
