@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ class ValueAwareConfig:
     lm_batch: int = 64
     lm_dropout: float = 0.1
     lm_lr: float = 5e-4
+    # The paper clips nothing; where all of a row's scores are near zero the polynomial's gradient is all rounding.
+    lm_clip: float | None = 1.0
     # 4,000 of the paper's 31,520 steps.
     lm_warmup: float = 4000 / 31520
     lm_steps: int | None = None
@@ -60,7 +63,9 @@ class ValueAwareConfig:
     # Value-aware between 1 and d + 1 keys, which is searched for, on this many rows.
     between_r: tuple[int, ...] = (2, 4, 8, 16)
     between_rows: int = 2
-    curve_points: int = 10
+    # The figures' sweeps use every n-th batch of what the tables use.
+    sweep_every: int = 4
+    curve_points: int = 8
     eval_batch: int = 16
     # Rows of each held-out text; None: all.
     eval_rows: int | None = None
@@ -106,6 +111,17 @@ class Part:
         self.content["tables"].setdefault(table, []).append(values)
         write_json(self.path, self.content)
         print(f"{self.path.stem}: {table} {json.dumps(values)}", flush=True)
+
+    def rows(self, table: str, wanted: Mapping[str, dict[str, Any]], measure: Callable[[str], dict[str, Any]]) -> None:
+        """A row for each of ``wanted``, {spec: what tells it apart}; one that fails is noted and the others go on."""
+        for spec, labels in wanted.items():
+            try:
+                found = measure(spec)
+            except (RuntimeError, ValueError) as error:
+                traceback.print_exc()
+                self.fact(f"failed: {table} {spec}", str(error).strip().partition("\n")[0])
+                continue
+            self.row(table, **labels, **found)
 
     def fact(self, name: str, value: Any) -> None:
         """Note something that is no table: sizes, speeds."""

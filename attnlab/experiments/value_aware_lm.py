@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,8 +137,7 @@ def run_lm(
         model,
         CausalSource(blocks, config.lm_batch, seed=config.seed),
         term=CausalLM(),
-        # The paper clips nothing.
-        recipe=Recipe(lr=config.lm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=None),
+        recipe=Recipe(lr=config.lm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=config.lm_clip),
         schedule=lambda steps: Schedule("inverse_sqrt", warmup=max(1, round(config.lm_warmup * steps))),
         steps=config.lm_steps,
         blocks=decoder.blocks,
@@ -162,48 +161,47 @@ def _judge(
     windows = _windows(corpus, "wikitext103-test", config, device, context=config.lm_context)
     part.fact("test", {"tokens": sum(int((w["labels"] != IGNORED).sum()) for w in windows), "words": words})
     d = config.lm_width // config.lm_heads
-    done: dict[str, Score] = {}
-
-    def score(spec: str) -> Score:
-        if spec not in done:
-            with swapped(model, spec):
-                done[spec] = causal_loss(model, windows)
-        return done[spec]
-
-    def cell(mechanism: str, spec: str) -> None:
-        found = score(spec)
-        part.row(
-            "table_2",
-            kernel=kernel,
-            mechanism=mechanism,
-            spec=spec,
-            perplexity=found.perplexity(words),
-            perplexity_per_token=found.perplexity(),
-            loss=found.loss,
-        )
-
-    cell("softmax", EXACT[kernel])
+    table: dict[str, dict[str, Any]] = {EXACT[kernel]: {"mechanism": "softmax"}}
     for r, shown in ((1, "1"), (d + 1, "d+1")):
         oblivious, aware = kernel_specs(kernel, r)
-        cell(f"top-r:r={shown}", oblivious)
-        cell(f"value-aware:r={shown}", aware)
-    for r in config.lm_r:
-        spec = kernel_specs(kernel, r)[0] if r < config.lm_length else EXACT[kernel]
-        part.row("figure_2", kernel=kernel, r=r, loss=score(spec).loss)
-    _between(model, kernel, config, windows, part)
+        table |= {oblivious: {"mechanism": f"top-r:r={shown}"}, aware: {"mechanism": f"value-aware:r={shown}"}}
 
+    def cell(spec: str) -> dict[str, Any]:
+        found = _score(model, spec, windows)
+        return {
+            "spec": spec,
+            "perplexity": found.perplexity(words),
+            "perplexity_per_token": found.perplexity(),
+            "loss": found.loss,
+            "predicted": found.tokens,
+        }
 
-def _between(model: Transformer, kernel: str, config: ValueAwareConfig, windows: Windows, part: Part) -> None:
-    """Both kinds of r keys on the same few windows: the value-aware ones are searched for, which takes its time."""
+    part.rows("table_2", {spec: {"kernel": kernel, **row} for spec, row in table.items()}, cell)
+
+    def on(some: Windows) -> Callable[[str], dict[str, Any]]:
+        def point(spec: str) -> dict[str, Any]:
+            found = _score(model, spec, some)
+            return {"loss": found.loss, "predicted": found.tokens}
+
+        return point
+
+    # With all keys the value-oblivious oracle is exact.
+    sweep = {kernel_specs(kernel, r)[0] if r < config.lm_length else EXACT[kernel]: r for r in config.lm_r}
+    part.rows(
+        "figure_2", {spec: {"kernel": kernel, "r": r} for spec, r in sweep.items()}, on(windows[:: config.sweep_every])
+    )
+    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few windows, for both kinds.
     few = [{name: t[-config.between_rows :] for name, t in windows[len(windows) // 2].items()}]
-    specs: dict[str, tuple[str, int | None]] = {"softmax": (EXACT[kernel], None)}
+    wanted: dict[str, dict[str, Any]] = {EXACT[kernel]: {"kernel": kernel, "family": "softmax"}}
     for r in (1, *config.between_r):
-        oblivious, aware = kernel_specs(kernel, r)
-        specs |= {f"top-r {r}": (oblivious, r), f"value-aware {r}": (aware, r)}
-    for name, (spec, keys) in specs.items():
-        with swapped(model, spec):
-            found = causal_loss(model, few)
-        part.row("figure_2_few", kernel=kernel, family=name.split()[0], r=keys, loss=found.loss, predicted=found.tokens)
+        for family, spec in zip(("top-r", "value-aware"), kernel_specs(kernel, r), strict=True):
+            wanted[spec] = {"kernel": kernel, "family": family, "r": r}
+    part.rows("figure_2_few", wanted, on(few))
+
+
+def _score(model: Transformer, spec: str, windows: Windows) -> Score:
+    with swapped(model, spec):
+        return causal_loss(model, windows)
 
 
 def _windows(corpus: Corpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:

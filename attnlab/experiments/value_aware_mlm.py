@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,33 +112,28 @@ def run_mlm(
 
 def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:
     d = net.config.hidden_size // net.config.num_attention_heads
-    done: dict[str, dict[str, float]] = {}
 
-    def score(spec: str) -> dict[str, float]:
-        if spec not in done:
+    def on(some: Batches) -> Callable[[str], dict[str, Any]]:
+        def measure(spec: str) -> dict[str, Any]:
             with swap(net, spec):
-                done[spec] = masked_score(net, held_out)
-        return done[spec]
+                return {"spec": spec, **masked_score(net, some)}
 
-    for mechanism, spec in table_1_specs(d).items():
-        part.row("table_1", mechanism=mechanism, spec=spec, **score(spec))
+        return measure
+
+    part.rows("table_1", {spec: {"mechanism": name} for name, spec in table_1_specs(d).items()}, on(held_out))
+    wanted: dict[str, dict[str, Any]] = {}
     for r in config.mlm_r:
-        for family in ("top-r", "window"):
-            part.row("figure_1", family=family, r=r, **score(f"{family}:r={r}"))
+        wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "window")}
+    wanted |= {f"value-aware:r={r}": {"family": "value-aware", "r": r} for r in (1, d + 1)}
     for r, rounds in config.mlm_lsh:
-        part.row("figure_1", family="lsh", r=r, rounds=rounds, **score(f"lsh:r={r},rounds={rounds}"))
-    for r in (1, d + 1):
-        part.row("figure_1", family="value-aware", r=r, **score(f"value-aware:r={r}"))
-    _between(net, config, held_out, part)
-
-
-def _between(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:
-    """Both kinds of r keys on the same few rows: the value-aware ones are searched for, which takes its time."""
+        wanted[f"lsh:r={r},rounds={rounds}"] = {"family": "lsh", "r": r, "rounds": rounds}
+    part.rows("figure_1", wanted, on(held_out[:: config.sweep_every]))
+    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few rows, for both kinds.
     few = [{name: t[: config.between_rows] for name, t in held_out[0].items()}]
+    wanted = {"softmax": {"family": "softmax"}}
     for r in (1, *config.between_r):
-        for family in ("top-r", "value-aware"):
-            with swap(net, f"{family}:r={r}"):
-                part.row("figure_1_few", family=family, r=r, **masked_score(net, few))
+        wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "value-aware")}
+    part.rows("figure_1_few", wanted, on(few))
 
 
 def _held_out(corpus: Corpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:

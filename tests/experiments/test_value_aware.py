@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
+from attnlab.experiments.value_aware import KEYS, collect, part_names, reproduce, run_part
+from attnlab.experiments.value_aware_common import Part, ValueAwareConfig, plan_steps
+from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
+from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
+from attnlab.models.attention import swapped
+from attnlab.reports.claims import value_aware as claims
+
+WORDS = list("abcdefghijklmnopqrs")
+CONFIG = ValueAwareConfig(
+    kernels=("exp", "poly"),
+    lm_layers=1,
+    lm_width=6,
+    lm_heads=2,
+    lm_length=17,
+    lm_batch=3,
+    lm_steps=2,
+    lm_context=11,
+    lm_r=(1, 4, 17),
+    mlm_short=13,
+    mlm_long=29,
+    mlm_tokens=58,
+    mlm_steps=2,
+    mlm_r=(1, 5, 29),
+    mlm_lsh=((4, 2),),
+    between_r=(2,),
+    between_rows=1,
+    sweep_every=2,
+    curve_points=1,
+    eval_batch=5,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four stores of words that follow one another, and their tokenizer."""
+    folder = tmp_path_factory.mktemp("corpus")
+    rng = np.random.default_rng(0)
+    texts = [" ".join(WORDS[(start + i) % 19] for i in range(71)) for start in rng.integers(0, 19, 12)]
+    tokeniser = train_wordpiece(texts, vocab_size=64)
+    tokeniser.save(folder / "tokenizer")
+    tokeniser = load_tokeniser(folder / "tokenizer")
+    for name, part in {
+        "train": texts[:6],
+        "valid": texts[6:8],
+        "wikitext103-valid": texts[8:10],
+        "wikitext103-test": texts[10:],
+    }.items():
+        write_store(folder / name, part, tokeniser)
+    meta = folder / "wikitext103-test" / "meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"words": 144, "unknown_words": 2}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
+    """A tiny BERT with 13 positions and heads of 4."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=13,
+        attention_probs_dropout_prob=0.0,
+        type_vocab_size=1,
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_windows_predict_every_token_once_with_context() -> None:
+    store = TokenStore(np.arange(100, 167), np.array([0, 23, 67]))
+    tokens, labels = sliding_windows(store, 2, length=17, context=11)
+    stream = [*range(100, 123), 2, *range(123, 167), 2]
+    assert [int(t) for t in labels[labels != IGNORED]] == stream[1:]
+    first = (labels != IGNORED).argmax(1)
+    assert first[0] == 1
+    assert (first[1:] >= 11).all()
+    assert (tokens[:, 1:][labels[:, 1:] != IGNORED] == labels[:, 1:][labels[:, 1:] != IGNORED]).all()
+
+
+def test_unknown_words_are_context_and_no_labels() -> None:
+    store = TokenStore(np.array([5, 1, 6, 7, 1]), np.array([0, 5]))
+    tokens, labels = sliding_windows(store, 2, length=4, context=2, unknown=1)
+    assert tokens.tolist() == [[5, 1, 6, 7], [6, 7, 1, 2]]
+    assert labels.tolist() == [[-100, -100, 6, 7], [-100, -100, -100, 2]]
+
+
+def test_text_shorter_than_a_window_is_refused() -> None:
+    with pytest.raises(ValueError, match="too few for one window of 17"):
+        sliding_windows(TokenStore(np.arange(5), np.array([0, 5])), 2, length=17, context=11)
+
+
+def test_causal_loss_of_a_uniform_model_is_log_of_the_vocabulary() -> None:
+    model = causal_model(CONFIG, "exp", vocab=64).eval()
+    torch.nn.init.zeros_(model.tokens.weight)
+    labels = torch.tensor([[-100, -100, 7, 9, 3]])
+    found = causal_loss(model, [{"input_ids": torch.tensor([[5, 6, 7, 9, 3]]), "labels": labels}])
+    assert found.tokens == 3
+    assert found.loss == pytest.approx(math.log(64))
+    # Three tokens that are two words.
+    assert found.perplexity(2) == pytest.approx(64**1.5)
+
+
+@pytest.mark.parametrize("kernel", list(EXACT))
+def test_value_aware_with_one_key_more_than_the_width_is_exact_for_each_kernel(kernel: str) -> None:
+    model = causal_model(CONFIG, kernel, vocab=64).eval()
+    tokens = torch.randint(0, 64, (2, 17))
+    windows = [{"input_ids": tokens, "labels": tokens}]
+    exact = causal_loss(model, windows).loss
+    oblivious, aware = kernel_specs(kernel, 4)
+    with swapped(model, aware):
+        assert causal_loss(model, windows).loss == pytest.approx(exact, rel=1e-5)
+    with swapped(model, oblivious):
+        assert abs(causal_loss(model, windows).loss - exact) > 1e-6
+
+
+def test_positions_are_repeated_and_the_first_stay(model: Path) -> None:
+    short, long = (continued_model(model, positions=n, dropout=0.0) for n in (13, 29))
+    own = short.bert.embeddings.position_embeddings.weight
+    table = long.bert.embeddings.position_embeddings.weight
+    assert torch.equal(table, own[torch.arange(29) % 13])
+    tokens = torch.randint(5, 24, (2, 13))
+    with torch.no_grad():
+        torch.testing.assert_close(short.eval()(tokens).logits, long.eval()(tokens).logits)
+
+
+def test_masked_score_counts_wrong_answers(model: Path) -> None:
+    net = continued_model(model, positions=13, dropout=0.0).eval()
+    tokens = torch.randint(5, 24, (2, 13))
+    answers = net(tokens).logits.argmax(-1)
+    labels = torch.full_like(tokens, IGNORED)
+    labels[:, 3:7] = answers[:, 3:7]
+    labels[0, 3] = (answers[0, 3] + 1) % 64
+    found = masked_score(net, [{"input_ids": tokens, "labels": labels}])
+    assert (found["mlm_error"], found["predicted"]) == (12.5, 8)
+
+
+def test_steps_share_the_device_by_what_a_step_costs() -> None:
+    rates = {"lm-exp": 8.0, "lm-poly": 2.0, "mlm-long": 4.0, "mlm-short": 4.0}
+    # Costs in device seconds: 1/32 + 1/8 for the causal pair, 1/16 + 1/16 for the masked one.
+    assert plan_steps(rates, seconds=100, share={"lm": 0.75, "mlm": 0.25}) == {"lm": 480, "mlm": 200}
+    assert plan_steps({"lm-exp": 5.0}, seconds=10, share={"lm": 0.75, "mlm": 0.25}) == {"lm": 50}
+
+
+def test_a_mechanism_that_fails_is_noted_and_the_others_go_on(tmp_path: Path) -> None:
+    part = Part(tmp_path / "part.json")
+
+    def measure(spec: str) -> dict[str, float]:
+        if spec == "bad":
+            raise RuntimeError("out of memory\nand more")
+        return {"loss": 1.5}
+
+    part.rows("figure_2", {"bad": {"r": 1}, "good": {"r": 2}}, measure)
+    found = json.loads((tmp_path / "part.json").read_text())
+    assert found["tables"] == {"figure_2": [{"r": 2, "loss": 1.5}]}
+    assert found["facts"] == {"failed: figure_2 bad": "out of memory"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernels": ("cosine",)}, "exp, poly and elu"),
+        ({"lm_context": 512}, "lm_context"),
+        ({"mlm_tokens": 100}, "no row of 2048"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ValueAwareConfig(**change)  # type: ignore[arg-type]
+
+
+def test_unknown_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="lm or mlm"):
+        part_names(CONFIG, "both")
+
+
+def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Path, tmp_path: Path) -> None:
+    names = part_names(CONFIG)
+    assert names == ["mlm-long", "mlm-short", "lm-exp", "lm-poly"]
+    for name in names:
+        run_part(name, CONFIG, corpus, model, tmp_path)
+    found = collect(CONFIG, tmp_path, names)
+    tables = found["tables"]
+    assert set(tables) == set(KEYS)
+    assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
+
+    rows = {row["mechanism"]: row for row in tables["table_1"]}
+    assert set(rows) == set(table_1_specs(4))
+    assert rows["value-aware:r=d+1"]["spec"] == "value-aware:r=5"
+    assert rows["value-aware:r=d+1"]["loss"] == pytest.approx(rows["softmax"]["loss"], rel=1e-5)
+    assert rows["softmax"]["mlm_error_paper"] == 24.2
+    assert "mlm_error_paper" not in rows["orf:features=256,variant=corrected"]
+
+    cells = {(row["kernel"], row["mechanism"]): row for row in tables["table_2"]}
+    assert len(cells) == 10
+    for kernel in CONFIG.kernels:
+        exact, aware = cells[kernel, "softmax"], cells[kernel, "value-aware:r=d+1"]
+        assert aware["perplexity"] == pytest.approx(exact["perplexity"], rel=1e-5)
+        # 142 words that are known, and every token but the first of both documents with their </s>.
+        assert exact["predicted"] == 2 * 72 - 1
+        assert exact["perplexity"] == pytest.approx(math.exp(exact["loss"] * 143 / 142))
+    assert cells["poly", "top-r:r=1"]["perplexity_paper"] == 6700.2
+
+    swept = {(row["family"], row["r"]) for row in tables["figure_1"]}
+    assert swept >= {(family, r) for family in ("top-r", "window") for r in CONFIG.mlm_r}
+    whole = [row["loss"] for row in tables["figure_1"] if row["r"] == 29]
+    assert whole[0] == pytest.approx(whole[1], rel=1e-5)
+    assert {(row["kernel"], row["r"]) for row in tables["figure_2"]} == {
+        (kernel, r) for kernel in CONFIG.kernels for r in CONFIG.lm_r
+    }
+    assert [row["step"] for row in tables["figure_3_curves"] if row["model"] == "long"] == [0, 2]
+    assert {row["model"] for row in tables["figure_3"]} == {"long", "short"}
+
+    verdicts = {claim.name: claim.test(found).state for claim in claims.CLAIMS if "kernel" not in claim.name}
+    assert verdicts["ova-aware-is-exact"] == "held"
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_steps_and_leave_a_results_file(corpus: Path, model: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    config = replace(CONFIG, lm_steps=None, mlm_steps=None, train_seconds=4.0, probe_seconds=0.5)
+    out = tmp_path / "value-aware.json"
+    reproduce(config, corpus=corpus, model=model, out=out, work=tmp_path / "work", seconds=300)
+    found = json.loads(out.read_text())
+    assert found["unfinished"] == {}
+    assert set(found["tables"]) == set(KEYS)
+    steps = {name: part["training"]["steps"] for name, part in found["parts"].items()}
+    assert steps["lm-exp"] == steps["lm-poly"]
+    assert steps["mlm-long"] == steps["mlm-short"]
+    with pytest.raises(ValueError, match="earlier run"):
+        reproduce(config, corpus=corpus, model=model, out=out, work=tmp_path / "work")
+
+
+def test_what_is_not_done_in_time_is_ended_and_named(corpus: Path, model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "value-aware.json"
+    found = reproduce(CONFIG, corpus=corpus, model=model, out=out, work=tmp_path / "work", only="lm", seconds=0.1)
+    assert set(found["unfinished"]) == {"lm-exp", "lm-poly"}
+    assert json.loads(out.read_text())["name"] == "value-aware"
