@@ -197,8 +197,8 @@ KINDS = {
     "attention": ("flash", "fmha", "attention", "softmax_warp"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "aten::mm", "aten::addmm", "aten::bmm"),
     "optimiser": ("adam", "multi_tensor", "foreach", "lpnorm"),
-    "copies": ("memcpy", "memset", "copy_"),
     "fused elementwise and reductions": ("triton",),
+    "copies": ("memcpy", "memset", "copy_"),
 }
 
 

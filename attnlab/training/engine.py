@@ -30,6 +30,7 @@ from attnlab.training.state import (
     undisturbed,
 )
 from attnlab.training.terms import Batch, Objective, Term, term_weight
+from attnlab.training.window import Reading, Window, first_bad
 
 __all__ = ["DivergedError", "Engine", "Evaluation", "Standing"]
 
@@ -64,9 +65,8 @@ class Standing:
     stale: int = 0
     stopped: bool = False
     evaluated: dict[str, float] = field(default_factory=dict)
-    # Sums since the last train line: loss, terms, gradient norm.
-    window: list[float] = field(default_factory=list)
-    window_steps: int = 0
+    # The rows since the last train line: loss, terms, gradient norm.
+    window: list[list[float]] = field(default_factory=list)
 
 
 class Engine:
@@ -102,10 +102,9 @@ class Engine:
         self.metrics_bytes = 0
         self.progress = Progress(settings.steps, quiet=True)
         self.began = time.perf_counter()
-        # These live on the device and are read only when a line is written, so that the device never waits for them.
-        self.window = torch.zeros(len(self.names) + 1, device=accelerator.device)
-        self.first_bad = torch.full_like(self.window, 2**31, dtype=torch.int64)
-        self.weights: tuple[list[float], Tensor] = ([], self.window)
+        self.window = Window(accelerator, len(self.names) + 1)
+        self.reading: Reading | None = None
+        self.weights: tuple[list[float], Tensor] = ([], self.window.before)
         self.prepared.train()
 
     def update(self, parts: list[dict[str, Any]]) -> None:
@@ -114,17 +113,16 @@ class Engine:
         world = accelerator.num_processes
         weights = self.weights_at(step)
         counts = self.counts(parts, step) if len(parts) > 1 else None
-        means = torch.zeros(len(weights), device=accelerator.device)
+        sums: Tensor | None = None
         for i, part in enumerate(parts):
             last = i == len(parts) - 1
             with nullcontext() if last else accelerator.no_sync(self.prepared):
                 totals, own = self.prepared(part, step)
                 if counts is None:
-                    counts = _at_least_one(accelerator.reduce(own.detach(), "sum"))
-                share = totals / counts
+                    counts = self.over_all_ranks(own)
                 # Ranks average their gradients; the sum over ranks is wanted.
-                accelerator.backward((weights * share).sum() * world)
-            means += share.detach()
+                accelerator.backward(torch.dot(totals, weights * world / counts))
+            sums = totals.detach() if sums is None else sums + totals.detach()
         norm = accelerator.clip_grad_norm_(self.parameters, recipe.clip or math.inf)
         lr = recipe.lr * self.settings.schedule.factor(step + 1, steps=self.settings.steps)
         for group in self.optimizer.param_groups:
@@ -133,10 +131,9 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
 
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        values = torch.cat([(weights * means).sum()[None], means, norm.detach().reshape(1).float()])
-        self.window += values
-        self.first_bad = torch.where(values.isfinite(), self.first_bad, self.first_bad.clamp(max=step + 1))
-        self.at.window_steps += 1
+        assert sums is not None
+        assert counts is not None
+        self.window.add(weights=weights, totals=sums, counts=counts, norm=norm.detach().float())
 
     def counts(self, parts: list[dict[str, Any]], step: int) -> Tensor:
         """What each term is averaged over in all parts on all ranks, known before the first backward pass."""
@@ -147,7 +144,14 @@ class Engine:
                 with torch.no_grad(), undisturbed(0):
                     known = self.prepared(part, step)[1]
             own.append(known.to(self.accelerator.device))
-        return _at_least_one(self.accelerator.reduce(torch.stack(own).sum(0), "sum"))
+        return self.over_all_ranks(torch.stack(own).sum(0))
+
+    def over_all_ranks(self, counts: Tensor) -> Tensor:
+        """The counts' sums; a term that found nothing to average over is 0 / 1."""
+        counts = counts.detach()
+        if self.accelerator.num_processes > 1:
+            counts = self.accelerator.reduce(counts, "sum")
+        return counts.where(counts > 0, 1.0)
 
     def weights_at(self, step: int) -> Tensor:
         """The terms' weights as a tensor, made anew only when one has changed."""
@@ -157,16 +161,25 @@ class Engine:
         return self.weights[1]
 
     def log(self) -> None:
-        """Write the means since the last train line."""
-        self.check()
-        steps = max(1, self.at.window_steps)
-        *losses, norm = (v / steps for v in self.window_sums())
-        lr = self.settings.recipe.lr * self.settings.schedule.factor(self.at.step, steps=self.settings.steps)
+        """Ask for the rows since the last train line; ``flush`` writes their means when they have come."""
+        self.flush()
+        self.reading = Reading(self.window.table(), step=self.at.step, seconds=self.seconds())
+        self.window.restore([])
+        self.flush(wait=False)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Write the train line that was asked for, if there is one and, without ``wait``, if it is there already."""
+        reading = self.reading
+        if reading is None or not (wait or reading.ready):
+            return
+        self.reading = None
+        table = reading.table()
+        self.judge(table, last=reading.step)
+        *losses, norm = table.double().mean(0).tolist()
+        lr = self.settings.recipe.lr * self.settings.schedule.factor(reading.step, steps=self.settings.steps)
         values = dict(zip(self.names, losses, strict=True)) | {"lr": lr, "grad_norm": norm}
         self.progress.loss = losses[0]
-        self.record("train", values)
-        self.window.zero_()
-        self.at.window_steps = 0
+        self.record("train", values, step=reading.step, seconds=reading.seconds)
 
     def evaluate(self) -> bool:
         """Evaluate, record, and tell whether the watched value is the best so far."""
@@ -184,7 +197,7 @@ class Engine:
         self.optimizer.zero_grad(set_to_none=True)
         self.prepared.train()
         at.evaluated = {name: float(value) for name, value in values.items()}
-        self.record("eval", at.evaluated)
+        self.record("eval", at.evaluated, step=at.step, seconds=self.seconds())
         self.progress.evaluation(at.step, at.evaluated)
         if settings.watch is None:
             return False
@@ -207,30 +220,31 @@ class Engine:
         for index in range(evaluation.batches):
             batch = evaluation.source.batch(index)
             [part] = parts_of(batch, rank=accelerator.process_index, world=accelerator.num_processes)
-            sums += self.prepared(to_device(part, accelerator.device), self.at.step)
+            sums += torch.stack(self.prepared(to_device(part, accelerator.device), self.at.step))
         totals, counts = accelerator.reduce(sums, "sum")
-        means = totals / _at_least_one(counts)
+        means = totals / counts.where(counts > 0, 1.0)
         return torch.cat([(self.weights_at(self.at.step) * means).sum()[None], means]).tolist()
 
-    def record(self, kind: str, values: Mapping[str, float]) -> None:
+    def record(self, kind: str, values: Mapping[str, float], *, step: int, seconds: float) -> None:
         """A line of metrics.jsonl, and the same to the trackers."""
         if self.accelerator.is_main_process:
-            self.folder.record(step=self.at.step, kind=kind, seconds=self.seconds(), values=values)
+            self.folder.record(step=step, kind=kind, seconds=seconds, values=values)
         if self.accelerator.trackers:
             named = {name if "/" in name else f"{kind}/{name}": value for name, value in values.items()}
-            self.accelerator.log(named, step=self.at.step)
+            self.accelerator.log(named, step=step)
 
     def check(self) -> None:
-        """Raise if a term or the gradient was not finite in some update since the last look."""
-        first = self.accelerator.gather(self.first_bad[None]).amin(0).tolist()
-        step = min(first)
-        if step < 2**31:
-            # The weighted sum is bad wherever a term is: the term is what the user can change.
-            what = [*self.names[1:], "the gradient", "loss"]
-            bad = [*first[1:], first[0]]
-            term = what[bad.index(step)]
+        """Raise if a term or the gradient was not finite in some update so far."""
+        self.flush()
+        self.judge(self.window.table().cpu(), last=self.at.step)
+
+    def judge(self, table: Tensor, *, last: int) -> None:
+        """Raise if these rows, which end with step ``last``, are not finite."""
+        found = first_bad(table, last=last)
+        if found is not None:
+            step, column = found
             kept = list_checkpoints(self.folder.path)
-            raise DivergedError(step, term, kept[-1] if kept else None)
+            raise DivergedError(step, [*self.names, "the gradient"][column], kept[-1] if kept else None)
 
     def checkpoint(self) -> None:
         """Save everything that a resumed run needs."""
@@ -238,7 +252,7 @@ class Engine:
         accelerator, at = self.accelerator, self.at
         model, optimizer = full_state(self.prepared, self.optimizer, sharded=self.sharded)
         generators = gather_objects([random_state()], accelerator)
-        at.window = self.window_sums()
+        at.window = self.window.table().tolist()
         if accelerator.is_main_process:
             standing = dataclasses.asdict(at) | {"seconds": self.seconds()}
             standing["evaluated"] = {k: v if math.isfinite(v) else None for k, v in at.evaluated.items()}
@@ -282,16 +296,9 @@ class Engine:
         standing["evaluated"] = {k: math.nan if v is None else v for k, v in standing["evaluated"].items()}
         self.at = Standing(**standing)
         self.metrics_bytes = found.state["metrics_bytes"]
-        if accelerator.is_main_process:
-            self.window.copy_(torch.tensor(self.at.window))
+        self.window.restore(self.at.window)
         for callback, state in zip(self.callbacks, found.state["callbacks"], strict=True):
             callback.load_state(state)
-
-    def window_sums(self) -> list[float]:
-        """The window's sums over ranks; the gradient's norm is the same on all."""
-        sums = self.accelerator.reduce(self.window.clone(), "sum")
-        sums[-1] = self.window[-1]
-        return sums.tolist()
 
     def agree(self, flag: bool, *, now: bool) -> bool:
         """Whether any rank was interrupted; several ranks ask each other only when a line is written anyway."""
@@ -309,8 +316,3 @@ class Engine:
         """Wait for the device, so that times are true."""
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()
-
-
-def _at_least_one(counts: Tensor) -> Tensor:
-    """A term that found nothing to average over is 0 / 1."""
-    return counts.where(counts > 0, torch.ones_like(counts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -33,13 +34,19 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
         raise ValueError(f"precision must be bf16 or no, got {precision} (from accelerate's configuration)")
     # Accelerate keeps one precision per process and refuses a second run with another.
     AcceleratorState._reset_state()
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision=precision,
         # Told so, Accelerate also joins the processes of a machine without any accelerator (gloo).
         cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         log_with=track,
         project_dir=str(run_dir) if track else None,
     )
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
+    policy: Any = getattr(plugin, "mixed_precision_policy", None)
+    if hasattr(policy, "output_dtype"):
+        # What the model returns to the loop are sums and counts over a batch, which bf16 would round to three digits.
+        plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=torch.float32)
+    return accelerator
 
 
 @contextmanager

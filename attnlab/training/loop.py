@@ -120,6 +120,7 @@ def train(
                     logging = at.step % settings.log_every == 0 or at.step == settings.steps
                     if logging:
                         engine.log()
+                    engine.flush(wait=False)
                     improved = at.step in evaluate_at and engine.evaluate()
                     interrupt = engine.agree(interrupted.is_set(), now=logging)
                     due = settings.checkpoint_every and at.step % settings.checkpoint_every == 0

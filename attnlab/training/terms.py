@@ -112,8 +112,8 @@ class Objective(nn.Module):
             if hasattr(model, name):
                 object.__setattr__(self, name, getattr(model, name))
 
-    def forward(self, batch: Batch, step: int) -> Float[Tensor, "2 t"]:
-        """(totals, counts), one column for each term."""
+    def forward(self, batch: Batch, step: int) -> tuple[Float[Tensor, " t"], Float[Tensor, " t"]]:
+        """(totals, counts), one entry for each term."""
         if self._call is not None:
             output = self._call(self.model, batch)
         else:
@@ -122,7 +122,7 @@ class Objective(nn.Module):
         losses = [term(self.model, output, batch, step) for term in self.terms]
         totals = torch.stack([loss.total.float() for loss in losses])
         counts = torch.stack([torch.as_tensor(loss.count, device=totals.device).float() for loss in losses])
-        return torch.stack([totals, counts.detach()])
+        return totals, counts.detach()
 
     def tie_weights(self) -> None:
         """Tie again what was tied in the model as it came; FSDP's preparation takes parameters apart."""

@@ -21,9 +21,9 @@ ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 CHANGES = {"dropout": 0.0, "log_every": 1, "keep": 9}
 
 
-def command(run_dir, kind, **changes):
+def command(run_dir, kind, *, precision="no", **changes):
     """Two processes on the CPU, joined by gloo, as a user launches them."""
-    options = ("--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no")
+    options = ("--num_processes", "2", "--num_machines", "1", "--mixed_precision", precision, "--dynamo_backend", "no")
     # Port 0: any free one, so that tests side by side do not meet.
     start = [sys.executable, "-m", "accelerate.commands.launch", *kind, *options, "--main_process_port", "0"]
     return [*start, "-m", "tests.training.launched", str(run_dir), json.dumps({**CHANGES, **changes})]
@@ -103,6 +103,16 @@ def test_two_processes_resume_bit_for_bit_each_with_its_own_dropout(tmp_path, ki
     assert_same_parameters(a.optimizer, b.optimizer)
     first, second = a.state["random"]
     assert first["torch"] != second["torch"]
+
+
+@pytest.mark.slow
+def test_sharded_bf16_still_counts_exactly(tmp_path):
+    launch(tmp_path / "two", FSDP, precision="bf16", rows=1000)
+    job(tmp_path / "one", **CHANGES, precision="bf16", rows=1000)
+    one, two = (read_metrics(tmp_path / name)[:2] for name in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        name = "valid/cross_entropy" if a["kind"] == "eval" else "cross_entropy"
+        assert a["values"][name] == pytest.approx(b["values"][name], rel=1e-6)
 
 
 @pytest.mark.slow
