@@ -238,6 +238,37 @@ def _report(options: argparse.Namespace) -> None:
         print(f"wrote {out.resolve()}")
 
 
+def _bench_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="tokens")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--width", type=int, default=64, help="of a head (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--bidirectional", action="store_true", help="not causal")
+    parser.add_argument("--backward", action="store_true", help="forward and backward")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from attnlab.experiments.bench import BenchConfig, bench, bench_lines
+
+    config = BenchConfig(
+        mechanisms=tuple(options.mechanism or BenchConfig.mechanisms),
+        lengths=tuple(options.lengths),
+        heads=options.heads,
+        width=options.width,
+        batch=options.batch,
+        causal=not options.bidirectional,
+        backward=options.backward,
+        repeats=options.repeats,
+        device=options.device,
+    )
+    result = bench(config)
+    print(json.dumps(result, indent=1) if options.json else "\n".join(bench_lines(result)))
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
@@ -262,5 +293,11 @@ COMMANDS: dict[str, Command] = {
         "attnlab report runs/seed-0 runs/seed-1 -o report.html",
         _report_arguments,
         _report,
+    ),
+    "bench": Command(
+        "Time and peak memory of mechanisms against torch's SDPA, over lengths, as ratios in one run.",
+        "attnlab bench -m kernel:elu --lengths 4096 8192",
+        _bench_arguments,
+        _bench,
     ),
 }

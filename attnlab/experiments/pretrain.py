@@ -93,7 +93,9 @@ def build_model(config: PretrainConfig, tokeniser: Tokeniser) -> nn.Module:
     wanted = named_config(config.model)
     kind = {"mlm": "encoder", "causal": "decoder"}[config.task]
     if wanted.kind != kind:
-        raise ValueError(f"task {config.task!r} trains an {kind}, but {config.model!r} is an {wanted.kind}")
+        raise ValueError(
+            f"task {config.task!r} needs a model of kind {kind}, but {config.model!r} is of kind {wanted.kind}"
+        )
     return Transformer(
         replace(
             wanted,
