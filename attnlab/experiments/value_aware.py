@@ -99,6 +99,7 @@ def reproduce(
             raise ValueError(f"{work} holds an earlier run ({name}.json); name an empty folder")
     work.mkdir(parents=True, exist_ok=True)
     before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
+    made_by = provenance()
     context = multiprocessing.get_context("spawn")
     parts = {
         name: context.Process(target=run_part, args=(name, config, Path(corpus), Path(model), work), name=name)
@@ -114,7 +115,7 @@ def reproduce(
             found = collect(config, work, names)
             if found["tables"] != shown:
                 shown = found["tables"]
-                write_json(out, _joined(before, found))
+                write_json(out, _joined(before, found | made_by))
             if seconds is not None and time.monotonic() - started > seconds:
                 break
             time.sleep(0.5)
@@ -126,8 +127,8 @@ def reproduce(
     found = collect(config, work, names)
     found["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
     found["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out, _joined(before, found))
-    return found
+    write_json(out, _joined(before, found | made_by))
+    return found | made_by
 
 
 def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -152,7 +153,6 @@ def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[
         "paper": "OVA",
         "config": asdict(config),
         "seed": config.seed,
-        **provenance(),
         "keys": KEYS,
         "notes": NOTES,
         "parts": facts,
