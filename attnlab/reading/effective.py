@@ -23,7 +23,7 @@ from attnlab.trace import LayerTrace
 __all__ = ["EffectiveAttention", "EffectiveRows", "effective_attention", "effective_from_output", "read_effective"]
 
 # Elements of a chunk of the map when it is made from outputs, and of one that is made from weights on a CPU.
-CHUNK, CACHED = 1 << 22, 1 << 18
+CHUNK, CACHED = 1 << 22, 1 << 19
 
 
 @dataclass(frozen=True, eq=False)

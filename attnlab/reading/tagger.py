@@ -7,15 +7,16 @@ import json
 import lzma
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnlab.provenance import write_atomic
 
 __all__ = ["PerceptronTagger", "read_conllu", "spacy_tags", "train_tagger"]
 
 Tagged = list[tuple[str, str]]
-_OPEN = {".xz": lzma.open, ".gz": gzip.open}
+_OPEN: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
 
 
 def read_conllu(path: Path | str) -> Iterator[Tagged]:
@@ -118,7 +119,8 @@ def train_tagger(
     for _ in range(epochs):
         order.shuffle(data)
         for sentence in data:
-            words, found = [word for word, _ in sentence], []
+            words: list[str] = [word for word, _ in sentence]
+            found: list[str] = []
             for i, (_, gold) in enumerate(sentence):
                 step += 1
                 features = _features(words, i, found)

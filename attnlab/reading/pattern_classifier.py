@@ -1,0 +1,203 @@
+"""Which of five patterns a head shows (section 3.1 of Effective; Kovaleva et al., 2019), by a small ConvNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from attnlab.provenance import write_atomic
+from attnlab.reading.pattern_data import CLASSES, SIZE, LabelledMaps, load_labelled, picture
+from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = [
+    "PatternNet",
+    "classify",
+    "confusion_rows",
+    "leave_one_model_out",
+    "load_classifier",
+    "pattern_shares",
+    "save_classifier",
+    "scores",
+    "shipped_maps",
+    "train_classifier",
+]
+
+SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "patterns"
+
+
+class PatternNet(nn.Module):
+    """Four convolutions over a 48 x 48 picture, then the strongest and mean response of each filter."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        sizes = [3, width, 2 * width, 3 * width, 4 * width]
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
+        self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in sizes[1:])
+        self.out = nn.Linear(2 * sizes[-1] + 2 * SIZE, len(CLASSES))
+
+    def forward(self, x: Float[Tensor, "n size size"]) -> Float[Tensor, "n classes"]:
+        """Logits of the classes."""
+        # Column and diagonal means are what two of the classes are about; a convolution sees only a few tokens far.
+        columns, diagonals = x.mean(1), _diagonal_means(x)
+        planes = torch.stack([x, columns[:, None].expand_as(x), _along_diagonals(diagonals)], 1)
+        for conv, norm in zip(self.layers, self.norms, strict=True):
+            planes = nn.functional.max_pool2d(torch.relu(norm(conv(planes))), 2)
+        summary = torch.cat([planes.amax((-1, -2)), planes.mean((-1, -2))], -1)
+        near = diagonals[:, SIZE // 2 : SIZE // 2 + SIZE]
+        return self.out(torch.cat([summary, columns.sort(-1, descending=True).values, near], -1))
+
+
+def train_classifier(
+    real: LabelledMaps | None = None, *, generated: int = 4000, epochs: int = 12, real_share: float = 0.5, seed: int = 0
+) -> PatternNet:
+    """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch."""
+    torch.manual_seed(seed)
+    net = PatternNet()
+    made, made_labels = generated_pictures(generated, seed=seed)
+    chosen = torch.Generator().manual_seed(seed)
+    batch, steps = 64, epochs * max(1, generated // 64)
+    # Classes that are rare among the real maps weigh as much as the others.
+    pictures, labels, odds = _real(real)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
+    for _ in range(steps):
+        at = torch.randint(len(made), (batch,), generator=chosen)
+        x, y = made[at], made_labels[at]
+        if len(pictures):
+            some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen)
+            x, y = torch.cat([x[len(some) :], pictures[some]]), torch.cat([y[len(some) :], labels[some]])
+        loss = cross_entropy(net(_varied(x, chosen)), y, label_smoothing=0.05)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    return net.eval()
+
+
+@torch.no_grad()
+def classify(
+    maps: Float[Tensor, "b h n n"], *, key_visible: Bool[Tensor, "b n"] | None = None, net: PatternNet | None = None
+) -> Int[Tensor, "b h"]:
+    """The index in ``CLASSES`` of every head's map; padding is cut away first. By the shipped network by default."""
+    net = net or load_classifier()
+    rows = []
+    for i, item in enumerate(maps):
+        if key_visible is not None:
+            item = item[:, key_visible[i]][:, :, key_visible[i]]
+        rows.append(net(picture(item.cpu())).argmax(-1))
+    return torch.stack(rows)
+
+
+def pattern_shares(classes: Int[Tensor, "*n"]) -> dict[str, float]:
+    """The percentage of maps in each class, as in Table 2.
+
+    >>> pattern_shares(torch.tensor([0, 0, 1, 4]))["vertical"]
+    50.0
+    """
+    counts = torch.bincount(classes.flatten(), minlength=len(CLASSES))
+    return {name: 100 * int(n) / max(1, int(counts.sum())) for name, n in zip(CLASSES, counts, strict=True)}
+
+
+@torch.no_grad()
+def scores(net: PatternNet, maps: LabelledMaps) -> dict[str, Any]:
+    """Confusion matrix (rows: labels, columns: answers), F1 per class, its mean over classes present, accuracy."""
+    answers = net(torch.from_numpy(maps.pictures).float() / 255).argmax(-1)
+    labels = torch.tensor(maps.labels())
+    n = len(CLASSES)
+    confusion = torch.bincount(labels * n + answers, minlength=n * n).view(n, n)
+    right, asked, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    f1 = {
+        name: 2 * int(right[i]) / int(asked[i] + said[i]) if int(asked[i]) else None for i, name in enumerate(CLASSES)
+    }
+    known = [value for value in f1.values() if value is not None]
+    weighted = sum(int(asked[i]) * (f1[name] or 0) for i, name in enumerate(CLASSES)) / max(1, len(labels))
+    return {
+        "confusion": confusion.tolist(),
+        "f1": f1,
+        "macro_f1": sum(known) / max(1, len(known)),
+        "weighted_f1": weighted,
+        "accuracy": int(right.sum()) / max(1, len(labels)),
+        "maps": len(labels),
+    }
+
+
+def leave_one_model_out(maps: LabelledMaps, *, generated: int = 3000, epochs: int = 8, seed: int = 0) -> dict[str, Any]:
+    """``scores`` on each model's real maps of a network that has seen generated maps and the other models' only."""
+    models = sorted({entry["model"] for entry in maps.entries})
+    found = {}
+    for held in models:
+        rest = maps.of(model for model in models if model != held)
+        found[held] = scores(train_classifier(rest, generated=generated, epochs=epochs, seed=seed), maps.of([held]))
+    return found
+
+
+def save_classifier(net: PatternNet, path: Path | str | None = None) -> Path:
+    """Write a network in half precision; by default as the one that the package ships."""
+    from safetensors.torch import save
+
+    path = Path(path) if path else SHIPPED / "classifier.safetensors"
+    return write_atomic(path, save({name: t.half().contiguous() for name, t in net.state_dict().items()}))
+
+
+def load_classifier(path: Path | str | None = None) -> PatternNet:
+    """The shipped network, or one saved with ``safetensors``."""
+    from safetensors.torch import load_file
+
+    path = Path(path) if path else SHIPPED / "classifier.safetensors"
+    if not path.is_file():
+        raise ValueError(f"no pattern classifier at {path}; train_classifier makes one")
+    net = PatternNet()
+    net.load_state_dict({name: t.float() for name, t in load_file(path).items()})
+    return net.eval()
+
+
+def shipped_maps() -> LabelledMaps:
+    """The labelled real maps that come with the package."""
+    return load_labelled(SHIPPED)
+
+
+def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:
+    if real is None or not len(real.entries):
+        return torch.zeros(0, SIZE, SIZE), torch.zeros(0, dtype=torch.long), torch.zeros(0)
+    labels = torch.tensor(real.labels())
+    counts = torch.bincount(labels, minlength=len(CLASSES)).float()
+    return torch.from_numpy(real.pictures).float() / 255, labels, counts[labels].rsqrt()
+
+
+def _varied(x: Tensor, chosen: torch.Generator) -> Tensor:
+    """Other exposures of the same map: contrast, brightness, a little noise."""
+    n = len(x)
+    power = torch.empty(n, 1, 1).uniform_(0.7, 1.4, generator=chosen)
+    x = x.clamp(min=0) ** power * torch.empty(n, 1, 1).uniform_(0.8, 1.0, generator=chosen)
+    return (x + 0.03 * torch.randn(x.shape, generator=chosen)).clamp(0, 1)
+
+
+def _offsets() -> Tensor:
+    i = torch.arange(SIZE)
+    return i - i[:, None] + SIZE - 1
+
+
+def _diagonal_means(x: Tensor) -> Tensor:
+    """The mean along each of the 2 SIZE - 1 diagonals."""
+    at = _offsets().flatten().to(x.device)
+    sums = torch.zeros(len(x), 2 * SIZE - 1, dtype=x.dtype, device=x.device).index_add(1, at, x.flatten(1))
+    return sums / torch.bincount(at, minlength=2 * SIZE - 1)
+
+
+def _along_diagonals(means: Tensor) -> Tensor:
+    return means[:, _offsets().to(means.device)]
+
+
+def confusion_rows(result: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """The confusion matrix of ``scores`` as table rows."""
+    return [
+        {"label": name, **dict(zip(CLASSES, row, strict=True))}
+        for name, row in zip(CLASSES, result["confusion"], strict=True)
+    ]

@@ -1,0 +1,99 @@
+"""Attention maps made by code, one recipe per class: what the pattern classifier learns from besides real maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import normalise
+from attnlab.reading.pattern_data import CLASSES, SIZE, picture
+from attnlab.shapes import Float, Int
+
+__all__ = ["generated_pictures"]
+
+
+def generated_pictures(
+    count: int, *, seed: int = 0, size: int = SIZE
+) -> tuple[Float[Tensor, "n size size"], Int[Tensor, " n"]]:
+    """``count`` pictures in equal shares of the classes, of maps of 24 to 96 tokens, encoder and causal, and labels."""
+    chosen = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % len(CLASSES)
+    pictures = [picture(_map(int(label), chosen)[None], size)[0] for label in labels]
+    return torch.stack(pictures), labels
+
+
+def _map(label: int, chosen: torch.Generator) -> Tensor:
+    n = int(_between(24, 96, chosen))
+    name = CLASSES[label]
+    # Noise with a grain: independent entries, or smoothed along the queries, or both.
+    scores = torch.randn(n, n, generator=chosen) * _between(0.2, 1.2, chosen)
+    faint = torch.randn(1, n, generator=chosen) * _between(0.0, 0.5, chosen)
+    scores = scores + faint + torch.randn(n, 1, generator=chosen) * 0.2
+    if "vertical" in name:
+        scores = scores + _columns(n, chosen)
+    if "diagonal" in name:
+        scores = scores + _diagonals(n, chosen)
+    if name == "block":
+        scores = scores + _blocks(n, chosen)
+    if name == "heterogeneous":
+        grid = torch.randn(1, n, generator=chosen) * torch.randn(n, 1, generator=chosen)
+        scores = scores * _between(0.6, 2.0, chosen) + grid * _between(0.0, 0.7, chosen) + _patches(n, chosen)
+    if name != "block" and float(torch.rand((), generator=chosen)) < 0.4:
+        # A causal model's first token takes what the others do not need, faintly at least.
+        scores[:, 0] += _between(0.0, 1.5, chosen)
+        return normalise(torch.exp(scores).tril()[None, None])[0, 0]
+    w = torch.softmax(scores, -1)
+    if float(torch.rand((), generator=chosen)) < 0.5:
+        # Effective attention spreads a floor under the pattern and cuts its peaks.
+        w = w.clamp(max=float(w.max()) * _between(0.3, 1.0, chosen)) + _between(0.0, 0.5, chosen) / n
+    return w
+
+
+def _columns(n: int, chosen: torch.Generator) -> Tensor:
+    """A few delimiters, or many columns of different weight."""
+    heights = torch.zeros(n)
+    if float(torch.rand((), generator=chosen)) < 0.5:
+        heights[0] = _between(2.0, 6.0, chosen)
+    few = int(_between(1, 4, chosen))
+    heights[torch.randint(n, (few,), generator=chosen)] = _between(2.0, 5.0, chosen)
+    rows = torch.ones(n, 1)
+    if float(torch.rand((), generator=chosen)) < 0.6:
+        heights = heights * 0.7 + torch.randn(n, generator=chosen) * _between(0.7, 1.6, chosen)
+        # Not every query follows the columns.
+        rows = 1 - _between(0.0, 0.8, chosen) * torch.rand(n, 1, generator=chosen)
+    return rows * heights
+
+
+def _diagonals(n: int, chosen: torch.Generator) -> Tensor:
+    """A band around a shifted diagonal, at times with fainter parallels, as repeated words make."""
+    i = torch.arange(n)
+    shift, width, height = int(_between(-2, 3, chosen)), _between(0.5, 3.0, chosen), _between(2.5, 6.0, chosen)
+    far = (i[:, None] + shift - i).abs()
+    band = height * torch.exp(-((far / width) ** 2))
+    if float(torch.rand((), generator=chosen)) < 0.4:
+        other = int(_between(n / 6, n / 2, chosen))
+        parallel = torch.minimum((i[:, None] + other - i).abs(), (i[:, None] - other - i).abs())
+        band = band + 0.6 * height * torch.exp(-((parallel / width) ** 2))
+    return band
+
+
+def _blocks(n: int, chosen: torch.Generator) -> Tensor:
+    """Two or three segments that attend within themselves."""
+    cuts = sorted(int(_between(n * 0.2, n * 0.8, chosen)) for _ in range(int(_between(1, 3, chosen))))
+    segment = sum((torch.arange(n) >= cut).long() for cut in cuts)
+    assert isinstance(segment, Tensor)
+    same = (segment[:, None] == segment).float()
+    if float(torch.rand((), generator=chosen)) < 0.2:
+        # Segments may also attend to one another.
+        same = 1 - same
+    return same * _between(1.0, 3.0, chosen)
+
+
+def _patches(n: int, chosen: torch.Generator) -> Tensor:
+    """Spots and smears without a plan."""
+    coarse = torch.randn(1, 1, max(2, n // 6), max(2, n // 6), generator=chosen) * _between(0.3, 1.2, chosen)
+    return torch.nn.functional.interpolate(coarse, (n, n), mode="bilinear", align_corners=False)[0, 0]
+
+
+def _between(low: float, high: float, chosen: torch.Generator) -> float:
+    return low + (high - low) * float(torch.rand((), generator=chosen))
