@@ -136,11 +136,15 @@ def faithfulness(
 
 
 def default_prediction(output: Any) -> Tensor:
-    """Probabilities of a classifier, of a language model's next token, or else the first position's hidden state."""
+    """A classifier's probabilities, a causal model's next token, or the mean over positions of what an encoder says."""
     logits = getattr(output, "logits", None)
     if logits is None:
-        return output.last_hidden_state[:, 0]
-    return torch.softmax(logits if logits.dim() == 2 else logits[:, -1], -1)
+        return output.last_hidden_state.mean(1)
+    if logits.dim() == 2:
+        return torch.softmax(logits, -1)
+    if hasattr(output, "past_key_values"):
+        return torch.softmax(logits[:, -1], -1)
+    return torch.softmax(logits, -1).mean(1)
 
 
 class _Without(Mechanism):

@@ -1,0 +1,62 @@
+"""Which reading predicts what hiding a key changes, for any model folder and text file; one text a line, prints a table.
+
+python benchmarks/faithfulness.py --model FOLDER [--model FOLDER ...] --texts FILE [--out results/faithfulness.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.provenance import provenance, write_json
+from attnlab.reading.faithfulness import COMPARED, faithfulness
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", action="append", required=True, help="a folder that transformers can load; repeat it"
+    )
+    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--limit", type=int, default=20, help="texts")
+    parser.add_argument(
+        "--keys", type=int, default=24, help="keys hidden per text and layer for the prediction's change"
+    )
+    parser.add_argument("--length", type=int, default=96, help="tokens kept of a text")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    lines = [line.strip() for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    tables: dict[str, Any] = {}
+    for folder in args.model:
+        name = Path(folder).name
+        tables[name] = faithfulness(*_load(folder, lines[: args.limit], args.length), keys=args.keys).rows()
+        for against in ("head output", "prediction"):
+            print(f"{name}, {against}: mean Spearman over layers")
+            for reading in COMPARED:
+                rows = [r for r in tables[name] if r["reading"] == reading and r["against"] == against]
+                known = [r["spearman"] for r in rows if r["spearman"] is not None]
+                print(f"   {reading:10s} {sum(known) / max(1, len(known)):.3f}")
+    if args.out:
+        config = {"limit": args.limit, "keys": args.keys, "length": args.length, "texts": args.texts.name}
+        result = {"name": "faithfulness", "paper": "effective", "config": config, "seed": 0}
+        write_json(args.out, {**result, **provenance(), "tables": tables})
+
+
+def _load(folder: str, lines: list[str], length: int) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+
+    kinds = AutoConfig.from_pretrained(folder).architectures or [""]
+    loader = (
+        AutoModelForCausalLM if "Causal" in kinds[0] else AutoModelForMaskedLM if "Masked" in kinds[0] else AutoModel
+    )
+    model = loader.from_pretrained(folder).float().eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = [tokenizer(line, return_tensors="pt", truncation=True, max_length=length) for line in lines]
+    return model, [{"input_ids": t["input_ids"], "attention_mask": t["attention_mask"]} for t in texts]
+
+
+if __name__ == "__main__":
+    main()
