@@ -1,4 +1,4 @@
-"""Which reading predicts what hiding a key changes, for any model folder and text file; one text a line, prints a table.
+"""Which reading predicts what hiding a key changes, for any model folder and text file of one text a line.
 
 python benchmarks/faithfulness.py --model FOLDER [--model FOLDER ...] --texts FILE [--out results/faithfulness.json]
 """

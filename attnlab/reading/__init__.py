@@ -1,1 +1,50 @@
 """Readings of a recorded attention: what reaches the output, and how far an approximation of it is off."""
+
+from attnlab.reading.alternative import AlternativeAttention, alternative_attention
+from attnlab.reading.approximation import ApproximationError, approximation_error
+from attnlab.reading.effective import (
+    EffectiveAttention,
+    EffectiveRows,
+    effective_attention,
+    effective_from_output,
+    read_effective,
+)
+from attnlab.reading.faithfulness import Faithfulness, faithfulness
+from attnlab.reading.gradient import gradient_times_attention, output_gradients
+from attnlab.reading.heads import attention_distance, attention_entropy
+from attnlab.reading.norm_based import norm_based
+from attnlab.reading.pattern_classifier import classify, pattern_shares
+from attnlab.reading.rollout import rollout
+from attnlab.reading.similarity import head_similarity
+from attnlab.reading.table import READINGS, ReadingTable, read
+from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights, token_types
+
+__all__ = [
+    "READINGS",
+    "TOKEN_TYPES",
+    "AlternativeAttention",
+    "ApproximationError",
+    "EffectiveAttention",
+    "EffectiveRows",
+    "Faithfulness",
+    "ReadingTable",
+    "alternative_attention",
+    "approximation_error",
+    "attention_distance",
+    "attention_entropy",
+    "attention_to",
+    "classify",
+    "effective_attention",
+    "effective_from_output",
+    "faithfulness",
+    "gradient_times_attention",
+    "head_similarity",
+    "norm_based",
+    "output_gradients",
+    "pattern_shares",
+    "read",
+    "read_effective",
+    "rollout",
+    "token_type_weights",
+    "token_types",
+]

@@ -288,3 +288,14 @@ def test_a_real_model_s_logits_do_not_move_and_its_padding_gets_nothing() -> Non
         torch.testing.assert_close(effective_from_output(layer).weights(), effective.weights, atol=1e-4, rtol=0)
     with pytest.raises(ValueError, match="brings its own values"):
         effective_attention(trace[0], layer.values)
+
+
+def test_memory_from_outputs_grows_with_the_length_not_its_square() -> None:
+    from attnlab.measure import peak_bytes
+
+    def peak(n: int) -> int:
+        o, v = torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8)
+        return peak_bytes(lambda: effective_from_output(o, v, causal=True))
+
+    assert peak(2048) < 2.3 * peak(1024)
+    assert peak(2048) < 0.2 * 4 * 2 * 2048**2
