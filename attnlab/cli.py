@@ -269,6 +269,20 @@ def _bench(options: argparse.Namespace) -> None:
     print(json.dumps(result, indent=1) if options.json else "\n".join(bench_lines(result)))
 
 
+def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
+    from attnlab.experiments.reproduce import EXPERIMENTS
+
+    names = parser.add_subparsers(dest="experiment", metavar="EXPERIMENT", required=True)
+    for name, experiment in EXPERIMENTS.items():
+        experiment.arguments(names.add_parser(name, help=experiment.summary, description=experiment.summary))
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from attnlab.experiments.reproduce import EXPERIMENTS
+
+    EXPERIMENTS[options.experiment].run(options)
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
@@ -299,5 +313,11 @@ COMMANDS: dict[str, Command] = {
         "attnlab bench -m kernel:elu --lengths 4096 8192",
         _bench_arguments,
         _bench,
+    ),
+    "reproduce": Command(
+        "Run a paper's experiment and write its tables beside the paper's.",
+        "attnlab reproduce value-aware --corpus stores --out results/value-aware.json --work runs/value-aware",
+        _reproduce_arguments,
+        _reproduce,
     ),
 }

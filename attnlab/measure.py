@@ -54,7 +54,8 @@ def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") ->
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     activities = [torch.profiler.ProfilerActivity.CPU]
-    profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
+    # Any: the events' fields are not in torch's stubs.
+    profile: Any = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
     with _silent_stderr():
         profile.start()
     try:

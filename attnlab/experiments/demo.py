@@ -13,7 +13,9 @@ from attnlab.experiments.compare import CompareConfig, compare
 from attnlab.hf import LoadedModel, load_model, record
 from attnlab.reading.effective import effective_attention
 
-__all__ = ["PASSAGE", "demo", "shipped_model"]
+__all__ = ["PASSAGE", "SHIPPED", "demo", "shipped_model"]
+
+SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
 
 # Longer than a head is wide: a shorter text has no effective attention of its own (every weight reaches the output).
 PASSAGE = (
@@ -29,7 +31,7 @@ INTRODUCTION = (
 
 def shipped_model() -> LoadedModel:
     """The small masked language model that comes with the package."""
-    return load_model(Path(attnlab.__file__).parent / "shipped" / "mlm")
+    return load_model(SHIPPED)
 
 
 def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -26,12 +26,14 @@ def linear_attention(
     assert call.bias is None, "a bias has no linear form"
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
-    sums = _Sums(call, phi_k or phi, kind)
-    queries = grouped(call.q, call.groups).to(kind)
-    run = _causal if call.causal else _bidirectional
-    top = run(queries, sums, phi, call.offset, chunk)
-    values, total = top[..., :-1], top[..., -1:]
-    out = values / total.masked_fill(total == 0, 1)
+    # Autocast would round the running sums to half precision at every chunk.
+    with torch.autocast(call.q.device.type, enabled=False):
+        sums = _Sums(call, phi_k or phi, kind)
+        queries = grouped(call.q, call.groups).to(kind)
+        run = _causal if call.causal else _bidirectional
+        top = run(queries, sums, phi, call.offset, chunk)
+        values, total = top[..., :-1], top[..., -1:]
+        out = values / total.masked_fill(total == 0, 1)
     return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype)
 
 

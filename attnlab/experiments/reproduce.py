@@ -1,0 +1,71 @@
+"""``attnlab reproduce NAME``: the papers' experiments by name, each with its own arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["EXPERIMENTS", "Experiment"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment: what it makes, its arguments, and the function that runs it."""
+
+    summary: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], None]
+
+
+def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--enwik8", type=Path, required=True, help="enwik8 as it is downloaded, also .xz or .zip")
+    parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
+    parser.add_argument("--vocab", type=int, default=8192)
+
+
+def _corpus(options: argparse.Namespace) -> None:
+    from attnlab.experiments.wiki_corpus import prepare_wiki_corpus
+
+    told = prepare_wiki_corpus(options.enwik8, options.wikitext, options.out, vocab=options.vocab)
+    print(json.dumps(told, indent=1))
+
+
+def _value_aware_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, help="what reproduce wiki-corpus wrote")
+    parser.add_argument("--model", type=Path, help="the masked LM to continue (default: the shipped one)")
+    parser.add_argument("--work", type=Path, required=True, help="an empty folder for the runs")
+    parser.add_argument("--out", type=Path, default=Path("results/value-aware.json"), help="(default: %(default)s)")
+    parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
+    parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+
+
+def _value_aware(options: argparse.Namespace) -> None:
+    from attnlab.experiments.demo import SHIPPED
+    from attnlab.experiments.value_aware import ValueAwareConfig, reproduce
+
+    reproduce(
+        ValueAwareConfig(),
+        corpus=options.corpus,
+        model=options.model or SHIPPED,
+        out=options.out,
+        work=options.work,
+        only=options.only,
+        seconds=options.seconds,
+    )
+    print(f"wrote {options.out.resolve()}")
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "wiki-corpus": Experiment(
+        "Clean and tokenise enwik8 and WikiText-103 as the shipped model and the experiments read them.",
+        _corpus_arguments,
+        _corpus,
+    ),
+    "value-aware": Experiment(
+        "Value-aware approximation: its Tables 1 and 2 and Figures 1 to 3.", _value_aware_arguments, _value_aware
+    ),
+}

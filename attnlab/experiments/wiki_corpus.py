@@ -1,0 +1,89 @@
+"""``attnlab reproduce wiki-corpus``: the token stores that the shipped model and the experiments learn from."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attnlab.data import Passages, articles, load_store, train_wordpiece, wikitext_titles, write_store
+from attnlab.data.readers import open_bytes
+from attnlab.provenance import write_json
+
+__all__ = ["prepare_wiki_corpus", "wikitext_articles"]
+
+HEADING = re.compile(r" = ([^=].*?) =\s*$")
+SECTION = re.compile(r" (= )+")
+
+
+def prepare_wiki_corpus(
+    enwik8: Path, wikitext: Path, out: Path, *, vocab: int = 8192, held_out: float = 0.01, seed: int = 0
+) -> dict[str, Any]:
+    """Write tokenizer, train, valid, wikitext103-valid and wikitext103-test below ``out``; what each holds.
+
+    ``wikitext`` is the folder of wiki.valid.tokens and wiki.test.tokens (or .xz, .gz); enwik8's articles that share a
+    title or thirteen words in a row with them are left out, and one in a hundred of the rest is held out.
+    """
+    files = {name: _find(wikitext, f"wiki.{name}.tokens") for name in ("valid", "test")}
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.iterdir()):
+        raise ValueError(f"{out} is not empty; name a new folder")
+    titles = [title for path in files.values() for title in wikitext_titles(path)]
+    evaluated = {name: wikitext_articles(path) for name, path in files.items()}
+    seen = Passages(text for documents, _ in evaluated.values() for text in documents)
+    documents = [f"{a.title}\n{a.text}" for a in articles(enwik8, leave_out=titles, held_out=seen)]
+    train, valid = _split(documents, held_out, seed)
+    tokeniser = train_wordpiece(train, vocab_size=vocab)
+    tokeniser.save(out / "tokenizer")
+    told: dict[str, Any] = {}
+    splits: list[tuple[str, list[str], dict[str, int]]] = [("train", train, {}), ("valid", valid, {})]
+    splits += [(f"wikitext103-{name}", texts, counts) for name, (texts, counts) in evaluated.items()]
+    for name, texts, counts in splits:
+        store = write_store(out / name, texts, tokeniser, source=name)
+        # Perplexity per word needs the words of the text as it was published.
+        write_json(out / name / "meta.json", {**store.meta, **counts})
+        told[name] = {k: v for k, v in load_store(out / name).meta.items() if isinstance(v, int)}
+    return told
+
+
+def wikitext_articles(path: Path) -> tuple[list[str], dict[str, int]]:
+    """(one plain text per article, its words and unknown words); @-@ @,@ @.@ undone, <unk> as [UNK]."""
+    found: list[list[str]] = []
+    words = unknown = 0
+    with open_bytes(path) as file:
+        for raw in file:
+            line = raw.decode("utf-8")
+            if HEADING.match(line):
+                found.append([])
+            if not line.strip() or not found:
+                continue
+            if SECTION.match(line):
+                line = line.replace("=", "")
+            words += len(line.split())
+            unknown += line.split().count("<unk>")
+            found[-1].append(_plain(line))
+    return ["\n".join(lines) for lines in found if len(lines) > 1], {"words": words, "unknown_words": unknown}
+
+
+def _plain(line: str) -> str:
+    for joined in "-,.":
+        line = line.replace(f" @{joined}@ ", joined)
+    return line.replace("<unk>", "[UNK]").strip()
+
+
+def _split(documents: Iterable[str], held_out: float, seed: int) -> tuple[list[str], list[str]]:
+    shuffled = list(documents)
+    random.Random(seed).shuffle(shuffled)
+    cut = max(1, round(len(shuffled) * held_out))
+    if cut >= len(shuffled):
+        raise ValueError(f"{len(shuffled)} articles are too few to hold out {held_out:.0%} of them")
+    return shuffled[cut:], shuffled[:cut]
+
+
+def _find(folder: Path, name: str) -> Path:
+    for suffix in ("", ".xz", ".gz"):
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz)")
