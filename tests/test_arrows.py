@@ -14,7 +14,7 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 
 # Everybody may import the leaves; they import only each other.
-LEAVES = {"shapes", "provenance", "measure"}
+LEAVES = {"shapes", "provenance", "measure", "loss"}
 BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "attention": set(),

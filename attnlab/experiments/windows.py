@@ -9,13 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.data import IGNORED
 from attnlab.hf.load import LoadedModel, check_length, max_length
 
-__all__ = ["IGNORED", "Windows", "batches", "cut_windows"]
-
-# The label of a position that is not predicted: padding, special tokens, and in an MLM every token left unmasked.
-IGNORED = -100
-
+__all__ = ["Windows", "batches", "cut_windows"]
 
 @dataclass(frozen=True, eq=False)
 class Windows:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from attnlab.loss import Loss
 from attnlab.models.transformer import Output
 from attnlab.models.vocabulary import IGNORED, at_least_float32
 from attnlab.shapes import Float, Int
 
 __all__ = ["CausalLM", "Loss", "MaskedLM", "Translation", "token_loss"]
-
-
-class Loss(NamedTuple):
-    """A sum of losses and the number they are averaged over."""
-
-    total: Tensor
-    # A field of this name hides tuple.count, which no loss needs.
-    count: Tensor  # type: ignore[assignment]
 
 
 def token_loss(logits: Float[Tensor, "*n v"], labels: Int[Tensor, "*n"], *, label_smoothing: float = 0.0) -> Loss:

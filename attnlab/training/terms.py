@@ -5,24 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from attnlab.loss import Loss
 from attnlab.shapes import Float
 
 __all__ = ["CrossEntropy", "Loss", "Objective", "Term", "logits_of", "term_weight"]
 
 Batch = Mapping[str, Any]
-
-
-class Loss(NamedTuple):
-    """A sum of losses and the number they are averaged over."""
-
-    total: Tensor
-    count: Tensor | float  # type: ignore[assignment]
 
 
 class Term(Protocol):

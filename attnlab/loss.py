@@ -1,0 +1,17 @@
+"""What a loss term returns, to the training loop and to whoever writes a term."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+__all__ = ["Loss"]
+
+
+class Loss(NamedTuple):
+    """A sum of losses and the number they are averaged over; the loop divides by the count over all ranks."""
+
+    total: Tensor
+    # A field of this name hides tuple.count, which no loss needs.
+    count: Tensor | float  # type: ignore[assignment]
