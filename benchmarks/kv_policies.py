@@ -84,7 +84,7 @@ def measure(model: Any, ids: Tensor, text: str, args: argparse.Namespace) -> lis
             "recent": recent,
             "ranked": ranked,
             "perplexity": found["perplexity"],
-            "loss over full": found["loss"] - (rows[0]["loss"] if rows else found["loss"]),
+            "loss_over_full": found["loss"] - (rows[0]["loss"] if rows else found["loss"]),
             "loss": found["loss"],
             "tokens": found["tokens"],
             "seconds": time.perf_counter() - start,

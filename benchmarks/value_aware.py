@@ -86,10 +86,10 @@ def speed(size: dict[str, int], device: str, repeats: int) -> list[dict[str, Any
         {
             "mechanism": name,
             "seconds": seconds[name],
-            "x SDPA": seconds[name] / seconds["SDPA"],
-            "x chunked softmax": seconds[name] / seconds["chunked softmax"],
-            "peak MB": memory[name] / 1e6,
-            "peak x chunked softmax": memory[name] / memory["chunked softmax"],
+            "x_sdpa": seconds[name] / seconds["SDPA"],
+            "x_chunked_softmax": seconds[name] / seconds["chunked softmax"],
+            "peak_mb": memory[name] / 1e6,
+            "peak_x_chunked_softmax": memory[name] / memory["chunked softmax"],
         }
         for name in jobs
     ]
@@ -123,11 +123,11 @@ def support(size: dict[str, int], device: str, repeats: int) -> list[dict[str, A
             "keys": n,
             "d": d,
             "seconds": seconds["support"],
-            "NNLS loop seconds (from a sample)": loop,
-            "x faster than NNLS": loop / seconds["support"],
-            "x softmax": seconds["support"] / seconds["softmax"],
-            "largest support": int((found > 0).sum(-1).max()),
-            "largest output error": float((found @ v[0] - exact[0]).abs().max()),
+            "nnls_loop_seconds": loop,
+            "x_faster_than_nnls": loop / seconds["support"],
+            "x_softmax": seconds["support"] / seconds["softmax"],
+            "largest_support": int((found > 0).sum(-1).max()),
+            "largest_output_error": float((found @ v[0] - exact[0]).abs().max()),
         }
     ]
 
@@ -157,7 +157,7 @@ def distribution(name: str, gap: Tensor) -> dict[str, Any]:
     return {
         "cases": name,
         "n": len(gap),
-        "share optimal": float((gap < 1e-6).double().mean()),
+        "share_optimal": float((gap < 1e-6).double().mean()),
         "median": float(gap.median()),
         "p95": float(gap.quantile(0.95)),
         "p99": float(gap.quantile(0.99)),

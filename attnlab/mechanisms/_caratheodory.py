@@ -88,7 +88,7 @@ def _eliminate(x: Float[Tensor, "m c a"], w: Float[Tensor, "m c"]) -> Float[Tens
     """Weights on at most a of the c points x with the same weighted sum."""
     size = x.shape[-1]
     w, order = w.sort(dim=-1, descending=True, stable=True)
-    x = x.gather(1, order.unsqueeze(-1).expand_as(x))
+    x = x[torch.arange(x.shape[0], device=x.device).unsqueeze(1), order]
     # The heaviest points are the first basis; where they are dependent, the columns are taken in one by one instead.
     tableau, info = torch.linalg.solve_ex(x[:, :size].mT, x[:, size:].mT)
     tableau = tableau.mT.contiguous()
@@ -122,11 +122,11 @@ def _sweep(tableau: Tensor, w_out: Tensor, w_in: Tensor | None, size: int) -> Te
     for j in range(columns):
         c, weight = tableau[:, j], w_out[:, j]
         real = c if artificial is None else c.masked_fill(artificial, 0)
-        ratio = w_in / real.abs()
+        ratio = w_in / real
         # Down: column j gives weight away, until it is empty or a member of the basis with a negative share is.
-        t_down, row_down = ratio.masked_fill(real >= -1e-12, torch.inf).min(-1)
+        t_down, row_down = torch.where(real < -1e-12, -ratio, torch.inf).min(-1)
         # Up: column j takes weight, until a member with a positive share is empty.
-        t_up, row_up = ratio.masked_fill(real <= 1e-12, torch.inf).min(-1)
+        t_up, row_up = torch.where(real > 1e-12, ratio, torch.inf).min(-1)
         empty = t_down >= weight
         # The larger pivot of the two is the one to divide by.
         down = (c[at, row_down].abs() >= c[at, row_up]) | t_up.isinf()
@@ -144,7 +144,8 @@ def _sweep(tableau: Tensor, w_out: Tensor, w_in: Tensor | None, size: int) -> Te
         ids[at, row] = torch.where(enters, first + j, ids[at, row])
         pivot = c[at, row].unsqueeze(-1)
         rest = tableau[:, j + 1 :]
-        line = rest[at, :, row] / torch.where(enters.unsqueeze(-1), pivot, torch.inf)
+        line = rest.gather(2, row.view(-1, 1, 1).expand(-1, rest.shape[1], 1)).squeeze(2)
+        line = line / torch.where(enters.unsqueeze(-1), pivot, torch.inf)
         c = c.clone()
         c[at, row] -= 1
         rest.addcmul_(line.unsqueeze(-1), c.unsqueeze(1), value=-1)

@@ -101,10 +101,14 @@ def _chunks(mech: Lsh, call: AttentionCall) -> tuple[Int[Tensor, "t b h q"], Int
 
 def _hash(x: Float[Tensor, "b h n d"], R: Float[Tensor, "c d"], chunks: Int[Tensor, " b"]) -> Int[Tensor, "b h n"]:
     """argmax([-R x; R x]) over the first ``chunks`` rows of R: C = 2 L / B values for a row of length L."""
-    projected = x.double() @ R.mT
-    idle = torch.arange(R.shape[0], device=x.device) >= chunks[:, None]
-    both = torch.stack([-projected, projected], -2).masked_fill(idle[:, None, None, None, :], -torch.inf)
-    return both.flatten(-2).argmax(-1)
+    idle = (torch.arange(R.shape[0], device=x.device) >= chunks[:, None])[:, None, None, None, :]
+    size = max(1, CPU_CHUNK // max(1, x.shape[0] * x.shape[1] * R.shape[0]))
+    hashes = []
+    for part in x.split(size, dim=2):
+        projected = part.double() @ R.mT
+        both = torch.stack([-projected, projected], -2).masked_fill(idle, -torch.inf)
+        hashes.append(both.flatten(-2).argmax(-1))
+    return torch.cat(hashes, 2)
 
 
 def _sorted_places(hashes: Int[Tensor, "b h n"], real: Bool[Tensor, "b n"]) -> Int[Tensor, "b h n"]:

@@ -13,12 +13,13 @@ from attnlab.mechanisms._alpha import at_least_float32, check_kernel, spread_inf
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["TopR", "top_r_mask"]
 
 # A chunk of scores is read several times; this many stay in a CPU's cache.
-CPU_CHUNK = 1 << 20
+CPU_CHUNK = 1 << 21
+GROUP = 8
 
 
 @register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm"))
@@ -56,7 +57,8 @@ class TopR(Mechanism):
         wide = at_least_float32(hide_unseen(call))
         v = repeat_groups(wide.v, call.groups)
         budget = CPU_CHUNK if call.q.device.type == "cpu" else 1 << 26
-        out = [_weights(self, part) @ v for part in query_chunks(wide, budget)]
+        make = _sparse_weights if self.kernel == "exp" and self.by == "alpha" else _weights
+        out = [make(self, part) @ v for part in query_chunks(wide, budget)]
         return torch.cat(out, dim=2).to(call.q.dtype)
 
 
@@ -77,6 +79,29 @@ def _weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
     kept = kappa.masked_fill(~top_r_mask(rank, mech.r), 0)
     total = kept.sum(-1, keepdim=True)
     return kept / total.masked_fill(total == 0, 1)
+
+
+def _sparse_weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    """``_weights`` with the softmax over the kept scores alone; a tie at the last place goes the long way."""
+    s, r = scores(call), mech.r
+    if r >= s.shape[-1]:
+        return _weights(mech, call)
+    top, keys = _largest(s, r + 1)
+    if ((top[..., r - 1] == top[..., r]) & (top[..., r] > -math.inf)).any():
+        return _weights(mech, call)
+    return torch.zeros_like(s).scatter_(-1, keys[..., :r], softmax(spread_infinite(top[..., :r])))
+
+
+def _largest(s: Float[Tensor, "b h q k"], n: int) -> tuple[Float[Tensor, "b h q n"], Int[Tensor, "b h q n"]]:
+    """``topk``, in two steps where rows are long: the n largest lie in the n strided groups of largest maximum."""
+    groups = s.shape[-1] // GROUP
+    if s.shape[-1] % GROUP or groups < 4 * n:
+        return s.topk(n)
+    best = s.detach().unflatten(-1, (GROUP, groups)).amax(-2).topk(n, sorted=False).indices
+    members = best.unsqueeze(-2) + groups * torch.arange(GROUP, device=s.device).unsqueeze(-1)
+    members = members.flatten(-2)
+    top, place = s.gather(-1, members).topk(n)
+    return top, members.gather(-1, place)
 
 
 def top_r_mask(rank: Float[Tensor, "*rows k"], r: int) -> Bool[Tensor, "*rows k"]:

@@ -1,0 +1,120 @@
+"""The figures of docs/value-aware.md: python benchmarks/value_aware_figures.py docs"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+import attnlab as al
+from attnlab.provenance import write_atomic
+
+STYLE = (
+    "<style>text{font:12px sans-serif;fill:#555}.key{font-size:11px}path,line{fill:none;stroke-width:2}"
+    ".axis{stroke:#999;stroke-width:1}</style>"
+)
+COLOURS = {"top-r": "#c44e52", "value-aware": "#4c72b0", "exact": "#333"}
+
+
+def main(folder: str) -> None:
+    write_atomic(Path(folder) / "value-aware-geometry.svg", geometry())
+    write_atomic(Path(folder) / "value-aware-error.svg", error_by_r())
+    results = json.loads((Path(folder).parent / "results" / "kv_policies.json").read_text(encoding="utf-8"))
+    write_atomic(Path(folder) / "value-aware-cache.svg", cache(results["tables"]["perplexity"]))
+
+
+def geometry() -> str:
+    """Values in a plane, sized by alpha; the output, and what one key makes of it, by weight and by nearness."""
+    torch.manual_seed(4)
+    v = torch.randn(1, 1, 9, 2)
+    v[0, 0, 0] = torch.tensor([2.2, 1.6])
+    k = torch.randn(1, 1, 9, 1)
+    k[0, 0, 0] = 1.6
+    call = al.AttentionCall(torch.ones(1, 1, 1, 1), k, v, scale=1.0)
+    alpha, o = al.Softmax().weights(call).flatten(), al.Softmax()(call).flatten()
+
+    def place(point: torch.Tensor) -> tuple[float, float]:
+        return 200 + 75 * float(point[0]), 150 - 55 * float(point[1])
+
+    parts = []
+    for weight, point in zip(alpha.tolist(), v[0, 0], strict=True):
+        x, y = place(point)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3 + 30 * weight:.1f}" fill="#999" fill-opacity="0.4"/>')
+    ox, oy = place(o)
+    for spec, name in (("top-r:r=1", "top-r"), ("value-aware:r=1", "value-aware")):
+        (x, y), colour = place(al.mechanism(spec)(call).flatten()), COLOURS[name]
+        parts.append(
+            f'<line x1="{ox:.1f}" y1="{oy:.1f}" x2="{x:.1f}" y2="{y:.1f}" stroke="{colour}" stroke-dasharray="4"/>'
+        )
+        parts.append(f'<text x="{x + 8:.1f}" y="{y - 8:.1f}" style="fill:{colour}">{name}, r = 1</text>')
+    parts.append(f'<circle cx="{ox:.1f}" cy="{oy:.1f}" r="5" fill="{COLOURS["exact"]}"/>')
+    parts.append(f'<text x="{ox + 9:.1f}" y="{oy + 14:.1f}">exact output</text>')
+    return _svg(440, 300, parts)
+
+
+def error_by_r() -> str:
+    """Relative output error against r for two kernels, on Gaussian queries, keys and values of width 8."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+    call = al.AttentionCall(q, k, v)
+    r = [1, 2, 3, 4, 6, 8, 9, 12, 16]
+    series = []
+    for kernel, dash in (("exp", ""), ("elu", "5 4")):
+        exact = al.Kernelized(kernel)(call)
+        for name in ("top-r", "value-aware"):
+            errors = [
+                float((al.mechanism(f"{name}:r={n},kernel={kernel}")(call) - exact).norm() / exact.norm()) for n in r
+            ]
+            series.append((f"{name}, {kernel}", COLOURS[name], dash, r, errors))
+    return _lines(series, "r, keys per query (d = 8)", "relative error of the output")
+
+
+def cache(rows: list[dict]) -> str:
+    """Loss above the full cache against the budget, on text sampled from the model."""
+    colours = {"value-aware": "#4c72b0", "leave-one-out": "#55a868", "mass": "#c44e52", "recency": "#8172b2"}
+    series = []
+    for policy, colour in {**colours, "random": "#999"}.items():
+        mine = [row for row in rows if row["policy"] == policy and row["text"] == "sampled"]
+        series.append((policy, colour, "", [row["budget"] for row in mine], [row["loss_over_full"] for row in mine]))
+    return _lines(series, "budget, keys per head", "loss above the full cache")
+
+
+def _lines(series: list[tuple[str, str, str, list, list]], x_label: str, y_label: str) -> str:
+    left, top, width, height = 60, 20, 340, 220
+    right = max(x for s in series for x in s[3])
+    ceiling = max(y for s in series for y in s[4])
+    parts = [
+        f'<line class="axis" x1="{left}" y1="{top + height}" x2="{left + width}" y2="{top + height}"/>',
+        f'<line class="axis" x1="{left}" y1="{top}" x2="{left}" y2="{top + height}"/>',
+        f'<text x="{left + width / 2}" y="{top + height + 34}" text-anchor="middle">{x_label}</text>',
+        f'<text transform="translate(16 {top + height / 2}) rotate(-90)" text-anchor="middle">{y_label}</text>',
+        f'<text x="{left - 6}" y="{top + 5}" text-anchor="end">{ceiling:.2f}</text>',
+        f'<text x="{left - 6}" y="{top + height}" text-anchor="end">0</text>',
+    ]
+    for x in sorted({x for s in series for x in s[3]}):
+        parts.append(
+            f'<text x="{left + width * x / right:.1f}" y="{top + height + 16}" text-anchor="middle">{x}</text>'
+        )
+    for i, (name, colour, dash, xs, ys) in enumerate(series):
+        points = [
+            f"{left + width * x / right:.1f},{top + height - height * y / ceiling:.1f}"
+            for x, y in zip(xs, ys, strict=True)
+        ]
+        parts.append(f'<path d="M{" L".join(points)}" stroke="{colour}" stroke-dasharray="{dash}"/>')
+        parts.append(f'<path d="M{left + width + 15},{top + 18 * i} h22" stroke="{colour}" stroke-dasharray="{dash}"/>')
+        parts.append(f'<text class="key" x="{left + width + 43}" y="{top + 18 * i + 4}">{name}</text>')
+    return _svg(540, 290, parts)
+
+
+def _svg(width: int, height: int, parts: list[str]) -> str:
+    inside = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">{STYLE}'
+        f'<rect width="{width}" height="{height}" fill="#fff"/>\n{inside}\n</svg>\n'
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
