@@ -32,7 +32,8 @@ format: $(VENV)/.dev
 
 # Every benchmark prints ratios against a peer in the same run.
 bench: $(VENV)/.dev
-	$(BIN)/attnlab bench
+	$(BIN)/attnlab bench -m kernel:elu --lengths 4096 8192
+	for name in hf_overhead effective value_aware tokenise; do $(BIN)/python benchmarks/$$name.py; done
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m attnlab.reports.docs

@@ -120,3 +120,27 @@ def test_importing_is_cheap_and_quiet() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_core_needs_four_packages() -> None:
+    """With torch, transformers, safetensors and numpy alone, attnlab imports, attends and knows every mechanism."""
+    code = (
+        "import sys\n"
+        "class Absent:\n"
+        "    names = {'jaxtyping', 'beartype', 'accelerate', 'joblib', 'scipy', 'sklearn', 'pandas', 'matplotlib', 'sentencepiece',\n"
+        "             'sacrebleu', 'triton', 'playwright', 'hypothesis', 'ray', 'datasets', 'psutil', 'PIL'}\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in self.names:\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "import torch, attnlab as al, attnlab.cli\n"
+        "q = torch.randn(1, 2, 9, 4)\n"
+        "for spec in al.all_mechanisms():\n"
+        "    al.mechanism(spec)(al.AttentionCall(q, q, q))\n"
+        "from attnlab.experiments.demo import shipped_model\n"
+        "model, tokenizer, task = shipped_model()\n"
+        "with al.swap(model, 'top-r:r=2'), al.record(model) as trace:\n"
+        "    model(**tokenizer('long live the king', return_tensors='pt'))\n"
+        "assert al.effective_attention(trace[0]).weights.shape[1] == 8\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
