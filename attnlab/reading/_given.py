@@ -17,12 +17,14 @@ __all__ = ["Given", "given"]
 class Given:
     """One attention: a row per query (its weights, or its output), values, and which keys each query sees."""
 
-    rows: Float[Tensor, "b h q r"]
-    values: Float[Tensor, "b g k e"]
-    key_visible: Bool[Tensor, "b k"] | None
+    # (b, h, q, k) or (b, h, q, e); (b, g, k, e); (b, k); (b or 1, h or 1, q, k). Plain types, so that a user's mistake
+    # reaches the checks below, which say what was wrong.
+    rows: Tensor
+    values: Tensor
+    key_visible: Tensor | None
     causal: bool
     offset: int
-    mask: Bool[Tensor, "#b #h q k"] | None
+    mask: Tensor | None
     recorded: bool = False
 
     def seen(self, lo: int = 0, hi: int | None = None) -> Bool[Tensor, "#b #h #q k"] | None:

@@ -23,7 +23,7 @@ def generated_pictures(
 
 
 def _map(label: int, chosen: torch.Generator) -> Tensor:
-    n = int(_between(24, 96, chosen))
+    n = int(_between(24.0, 96.0, chosen))
     name = CLASSES[label]
     # Noise with a grain: independent entries, or smoothed along the queries, or both.
     scores = torch.randn(n, n, generator=chosen) * _between(0.2, 1.2, chosen)
@@ -54,7 +54,7 @@ def _columns(n: int, chosen: torch.Generator) -> Tensor:
     heights = torch.zeros(n)
     if float(torch.rand((), generator=chosen)) < 0.5:
         heights[0] = _between(2.0, 6.0, chosen)
-    few = int(_between(1, 4, chosen))
+    few = int(_between(1.0, 4.0, chosen))
     heights[torch.randint(n, (few,), generator=chosen)] = _between(2.0, 5.0, chosen)
     rows = torch.ones(n, 1)
     if float(torch.rand((), generator=chosen)) < 0.6:
@@ -67,7 +67,7 @@ def _columns(n: int, chosen: torch.Generator) -> Tensor:
 def _diagonals(n: int, chosen: torch.Generator) -> Tensor:
     """A band around a shifted diagonal, at times with fainter parallels, as repeated words make."""
     i = torch.arange(n)
-    shift, width, height = int(_between(-2, 3, chosen)), _between(0.5, 3.0, chosen), _between(2.5, 6.0, chosen)
+    shift, width, height = int(_between(-2.0, 3.0, chosen)), _between(0.5, 3.0, chosen), _between(2.5, 6.0, chosen)
     far = (i[:, None] + shift - i).abs()
     band = height * torch.exp(-((far / width) ** 2))
     if float(torch.rand((), generator=chosen)) < 0.4:
@@ -79,7 +79,7 @@ def _diagonals(n: int, chosen: torch.Generator) -> Tensor:
 
 def _blocks(n: int, chosen: torch.Generator) -> Tensor:
     """Two or three segments that attend within themselves."""
-    cuts = sorted(int(_between(n * 0.2, n * 0.8, chosen)) for _ in range(int(_between(1, 3, chosen))))
+    cuts = sorted(int(_between(n * 0.2, n * 0.8, chosen)) for _ in range(int(_between(1.0, 3.0, chosen))))
     segment = sum((torch.arange(n) >= cut).long() for cut in cuts)
     assert isinstance(segment, Tensor)
     same = (segment[:, None] == segment).float()

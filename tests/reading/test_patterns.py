@@ -1,0 +1,140 @@
+"""The pattern classifier: pictures, sheets, labels, and a network that tells clear patterns apart."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab.reading.pattern_classifier import (
+    PatternNet,
+    classify,
+    confusion_rows,
+    load_classifier,
+    pattern_shares,
+    scores,
+    shipped_maps,
+    train_classifier,
+)
+from attnlab.reading.pattern_data import (
+    CLASSES,
+    SIZE,
+    LabelledMaps,
+    collect_maps,
+    contact_sheet,
+    load_labelled,
+    picture,
+    save_labelled,
+    write_png,
+)
+from attnlab.reading.pattern_generator import generated_pictures
+
+
+def test_a_picture_keeps_a_line_one_token_wide() -> None:
+    maps = torch.zeros(2, 96, 96)
+    maps[0, :, 31] = 1
+    maps[1] = -torch.eye(96)
+    shown = picture(maps)
+    assert shown.shape == (2, SIZE, SIZE)
+    assert torch.equal(shown[0].nonzero()[:, 1].unique(), torch.tensor([15]))
+    assert torch.equal(shown[1], torch.eye(SIZE))
+    # Shorter than the picture: every token becomes several dots.
+    assert picture(torch.eye(24)[None])[0].sum() == 2 * SIZE
+
+
+def test_a_sheet_is_a_png_that_others_read(tmp_path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pictures = np.zeros((5, SIZE, SIZE), dtype=np.uint8)
+    pictures[3, :, 0] = 255
+    sheet = contact_sheet(pictures, first=17, columns=2, scale=2)
+    path = write_png(tmp_path / "sheet.png", sheet)
+    read = np.asarray(image.open(io.BytesIO(path.read_bytes())))
+    assert np.array_equal(read, sheet)
+    # Picture 3 is in the second row, second column: its first column of dots is black.
+    cell = SIZE * 2
+    assert (sheet[cell + 28 : 2 * cell + 28, cell + 8] == 0).all()
+
+
+def test_labels_survive_their_files_and_are_checked(tmp_path) -> None:
+    entries = [
+        {"model": m, "layer": 0, "head": i, "reading": "standard", "text": 0, "label": "block"}
+        for i, m in enumerate("aab")
+    ]
+    maps = LabelledMaps(np.arange(3 * SIZE * SIZE, dtype=np.uint8).reshape(3, SIZE, SIZE), entries)
+    save_labelled(tmp_path, maps, made={"how": "by hand"})
+    again = load_labelled(tmp_path)
+    assert np.array_equal(again.pictures, maps.pictures)
+    assert again.entries == entries
+    assert [e["head"] for e in again.of(["b"]).entries] == [2]
+    stored = json.loads((tmp_path / "labels.json").read_text())
+    stored["maps"][0]["label"] = "zigzag"
+    (tmp_path / "labels.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="zigzag"):
+        load_labelled(tmp_path)
+
+
+def test_maps_are_collected_from_a_model_in_both_readings() -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=50)
+    texts = [{"input_ids": torch.arange(n)[None]} for n in (11, 17)]
+    found = collect_maps(BertModel(config).eval(), texts, name="tiny", count=6)
+    assert found.pictures.shape == (6, SIZE, SIZE)
+    assert {e["reading"] for e in found.entries} == {"standard", "effective"}
+    assert all(e["tokens"] == (11, 17)[e["text"]] for e in found.entries)
+
+
+def test_generated_maps_are_reproducible_and_evenly_spread() -> None:
+    pictures, labels = generated_pictures(20, seed=3)
+    again, _ = generated_pictures(20, seed=3)
+    assert torch.equal(pictures, again)
+    assert torch.bincount(labels).tolist() == [4] * len(CLASSES)
+    assert 0 <= pictures.min() <= pictures.max() <= 1
+
+
+def test_training_on_generated_maps_beats_chance_on_others() -> None:
+    net = train_classifier(None, generated=320, epochs=4)
+    pictures, labels = generated_pictures(100, seed=99)
+    with torch.no_grad():
+        right = (net(pictures).argmax(-1) == labels).float().mean()
+    assert right > 0.4
+
+
+def test_scores_by_hand() -> None:
+    class Fixed(PatternNet):
+        def forward(self, x):
+            return torch.nn.functional.one_hot(torch.tensor([0, 0, 1]), 5).float()
+
+    entries = [{"model": "a", "label": name} for name in ("vertical", "diagonal", "diagonal")]
+    result = scores(Fixed(), LabelledMaps(np.zeros((3, SIZE, SIZE), dtype=np.uint8), entries))
+    assert result["confusion"][1][:2] == [1, 1]
+    assert result["f1"]["vertical"] == pytest.approx(2 / 3)
+    assert result["f1"]["diagonal"] == pytest.approx(2 / 3)
+    assert result["f1"]["block"] is None
+    assert result["accuracy"] == pytest.approx(2 / 3)
+    assert confusion_rows(result)[1]["vertical"] == 1
+
+
+def test_the_shipped_maps_are_many_and_of_several_models() -> None:
+    maps = shipped_maps()
+    assert len(maps.entries) >= 400
+    assert len({e["model"] for e in maps.entries}) >= 3
+    assert {e["reading"] for e in maps.entries} == {"standard", "effective"}
+
+
+def test_the_shipped_network_knows_a_clear_pattern_and_ignores_padding() -> None:
+    net = load_classifier()
+    clear = torch.full((1, 2, 40, 40), 0.005)
+    clear[0, 0, :, 0] = 0.9
+    clear[0, 1] += 0.9 * torch.eye(40)
+    answers = classify(clear, net=net)[0].tolist()
+    assert [CLASSES[i] for i in answers] == ["vertical", "diagonal"]
+    padded = torch.nn.functional.pad(clear, (0, 24, 0, 24), value=float("nan"))
+    seen = (torch.arange(64) < 40)[None]
+    assert classify(padded, key_visible=seen, net=net)[0].tolist() == answers
+    assert sum(pattern_shares(classify(clear)).values()) == pytest.approx(100)
+    with pytest.raises(ValueError, match="no pattern classifier"):
+        load_classifier("nowhere.safetensors")
