@@ -134,7 +134,7 @@ def test_the_core_needs_four_packages() -> None:
         "            raise ModuleNotFoundError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
         "import torch, attnlab as al, attnlab.cli\n"
-        "q = torch.randn(1, 2, 9, 4)\n"
+        "q = torch.randn(1, 6, 9, 4)\n"
         "for spec in al.all_mechanisms():\n"
         "    al.mechanism(spec)(al.AttentionCall(q, q, q))\n"
         "from attnlab.experiments.demo import shipped_model\n"
