@@ -21,6 +21,7 @@ from attnlab.mechanisms._projection import (
     gathered_rows,
     independent_rows,
     project_rows,
+    whitened,
 )
 from attnlab.shapes import Bool, Float, Int
 
@@ -65,7 +66,7 @@ def prefixes(v: Tensor, key_visible: Tensor | None, n_q: int, offset: int, rtol:
     exists = exists & (torch.arange(exists.shape[-1], device=v.device) < basis.rank[..., None])
     free = independent_rows(first, exists, rtol=rtol)
     lead = (count[:, None] <= basis.rank[..., None]) & free[..., None] | (count[:, None] == 0)
-    return Prefixes(v.double() @ basis.whiten, basis, seen, key_count, count, lead, offset)
+    return Prefixes(whitened(v, basis.whiten), basis, seen, key_count, count, lead, offset)
 
 
 def prefix_map(

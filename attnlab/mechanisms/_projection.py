@@ -26,8 +26,8 @@ __all__ = [
     "whitened",
 ]
 
-# V^T V squares the condition number: up to this one, V R is orthonormal to 1e-8 when computed in float64.
-SAFE_CONDITION = 1e4
+# V^T V squares the condition number: up to this one, V R is orthonormal to 1e-7 when computed in float64.
+SAFE_CONDITION = 3e4
 # Elements of values gathered at once where every query has its own set of keys.
 ROWS_BUDGET = 1 << 22
 
