@@ -1,0 +1,224 @@
+"""One task of the reproduction of Effective: read the pretrained encoder, fine-tune it, read it again."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.experiments.effective_config import EffectiveConfig, TaskPart, encoder_folder
+from attnlab.experiments.effective_glue import (
+    TASKS,
+    Examples,
+    GlueSource,
+    Task,
+    dev_batches,
+    encode,
+    read_glue,
+    subset,
+    tag_types,
+)
+from attnlab.experiments.effective_study import alternative_row, faithfulness_tables, short_input_rows
+from attnlab.experiments.effective_tables import Similarity, Tally, read_maps
+from attnlab.experiments.value_aware_common import best_device
+from attnlab.reading.pattern_classifier import PatternNet, load_classifier
+from attnlab.reading.tagger import PerceptronTagger
+from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train
+
+__all__ = ["SquaredError", "load_tagger", "metrics", "run_task", "sequence_classifier"]
+
+
+@dataclass(frozen=True)
+class SquaredError:
+    """The squared error of a model with one output (STS-B)."""
+
+    name: str = "squared_error"
+
+    def __call__(self, model: nn.Module, output: Any, batch: Mapping[str, Any], step: int) -> Loss:
+        return Loss((output.logits.float().squeeze(-1) - batch["labels"]).square().sum(), float(len(batch["labels"])))
+
+    def count(self, batch: Mapping[str, Any], step: int) -> float:
+        """The number of examples."""
+        return float(len(batch["labels"]))
+
+
+def sequence_classifier(folder: Path | str, *, classes: int, seed: int) -> tuple[Any, Any]:
+    """(the encoder with a new head for ``classes``, its tokenizer); the head is drawn from ``seed``."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
+        str(folder), num_labels=classes, dtype=torch.float32, use_safetensors=True
+    )
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(str(folder))
+
+
+def load_tagger(path: Path | str) -> PerceptronTagger:
+    """A tagger that ``save`` wrote, as it is or as .xz."""
+    path = Path(path)
+    if path.suffix != ".xz":
+        return PerceptronTagger.load(path)
+    with lzma.open(path) as file:
+        stored = json.load(file)
+    return PerceptronTagger(stored["weights"], stored["tags"])
+
+
+def metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy and F1 of the second class, or for one output the correlation with the labels."""
+    if logits.shape[-1] == 1:
+        x, y = (t.double() - t.double().mean() for t in (logits[:, 0], labels))
+        spread = (x.norm() * y.norm()).item()
+        return {"pearson": float(x @ y) / spread if spread else math.nan}
+    said, true = logits.argmax(-1) == 1, labels == 1
+    both, either = int((said & true).sum()), int(said.sum()) + int(true.sum())
+    return {"accuracy": (said == true).double().mean().item(), "f1": 2 * both / max(1, either)}
+
+
+class _Reader:
+    """The dev set of one task, and what is read of a model on it."""
+
+    def __init__(self, config: EffectiveConfig, task: Task, dev: Examples, tokenizer: Any, segments: bool) -> None:
+        self.config, self.task, self.tokenizer, self.segments = config, task, tokenizer, segments
+        self.dev, self.device = dev, best_device()
+        self.net: PatternNet | None = None
+        self.types: Tensor | None = None
+
+    def batches(self, n: int | None, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+        examples = self.dev if n is None else self.dev.first(n)
+        return dev_batches(
+            examples,
+            size=size,
+            length=self.config.length,
+            segments=self.segments,
+            classes=self.task.classes,
+            device=self.device,
+        )
+
+    def single_texts(self, n: int) -> Iterator[dict[str, Tensor]]:
+        """One text at a time, without padding."""
+        for (place,), batch in self.batches(n, 1):
+            yield {name: t[:, : len(self.dev.ids[place])] for name, t in batch.items() if name != "labels"}
+
+    @torch.no_grad()
+    def scores(self, model: nn.Module) -> dict[str, float]:
+        logits, labels = [], []
+        for _, batch in self.batches(None, 64):
+            logits.append(model(**{k: t for k, t in batch.items() if k != "labels"}).logits.float().cpu())
+            labels.append(batch["labels"].cpu())
+        return metrics(torch.cat(logits), torch.cat(labels))
+
+    def prepare(self, part: TaskPart) -> None:
+        """The classifier of patterns and the types of tokens; what is not to be had is noted and left out."""
+        config = self.config
+        try:
+            self.net = load_classifier(config.classifier).to(self.device)
+        except ValueError as error:
+            part.fact("no patterns", str(error))
+        if config.tagger is None:
+            part.fact("no token types", "no tagger was given")
+            return
+        rows = tag_types(
+            self.dev.first(config.dev_limit), self.tokenizer, load_tagger(config.tagger), length=config.length
+        )
+        self.types = torch.full((len(rows), config.length), -1)
+        for i, row in enumerate(rows):
+            self.types[i, : len(row)] = row
+
+    def read(self, model: nn.Module, before: nn.Module | None) -> tuple[Tally, Similarity]:
+        """Every map of the model on the dev set; with ``before``, also how similar they are to that model's."""
+        tally, similarity = Tally(self.net), Similarity()
+        for places, batch in self.batches(self.config.dev_limit, self.config.read_batch):
+            maps, facts, _ = read_maps(model, batch, authors=True)
+            real = batch["attention_mask"].bool()
+            ids = batch["input_ids"]
+            marked = {"cls": ids == self.tokenizer.cls_token_id, "sep": ids == self.tokenizer.sep_token_id}
+            types = None if self.types is None else self.types[places].to(self.device)
+            tally.add(maps, facts, real=real, marked={k: t & real for k, t in marked.items()}, types=types)
+            if before is not None:
+                old, _, _ = read_maps(before, batch)
+                similarity.add(old, maps, real)
+        return tally, similarity
+
+
+def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -> None:
+    """One task from its data to its last table; each table is on disk when it is made."""
+    task, device = TASKS[name], best_device()
+    clock, model = _Clock(part), encoder_folder(config)
+    pretrained, tokenizer = sequence_classifier(model, classes=task.classes, seed=config.seed)
+    segments = pretrained.config.type_vocab_size > 1
+    rows = {s: subset(read_glue(config.data, task, s), n, seed=config.seed) for s, n in _limits(config).items()}
+    examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
+    part.fact("examples", {s: len(e) for s, e in examples.items()})
+    lengths = [len(ids) for ids in examples["dev"].ids]
+    part.fact("dev tokens (mean)", sum(lengths) / len(lengths))
+    reader = _Reader(config, task, examples["dev"], tokenizer, segments)
+    reader.prepare(part)
+    pretrained.to(device)
+    clock("prepared")
+
+    with part.step("pretrained maps"):
+        tally, _ = reader.read(pretrained, None)
+        part.tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
+    clock("pretrained maps")
+
+    source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
+    tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)
+    steps = max(1, round(config.epochs * source.steps_per_epoch))
+    settings = Settings(
+        steps=steps,
+        recipe=Recipe(lr=config.lr),
+        schedule=Schedule("linear", warmup=max(1, steps // 10)),
+        seed=config.seed,
+        log_every=max(1, steps // 20),
+    )
+    term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
+    outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder)
+    tuned.to(device).eval()
+    part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
+    clock("fine-tuned")
+
+    with part.step("maps"):
+        tally, similarity = reader.read(tuned, pretrained)
+        part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
+    clock("maps")
+    with part.step("alternative"):
+        _, batch = next(reader.batches(2, 2))
+        part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
+    if name == config.tasks[0]:
+        with part.step("short inputs"):
+            _, batch = next(reader.batches(32, 32))
+            width = tuned.config.hidden_size // tuned.config.num_attention_heads
+            found = short_input_rows(
+                tuned, batch, lengths=sorted({max(4, width // 4), width // 2, width}), separator=tokenizer.sep_token_id
+            )
+            part.tables({"short_inputs": found})
+    with part.step("faithfulness"):
+        texts = reader.single_texts(config.study_texts)
+        prediction = (lambda output: output.logits.float()) if task.classes == 1 else None
+        part.tables(
+            faithfulness_tables(
+                tuned, texts, task=name, prediction=prediction, keys=config.study_keys, seed=config.seed
+            )
+        )
+    clock("faithfulness")
+
+
+def _limits(config: EffectiveConfig) -> dict[str, int | None]:
+    return {"train": config.train_limit, "dev": None}
+
+
+class _Clock:
+    def __init__(self, part: TaskPart) -> None:
+        self.part, self.start = part, time.monotonic()
+
+    def __call__(self, name: str) -> None:
+        self.part.fact(f"seconds: {name}", round(time.monotonic() - self.start, 1))

@@ -1,0 +1,183 @@
+"""GLUE's files as token ids for the reproduction of Effective: training batches, dev batches, types of tokens."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data.readers import records
+from attnlab.reading.tagger import PerceptronTagger
+from attnlab.reading.token_types import token_types
+
+__all__ = ["TASKS", "Examples", "GlueSource", "Task", "dev_batches", "encode", "read_glue", "subset", "tag_types"]
+
+T = TypeVar("T")
+# Words as a treebank splits them: clitics apart, every mark of punctuation a word.
+WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-.]\w+)*|[^\w\s]", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a task keeps its texts, and what is predicted: a class, or with ``classes`` = 1 a number."""
+
+    name: str
+    columns: tuple[str, ...]
+    label: str
+    classes: int = 2
+    metric: str = "accuracy"
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("RTE", ("sentence1", "sentence2"), "label"),
+        Task("MRPC", ("#1 String", "#2 String"), "Quality"),
+        Task("SST-2", ("sentence",), "label"),
+        Task("STS-B", ("sentence1", "sentence2"), "score", 1, "pearson"),
+    )
+}
+CLASSES = {"not_entailment": 0.0, "entailment": 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Token ids, segments and labels of each example; ``texts`` are what they were made from."""
+
+    ids: list[list[int]] = field(repr=False)
+    segments: list[list[int]] = field(repr=False)
+    labels: list[float]
+    texts: list[tuple[str, ...]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def first(self, n: int) -> Examples:
+        """The first ``n`` examples."""
+        return Examples(self.ids[:n], self.segments[:n], self.labels[:n], self.texts[:n])
+
+    def batch(self, chosen: Sequence[int], *, length: int, segments: bool, classes: int) -> dict[str, Tensor]:
+        """Padded on the right to ``length``, as the paper's evaluation has it."""
+        found = {name: torch.zeros(len(chosen), length, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+        if segments:
+            found["token_type_ids"] = torch.zeros(len(chosen), length, dtype=torch.long)
+        for row, i in enumerate(chosen):
+            n = len(self.ids[i])
+            found["input_ids"][row, :n] = torch.tensor(self.ids[i])
+            found["attention_mask"][row, :n] = 1
+            if segments:
+                found["token_type_ids"][row, :n] = torch.tensor(self.segments[i])
+        labels = torch.tensor([self.labels[i] for i in chosen])
+        return found | {"labels": labels if classes == 1 else labels.long()}
+
+
+def read_glue(folder: Path | str, task: Task, split: str) -> list[tuple[tuple[str, ...], float]]:
+    """(texts, label) of <folder>/<task>/<split>.tsv, plain or compressed."""
+    home = Path(folder) / task.name
+    found = [path for end in ("", ".xz", ".gz") if (path := home / f"{split}.tsv{end}").exists()]
+    if not found:
+        raise ValueError(f"{home} holds no {split}.tsv (or .xz, .gz); give the folder of GLUE's tasks")
+    rows = records(found[0], columns=[*task.columns, task.label])
+    return [(tuple(row[c].strip() for c in task.columns), _number(row[task.label])) for _, row in rows]
+
+
+def subset(rows: Sequence[T], limit: int | None, *, seed: int) -> list[T]:
+    """``limit`` of the rows, drawn once; all of them where there are no more."""
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[:limit].tolist()]
+
+
+def _number(label: str) -> float:
+    return CLASSES[label] if label in CLASSES else float(label)
+
+
+def encode(rows: Sequence[tuple[tuple[str, ...], float]], tokenizer: Any, *, length: int) -> Examples:
+    """[CLS] a [SEP] b [SEP], cut to ``length``; padding comes with the batches."""
+    texts = [row[0] for row in rows]
+    special = tokenizer.cls_token_id, tokenizer.sep_token_id
+    parts = [
+        tokenizer([text[i] for text in texts], add_special_tokens=False)["input_ids"] for i in range(len(texts[0]))
+    ]
+    ids, segments = [], []
+    for example in zip(*parts, strict=True):
+        cut = _cut([list(part) for part in example], length - 1 - len(example))
+        ids.append([special[0], *(token for part in cut for token in (*part, special[1]))])
+        segments.append([0] * (2 + len(cut[0])) + [1] * sum(len(part) + 1 for part in cut[1:]))
+    return Examples(ids, segments, [row[1] for row in rows], texts)
+
+
+def _cut(parts: list[list[T]], room: int) -> list[list[T]]:
+    """Shortened token by token from whichever text is longer."""
+    while sum(map(len, parts)) > room:
+        max(parts, key=len).pop()
+    return parts
+
+
+@dataclass(frozen=True, eq=False)
+class GlueSource:
+    """Training batches: each epoch a permutation of its own, a pure function of (seed, step)."""
+
+    examples: Examples = field(repr=False)
+    batch_size: int
+    length: int
+    segments: bool
+    classes: int
+    seed: int = 0
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in an epoch."""
+        return max(1, len(self.examples) // self.batch_size)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The global batch of a step."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
+        chosen = order[at * self.batch_size : (at + 1) * self.batch_size].tolist()
+        # As long as its longest text: where nothing looks at padding, padding is only work.
+        length = min(self.length, -(-max(len(self.examples.ids[i]) for i in chosen) // 16) * 16)
+        return self.examples.batch(chosen, length=length, segments=self.segments, classes=self.classes)
+
+
+def dev_batches(
+    examples: Examples, *, size: int, length: int, segments: bool, classes: int, device: torch.device
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """(places, batch) in order."""
+    for lo in range(0, len(examples), size):
+        chosen = list(range(lo, min(lo + size, len(examples))))
+        batch = examples.batch(chosen, length=length, segments=segments, classes=classes)
+        yield chosen, {name: t.to(device) for name, t in batch.items()}
+
+
+def tag_types(examples: Examples, tokenizer: Any, tagger: PerceptronTagger, *, length: int) -> list[Tensor]:
+    """The type of every token (places in ``TOKEN_TYPES``): a word's tag stands at its first subtoken."""
+    found = []
+    for ids, texts in zip(examples.ids, examples.texts, strict=True):
+        words: list[int | None] = [None]
+        tags: list[str] = []
+        room = [list(part) for part in _offsets(texts, tokenizer)]
+        for text, part in zip(texts, _cut(room, length - 1 - len(texts)), strict=True):
+            spans = [match.span() for match in WORD.finditer(text)]
+            starts = [lo for lo, _ in spans]
+            for lo, _ in part:
+                words.append(len(tags) + max(0, bisect_right(starts, lo) - 1))
+            words.append(None)
+            tags += tagger.tag([text[lo:hi] for lo, hi in spans]) or ["X"]
+        types = token_types(
+            torch.tensor(ids), words, tags, cls_id=tokenizer.cls_token_id, sep_id=tokenizer.sep_token_id
+        )
+        found.append(types)
+    return found
+
+
+def _offsets(texts: Sequence[str], tokenizer: Any) -> list[list[tuple[int, int]]]:
+    encoded = tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True)
+    return encoded["offset_mapping"]

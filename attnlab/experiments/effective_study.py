@@ -1,0 +1,149 @@
+"""Which reading says what hiding a key changes; short inputs; other distributions; and what the reading costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import repeat_groups
+from attnlab.experiments.effective_tables import full_svd_way, read_maps
+from attnlab.hf import record
+from attnlab.measure import median_seconds
+from attnlab.reading.alternative import alternative_attention
+from attnlab.reading.correlation import bootstrap_interval
+from attnlab.reading.effective import read_effective
+from attnlab.reading.faithfulness import COMPARED, faithfulness
+from attnlab.trace import LayerTrace
+
+__all__ = ["PAIRS", "alternative_row", "faithfulness_tables", "short_input_rows", "timing_rows"]
+
+# The second is what the paper leaves open.
+PAIRS = (("effective", "standard"), ("effective", "norm"), ("norm", "standard"), ("effective", "random"))
+MEASURES = ("spearman", "pearson")
+
+
+def faithfulness_tables(
+    model: nn.Module,
+    texts: Iterable[Mapping[str, Tensor]],
+    *,
+    task: str,
+    prediction: Callable[[Any], Tensor] | None,
+    keys: int | None,
+    seed: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Correlations per layer and reading, and the paired differences between readings, with 95 % intervals over texts.
+
+    The rows of layer "all" average a text's layers first.
+    """
+    # {(layer, against, reading): {measure: a value per text}}
+    values: dict[tuple[int | str, str, str], dict[str, list[float]]] = {}
+    for number, text in enumerate(texts):
+        found = faithfulness(model, [text], prediction=prediction, keys=keys, resamples=1, seed=seed + number).rows()
+        for against in ("head output", "prediction"):
+            for reading in COMPARED:
+                rows = [row for row in found if (row["against"], row["reading"]) == (against, reading)]
+                for measure in MEASURES:
+                    for row in rows:
+                        _append(values, (row["layer"], against, reading), measure, row[measure])
+                    known = [row[measure] for row in rows if row[measure] is not None]
+                    _append(values, ("all", against, reading), measure, sum(known) / len(known) if known else None)
+    table = [
+        {"task": task, "layer": layer, "against": against, "reading": reading}
+        | _interval(columns, MEASURES, seed)
+        | {"inputs": len(columns["spearman"])}
+        for (layer, against, reading), columns in values.items()
+    ]
+    differences = []
+    for first, second in PAIRS:
+        for layer, against in dict.fromkeys((layer, against) for layer, against, _ in values):
+            a, b = values[layer, against, first], values[layer, against, second]
+            paired = {m: [x - y for x, y in zip(a[m], b[m], strict=True)] for m in MEASURES}
+            differences.append(
+                {"task": task, "layer": layer, "against": against, "first": first, "second": second}
+                | _interval(paired, MEASURES, seed)
+            )
+    return {"faithfulness": table, "faithfulness_differences": differences}
+
+
+def _append(values: dict[Any, dict[str, list[float]]], key: Any, measure: str, value: float | None) -> None:
+    column = values.setdefault(key, {}).setdefault(measure, [])
+    column.append(float("nan") if value is None else value)
+
+
+def _interval(columns: Mapping[str, Sequence[float]], measures: Sequence[str], seed: int) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for measure in measures:
+        mean, low, high = bootstrap_interval(columns[measure], seed=seed)
+        row |= {measure: mean, f"{measure}_low": low, f"{measure}_high": high}
+    return row
+
+
+def short_input_rows(
+    model: nn.Module, batch: Mapping[str, Tensor], *, lengths: Sequence[int], separator: int
+) -> list[dict[str, Any]]:
+    """The largest |W_perp - W| where texts are cut to n tokens; it cannot be other than zero for n <= d."""
+    rows = []
+    enough = batch["attention_mask"].sum(-1) >= max(lengths)
+    if not bool(enough.any()):
+        return []
+    for length in lengths:
+        cut = {name: t[enough, :length].clone() for name, t in batch.items() if name != "labels"}
+        cut["input_ids"][:, -1] = separator
+        maps, facts, _ = read_maps(model, cut)
+        worst = max((a - b).abs().max().item() for a, b in zip(maps["effective"], maps["standard"], strict=True))
+        rows.append({"length": length, "difference": worst, "trivial_share": facts["trivial"].mean().item()})
+    return rows
+
+
+def alternative_row(layers: Sequence[LayerTrace], *, text: str) -> dict[str, Any]:
+    """Another distribution over the keys with the same output, for every query of one layer (Appendix A)."""
+    layer = layers[-1]
+    w, v = layer.weights(), repeat_groups(layer.call.v, layer.call.groups)
+    found = alternative_attention(layer)
+    same = torch.linalg.vector_norm((found.weights - w).double() @ v.double())
+    residual = (same / torch.linalg.vector_norm(w.double() @ v.double())).item()
+    some = found.exists
+    distance = found.distance[some].mean().item() if bool(some.any()) else 0.0
+    return {"text": text, "residual": residual, "distance": distance, "exists_share": some.float().mean().item()}
+
+
+@torch.no_grad()
+def timing_rows(
+    model: nn.Module, batch: Mapping[str, Tensor], *, what: str, repeats: int = 7, svd_repeats: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Seconds of an evaluation batch: as it is, with every effective map and residual, by the full SVD (Table 3)."""
+    inputs = {name: t for name, t in batch.items() if name != "labels"}
+    device = inputs["input_ids"].device
+
+    def ours() -> None:
+        with read_effective(model) as found:
+            model(**inputs)
+        for e in found:
+            assert e.weights.shape[-1] == inputs["input_ids"].shape[1]
+
+    def svd() -> None:
+        with record(model) as trace:
+            model(**inputs)
+        for layer in trace:
+            w, v = layer.weights(), repeat_groups(layer.call.v, layer.call.groups)
+            full_svd_way(w, v)
+
+    def standard() -> None:
+        model(**inputs, output_attentions=True)
+
+    shape = "x".join(str(n) for n in inputs["input_ids"].shape)
+    before = model.config._attn_implementation  # type: ignore[union-attr]
+    model.set_attn_implementation("eager")  # type: ignore[operator]
+    try:
+        seconds = median_seconds({"standard": standard, "ours": ours}, repeats=repeats, warmup=2, device=device)
+        for way in ("standard", "ours", "full-svd"):
+            if way == "full-svd":
+                # Last and seldom: on a GPU it takes seconds.
+                seconds |= median_seconds({way: svd}, repeats=svd_repeats, warmup=1, device=device)
+            ratio = seconds[way] / seconds["standard"]
+            yield {"model": what, "way": way, "batch": shape, "seconds": seconds[way], "ratio": ratio}
+    finally:
+        model.set_attn_implementation(before)  # type: ignore[operator]
