@@ -14,6 +14,7 @@ from attnlab.hf.load import LoadedModel, check_length, max_length
 
 __all__ = ["Windows", "batches", "cut_windows"]
 
+
 @dataclass(frozen=True, eq=False)
 class Windows:
     """Inputs and labels of every window, padded on the right; ``tokens`` counts those of the text itself."""
