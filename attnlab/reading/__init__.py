@@ -13,7 +13,7 @@ from attnlab.reading.faithfulness import Faithfulness, faithfulness
 from attnlab.reading.gradient import gradient_times_attention, output_gradients
 from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.norm_based import norm_based
-from attnlab.reading.pattern_classifier import classify, pattern_shares
+from attnlab.reading.pattern_classifier import classify, pattern_shares, pattern_table
 from attnlab.reading.rollout import rollout
 from attnlab.reading.similarity import head_similarity
 from attnlab.reading.table import READINGS, ReadingTable, read
@@ -42,6 +42,7 @@ __all__ = [
     "norm_based",
     "output_gradients",
     "pattern_shares",
+    "pattern_table",
     "read",
     "read_effective",
     "rollout",

@@ -22,8 +22,8 @@ def padded_effective_attention(
 ) -> EffectiveAttention:
     """The projection by a full SVD of V with its padding rows, one rank for the whole batch, masked afterwards.
 
-    Weight that the projection puts on padding is dropped by the mask, so W_perp V is no longer W V: ``residual`` says by
-    how much. Without padding it agrees with ``effective_attention``. For comparison only.
+    Weight that the projection puts on padding is dropped by the mask, so W_perp V is no longer W V: ``residual`` says
+    by how much. Without padding it agrees with ``effective_attention``. For comparison only.
     """
     left, sigma, _ = torch.linalg.svd(values, full_matrices=True)
     # One rank for all: the largest of the batch, by an absolute threshold.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from attnlab.hf import record
 from attnlab.provenance import write_atomic
+from attnlab.reading.effective import effective_attention
 from attnlab.reading.pattern_data import CLASSES, SIZE, LabelledMaps, load_labelled, picture
 from attnlab.reading.pattern_generator import generated_pictures
 from attnlab.shapes import Bool, Float, Int
@@ -23,6 +25,7 @@ __all__ = [
     "leave_one_model_out",
     "load_classifier",
     "pattern_shares",
+    "pattern_table",
     "save_classifier",
     "scores",
     "shipped_maps",
@@ -103,6 +106,30 @@ def pattern_shares(classes: Int[Tensor, "*n"]) -> dict[str, float]:
     """
     counts = torch.bincount(classes.flatten(), minlength=len(CLASSES))
     return {name: 100 * int(n) / max(1, int(counts.sum())) for name, n in zip(CLASSES, counts, strict=True)}
+
+
+@torch.no_grad()
+def pattern_table(
+    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], *, net: PatternNet | None = None
+) -> list[dict[str, Any]]:
+    """Table 2 for any encoder and data: the shares of the classes among all heads' maps, standard beside effective.
+
+    ``batches`` hold input_ids and attention_mask; ``maps`` is how many were classified.
+    """
+    net = net or load_classifier()
+    answers: dict[str, list[Tensor]] = {"standard": [], "effective": []}
+    for batch in batches:
+        with record(model) as trace:
+            model(**batch)
+        for layer in trace:
+            seen = layer.call.key_visible
+            found = {"standard": layer.weights(), "effective": effective_attention(layer).weights}
+            for name, maps in found.items():
+                answers[name].append(classify(maps, key_visible=seen, net=net).flatten())
+    if not answers["standard"]:
+        raise ValueError("pattern_table was given no batch")
+    joined = {name: torch.cat(parts) for name, parts in answers.items()}
+    return [{"attention": name, **pattern_shares(found), "maps": len(found)} for name, found in joined.items()]
 
 
 @torch.no_grad()

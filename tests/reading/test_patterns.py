@@ -15,6 +15,7 @@ from attnlab.reading.pattern_classifier import (
     confusion_rows,
     load_classifier,
     pattern_shares,
+    pattern_table,
     scores,
     shipped_maps,
     train_classifier,
@@ -85,6 +86,21 @@ def test_maps_are_collected_from_a_model_in_both_readings() -> None:
     assert found.pictures.shape == (6, SIZE, SIZE)
     assert {e["reading"] for e in found.entries} == {"standard", "effective"}
     assert all(e["tokens"] == (11, 17)[e["text"]] for e in found.entries)
+
+
+def test_a_table_stands_standard_beside_effective_for_every_head() -> None:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=50)
+    attended = (torch.arange(17) < torch.tensor([[17], [11]])).long()
+    batch = {"input_ids": torch.arange(34).view(2, 17), "attention_mask": attended}
+    rows = pattern_table(BertModel(config).eval(), [batch], net=PatternNet())
+    assert [row["attention"] for row in rows] == ["standard", "effective"]
+    for row in rows:
+        assert row["maps"] == 2 * 2 * 2
+        assert sum(row[name] for name in CLASSES) == pytest.approx(100)
+    with pytest.raises(ValueError, match="no batch"):
+        pattern_table(BertModel(config), [])
 
 
 def test_generated_maps_are_reproducible_and_evenly_spread() -> None:
