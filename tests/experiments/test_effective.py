@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlab.experiments import effective_finetune
 from attnlab.experiments.effective import KEYS, collect, part_names, run
 from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
+from attnlab.experiments.effective_figures import figures_page
 from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, encode, read_glue, subset, tag_types
 from attnlab.experiments.effective_maps import write_maps_page
 from attnlab.experiments.effective_study import faithfulness_tables, short_input_rows, timing_rows
@@ -284,6 +285,9 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
         assert len({tuple(str(row[key]) for key in KEYS[table]) for row in rows}) == len(rows), table
     assert found["config"]["data"] == glue.name
     json.dumps(found, allow_nan=False)
+    drawn = figures_page(found)
+    for figure in ("Table 2", "Figure 1, RTE", "Figure 3, STS-B", "Figure 4, RTE", "Figures 5 and 6, STS-B"):
+        assert figure in drawn
 
 
 @pytest.mark.slow
