@@ -7,7 +7,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,23 +88,43 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     _comparison_arguments(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("compare.html"), help="the page (default: %(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
+    parser.add_argument(
+        "--sweep", choices=("r",), help="also measure quality and error against r, the number of keys a query may use"
+    )
+    parser.add_argument(
+        "--recommend",
+        nargs="?",
+        const="layers",
+        choices=("layers", "heads"),
+        help="also find which layers (or heads) can take which mechanism, per loss of quality",
+    )
+    parser.add_argument("--plans", type=Path, metavar="DIR", help="write the recommended plans as JSON files here")
 
 
 def _compare(options: argparse.Namespace) -> None:
     from attnlab.data import bundled_text, read_text
     from attnlab.experiments.compare import compare
+    from attnlab.experiments.recommend import write_plans
     from attnlab.hf import load_model
     from attnlab.provenance import check_writable, write_atomic
     from attnlab.reports import compare_page
 
     check_writable(options.out)
-    config = _compare_config(options)
+    if options.plans is not None and options.recommend is None:
+        raise ValueError("--plans writes what --recommend finds; give both")
+    if options.plans is not None:
+        options.plans.mkdir(parents=True, exist_ok=True)
+    config = replace(_compare_config(options), sweep=options.sweep == "r", recommend=options.recommend)
     text = bundled_text() if options.text is None else read_text(options.text)
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
     text_name = "shipped" if options.text is None else options.text.name
     result = compare(loaded, text, config=config, model_name=Path(options.model).name, text_name=text_name)
     write_atomic(options.out, compare_page(result))
-    _show(result, options, written=[options.out])
+    written = [options.out]
+    if options.plans is not None:
+        write_plans(options.plans, result["recommendation"])
+        written.append(options.plans)
+    _show(result, options, written=written)
 
 
 def _compare_config(options: argparse.Namespace) -> Any:
@@ -122,11 +142,17 @@ def _compare_config(options: argparse.Namespace) -> Any:
 
 def _show(result: dict[str, Any], options: argparse.Namespace, *, written: Sequence[Path]) -> None:
     from attnlab.experiments.compare import table_lines
+    from attnlab.experiments.recommend import recommend_lines
+    from attnlab.experiments.sweep import sweep_lines
 
     if options.json:
         print(json.dumps(result, indent=1, ensure_ascii=False))
     else:
         print("\n".join(table_lines(result)))
+        if "sweeps" in result:
+            print("", *sweep_lines(result), sep="\n")
+        if "recommendation" in result:
+            print("", *recommend_lines(result["recommendation"]), sep="\n")
     for path in written:
         print(f"wrote {path.resolve()}", file=sys.stderr if options.json else sys.stdout)
 

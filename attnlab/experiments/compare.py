@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -10,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from attnlab.attention import Mechanism
-from attnlab.experiments.windows import IGNORED, Windows, batches, cut_windows
+from attnlab.experiments.quality import model_inputs, quality
+from attnlab.experiments.recommend import CANDIDATES, RecommendConfig, recommend
+from attnlab.experiments.sweep import sweep_r
+from attnlab.experiments.windows import Windows, batches, cut_windows
 from attnlab.hf import LoadedModel, record, swap
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
@@ -51,6 +52,10 @@ class CompareConfig:
     repeats: int = 3
     # Windows whose heads are compared one by one.
     traced: int = 4
+    # Whether quality and error are also measured against the number of keys, r.
+    sweep: bool = False
+    # Whether plans are recommended, and of what: "layers" or "heads".
+    recommend: str | None = None
 
     def __post_init__(self) -> None:
         if not self.mechanisms:
@@ -68,8 +73,14 @@ def compare(
 ) -> dict[str, Any]:
     """The comparison as JSON: one row per mechanism, each beside exact softmax attention in the same model and run."""
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
+    if config.recommend and loaded.task not in ("mlm", "causal"):
+        raise ValueError(
+            f"a recommendation keeps a model's quality, and a plain text cannot measure that of "
+            f"{type(loaded.model).__name__} ({loaded.task}); use a masked or a causal language model"
+        )
+    chosen = _recommend_config(config)
     windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
-    exact = _quality(loaded, windows, Softmax(), config.batch)
+    exact = _with(loaded, windows, Softmax(), config.batch)
     trace = _traced(loaded, windows, config.traced)
     sample = next(batches(windows, size=config.batch))
 
@@ -77,7 +88,7 @@ def compare(
     for spec, mech in tqdm(mechanisms.items(), desc="comparing", unit="mechanism", disable=None):
         try:
             error = approximation_error(trace, mech)
-            quality = exact if isinstance(mech, Softmax) else _quality(loaded, windows, mech, config.batch)
+            found = exact if isinstance(mech, Softmax) else _with(loaded, windows, mech, config.batch)
         except ValueError as refusal:
             rows.append({"mechanism": spec, "refused": str(refusal)})
             continue
@@ -85,12 +96,12 @@ def compare(
             {
                 "mechanism": spec,
                 "refused": None,
-                **_row(quality, exact, error),
+                **_row(found, exact, error),
                 **_cost(loaded, trace, sample, mech, config),
             }
         )
         layers[spec] = [layer.output.tolist() for layer in error.layers]
-    return {
+    result = {
         "name": "compare",
         "model": _describe(loaded, trace, model_name),
         "text": {"name": text_name, "tokens": windows.tokens, "windows": len(windows.input_ids)},
@@ -100,48 +111,30 @@ def compare(
         "rows": rows,
         "layers": layers,
     }
+    if config.sweep:
+        result["sweeps"], result["sweep_notes"] = sweep_r(loaded, windows, trace, batch=config.batch)
+    if chosen is not None:
+        result["recommendation"] = recommend(loaded, windows, trace, config=chosen)
+    return result
 
 
-def _quality(loaded: LoadedModel, windows: Windows, mech: Mechanism, size: int) -> dict[str, Any] | None:
-    """Perplexity of the next token, or the share of masked tokens predicted wrongly; None without such a head."""
-    if loaded.task not in ("mlm", "causal"):
+def _recommend_config(config: CompareConfig) -> RecommendConfig | None:
+    """The mechanisms that are compared are the candidates; where none was named, those that are made for saving."""
+    if config.recommend is None:
         return None
-    loss, wrong, count = 0.0, 0, 0
-    for batch in batches(windows, size=size):
-        labels = batch["labels"]
-        with swap(loaded.model, mech):
-            logits = _logits(loaded, batch)
-        if loaded.task == "causal":
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        chosen = labels != IGNORED
-        logits, labels = logits[chosen].double(), labels[chosen]
-        loss += float(cross_entropy(logits, labels, reduction="sum"))
-        wrong += int((logits.argmax(-1) != labels).sum())
-        count += len(labels)
-    if count == 0:
-        return None
-    mean = loss / count
-    if loaded.task == "mlm":
-        return {"name": "mlm_error", "value": wrong / count, "loss": mean, "predicted": count}
-    return {"name": "perplexity", "value": math.exp(min(mean, 700.0)), "loss": mean, "predicted": count}
+    named = CANDIDATES if config.mechanisms == DEFAULT_MECHANISMS else config.mechanisms
+    return RecommendConfig(mechanisms=named, by=config.recommend, batch=config.batch, repeats=config.repeats)
 
 
-def _logits(loaded: LoadedModel, batch: dict[str, Tensor]) -> Tensor:
-    return loaded.model(**_inputs(loaded, batch)).logits
-
-
-def _inputs(loaded: LoadedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if loaded.task == "seq2seq":
-        # With no translation at hand, the decoder is read on the same text.
-        inputs |= {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
-    return inputs
+def _with(loaded: LoadedModel, windows: Windows, mech: Mechanism, size: int) -> dict[str, Any] | None:
+    with swap(loaded.model, mech):
+        return quality(loaded, windows, batch=size)
 
 
 def _traced(loaded: LoadedModel, windows: Windows, count: int) -> Trace:
     batch = next(batches(windows, size=count))
     with swap(loaded.model, Softmax()), record(loaded.model) as trace:
-        loaded.model(**_inputs(loaded, batch))
+        loaded.model(**model_inputs(loaded, batch))
     return trace
 
 
@@ -153,7 +146,7 @@ def _cost(
 
     def forward(mech: Mechanism) -> None:
         with torch.no_grad(), swap(loaded.model, mech):
-            loaded.model(**_inputs(loaded, batch))
+            loaded.model(**model_inputs(loaded, batch))
 
     def attend(mech: Mechanism) -> Tensor:
         with torch.no_grad():

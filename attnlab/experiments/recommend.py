@@ -1,0 +1,309 @@
+"""``attnlab compare --recommend``: which layers or heads of a model can take which mechanism, per loss of quality."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from attnlab.experiments.quality import model_inputs, quality
+from attnlab.experiments.windows import Windows, batches
+from attnlab.hf import LoadedModel, swap
+from attnlab.hf.plan import Plan, swap_plan
+from attnlab.measure import median_seconds, peak_bytes
+from attnlab.mechanisms.per_head import per_head
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.registry import mechanism
+from attnlab.trace import Trace
+
+__all__ = ["CANDIDATES", "RecommendConfig", "Unit", "greedy", "recommend", "recommend_lines", "write_plans"]
+
+CANDIDATES = ("kernel:elu", "window:r=16", "window:r=64", "top-r:r=16")
+# A change of the loss below this share of it is rounding.
+ROUNDING = 1e-5
+MIX = "mix"
+
+
+@dataclass(frozen=True)
+class RecommendConfig:
+    """Candidates, the most wanted first; budgets as shares of the exact loss; what is replaced at once."""
+
+    mechanisms: tuple[str, ...] = CANDIDATES
+    budgets: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)
+    by: str = "layers"
+    batch: int = 8
+    repeats: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise ValueError("a recommendation needs a mechanism other than softmax to choose from; name one with -m")
+        if not self.budgets or not all(math.isfinite(b) and b >= 0 for b in self.budgets):
+            raise ValueError(f"budgets are shares of the exact loss, 0 or more, got {self.budgets}")
+        if self.by not in ("layers", "heads"):
+            raise ValueError(f"what is replaced at once is 'layers' or 'heads', got {self.by!r}")
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The mechanisms without exact attention, which is always there."""
+        return tuple(dict.fromkeys(spec for spec in self.mechanisms if not isinstance(mechanism(spec), Softmax)))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a mechanism is put in place of: a layer, or one of its heads; ``heads`` is the layer's number of them."""
+
+    kind: str
+    layer: int
+    heads: int
+    head: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.layer}" + ("" if self.head is None else f", head {self.head}")
+
+
+Move = tuple[Unit, str]
+
+
+def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: float) -> list[Move]:
+    """Moves, each to a more wanted mechanism and the cheapest in loss at its time, whose increases add up to no more.
+
+    A unit that has no move keeps exact attention; a later move of a unit takes the place of its earlier one.
+
+    >>> a, b = Unit("encoder", 0, 4), Unit("encoder", 1, 4)
+    >>> increase = {(a, "window"): 0.2, (a, "top-r"): 0.1, (b, "window"): 0.5, (b, "top-r"): 0.1}
+    >>> [(str(unit), spec) for unit, spec in greedy(increase, wanted=["window", "top-r"], allowance=0.4)]
+    [('encoder 0', 'top-r'), ('encoder 1', 'top-r'), ('encoder 0', 'window')]
+    """
+    rank = {spec: i for i, spec in enumerate(wanted)}
+    chosen: dict[Unit, str] = {}
+    moves: list[Move] = []
+    while True:
+        spent = sum(increase[move] for move in chosen.items())
+        possible: list[tuple[float, int, int, Move]] = []
+        for (unit, spec), up in increase.items():
+            now = chosen.get(unit)
+            if spec not in rank or (now is not None and rank[now] <= rank[spec]):
+                continue
+            extra = up if now is None else up - increase[unit, now]
+            if spent + extra <= allowance:
+                possible.append((extra, rank[spec], len(possible), (unit, spec)))
+        if not possible:
+            return moves
+        unit, spec = min(possible)[-1]
+        chosen[unit] = spec
+        moves.append((unit, spec))
+
+
+@torch.no_grad()
+def recommend(loaded: LoadedModel, windows: Windows, trace: Trace, *, config: RecommendConfig) -> dict[str, Any]:
+    """The recommendation as JSON: each unit's sensitivity, and per budget the plans with their measured quality.
+
+    The loss is measured with one unit at a time on each candidate and all others exact. The increases are taken to add
+    up, which gives the greedy choice; its true loss is then measured, and moves are undone until it is in the budget.
+    """
+    bench = _Bench(loaded, windows, trace, config)
+    exact = bench.quality(Plan({}))
+    if exact is None or not math.isfinite(exact["loss"]) or exact["loss"] <= 0:
+        raise ValueError(
+            "a recommendation needs a model that predicts tokens (masked or causal), and a text to predict"
+        )
+    units = _units(trace, config.by)
+    sensitivity = _sensitivity(bench, units, config.candidates, exact["loss"])
+    increase = {(s["of"], s["mechanism"]): s["increase"] for s in sensitivity if s["refused"] is None}
+
+    choices = {spec: [spec] for spec in config.candidates}
+    if len(choices) > 1:
+        choices = {MIX: list(config.candidates), **choices}
+    rows = [{"budget": None, "mechanism": "softmax", **_row(bench, [], increase, len(units))}]
+    todo = [(budget, name) for budget in config.budgets for name in choices]
+    for budget, name in tqdm(todo, desc="verifying plans", unit="plan", disable=None):
+        moves = greedy(increase, wanted=choices[name], allowance=(budget + ROUNDING) * exact["loss"])
+        moves = _verified(bench, moves, most=(1 + budget + ROUNDING) * exact["loss"])
+        rows.append({"budget": budget, "mechanism": name, **_row(bench, moves, increase, len(units))})
+    _mark_front(rows)
+    return {
+        "by": config.by,
+        "candidates": list(config.candidates),
+        "exact": exact,
+        "sensitivity": [{name: value for name, value in s.items() if name != "of"} for s in sensitivity],
+        "rows": rows,
+    }
+
+
+@dataclass(eq=False)
+class _Bench:
+    """Measures plans in one model on one text, each plan once."""
+
+    loaded: LoadedModel
+    windows: Windows
+    trace: Trace
+    config: RecommendConfig
+    qualities: dict[tuple[Any, ...], dict[str, Any] | None] = field(default_factory=dict)
+    costs: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict)
+    peaks: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def quality(self, plan: Plan) -> dict[str, Any] | None:
+        key = tuple(plan.layers.items())
+        if key not in self.qualities:
+            with self._attending(plan):
+                self.qualities[key] = quality(self.loaded, self.windows, batch=self.config.batch)
+        return self.qualities[key]
+
+    def cost(self, plan: Plan) -> dict[str, float]:
+        """Time of a forward pass and the most memory that a layer's attention needs, relative to softmax everywhere."""
+        key = tuple(plan.layers.items())
+        if not key:
+            return {"time_ratio": 1.0, "memory_ratio": 1.0}
+        if key not in self.costs:
+            batch = next(batches(self.windows, size=self.config.batch))
+            device = batch["input_ids"].device
+
+            def forward(plan: Plan) -> None:
+                with torch.no_grad(), self._attending(plan):
+                    self.loaded.model(**model_inputs(self.loaded, batch))
+
+            jobs = {"softmax": lambda: forward(Plan({})), "plan": lambda: forward(plan)}
+            seconds = median_seconds(jobs, repeats=self.config.repeats, device=device)
+            self.costs[key] = {
+                "time_ratio": seconds["plan"] / seconds["softmax"],
+                "memory_ratio": self._peak(plan) / max(1, self._peak(Plan({}))),
+            }
+        return self.costs[key]
+
+    def _peak(self, plan: Plan) -> int:
+        """Layers run one after the other, so the hungriest counts; equal calls are measured once."""
+        found = []
+        for layer in self.trace:
+            spec = plan.layers.get((layer.kind, layer.layer), "softmax")
+            key = (spec, layer.call.sizes, layer.call.causal)
+            if key not in self.peaks:
+                attend = partial(mechanism(spec), layer.call)
+                self.peaks[key] = peak_bytes(attend, device=layer.call.q.device)
+            found.append(self.peaks[key])
+        return max(found)
+
+    @contextmanager
+    def _attending(self, plan: Plan) -> Iterator[None]:
+        with swap(self.loaded.model, Softmax()), swap_plan(self.loaded.model, plan):
+            yield
+
+
+def _units(trace: Trace, by: str) -> list[Unit]:
+    layers = [Unit(layer.kind, layer.layer, layer.call.q.shape[1]) for layer in trace]
+    if by == "layers":
+        return layers
+    return [Unit(unit.kind, unit.layer, unit.heads, head) for unit in layers for head in range(unit.heads)]
+
+
+def _sensitivity(bench: _Bench, units: Sequence[Unit], candidates: Sequence[str], exact: float) -> list[dict[str, Any]]:
+    rows = []
+    todo = [(unit, spec) for unit in units for spec in candidates]
+    for unit, spec in tqdm(todo, desc="measuring sensitivity", unit="swap", disable=None):
+        row = {"of": unit, "kind": unit.kind, "layer": unit.layer, "head": unit.head, "mechanism": spec}
+        try:
+            found = bench.quality(_plan([(unit, spec)]))
+        except ValueError as refusal:
+            rows.append({**row, "loss": None, "increase": None, "refused": str(refusal)})
+            continue
+        assert found is not None
+        loss = found["loss"]
+        refused = None if math.isfinite(loss) else f"the model's loss becomes {loss}"
+        # A gain is luck on this text: it buys no budget.
+        up = loss - exact if loss - exact > ROUNDING * exact else 0.0
+        rows.append({**row, "loss": loss, "increase": None if refused else up, "refused": refused})
+    return rows
+
+
+def _plan(moves: Iterable[Move]) -> Plan:
+    """The plan that the moves lead to; a layer of which no head has moved is left out."""
+    specs: dict[tuple[str, int], list[str]] = {}
+    for unit, spec in moves:
+        layer = specs.setdefault((unit.kind, unit.layer), ["softmax"] * unit.heads)
+        for head in range(unit.heads) if unit.head is None else [unit.head]:
+            layer[head] = spec
+    return Plan({key: per_head(specs[key]) for key in sorted(specs)})
+
+
+def _verified(bench: _Bench, moves: list[Move], *, most: float) -> list[Move]:
+    """As many of the moves, from the first on, as keep the measured loss at ``most``."""
+    while moves:
+        found = bench.quality(_plan(moves))
+        if found is not None and found["loss"] <= most:
+            break
+        moves = moves[: -max(1, len(moves) // 16)]
+    return moves
+
+
+def _row(bench: _Bench, moves: list[Move], increase: Mapping[Move, float], units: int) -> dict[str, Any]:
+    plan, chosen, exact = _plan(moves), dict(moves), bench.quality(Plan({}))
+    found = bench.quality(plan)
+    assert found is not None
+    assert exact is not None
+    return {
+        "replaced": len(chosen),
+        "units": units,
+        "quality": found | {"exact": exact["value"]},
+        "loss_increase": found["loss"] / exact["loss"] - 1,
+        "predicted_increase": sum(increase[move] for move in chosen.items()) / exact["loss"],
+        **bench.cost(plan),
+        "plan": plan.to_json(),
+    }
+
+
+def _mark_front(rows: list[dict[str, Any]]) -> None:
+    """``pareto``: no other row is as good in loss, time and memory and better in one of them."""
+    points = [(row["quality"]["loss"], row["time_ratio"], row["memory_ratio"]) for row in rows]
+    for row, mine in zip(rows, points, strict=True):
+        row["pareto"] = not any(
+            other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in points
+        )
+
+
+def recommend_lines(found: Mapping[str, Any]) -> list[str]:
+    """The recommendation as aligned text: the table of plans, and what the mixed ones put where."""
+    name = found["exact"]["name"]
+    header = ("budget", "mechanism", found["by"], {"mlm_error": "MLM error"}.get(name, name), "loss", "time", "memory")
+    body = [header]
+    for row in found["rows"]:
+        value = row["quality"]["value"]
+        body.append(
+            (
+                _budget(row),
+                row["mechanism"],
+                f"{row['replaced']}/{row['units']}",
+                f"{value:.1%}" if name == "mlm_error" else f"{value:.4g}",
+                f"{100 * row['loss_increase']:+.2f} %",
+                f"{row['time_ratio']:.2f} x",
+                f"{row['memory_ratio']:.2f} x" + (" *" if row["pareto"] else ""),
+            )
+        )
+    widths = [max(len(row[i]) for row in body) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in body]
+    lines.append("*: no other plan is as good in loss, time and memory and better in one of them")
+    for row in found["rows"]:
+        if row["mechanism"] == (MIX if len(found["candidates"]) > 1 else found["candidates"][0]):
+            placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
+            lines.append(f"{_budget(row)}: {placed or 'softmax everywhere'}")
+    return lines
+
+
+def write_plans(folder: Path, found: Mapping[str, Any]) -> list[Path]:
+    """One JSON file per recommended plan that replaces anything, named by its budget and mechanism; their paths."""
+    written = []
+    for row in found["rows"]:
+        if row["replaced"]:
+            name = re.sub(r"[^\w.+=-]+", "_", f"{100 * row['budget']:g}-percent-{row['mechanism']}")
+            written.append(Plan.from_json(row["plan"]).save(folder / f"{name}.json"))
+    return written
+
+
+def _budget(row: Mapping[str, Any]) -> str:
+    return "-" if row["budget"] is None else f"+{100 * row['budget']:g} %"

@@ -1,0 +1,99 @@
+"""``attnlab compare --sweep r``: OVA's Figures 1 and 2 for the user's own model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from attnlab.attention import query_chunks
+from attnlab.experiments.quality import quality
+from attnlab.experiments.value_aware_sweep import powers_of_two, sweep
+from attnlab.experiments.windows import Windows
+from attnlab.hf import LoadedModel, swap
+from attnlab.mechanisms.value_aware import ValueAware
+from attnlab.trace import Trace
+
+__all__ = ["FAMILIES", "sweep_lines", "sweep_r"]
+
+FAMILIES = ("top-r", "value-aware", "window", "lsh")
+
+
+@torch.no_grad()
+def sweep_r(
+    loaded: LoadedModel, windows: Windows, trace: Trace, *, batch: int, patience: float = 60.0
+) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """({family: [{r, quality, output_error}]}, what was left out and why), over r = 1, 2, 4, ... and d + 1.
+
+    Value-aware attention is the paper's at r = 1 and r = d + 1; between them a support is searched for, which is left
+    out where that would take more than ``patience`` seconds.
+    """
+    layers = list(trace)
+    length, width = windows.input_ids.shape[1], layers[0].call.v.shape[-1]
+    every = sorted({*powers_of_two(length), min(width + 1, length)})
+
+    def measured(mech: Any) -> float | None:
+        with swap(loaded.model, mech):
+            found = quality(loaded, windows, batch=batch)
+        return None if found is None else found["value"]
+
+    found: dict[str, list[dict[str, Any]]] = {}
+    notes: list[str] = []
+    for family in FAMILIES:
+        steps = every if family != "value-aware" else _affordable(trace, every, windows, patience, notes)
+        found |= sweep(trace, r=steps, quality=measured, families=(family,))
+        missing = [r for r in steps if r not in {row["r"] for row in found.get(family, [])}]
+        if missing:
+            notes.append(f"{family}: not possible here with r = {', '.join(map(str, missing))}")
+    return found, notes
+
+
+def _affordable(trace: Trace, every: Sequence[int], windows: Windows, patience: float, notes: list[str]) -> list[int]:
+    """1, those r of the search that are done in ``patience`` seconds together, judged by a few queries, and d + 1."""
+    layers = list(trace)
+    call = layers[0].call
+    rows, heads, length, n_k = call.sizes
+    # From d + 1 keys on, and with all of them, the output is exact without a search.
+    searched = [r for r in every if 1 < r < min(call.v.shape[-1] + 1, n_k)]
+    exact = min(r for r in every if r >= min(call.v.shape[-1] + 1, n_k))
+    # Queries in the middle of the text, which see a fair share of the keys if attention is causal.
+    parts = query_chunks(call, 4 * rows * heads * n_k)
+    part = parts[len(parts) // 2]
+    # Each query of the text for the quality, each traced one for the error.
+    times = (windows.input_ids.numel() + rows * length) / (rows * part.q.shape[2]) * len(layers)
+    left = patience
+    for i, r in enumerate(searched):
+        start = time.perf_counter()
+        ValueAware(r=r)(part)
+        left -= (time.perf_counter() - start) * times
+        if left < 0:
+            skipped = ", ".join(map(str, searched[i:]))
+            notes.append(
+                f"value-aware: r = {skipped} left out, since {patience - left:.0f} s and more would go into searching "
+                f"(the limit is {patience:.0f} s); r = 1 and r = {exact} need no search"
+            )
+            searched = searched[:i]
+            break
+    return sorted({1, *searched, exact})
+
+
+def sweep_lines(result: dict[str, Any]) -> list[str]:
+    """The sweep as aligned text: one line per r, one pair of columns (quality, output error) per family."""
+    sweeps: dict[str, list[dict[str, Any]]] = result["sweeps"]
+    named = next((row["quality"]["name"] for row in result["rows"] if row.get("quality")), "quality")
+    cells = {(family, row["r"]): row for family, rows in sweeps.items() for row in rows}
+    lines = [["r", *(text for family in sweeps for text in (family, "error"))]]
+    for r in sorted({r for _, r in cells}):
+        line = [str(r)]
+        for family in sweeps:
+            row = cells.get((family, r))
+            value = None if row is None else row["quality"]
+            line.append("-" if value is None else f"{value:.1%}" if named == "mlm_error" else f"{value:.4g}")
+            line.append("-" if row is None else f"{row['output_error']:.4f}")
+        lines.append(line)
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    title = {"mlm_error": "MLM error", "perplexity": "perplexity"}.get(named, named)
+    table = ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines]
+    return [f"{title} and output error against the number of keys per query, r", *table, *result["sweep_notes"]]
