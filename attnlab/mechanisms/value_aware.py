@@ -19,6 +19,7 @@ from attnlab.shapes import Bool, Float, Int
 __all__ = ["ValueAware", "value_aware_distance"]
 
 CPU_CHUNK = 1 << 20
+GPU_CHUNK = 1 << 24
 
 
 @register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
@@ -50,13 +51,13 @@ class ValueAware(Mechanism):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         wide = at_least_float32(hide_unseen(call))
-        return torch.cat([self._weights(part) for part in _chunks(wide)], dim=2).to(call.q.dtype)
+        return torch.cat([self._weights(part) for part in self._chunks(wide)], dim=2).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         wide = at_least_float32(hide_unseen(call))
         v = repeat_groups(wide.v, call.groups)
         out = []
-        for part in _chunks(wide):
+        for part in self._chunks(wide):
             if self._exact(part):
                 out.append(_output(self, part)[0])
             elif self.r == 1:
@@ -69,6 +70,13 @@ class ValueAware(Mechanism):
 
     def _exact(self, call: AttentionCall) -> bool:
         return self.r == "d+1" or int(self.r) > call.v.shape[-1] or int(self.r) >= call.k.shape[2]
+
+    def _chunks(self, call: AttentionCall) -> list[AttentionCall]:
+        budget = CPU_CHUNK if call.q.device.type == "cpu" else GPU_CHUNK
+        if not self._exact(call) and self.r != 1:
+            # The search holds some numbers for every key and every chosen key of a query.
+            budget //= max(1, int(self.r) // 8)
+        return query_chunks(call, budget)
 
     def _weights(self, part: AttentionCall) -> Float[Tensor, "b h q k"]:
         if self._exact(part):
@@ -89,10 +97,6 @@ def value_aware_distance(o: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"
         v.flatten(0, 1).mT,
         alpha=-2,
     ).view(*o.shape[:3], v.shape[2])
-
-
-def _chunks(call: AttentionCall) -> list[AttentionCall]:
-    return query_chunks(call, CPU_CHUNK if call.q.device.type == "cpu" else 1 << 26)
 
 
 def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q e"], Bool[Tensor, "#b #h #q 1"]]:
