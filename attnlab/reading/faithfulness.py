@@ -102,8 +102,8 @@ def faithfulness(
 
     ``texts`` are batches of one input each (input_ids, attention_mask, ...). "head output" correlates, over the keys of
     each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
-    input, the reading's mean size over heads and queries with ``prediction_change`` in that layer (``keys`` limits how
-    many are tried). A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
+    input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
+    (``keys`` limits how many are tried). A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
     """
     unknown = sorted(set(readings) - set(COMPARED))
     if unknown:
@@ -126,7 +126,8 @@ def faithfulness(
             for reading in readings:
                 size = maps[reading][number].detach().abs().expand_as(truth)
                 found.setdefault((layer.layer, "head output", reading), []).append(row_correlations(size, truth, seen))
-                score = (size * seen).mean((0, 1, 2))[chosen].to(moved.dtype)
+                # Over the queries that see the key: in a causal model early keys are seen by more of them.
+                score = ((size * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].to(moved.dtype)
                 everything = torch.ones_like(moved, dtype=torch.bool)
                 pair = row_correlations(score.cpu(), moved.cpu(), everything.cpu())
                 found.setdefault((layer.layer, "prediction", reading), []).append(pair)
