@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import repeat_groups
-from attnlab.experiments.effective_tables import full_svd_way, read_maps
+from attnlab.experiments.effective_tables import read_maps
 from attnlab.hf import record
 from attnlab.measure import median_seconds
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.reading.effective import read_effective
 from attnlab.reading.faithfulness import COMPARED, faithfulness
+from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.trace import LayerTrace
 
 __all__ = ["PAIRS", "alternative_row", "faithfulness_tables", "short_input_rows", "timing_rows"]
@@ -129,7 +130,7 @@ def timing_rows(
             model(**inputs)
         for layer in trace:
             w, v = layer.weights(), repeat_groups(layer.call.v, layer.call.groups)
-            full_svd_way(w, v)
+            padded_effective_attention(w, v, key_visible=layer.call.key_visible)
 
     def standard() -> None:
         model(**inputs, output_attentions=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attnlab.attention import repeat_groups
 from attnlab.hf import record
 from attnlab.reading.effective import effective_attention
+from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.reading.pattern_classifier import PatternNet
 from attnlab.reading.pattern_data import CLASSES, picture
 from attnlab.reading.similarity import head_similarity
@@ -18,28 +19,23 @@ from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_we
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["READINGS", "Similarity", "Tally", "artefact_rows", "authors_way", "full_svd_way", "read_maps"]
+__all__ = ["READINGS", "Similarity", "Tally", "artefact_rows", "authors_way", "read_maps"]
 
 READINGS = ("standard", "effective", "authors")
 TOKENS = {"[CLS]": "cls", "[SEP]": "sep"}
 PATTERNS = [name.replace("+", "_") for name in CLASSES]
 
 
-def full_svd_way(weights: Float[Tensor, "b h q k"], values: Float[Tensor, "b h k e"]) -> Float[Tensor, "b h q k"]:
-    """The authors' computation: the whole SVD of V, padding and all, one rank for the batch, an absolute threshold."""
-    u, s, _ = torch.linalg.svd(values, full_matrices=True)
-    bound = torch.finfo(s.dtype).eps * max(values.shape[1:3])
-    null = u[..., int((s > bound).sum(-1).max()) :]
-    return weights - weights @ null @ null.mT
-
-
 def authors_way(weights: Float[Tensor, "b h q k"], values: Float[Tensor, "b h k e"]) -> Float[Tensor, "b h q k"]:
-    """``full_svd_way`` without the SVD where V has full rank: W V (V^T V)^-1 V^T over all positions, padding too."""
+    """``padded_effective_attention`` before its mask, without the SVD where V has full rank.
+
+    That is W V (V^T V)^-1 V^T over all positions, padding too: on a GPU tens of times faster.
+    """
     v = values.double()
     gram = v.mT @ v
     s = torch.linalg.eigvalsh(gram).clamp(min=0).sqrt()
     if v.shape[2] < v.shape[3] or bool((s[..., 0] < 1e-6 * s[..., -1]).any()):
-        return full_svd_way(weights, values)
+        return padded_effective_attention(weights, values).weights
     return (weights.double() @ v @ torch.linalg.solve(gram, v.mT)).to(weights.dtype)
 
 
