@@ -103,7 +103,8 @@ def faithfulness(
     ``texts`` are batches of one input each (input_ids, attention_mask, ...). "head output" correlates, over the keys of
     each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
     input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
-    (``keys`` limits how many are tried). A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
+    (``keys`` limits how many are tried). A text's number is the mean over its rows; intervals resample texts.
+    Softmax self-attention.
     """
     unknown = sorted(set(readings) - set(COMPARED))
     if unknown:
