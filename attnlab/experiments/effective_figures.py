@@ -23,6 +23,7 @@ def figures_page(result: Mapping[str, Any]) -> str:
     shown = (
         ("table_2", "Table 2: patterns (%)"),
         ("artefact", "How much of Table 2 is padding inside V (percentage points)"),
+        ("lengths", "Inputs on which nothing can differ"),
         ("timing", "Table 3: time of an evaluation"),
         ("identity", "The identity"),
         ("short_inputs", "Short inputs"),

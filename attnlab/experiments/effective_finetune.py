@@ -35,6 +35,9 @@ from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, tra
 
 __all__ = ["SquaredError", "load_tagger", "metrics", "run_task", "sequence_classifier"]
 
+# The width of a head of BERT-base, the paper's model.
+BASE_WIDTH = 64
+
 
 @dataclass(frozen=True)
 class SquaredError:
@@ -159,7 +162,15 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
     part.fact("examples", {s: len(e) for s, e in examples.items()})
     lengths = [len(ids) for ids in examples["dev"].ids]
-    part.fact("dev tokens (mean)", sum(lengths) / len(lengths))
+    width = pretrained.config.hidden_size // pretrained.config.num_attention_heads
+    part.row(
+        "lengths",
+        task=name,
+        tokens=sum(lengths) / len(lengths),
+        width=width,
+        trivial_share=sum(n <= width for n in lengths) / len(lengths),
+        trivial_share_base=sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
+    )
     reader = _Reader(config, task, examples["dev"], tokenizer, segments)
     reader.prepare(part)
     pretrained.to(device)
@@ -196,7 +207,6 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     if name == config.tasks[0]:
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
-            width = tuned.config.hidden_size // tuned.config.num_attention_heads
             found = short_input_rows(
                 tuned, batch, lengths=sorted({max(4, width // 4), width // 2, width}), separator=tokenizer.sep_token_id
             )
