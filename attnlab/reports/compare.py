@@ -11,6 +11,7 @@ from attnlab.reports.html import Html, breakable, element, page
 from attnlab.reports.maps import map_viewer
 from attnlab.reports.numbers import MISSING, TIMES, number
 from attnlab.reports.parts import config_list, download_json, explained, facts, provenance_facts, section
+from attnlab.reports.recommend import recommendation_section
 from attnlab.reports.tables import Column, columns_of, table
 
 __all__ = ["compare_page", "finding"]
@@ -65,6 +66,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         section("The mechanisms side by side", *_table(result)),
         section("What quality costs", element("div", _scatters(rows), class_="grid2")) if rows else None,
         _sweeps(result),
+        recommendation_section(result.get("recommendation")),
         _layers(result),
         _maps(result),
         section("How to read the columns", explained(MEANINGS)),
@@ -234,7 +236,8 @@ def _sweeps(result: Mapping[str, Any]) -> Html | None:
             )
         )
     about = "Each mechanism may use r keys per query; more keys cost more and come closer to exact attention."
-    return section("How many keys are enough", element("div", charts, class_="grid2"), about=about)
+    notes = [element("p", note, class_="about") for note in result.get("sweep_notes", [])]
+    return section("How many keys are enough", element("div", charts, class_="grid2"), *notes, about=about)
 
 
 def _layers(result: Mapping[str, Any]) -> Html | None:

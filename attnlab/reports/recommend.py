@@ -1,0 +1,125 @@
+"""The part of the comparison's page that says which layers can take which mechanism, per loss of quality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnlab.reports.charts import Point, heat_maps, scatter_chart
+from attnlab.reports.html import Html, breakable, element
+from attnlab.reports.numbers import MISSING, TIMES, number
+from attnlab.reports.parts import explained, section
+from attnlab.reports.tables import Column, table
+
+__all__ = ["recommendation_section"]
+
+Row = Mapping[str, Any]
+
+QUALITY = {"perplexity": "Perplexity", "mlm_error": "MLM error"}
+ABOUT = (
+    "One part of the model at a time was given each mechanism, the rest left exact. The increases of the loss were "
+    "taken to add up, which proposes a plan for each budget; every plan below was then really run, and cut down until "
+    "its measured loss was within the budget."
+)
+
+
+def recommendation_section(found: Mapping[str, Any] | None) -> Html | None:
+    """Plans with their measured quality, time and memory, which of them none beats, and what each part can bear."""
+    if not found:
+        return None
+    rows = found["rows"]
+    return section(
+        "What each part of the model can bear",
+        _plans(rows, found),
+        element("div", _front(rows), _sensitivity(found), class_="grid2"),
+        _placed(rows),
+        about=ABOUT,
+    )
+
+
+def _plans(rows: Sequence[Row], found: Mapping[str, Any]) -> Html:
+    name, of = found["exact"]["name"], found["by"]
+    flat = [
+        {
+            **{key: row[key] for key in ("mechanism", "budget", "loss_increase", "time_ratio", "memory_ratio")},
+            "replaced": f"{row['replaced']} of {row['units']}",
+            "quality": row["quality"]["value"],
+            "predicted_increase": row["predicted_increase"],
+            "pareto": "yes" if row["pareto"] else "",
+        }
+        for row in rows
+    ]
+    columns = [
+        Column("budget", "Budget", show=_share, help="how much of the exact loss may be added"),
+        Column("mechanism", "Mechanism", show=breakable),
+        Column("replaced", of.capitalize(), help=f"{of} that take it; all others stay exact"),
+        Column("quality", QUALITY.get(name, name), show=_percent if name == "mlm_error" else number),
+        Column("loss_increase", "Loss", show=_share, help="measured, relative to the exact loss"),
+        Column("predicted_increase", "Loss, predicted", show=_share, help="the sum of the single increases"),
+        Column("time_ratio", "Time", show=_times, help="of the forward pass, relative to softmax"),
+        Column("memory_ratio", "Memory", show=_times, help="of the hungriest layer's attention, relative to softmax"),
+        Column("pareto", "Unbeaten", show=str, help="no plan is as good in loss, time and memory and better in one"),
+    ]  # fmt: skip
+    return table(flat, name="plans", title="Plans per budget", columns=columns)
+
+
+def _front(rows: Sequence[Row]) -> Html:
+    return scatter_chart(
+        [Point(_named(row), row["time_ratio"], 100 * row["loss_increase"]) for row in rows if row["pareto"]],
+        name="plans-loss-and-time",
+        title="Loss against time",
+        x_label="time relative to softmax",
+        y_label="increase of the loss in %",
+        reference=("exact attention", 0.0),
+        note="The plans that no other beats in loss, time and memory together.",
+    )
+
+
+def _sensitivity(found: Mapping[str, Any]) -> Html:
+    exact = found["exact"]["loss"]
+    kinds = list(dict.fromkeys(row["kind"] for row in found["sensitivity"]))
+    maps: dict[str, Sequence[Sequence[float | None]]] = {}
+    for spec in found["candidates"]:
+        for kind in kinds:
+            grid: dict[int, list[float | None]] = {}
+            for row in found["sensitivity"]:
+                if row["mechanism"] == spec and row["kind"] == kind:
+                    up = row["increase"]
+                    grid.setdefault(row["layer"], []).append(None if up is None else 100 * up / exact)
+            maps[spec if len(kinds) == 1 else f"{spec}, {kind}"] = list(grid.values())
+    values = [v for grid in maps.values() for line in grid for v in line if v is not None]
+    note = "Rows are layers from the input up" + (", columns are heads." if found["by"] == "heads" else ".")
+    return heat_maps(
+        maps,
+        name="sensitivity",
+        title="Increase of the loss in %, with the mechanism there alone",
+        high=max(values, default=1.0) or 1.0,
+        note=note + " Light bears the mechanism, dark does not.",
+    )
+
+
+def _placed(rows: Sequence[Row]) -> Html | None:
+    listed = [
+        (_named(row), "; ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items()))
+        for row in rows
+        if row["replaced"]
+    ]
+    if not listed:
+        return None
+    return element("details", element("summary", "The plans, layer by layer"), explained(listed), class_="card")
+
+
+def _named(row: Row) -> str:
+    return str(row["mechanism"]) if row["budget"] is None else f"{row['mechanism']}, {_share(row['budget'])}"
+
+
+def _share(value: Any) -> str:
+    return MISSING if value is None else f"{100 * value:+.3g} %"
+
+
+def _percent(value: Any) -> str:
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def _times(value: Any) -> str:
+    return MISSING if value is None else f"{number(value)} {TIMES}"

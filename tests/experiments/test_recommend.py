@@ -1,0 +1,226 @@
+"""Plans: what they swap in, how they are chosen, and that what is promised was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlab
+from attnlab import AttentionCall, mechanism, record
+from attnlab.cli import main
+from attnlab.experiments.compare import CompareConfig, compare
+from attnlab.experiments.quality import quality
+from attnlab.experiments.recommend import RecommendConfig, Unit, greedy, recommend, recommend_lines, write_plans
+from attnlab.experiments.windows import IGNORED, Windows
+from attnlab.hf import LoadedModel, swap
+from attnlab.hf.plan import Plan, swap_plan
+from attnlab.mechanisms.per_head import PerHead, per_head
+from attnlab.reports import compare_page
+from tests import hf_zoo
+from tests.tolerance import assert_close
+
+LENGTH = 13
+SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
+
+
+@pytest.fixture(scope="module")
+def setting() -> tuple[LoadedModel, Windows, Any]:
+    """A random BERT, text of random tokens of which some are to be guessed, and its trace."""
+    model = hf_zoo.build("bert")
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, hf_zoo.VOCABULARY, (5, LENGTH), generator=generator)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) > 0.4, IGNORED)
+    windows = Windows(ids, torch.ones_like(ids), labels, ids.numel())
+    with torch.no_grad(), record(model) as trace:
+        model(ids[:2])
+    return LoadedModel(model, None, "mlm"), windows, trace
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**hf_zoo.inputs(model)).logits
+
+
+def test_a_plan_of_softmax_changes_nothing_and_one_of_others_is_nested_swaps() -> None:
+    model = hf_zoo.build("bert")
+    own = logits(model)
+    with swap_plan(model, Plan({0: "softmax", 1: "softmax", ("encoder", 2): "softmax"})):
+        assert_close(logits(model), own)
+    with swap_plan(model, Plan({0: "top-r:r=2", ("encoder", 2): "window:r=3"})):
+        planned = logits(model)
+    with swap(model, "top-r:r=2", layers=0), swap(model, "window:r=3", layers=2):
+        assert torch.equal(planned, logits(model))
+    assert (planned - own).abs().max() > 1e-3
+    assert torch.equal(logits(model), own)
+
+
+def test_a_plan_is_undone_after_an_error() -> None:
+    model = hf_zoo.build("bert")
+    own = logits(model)
+    with pytest.raises(ValueError, match="no layer"), swap_plan(model, Plan({0: "top-r:r=1", 9: "softmax"})):
+        pass
+    assert torch.equal(logits(model), own)
+
+
+def test_plans_are_saved_and_read(tmp_path: Path) -> None:
+    plan = Plan({1: "top-r:r=3", ("cross", 0): "per-head:heads=softmax/lsh:r=4;rounds=2"})
+    assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
+    (tmp_path / "bad.json").write_text('{"layers": {"one": "softmax"}}')
+    with pytest.raises(ValueError, match=r'bad.json: not a plan .*"3" or "cross 3", got \'one\''):
+        Plan.load(tmp_path / "bad.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ValueError, match="a plan is"):
+        Plan.load(tmp_path / "list.json")
+    for wrong, message in (
+        ({0: "top-q"}, "no mechanism named"),
+        ({"0": "softmax"}, "a layer is"),
+        ({0: 3}, "spec str"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Plan(wrong)  # type: ignore[arg-type, dict-item]
+
+
+def test_each_head_attends_as_its_own_mechanism_would() -> None:
+    specs = ["softmax", "top-r:r=2", "kernel:poly,degree=2", "top-r:r=2"]
+    mixed = mechanism(per_head(specs))
+    q, k, v = (torch.randn(2, h, n, w, dtype=torch.float64) for h, n, w in ((4, 5, 11), (2, 7, 11), (2, 7, 3)))
+    call = AttentionCall(q, k, v, mask=torch.rand(2, 4, 5, 7) > 0.3, bias=None)
+    plain = AttentionCall(q, k, v)
+    for i, spec in enumerate(specs):
+        assert_close(mixed(plain)[:, i], mechanism(spec)(plain)[:, i])
+        assert_close(mixed.weights(plain)[:, i], mechanism(spec).weights(plain)[:, i])
+    masked = mechanism(per_head(["softmax", "top-r:r=2"] * 2))
+    assert_close(masked(call)[:, 3], mechanism("top-r:r=2")(call)[:, 3])
+    assert_close(masked(call), mechanism(per_head(["softmax", "top-r:r=2"]))(call))
+
+
+def test_per_head_refuses_what_it_cannot_share_out() -> None:
+    call = AttentionCall(*(torch.zeros(1, 4, 3, 2) for _ in range(3)))
+    with pytest.raises(ValueError, match="3 specs cannot be shared out among 4 heads"):
+        PerHead("softmax/softmax/softmax")(call)
+    with pytest.raises(ValueError, match="no mechanism named 'nothing'"):
+        PerHead("softmax/nothing")
+    with pytest.raises(ValueError, match="without parameters or heads of its own"):
+        PerHead("softmax/per-head")
+    assert per_head(["top-r:r=2"] * 5) == "top-r:r=2"
+
+
+def test_greedy_by_hand() -> None:
+    a, b = Unit("encoder", 0, 2), Unit("encoder", 1, 2)
+    increase = {(a, "cheap"): 0.3, (a, "dear"): 0.0, (b, "cheap"): 0.5, (b, "dear"): 0.1}
+    wanted = ["cheap", "dear"]
+    assert greedy(increase, wanted=wanted, allowance=0.0) == [(a, "dear")]
+    # Both on the dear one cost 0.1; then moving a on costs 0.3 more.
+    assert greedy(increase, wanted=wanted, allowance=0.4) == [(a, "dear"), (b, "dear"), (a, "cheap")]
+    assert dict(greedy(increase, wanted=wanted, allowance=0.8)) == {a: "cheap", b: "cheap"}
+    assert greedy(increase, wanted=["cheap"], allowance=0.3) == [(a, "cheap")]
+    assert greedy({}, wanted=wanted, allowance=1.0) == []
+
+
+@pytest.mark.parametrize("by", ["layers", "heads"])
+def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting: Any, by: str) -> None:
+    loaded, windows, trace = setting
+    config = RecommendConfig(
+        mechanisms=("top-r:r=1", "value-aware:r=d+1", "softmax"), budgets=(0.0, 0.02, 3.0), by=by, repeats=1
+    )
+    found = recommend(loaded, windows, trace, config=config)
+    units = 3 if by == "layers" else 12
+    assert found["candidates"] == ["top-r:r=1", "value-aware:r=d+1"]
+    assert len(found["sensitivity"]) == 2 * units
+    rows = {(row["budget"], row["mechanism"]): row for row in found["rows"]}
+    with swap(loaded.model, "softmax"):
+        exact = quality(loaded, windows, batch=8)
+    assert exact is not None
+    assert rows[None, "softmax"]["quality"]["loss"] == pytest.approx(exact["loss"], rel=1e-9)
+    for (budget, _), row in rows.items():
+        with swap_plan(loaded.model, Plan.from_json(row["plan"])):
+            again = quality(loaded, windows, batch=8)
+        assert again is not None
+        assert row["quality"]["loss"] == pytest.approx(again["loss"], rel=1e-6)
+        assert row["loss_increase"] == pytest.approx(again["loss"] / exact["loss"] - 1, abs=1e-6)
+        assert row["loss_increase"] <= (budget or 0.0) + 2e-5
+        assert row["time_ratio"] > 0
+        assert row["memory_ratio"] > 0
+    assert rows[0.0, "value-aware:r=d+1"]["plan"]["layers"] == {f"encoder {i}": "value-aware:r=d+1" for i in range(3)}
+    assert rows[0.0, "mix"]["replaced"] == units
+    # With three times the loss to spend, the most wanted mechanism is everywhere.
+    assert rows[3.0, "mix"]["plan"]["layers"] == {f"encoder {i}": "top-r:r=1" for i in range(3)}
+    assert rows[0.02, "top-r:r=1"]["replaced"] <= rows[3.0, "top-r:r=1"]["replaced"] == units
+    assert any(row["pareto"] for row in found["rows"])
+
+
+def test_a_refused_mechanism_is_told_and_not_proposed(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, windows, trace = setting
+    monkeypatch.setattr(attnlab.Window, "refuse", lambda self, call: (_ for _ in ()).throw(ValueError("no window")))
+    config = RecommendConfig(mechanisms=("window:r=3",), budgets=(1.0,), repeats=1)
+    found = recommend(loaded, windows, trace, config=config)
+    assert all("no window" in row["refused"] for row in found["sensitivity"])
+    assert found["rows"][1]["plan"] == {"layers": {}}
+
+
+def test_bad_settings_are_told() -> None:
+    with pytest.raises(ValueError, match="other than softmax"):
+        RecommendConfig(mechanisms=("softmax",))
+    with pytest.raises(ValueError, match="budgets are shares"):
+        RecommendConfig(budgets=(-0.1,))
+    with pytest.raises(ValueError, match="'layers' or 'heads'"):
+        RecommendConfig(by="rows")
+    loaded = LoadedModel(torch.nn.Identity(), None, "seq2seq")
+    with pytest.raises(ValueError, match="masked or a causal language model"):
+        compare(loaded, "", config=CompareConfig(recommend="layers"), model_name="", text_name="")
+
+
+def test_it_is_printed_shown_and_written(setting: Any, tmp_path: Path) -> None:
+    loaded, windows, trace = setting
+    config = RecommendConfig(mechanisms=("top-r:r=1", "top-r:r=7"), budgets=(0.05, 3.0), by="heads", repeats=1)
+    found = recommend(loaded, windows, trace, config=config)
+    lines = recommend_lines(found)
+    assert lines[0].split() == ["budget", "mechanism", "heads", "MLM", "error", "loss", "time", "memory"]
+    assert lines[1].split()[:3] == ["-", "softmax", "0/12"]
+    assert any(re.match(r"\+300 %\s+mix\s+12/12", line) for line in lines)
+    assert lines[-1] == "+300 %: encoder 0: top-r:r=1, encoder 1: top-r:r=1, encoder 2: top-r:r=1"
+    paths = write_plans(tmp_path, found)
+    assert tmp_path / "300-percent-mix.json" in paths
+    assert Plan.load(tmp_path / "300-percent-mix.json").layers == {("encoder", i): "top-r:r=1" for i in range(3)}
+    page = compare_page({"rows": [], "recommendation": found})
+    assert "What each part of the model can bear" in page
+    assert "12 of 12" in page
+    assert "top-r:r=7" in page
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "compare",
+        str(SHIPPED),
+        "--tokens",
+        "20",
+        "--length",
+        "16",
+        "-m",
+        "top-r:r=2",
+        "-o",
+        str(tmp_path / "p.html"),
+    ]
+    assert main([*words, "--sweep", "r", "--recommend", "--plans", str(tmp_path / "plans"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["r"] for row in result["sweeps"]["top-r"]] == [1, 2, 4, 8, 16]
+    rows = result["recommendation"]["rows"]
+    assert [row["mechanism"] for row in rows] == ["softmax", *["top-r:r=2"] * 5]
+    assert len(list((tmp_path / "plans").iterdir())) == sum(row["replaced"] > 0 for row in rows)
+    page = (tmp_path / "p.html").read_text()
+    assert "How many keys are enough" in page
+    assert "What each part of the model can bear" in page
+    assert main([*words, "--plans", str(tmp_path / "more")]) == 2
+    assert "--recommend" in capsys.readouterr().err
+    assert not (tmp_path / "more").exists()
+
+
+def test_the_documentation_runs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "recommend.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(block, str(page), "exec"), {})
