@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from attnlab.cli import main
 from attnlab.experiments.compare import CompareConfig, compare
 from attnlab.experiments.quality import quality
 from attnlab.experiments.recommend import RecommendConfig, Unit, greedy, recommend, recommend_lines, write_plans
+from attnlab.experiments.sweep import sweep_r
 from attnlab.experiments.windows import IGNORED, Windows
 from attnlab.hf import LoadedModel, swap
 from attnlab.hf.plan import Plan, swap_plan
@@ -193,7 +195,11 @@ def test_it_is_printed_shown_and_written(setting: Any, tmp_path: Path) -> None:
     assert "top-r:r=7" in page
 
 
-def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No search for supports between 1 and d + 1, which takes most of the time.
+    monkeypatch.setattr("attnlab.experiments.compare.sweep_r", partial(sweep_r, patience=0.0))
     words = [
         "compare",
         str(SHIPPED),
