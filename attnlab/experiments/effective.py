@@ -65,6 +65,8 @@ NOTES = {
     "map and residual, and by a full SVD of every V. timing is BERT-base's size with random weights.",
     "identity": "residual is the largest over inputs, layers and heads; authors_residual the mean error of the output "
     "when it is made from the authors' maps. trivial_share: inputs with no more tokens than V has dimensions.",
+    "short_inputs": "difference is |W_perp - W| with the rank of V as it is; difference_float32 with the threshold of "
+    "float32, to which a square V is now and then singular (singular_share of the heads).",
     "lengths": "Dev inputs with no more tokens than a head is wide, where effective attention is standard attention: "
     "for this encoder, and for the paper's, whose heads are 64 wide.",
     "faithfulness": "Does a reading say what hiding a key changes? Means over texts with 95 % bootstrap intervals.",

@@ -106,6 +106,12 @@ class _Reader:
             device=self.device,
         )
 
+    def longest(self, n: int) -> dict[str, Tensor]:
+        """The texts with the most tokens, as one batch."""
+        chosen = sorted(range(len(self.dev)), key=lambda i: -len(self.dev.ids[i]))[:n]
+        batch = self.dev.batch(chosen, length=self.config.length, segments=self.segments, classes=self.task.classes)
+        return {name: t.to(self.device) for name, t in batch.items()}
+
     def single_texts(self, n: int) -> Iterator[dict[str, Tensor]]:
         """One text at a time, without padding."""
         for (place,), batch in self.batches(n, 1):
@@ -202,13 +208,16 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
         part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
     clock("maps")
     with part.step("alternative"):
-        _, batch = next(reader.batches(2, 2))
+        batch = reader.longest(2)
         part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
     if name == config.tasks[0]:
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
             found = short_input_rows(
-                tuned, batch, lengths=sorted({max(4, width // 4), width // 2, width}), separator=tokenizer.sep_token_id
+                tuned,
+                batch,
+                lengths=sorted({max(4, width // 4), width // 2, 3 * width // 4, width}),
+                separator=tokenizer.sep_token_id,
             )
             part.tables({"short_inputs": found})
     with part.step("faithfulness"):

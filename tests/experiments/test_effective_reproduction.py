@@ -206,7 +206,7 @@ def test_the_artefact_is_what_padding_adds() -> None:
 def test_short_inputs_cannot_differ(encoder: Path, glue: Path, tokenizer: Any) -> None:
     model = load_model(encoder).model
     rows = short_input_rows(model, _batch(glue, tokenizer, 3, 29), lengths=[3, 5, 11], separator=3)
-    assert [row["trivial_share"] for row in rows] == [1, 1, 0]
+    assert [row["singular_share"] for row in rows] == [0, 0, 1]
     assert max(row["difference"] for row in rows[:2]) < 1e-5 < rows[2]["difference"]
 
 
