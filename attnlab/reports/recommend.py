@@ -31,7 +31,9 @@ def recommendation_section(found: Mapping[str, Any] | None) -> Html | None:
     return section(
         "What each part of the model can bear",
         _plans(rows, found),
-        element("div", _front(rows), _sensitivity(found), class_="grid2"),
+        element(
+            "div", _front(rows), _of_layers(found) if found["by"] == "layers" else _of_heads(found), class_="grid2"
+        ),
         _placed(rows),
         about=ABOUT,
     )
@@ -64,18 +66,40 @@ def _plans(rows: Sequence[Row], found: Mapping[str, Any]) -> Html:
 
 
 def _front(rows: Sequence[Row]) -> Html:
+    # Several budgets may lead to one plan, which is one point; the first offer of each budget is the widest.
+    firsts = {row["budget"]: row for row in reversed(rows)}
+    shown = {str(row["plan"]): row for row in reversed(rows) if row["pareto"] or firsts[row["budget"]] is row}
     return scatter_chart(
-        [Point(_named(row), row["time_ratio"], 100 * row["loss_increase"]) for row in rows if row["pareto"]],
+        [Point(_named(row), row["time_ratio"], 100 * row["loss_increase"]) for row in reversed(shown.values())],
         name="plans-loss-and-time",
         title="Loss against time",
         x_label="time relative to softmax",
         y_label="increase of the loss in %",
         reference=("exact attention", 0.0),
-        note="The plans that no other beats in loss, time and memory together.",
+        note="The plans that no other beats in loss, time and memory together, and the first one of each budget.",
     )
 
 
-def _sensitivity(found: Mapping[str, Any]) -> Html:
+def _of_layers(found: Mapping[str, Any]) -> Html:
+    exact = found["exact"]["loss"]
+    rows: dict[str, dict[str, Any]] = {}
+    for row in found["sensitivity"]:
+        name = f"{row['kind']} {row['layer']}"
+        up = row["increase"]
+        rows.setdefault(name, {"layer": name})[row["mechanism"]] = None if up is None else up / exact
+    return table(
+        list(rows.values()),
+        name="sensitivity",
+        title="Increase of the loss with the mechanism in this layer alone",
+        columns=[
+            Column("layer", "Layer", show=str),
+            *(Column(spec, spec, show=_share) for spec in found["candidates"]),
+        ],
+        note="A dash: the mechanism cannot be used there.",
+    )
+
+
+def _of_heads(found: Mapping[str, Any]) -> Html:
     exact = found["exact"]["loss"]
     kinds = list(dict.fromkeys(row["kind"] for row in found["sensitivity"]))
     maps: dict[str, Sequence[Sequence[float | None]]] = {}
@@ -88,13 +112,12 @@ def _sensitivity(found: Mapping[str, Any]) -> Html:
                     grid.setdefault(row["layer"], []).append(None if up is None else 100 * up / exact)
             maps[spec if len(kinds) == 1 else f"{spec}, {kind}"] = list(grid.values())
     values = [v for grid in maps.values() for line in grid for v in line if v is not None]
-    note = "Rows are layers from the input up" + (", columns are heads." if found["by"] == "heads" else ".")
     return heat_maps(
         maps,
         name="sensitivity",
         title="Increase of the loss in %, with the mechanism there alone",
         high=max(values, default=1.0) or 1.0,
-        note=note + " Light bears the mechanism, dark does not.",
+        note="Rows are layers from the input up, columns are heads. Light bears the mechanism, dark does not.",
     )
 
 
