@@ -78,7 +78,7 @@ def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: 
     A unit that has no move keeps exact attention; a later move of a unit takes the place of its earlier one.
 
     >>> a, b = Unit("encoder", 0, 4), Unit("encoder", 1, 4)
-    >>> increase = {(a, "window"): 0.2, (a, "top-r"): 0.1, (b, "window"): 0.5, (b, "top-r"): 0.1}
+    >>> increase = {(a, "window"): 0.25, (a, "top-r"): 0.1, (b, "window"): 0.5, (b, "top-r"): 0.1}
     >>> [(str(unit), spec) for unit, spec in greedy(increase, wanted=["window", "top-r"], allowance=0.4)]
     [('encoder 0', 'top-r'), ('encoder 1', 'top-r'), ('encoder 0', 'window')]
     """
