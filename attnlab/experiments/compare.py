@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from attnlab.attention import Mechanism
 from attnlab.experiments.quality import model_inputs, quality
-from attnlab.experiments.recommend import CANDIDATES, RecommendConfig, recommend
+from attnlab.experiments.recommend import CANDIDATES, RecommendConfig, halves, recommend
 from attnlab.experiments.sweep import sweep_r
 from attnlab.experiments.windows import Windows, batches, cut_windows
 from attnlab.hf import LoadedModel, record, swap
@@ -108,13 +108,16 @@ def compare(
         "config": asdict(config) | {"length": windows.input_ids.shape[1]},
         "seed": config.seed,
         **provenance(),
+        # A property of the model's own attention, whatever takes its place.
+        "ranking_differs": approximation_error(trace, Softmax()).summary()["ranking_differs"],
         "rows": rows,
         "layers": layers,
     }
     if config.sweep:
         result["sweeps"], result["sweep_notes"] = sweep_r(loaded, windows, trace, batch=config.batch)
     if chosen is not None:
-        result["recommendation"] = recommend(loaded, windows, trace, config=chosen)
+        seen, held_out = halves(windows)
+        result["recommendation"] = recommend(loaded, seen, trace, config=chosen, held_out=held_out)
     return result
 
 
@@ -169,7 +172,6 @@ def _row(quality: dict[str, Any] | None, exact: dict[str, Any] | None, error: Ap
         "score_error": means["scores"],
         "after_projection": means["layer_projected"],
         "effective_error": means["effective"],
-        "ranking_differs": means["ranking_differs"],
     }
 
 

@@ -170,16 +170,18 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         mech, by_own = _chosen(live, kwargs.get("dropout") or 0.0)
         if by_own:
             out, weights = own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+            attended = out.transpose(1, 2)
         else:
             try:
-                out = mech(call).transpose(1, 2).contiguous()
+                attended = mech(call)
             except ValueError as error:
                 raise ValueError(f"{live.site.name}: {error}") from error
             weights = mech.weights(call) if given.get("output_attentions") else None
         for frame in list(live.frames):
             if frame.note is not None:
-                frame.note(live.site, call, mech, out.transpose(1, 2))
-        return out, weights
+                frame.note(live.site, call, mech, attended)
+        # The model goes on from what was noted, so that its predictions have a gradient by a recorded output.
+        return attended.transpose(1, 2).contiguous(), weights
 
     return attend
 

@@ -23,21 +23,8 @@ def output_gradients(trace: Trace | Iterable[LayerTrace], target: Tensor) -> lis
             f"target must be one number with a gradient, got {tuple(target.shape)}; "
             "run the model inside record() without torch.no_grad(), and sum or index its logits"
         )
-    # The model may have gone on with the tensor that a recorded output is a view of; both name the same numbers.
-    bases = [layer.output if layer.output._base is None else layer.output._base for layer in layers]
-    known = torch.autograd.grad(
-        target, [*(layer.output for layer in layers), *bases], retain_graph=True, allow_unused=True
-    )
-    own, shared = known[: len(layers)], known[len(layers) :]
-    return [_slope(layer.output, base, a, b) for layer, base, a, b in zip(layers, bases, own, shared, strict=True)]
-
-
-def _slope(output: Tensor, base: Tensor, own: Tensor | None, shared: Tensor | None) -> Tensor:
-    # A gradient that went through the view is part of its base's.
-    if shared is None:
-        return torch.zeros_like(output) if own is None else own
-    laid_out = torch.empty_strided(base.shape, base.stride(), dtype=base.dtype, device=base.device).copy_(shared)
-    return laid_out.as_strided(output.shape, output.stride(), output.storage_offset())
+    slopes = torch.autograd.grad(target, [layer.output for layer in layers], retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(o.output) if g is None else g for o, g in zip(layers, slopes, strict=True)]
 
 
 def gradient_times_attention(

@@ -35,9 +35,8 @@ MEANINGS = (
     ("Score error", "‖Ŵ - W‖ / ‖W‖: the error of the weights, values ignored."),
     ("After projection", "The output error once the layer's output matrix W_O has mixed the heads."),
     ("Effective error", "The error on effective attention: the part of W that the values do not cancel."),
-    ("Ranking differs", "The share of queries for which the values change which key is the best single one (OVA, "
-     "Eq. 3)."),
-    ("Time, memory", "Relative to softmax attention in the same run on the same machine: 2 is twice as much."),
+    ("Time, memory", "Relative to softmax attention in the same run on the same machine: 2 is twice as much. A model's "
+     "time is its whole forward pass; attention's time and peak memory are those of one layer's attention alone."),
 )  # fmt: skip
 
 
@@ -138,20 +137,26 @@ def _table(result: Mapping[str, Any]) -> list[Html | None]:
         Column("score_error", "Score error", bar=True),
         Column("after_projection", "After projection"),
         Column("effective_error", "Effective error"),
-        Column("ranking_differs", "Ranking differs", show=_percent),
-        Column("time_ratio", "Time", show=_times, help="relative to softmax"),
-        Column("memory_ratio", "Memory", show=_times, help="relative to softmax"),
+        Column("time_ratio", "Model time", show=_times, help="of the model's forward pass, relative to softmax"),
+        Column("attention_time_ratio", "Attention time", show=_times, help="of one layer, relative to softmax"),
+        Column("memory_ratio", "Attention memory", show=_times, help="peak of one layer, relative to softmax"),
     ]
     known = {*(c.key for c in columns), "refused"}
     extra = [c for c in columns_of(flat) if c.key not in known]
     used = [c for c in (*columns, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
     title = f"{len(ran)} mechanisms" if len(ran) != 1 else "One mechanism"
     return [
-        table(flat, name="mechanisms", title=title, columns=used, note="Click a heading to sort by it.")
-        if ran
-        else None,
+        table(flat, name="mechanisms", title=title, columns=used, note=_note(result)) if ran else None,
         _refused([row for row in result["rows"] if row.get("refused")]),
     ]
+
+
+def _note(result: Mapping[str, Any]) -> str:
+    share = result.get("ranking_differs")
+    values = (
+        "" if share is None else f" For {share:.0%} of the queries the nearest value is not the heaviest (OVA, Eq. 3)."
+    )
+    return f"Click a heading to sort by it.{values}"
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:
