@@ -24,7 +24,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
-__all__ = ["CANDIDATES", "RecommendConfig", "Unit", "greedy", "recommend", "recommend_lines", "write_plans"]
+__all__ = ["CANDIDATES", "RecommendConfig", "Unit", "greedy", "halves", "recommend", "recommend_lines", "write_plans"]
 
 CANDIDATES = ("kernel:elu", "window:r=16", "window:r=64", "top-r:r=16")
 # A change of the loss below this share of it is rounding.
@@ -103,13 +103,16 @@ def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: 
 
 
 @torch.no_grad()
-def recommend(loaded: LoadedModel, windows: Windows, trace: Trace, *, config: RecommendConfig) -> dict[str, Any]:
+def recommend(
+    loaded: LoadedModel, windows: Windows, trace: Trace, *, config: RecommendConfig, held_out: Windows | None = None
+) -> dict[str, Any]:
     """The recommendation as JSON: each unit's sensitivity, and per budget the plans with their measured quality.
 
     The loss is measured with one unit at a time on each candidate and all others exact. The increases are taken to add
     up, which gives the greedy choice; its true loss is then measured, and moves are undone until it is in the budget.
+    ``held_out`` is text that has no part in the choice, on which each plan's increase of the loss is measured too.
     """
-    bench = _Bench(loaded, windows, trace, config)
+    bench = _Bench(loaded, windows, held_out, trace, config)
     exact = bench.quality(Plan({}))
     if exact is None or not math.isfinite(exact["loss"]) or exact["loss"] <= 0:
         raise ValueError(
@@ -144,11 +147,13 @@ class _Bench:
 
     loaded: LoadedModel
     windows: Windows
+    held_out: Windows | None
     trace: Trace
     config: RecommendConfig
     qualities: dict[tuple[Any, ...], dict[str, Any] | None] = field(default_factory=dict)
     costs: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict)
     peaks: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    unseen: dict[tuple[Any, ...], float | None] = field(default_factory=dict)
 
     def quality(self, plan: Plan) -> dict[str, Any] | None:
         key = tuple(plan.layers.items())
@@ -156,6 +161,16 @@ class _Bench:
             with self._attending(plan):
                 self.qualities[key] = quality(self.loaded, self.windows, batch=self.config.batch)
         return self.qualities[key]
+
+    def held_out_increase(self, plan: Plan) -> float | None:
+        """The increase of the loss, as a share of it, on text that had no part in the choice."""
+        key = tuple(plan.layers.items())
+        if self.held_out is not None and key not in self.unseen:
+            with self._attending(plan):
+                found = quality(self.loaded, self.held_out, batch=self.config.batch)
+            self.unseen[key] = None if found is None else found["loss"]
+        mine, exact = self.unseen.get(key), self.unseen.get(())
+        return None if mine is None or not exact else mine / exact - 1
 
     def cost(self, plan: Plan) -> dict[str, float]:
         """Time of a forward pass and the most memory that a layer's attention needs, relative to softmax everywhere."""
@@ -252,6 +267,7 @@ def _row(bench: _Bench, moves: list[Move], increase: Mapping[Move, float], units
         "units": units,
         "quality": found | {"exact": exact["value"]},
         "loss_increase": found["loss"] / exact["loss"] - 1,
+        "held_out_increase": bench.held_out_increase(plan),
         "predicted_increase": sum(increase[move] for move in chosen.items()) / exact["loss"],
         **bench.cost(plan),
         "plan": plan.to_json(),
@@ -270,7 +286,16 @@ def _mark_front(rows: list[dict[str, Any]]) -> None:
 def recommend_lines(found: Mapping[str, Any]) -> list[str]:
     """The recommendation as aligned text: the table of plans, and what the mixed ones put where."""
     name = found["exact"]["name"]
-    header = ("budget", "mechanism", found["by"], {"mlm_error": "MLM error"}.get(name, name), "loss", "time", "memory")
+    header = (
+        "budget",
+        "mechanism",
+        found["by"],
+        {"mlm_error": "MLM error"}.get(name, name),
+        "loss",
+        "held out",
+        "time",
+        "memory",
+    )
     body = [header]
     for row in found["rows"]:
         value = row["quality"]["value"]
@@ -281,6 +306,7 @@ def recommend_lines(found: Mapping[str, Any]) -> list[str]:
                 f"{row['replaced']}/{row['units']}",
                 f"{value:.1%}" if name == "mlm_error" else f"{value:.4g}",
                 f"{100 * row['loss_increase']:+.2f} %",
+                "-" if row["held_out_increase"] is None else f"{100 * row['held_out_increase']:+.2f} %",
                 f"{row['time_ratio']:.2f} x",
                 f"{row['memory_ratio']:.2f} x" + (" *" if row["pareto"] else ""),
             )
@@ -293,6 +319,15 @@ def recommend_lines(found: Mapping[str, Any]) -> list[str]:
             placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
             lines.append(f"{_budget(row)}: {placed or 'softmax everywhere'}")
     return lines
+
+
+def halves(windows: Windows) -> tuple[Windows, Windows | None]:
+    """Every other window to choose on, and the rest to judge the choice by; None where there is but one."""
+    parts = [
+        Windows(windows.input_ids[i::2], mask := windows.attention_mask[i::2], windows.labels[i::2], int(mask.sum()))
+        for i in range(2)
+    ]
+    return parts[0], parts[1] if len(parts[1].input_ids) else None
 
 
 def write_plans(folder: Path, found: Mapping[str, Any]) -> list[Path]:

@@ -46,6 +46,7 @@ def _plans(rows: Sequence[Row], found: Mapping[str, Any]) -> Html:
             **{key: row[key] for key in ("mechanism", "budget", "loss_increase", "time_ratio", "memory_ratio")},
             "replaced": f"{row['replaced']} of {row['units']}",
             "quality": row["quality"]["value"],
+            "held_out_increase": row.get("held_out_increase"),
             "predicted_increase": row["predicted_increase"],
             "pareto": "yes" if row["pareto"] else "",
         }
@@ -57,6 +58,7 @@ def _plans(rows: Sequence[Row], found: Mapping[str, Any]) -> Html:
         Column("replaced", of.capitalize(), help=f"{of} that take it; all others stay exact"),
         Column("quality", QUALITY.get(name, name), show=_percent if name == "mlm_error" else number),
         Column("loss_increase", "Loss", show=_share, help="measured, relative to the exact loss"),
+        Column("held_out_increase", "Loss, held out", show=_share, help="on text that had no part in the choice"),
         Column("predicted_increase", "Loss, predicted", show=_share, help="the sum of the single increases"),
         Column("time_ratio", "Time", show=_times, help="of the forward pass, relative to softmax"),
         Column("memory_ratio", "Memory", show=_times, help="of the hungriest layer's attention, relative to softmax"),

@@ -16,7 +16,7 @@ from attnlab import AttentionCall, mechanism, record
 from attnlab.cli import main
 from attnlab.experiments.compare import CompareConfig, compare
 from attnlab.experiments.quality import quality
-from attnlab.experiments.recommend import RecommendConfig, Unit, greedy, recommend, recommend_lines, write_plans
+from attnlab.experiments.recommend import RecommendConfig, Unit, greedy, halves, recommend, recommend_lines, write_plans
 from attnlab.experiments.sweep import sweep_r
 from attnlab.experiments.windows import IGNORED, Windows
 from attnlab.hf import LoadedModel, swap
@@ -156,6 +156,28 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
     assert any(row["pareto"] for row in found["rows"])
 
 
+def test_held_out_windows_are_measured_and_have_no_part_in_the_choice(setting: Any) -> None:
+    loaded, windows, trace = setting
+    seen, unseen = halves(windows)
+    assert unseen is not None
+    assert torch.equal(seen.input_ids, windows.input_ids[[0, 2, 4]])
+    assert torch.equal(unseen.labels, windows.labels[[1, 3]])
+    assert halves(unseen)[0].tokens == LENGTH
+    assert halves(halves(unseen)[0])[1] is None
+    config = RecommendConfig(mechanisms=("top-r:r=1",), budgets=(3.0,), repeats=1)
+    alone = recommend(loaded, seen, trace, config=config)["rows"][1]
+    row = recommend(loaded, seen, trace, config=config, held_out=unseen)["rows"][1]
+    assert alone["held_out_increase"] is None
+    assert row["quality"] == alone["quality"]
+    with swap(loaded.model, "softmax"):
+        exact = quality(loaded, unseen, batch=8)
+    with swap_plan(loaded.model, Plan.from_json(row["plan"])):
+        found = quality(loaded, unseen, batch=8)
+    assert exact is not None
+    assert found is not None
+    assert row["held_out_increase"] == pytest.approx(found["loss"] / exact["loss"] - 1, abs=1e-6)
+
+
 def test_a_refused_mechanism_is_told_and_not_proposed(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, windows, trace = setting
     monkeypatch.setattr(attnlab.Window, "refuse", lambda self, call: (_ for _ in ()).throw(ValueError("no window")))
@@ -182,7 +204,7 @@ def test_it_is_printed_shown_and_written(setting: Any, tmp_path: Path) -> None:
     config = RecommendConfig(mechanisms=("top-r:r=1", "top-r:r=7"), budgets=(0.05, 3.0), by="heads", repeats=1)
     found = recommend(loaded, windows, trace, config=config)
     lines = recommend_lines(found)
-    assert lines[0].split() == ["budget", "mechanism", "heads", "MLM", "error", "loss", "time", "memory"]
+    assert lines[0].split() == ["budget", "mechanism", "heads", "MLM", "error", "loss", "held", "out", "time", "memory"]
     assert lines[1].split()[:3] == ["-", "softmax", "0/12"]
     assert any(re.match(r"\+300 %\s+mix\s+12/12", line) for line in lines)
     assert lines[-1] == "+300 %: encoder 0: top-r:r=1, encoder 1: top-r:r=1, encoder 2: top-r:r=1"
