@@ -1,18 +1,25 @@
 """attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
 
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf import load_model, record, swap
+from attnlab.hf import Plan, load_model, record, swap, swap_plan
 from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.lsh import Lsh
 from attnlab.mechanisms.orf import Orf
+from attnlab.mechanisms.per_head import PerHead
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.mechanisms.top_r import TopR
 from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.mechanisms.window import Window
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.approximation import approximation_error
-from attnlab.reading.effective import EffectiveAttention, effective_attention
+from attnlab.reading.effective import (
+    EffectiveAttention,
+    effective_attention,
+    effective_from_output,
+    read_effective,
+)
+from attnlab.reading.faithfulness import faithfulness
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
 from attnlab.trace import LayerTrace, Trace
 
@@ -27,6 +34,8 @@ __all__ = [
     "Lsh",
     "Mechanism",
     "Orf",
+    "PerHead",
+    "Plan",
     "Softmax",
     "TopR",
     "Trace",
@@ -37,11 +46,15 @@ __all__ = [
     "alternative_attention",
     "approximation_error",
     "effective_attention",
+    "effective_from_output",
+    "faithfulness",
     "load_model",
     "mechanism",
     "mechanism_names",
+    "read_effective",
     "record",
     "register",
     "spec_of",
     "swap",
+    "swap_plan",
 ]

@@ -88,6 +88,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
     _comparison_arguments(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("compare.html"), help="the page (default: %(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
+    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
     parser.add_argument(
         "--sweep", choices=("r",), help="also measure quality and error against r, the number of keys a query may use"
     )
@@ -117,6 +118,7 @@ def _compare(options: argparse.Namespace) -> None:
     config = replace(_compare_config(options), sweep=options.sweep == "r", recommend=options.recommend)
     text = bundled_text() if options.text is None else read_text(options.text)
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
+    _move(loaded.model, options.device)
     text_name = "shipped" if options.text is None else options.text.name
     result = compare(loaded, text, config=config, model_name=Path(options.model).name, text_name=text_name)
     write_atomic(options.out, compare_page(result))
@@ -125,6 +127,13 @@ def _compare(options: argparse.Namespace) -> None:
         write_plans(options.plans, result["recommendation"])
         written.append(options.plans)
     _show(result, options, written=written)
+
+
+def _move(model: Any, device: str) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the model cannot be moved to {device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _compare_config(options: argparse.Namespace) -> Any:

@@ -44,7 +44,12 @@ def main() -> None:
             memory(size, args.device),
         ]
     if args.json:
-        print(json.dumps({"name": "benchmark-effective", "size": size, **provenance(), "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {"name": "effective_speed", "config": size, "seed": 0, **provenance(), "tables": {"ratios": rows}},
+                indent=1,
+            )
+        )
         return
     for row in rows:
         print(row.pop("what"))

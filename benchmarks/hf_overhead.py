@@ -34,7 +34,11 @@ def main() -> None:
     model = bert(size).to(args.device)
     rows = [overhead(model, size, padded, args.repeats, args.device) for padded in (False, True)]
     if args.json:
-        print(json.dumps({"name": "benchmark-hf-overhead", "size": size, **provenance(), "rows": rows}, indent=1))
+        print(
+            json.dumps(
+                {"name": "hf_overhead", "config": size, "seed": 0, **provenance(), "tables": {"ratios": rows}}, indent=1
+            )
+        )
         return
     for row in rows:
         print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in row.items()))

@@ -308,7 +308,7 @@ def report(config: Config, turns: Turns, rate: float, waited: float, out: Path |
     for row in kinds:
         print(f"  {row['kind']:34} {row['share']:.1%}")
     if out is not None:
-        tables = {"summary": [summary], "rounds": rows, "time by kind": kinds, "longest kernels": kernels}
+        tables = {"summary": [summary], "rounds": rows, "time_by_kind": kinds, "longest_kernels": kernels}
         name = {"name": "train_lm", "config": asdict(config), "seed": config.seed}
         write_json(out, {**name, **provenance(), "tables": tables})
 

@@ -183,6 +183,28 @@ def test_a_page_that_cannot_be_written_is_told_first(
     assert "make it first" in said
 
 
+def test_a_device_that_is_not_there(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = fails(capsys, "compare", SHIPPED, "--text", text, *QUICK, "--device", "nowhere", "-o", tmp_path / "p.html")
+    assert "cannot be moved to 'nowhere'" in said
+
+
+def test_figures_2_and_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "maps.html"
+    assert (
+        main(["reproduce", "effective-maps", "--text", "The old ferry stayed in the harbour.", "--out", str(page)]) == 0
+    )
+    assert capsys.readouterr().out == f"wrote {page}\n"
+    assert "harbour" in page.read_text() or "##bour" in page.read_text()
+
+
+def test_reproduce_names_its_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", "--help"])
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("wiki-corpus", "value-aware", "effective", "effective-maps"))
+
+
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "nothing"), "-m", "softmax", "--debug", "-o", str(tmp_path / "p.html")]) == 2
     assert "Traceback" in capsys.readouterr().err

@@ -59,6 +59,52 @@ def _value_aware(options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
 
 
+def _effective_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, help="the folder of GLUE's tasks")
+    parser.add_argument("--model", help="a pretrained encoder's folder (default: the shipped masked LM)")
+    tags = parser.add_mutually_exclusive_group(required=True)
+    tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
+    tags.add_argument("--tagger", help="a saved tagger")
+    parser.add_argument("--out", type=Path, default=Path("results/effective.json"), help="(default: %(default)s)")
+    parser.add_argument("--page", type=Path, help="also draw the figures on this page")
+    parser.add_argument("--only", help="parts, such as STS-B,timing; the others' results are kept")
+    parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+
+
+def _effective(options: argparse.Namespace) -> None:
+    from attnlab.experiments.effective import EffectiveConfig, run
+    from attnlab.experiments.effective_figures import write_figures
+
+    config = EffectiveConfig(data=options.data, model=options.model, treebank=options.treebank, tagger=options.tagger)
+    only = options.only.split(",") if options.only else None
+    run(config, only=only, out=options.out, seconds=options.seconds)
+    print(f"wrote {options.out.resolve()}")
+    if options.page is not None:
+        write_figures(json.loads(options.out.read_text(encoding="utf-8")), options.page)
+        print(f"wrote {options.page.resolve()}")
+
+
+def _maps_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="an encoder's folder (default: the shipped masked LM)")
+    parser.add_argument("--text", required=True, help="a sentence")
+    parser.add_argument("--pair", help="a second sentence")
+    parser.add_argument("--layer", type=int, help="the layer drawn large (default: the last)")
+    parser.add_argument("--head", type=int, default=0, help="the head drawn large (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("maps.html"), help="the page (default: %(default)s)")
+
+
+def _maps(options: argparse.Namespace) -> None:
+    from attnlab.experiments.demo import SHIPPED
+    from attnlab.experiments.effective_maps import write_maps_page
+    from attnlab.hf import load_model
+    from attnlab.provenance import check_writable
+
+    check_writable(options.out)
+    loaded = load_model(options.model or SHIPPED)
+    write_maps_page(loaded, options.text, options.out, pair=options.pair, layer=options.layer, head=options.head)
+    print(f"wrote {options.out.resolve()}")
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "wiki-corpus": Experiment(
         "Clean and tokenise enwik8 and WikiText-103 as the shipped model and the experiments read them.",
@@ -67,5 +113,15 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "value-aware": Experiment(
         "Value-aware approximation: its Tables 1 and 2 and Figures 1 to 3.", _value_aware_arguments, _value_aware
+    ),
+    "effective": Experiment(
+        "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
+        _effective_arguments,
+        _effective,
+    ),
+    "effective-maps": Experiment(
+        "Effective attention: Figures 2 and 7, the maps of one sentence and head, standard and effective.",
+        _maps_arguments,
+        _maps,
     ),
 }

@@ -57,7 +57,9 @@ def cut_windows(
         input_ids, labels = _masked(input_ids, of_text, tokenizer.mask_token_id, seed)
     else:
         labels = input_ids.masked_fill(~of_text, IGNORED)
-    return Windows(input_ids, attention_mask, labels, len(ids))
+    # Masks are drawn on the CPU, so that they are the same wherever the model is.
+    device = next(loaded.model.parameters()).device
+    return Windows(input_ids.to(device), attention_mask.to(device), labels.to(device), len(ids))
 
 
 def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:

@@ -2,5 +2,6 @@
 
 from attnlab.hf.contexts import record, swap
 from attnlab.hf.load import LoadedModel, load_model
+from attnlab.hf.plan import Plan, swap_plan
 
-__all__ = ["LoadedModel", "load_model", "record", "swap"]
+__all__ = ["LoadedModel", "Plan", "load_model", "record", "swap", "swap_plan"]
