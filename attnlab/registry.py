@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -65,8 +66,10 @@ def mechanism(spec: str | Mechanism) -> Mechanism:
     name, _, rest = spec.strip().partition(":")
     entries = _load()
     if name not in entries:
-        listing = "\n  ".join(entries[n].usage() for n in sorted(entries))
-        raise ValueError(f"no mechanism named {name!r}; the names and their settings are\n  {listing}")
+        close = difflib.get_close_matches(name, entries, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        listing = " | ".join(entries[n].usage() for n in sorted(entries))
+        raise ValueError(f"no mechanism named {name!r}; {hint}the names and their settings: {listing}")
     entry = entries[name]
     try:
         return entry.cls(**_parse(rest, entry))

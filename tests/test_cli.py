@@ -166,7 +166,8 @@ def test_a_misspelt_mechanism_is_told_before_the_model_is_loaded(
     text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = fails(capsys, "compare", "no-such-model", "--text", text, "-m", "sofmax")
-    assert "no mechanism named 'sofmax'" in said
+    assert "no mechanism named 'sofmax'; did you mean 'softmax'?" in said
+    assert said.count("\n") == 1
 
 
 def test_a_window_longer_than_the_positions(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,10 @@ def test_specs_parse_to_objects() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("sotfmax", "no mechanism named 'sotfmax'; the names and their settings are\n(.*\n)*  softmax"),
+        (
+            "sotfmax",
+            r"no mechanism named 'sotfmax'; did you mean 'softmax'\? the names and their settings: .* \| softmax",
+        ),
         ("kernel:cubic", "kernel must be one of elu, poly, exp, got 'cubic'"),
         ("kernel:poly,degre=2", "kernel has no setting 'degre'; usage: kernel:kernel=elu,degree=2"),
         ("kernel:poly,degree=two", "setting degree='two' must be int"),

@@ -37,7 +37,9 @@ def _corpus(options: argparse.Namespace) -> None:
 def _value_aware_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="what reproduce wiki-corpus wrote")
     parser.add_argument("--model", type=Path, help="the masked LM to continue (default: the shipped one)")
-    parser.add_argument("--work", type=Path, required=True, help="an empty folder for the runs")
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--work", type=Path, help="an empty folder for the runs")
+    work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
     parser.add_argument("--out", type=Path, default=Path("results/value-aware.json"), help="(default: %(default)s)")
     parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
@@ -52,9 +54,10 @@ def _value_aware(options: argparse.Namespace) -> None:
         corpus=options.corpus,
         model=options.model or SHIPPED,
         out=options.out,
-        work=options.work,
+        work=options.resume or options.work,
         only=options.only,
         seconds=options.seconds,
+        resume=options.resume is not None,
     )
     print(f"wrote {options.out.resolve()}")
 

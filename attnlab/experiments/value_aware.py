@@ -86,17 +86,19 @@ def reproduce(
     work: Path | str,
     only: str | None = None,
     seconds: float | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the parts at once and write ``out``, anew with every row; what is not done after ``seconds`` is ended.
 
-    ``corpus`` is a folder of token stores, ``model`` that of a masked LM, ``work`` an empty folder for the runs. Rows
-    that ``out`` held before and this run does not have stay in it.
+    ``corpus`` is a folder of token stores, ``model`` that of a masked LM, ``work`` an empty folder for the runs; with
+    ``resume``, that of a run which was ended: trainings go on from their checkpoints, and its rows are kept. Rows that
+    ``out`` held before and this run does not have stay in it.
     """
     out, work = Path(out), Path(work)
     names = part_names(config, only)
     for name in names:
-        if (work / f"{name}.json").exists():
-            raise ValueError(f"{work} holds an earlier run ({name}.json); name an empty folder")
+        if (work / f"{name}.json").exists() and not resume:
+            raise ValueError(f"{work} holds an earlier run ({name}.json); resume it or name an empty folder")
     work.mkdir(parents=True, exist_ok=True)
     before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     made_by = provenance()

@@ -99,22 +99,42 @@ class Corpus:
         return load_store(self.folder / name)
 
 
+# The columns that say what a row is for.
+LABELS = ("mechanism", "spec", "kernel", "family", "r", "rounds", "model", "step")
+
+
 class Part:
     """What one process has found so far, on disk after every row: a kill loses only the row under way."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.content: dict[str, Any] = {"tables": {}, "facts": {}}
+        if path.exists():
+            # A resumed run goes on from the rows it had.
+            self.content = json.loads(path.read_text(encoding="utf-8"))
+
+    def has(self, table: str, **labels: Any) -> bool:
+        """Whether the table has a row of these labels."""
+        rows = self.content["tables"].get(table, [])
+        return any(all(row.get(name) == value for name, value in labels.items()) for row in rows)
 
     def row(self, table: str, **values: Any) -> None:
-        """Add a row to a table."""
-        self.content["tables"].setdefault(table, []).append(values)
+        """Add a row to a table, in place of one for the same setting and step."""
+        labels = {name: value for name, value in values.items() if name in LABELS}
+        kept = [
+            row
+            for row in self.content["tables"].get(table, [])
+            if not labels or any(row.get(name) != value for name, value in labels.items())
+        ]
+        self.content["tables"][table] = [*kept, values]
         write_json(self.path, self.content)
         print(f"{self.path.stem}: {table} {json.dumps(values)}", flush=True)
 
     def rows(self, table: str, wanted: Mapping[str, dict[str, Any]], measure: Callable[[str], dict[str, Any]]) -> None:
         """A row for each of ``wanted``, {spec: what tells it apart}; one that fails is noted and the others go on."""
         for spec, labels in wanted.items():
+            if self.has(table, **labels):
+                continue
             try:
                 found = measure(spec)
             except (RuntimeError, ValueError) as error:
@@ -145,7 +165,14 @@ class Meeting:
         """Tell this part's speed while all run; the number of steps that was planned from everybody's."""
         write_json(self.folder / f"{self.name}.rate", rate)
         _wait_for(self.folder / "steps.json")
-        return json.loads((self.folder / "steps.json").read_text())[self.name.partition("-")[0]]
+        planned = self.planned()
+        assert planned is not None
+        return planned
+
+    def planned(self) -> int | None:
+        """The number of steps, if it was planned before."""
+        path = self.folder / "steps.json"
+        return json.loads(path.read_text())[self.name.partition("-")[0]] if path.exists() else None
 
 
 def plan_steps(rates: Mapping[str, float], *, seconds: float, share: Mapping[str, float]) -> dict[str, int]:
@@ -188,6 +215,7 @@ def fit(
     if config.compile:
         _compile(blocks)
     rate = None
+    steps = meeting.planned() if steps is None else steps
     if steps is None:
         start = {name: t.detach().clone() for name, t in model.state_dict().items()}
         rate = _measure(model, source, term, recipe, config, meeting, run_dir.parent / f"{run_dir.name}-probe")
@@ -199,8 +227,11 @@ def fit(
         schedule=schedule(steps),
         seed=config.seed,
         evaluate_at=every(max(1, steps // config.curve_points), steps=steps),
+        checkpoint_every=max(1, steps // config.curve_points),
     )
-    outcome = train(model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[_Curve(curve)])
+    outcome = train(
+        model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[_Curve(curve)], resume=True
+    )
     model.eval()
     return {"steps": steps, "probe_rate": rate, **outcome.timing}
 

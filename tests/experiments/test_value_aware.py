@@ -10,7 +10,7 @@ import torch
 
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
 from attnlab.experiments.value_aware import KEYS, collect, part_names, reproduce, run_part
-from attnlab.experiments.value_aware_common import Part, ValueAwareConfig, plan_steps
+from attnlab.experiments.value_aware_common import Meeting, Part, ValueAwareConfig, plan_steps
 from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
 from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
 from attnlab.models.attention import swapped
@@ -272,3 +272,30 @@ def test_a_sweep_ends_at_the_exact_output_and_leaves_out_what_refuses(model: Pat
     assert found["top-r"][-1]["output_error"] < 1e-6
     # Heads of 4: from five keys on nothing is lost.
     assert found["value-aware"][3]["output_error"] < 1e-6 < found["top-r"][3]["output_error"]
+
+
+def test_a_resumed_part_keeps_its_rows_and_measures_only_the_others(tmp_path: Path) -> None:
+    first = Part(tmp_path / "lm-exp.json")
+    first.row("table_2", kernel="exp", mechanism="softmax", perplexity=7.0)
+    first.row("lm_curves", kernel="exp", step=0, loss=9.0)
+    again = Part(tmp_path / "lm-exp.json")
+    asked = []
+
+    def measure(spec: str) -> dict[str, float]:
+        asked.append(spec)
+        return {"perplexity": 8.0}
+
+    wanted = {spec: {"kernel": "exp", "mechanism": spec} for spec in ("softmax", "top-r:r=1")}
+    again.rows("table_2", wanted, measure)
+    # A step that is evaluated once more, after a kill, takes the place of its row.
+    again.row("lm_curves", kernel="exp", step=0, loss=9.5)
+    assert asked == ["top-r:r=1"]
+    assert [row["perplexity"] for row in again.content["tables"]["table_2"]] == [7.0, 8.0]
+    assert again.content["tables"]["lm_curves"] == [{"kernel": "exp", "step": 0, "loss": 9.5}]
+
+
+def test_a_resumed_training_has_the_steps_that_were_planned(tmp_path: Path) -> None:
+    meeting = Meeting(tmp_path, "lm-exp")
+    assert meeting.planned() is None
+    (tmp_path / "steps.json").write_text('{"lm": 17, "mlm": 5}')
+    assert meeting.planned() == 17
