@@ -53,6 +53,9 @@ KEYS = {
     "faithfulness": ["task", "layer", "against", "reading"],
     "faithfulness_differences": ["task", "layer", "against", "first", "second"],
 }
+NOT_TESTABLE = {
+    "effective-block-rises": "of the 440 labelled maps that the pattern classifier learned from, four are of this class",
+}
 NOTES = {
     "table_2": "Dev set, fine-tuned. effective is exact (V restricted to real tokens); authors is the computation of "
     "the paper's code: padding inside V, one rank and an absolute threshold, as the paper's effective rows were made.",
@@ -209,6 +212,7 @@ def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[s
         "seed": config.seed,
         "keys": KEYS,
         "notes": NOTES,
+        "not_testable": NOT_TESTABLE,
         "parts": facts,
         "tables": joined,
     }
