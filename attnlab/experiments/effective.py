@@ -54,7 +54,7 @@ KEYS = {
     "faithfulness_differences": ["task", "layer", "against", "first", "second"],
 }
 NOT_TESTABLE = {
-    "effective-block-rises": "of the 440 labelled maps that the pattern classifier learned from, four are of this class",
+    "effective-block-rises": "of 440 labelled maps that the pattern classifier learned from, four are of this class",
 }
 NOTES = {
     "table_2": "Dev set, fine-tuned. effective is exact (V restricted to real tokens); authors is the computation of "

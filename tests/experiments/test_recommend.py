@@ -25,6 +25,7 @@ from attnlab.mechanisms.per_head import PerHead, per_head
 from attnlab.reports import compare_page
 from tests import hf_zoo
 from tests.tolerance import assert_close
+from tests.unchecked import unchecked
 
 LENGTH = 13
 SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
@@ -84,7 +85,7 @@ def test_plans_are_saved_and_read(tmp_path: Path) -> None:
         ({0: 3}, "spec str"),
     ):
         with pytest.raises(ValueError, match=message):
-            Plan(wrong)  # type: ignore[arg-type, dict-item]
+            unchecked(Plan, layers=wrong)
 
 
 def test_each_head_attends_as_its_own_mechanism_would() -> None:
