@@ -134,6 +134,8 @@ def pretrain(
         terms=[term],
         settings=config.settings(),
         run_dir=run_dir,
+        # Not the folder's name: seeds of one configuration are one line in a report.
+        name=f"{config.model} {config.task}, {config.attention}",
         config={"pretrain": asdict(config), **(config_extra or {})},
         evaluations=evaluations,
         callbacks=callbacks,

@@ -105,8 +105,9 @@ def _shared(runs: Sequence[Run]) -> list[Html | None]:
         for name, value in provenance_facts(run.about):
             if name != "Seed" and value not in (None, "") and (name, value) not in pairs:
                 pairs.append((name, value))
-    differing = set(differing_settings(runs)) | {"seed"}
-    same = {k: v for k, v in flatten(dict(runs[0].about.get("config") or {})).items() if k not in differing}
+    differing = set(differing_settings(runs))
+    settings = flatten(dict(runs[0].about.get("config") or {}))
+    same = {k: v for k, v in settings.items() if k not in differing and k.rpartition(".")[2] != "seed"}
     return [facts(pairs), config_list(same, title="Settings" if len(runs) == 1 else "Settings that all runs share")]
 
 
@@ -114,6 +115,8 @@ def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
     metrics = dict.fromkeys(m for _, runs in groups for run in runs for k, m in run.curves if k == kind)
     drawn = {metric: curves(groups, kind, metric) for metric in metrics}
     shown = {m: series for m, series in drawn.items() if any(y is not None for s in series for y in s.y)}
+    # A run with a single loss term has its values twice: as the term's and as the sum's.
+    shown = {m: series for m, series in shown.items() if m == _sum_of(m) or shown.get(_sum_of(m)) != series}
     if not shown:
         return None
     charts = [
@@ -130,6 +133,11 @@ def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
     banded = any(s.low is not None for series in shown.values() for s in series)
     about = "Lines are means over seeds; bands reach from the least to the greatest." if banded else ""
     return section(KINDS.get(kind, kind.capitalize()), element("div", charts, class_="grid2"), about=about)
+
+
+def _sum_of(metric: str) -> str:
+    """The metric that sums up the loss terms beside this one: valid/loss for valid/causal-lm."""
+    return f"{metric.rpartition('/')[0]}/loss" if "/" in metric else "loss"
 
 
 def _log_spaced(steps: Sequence[float]) -> bool:

@@ -135,7 +135,16 @@ def _thin(steps: Sequence[float], values: Sequence[Any]) -> tuple[list[float], l
 
 
 def _seedless(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in dict(run.about.get("config") or {}).items() if key != "seed"}
+    """The run's settings without any seed, however deep it lies."""
+
+    def without(settings: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            key: without(value) if isinstance(value, Mapping) else value
+            for key, value in settings.items()
+            if key != "seed"
+        }
+
+    return without(run.about.get("config") or {})
 
 
 def _finite(value: Any) -> float | None:

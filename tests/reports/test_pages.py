@@ -247,3 +247,33 @@ def test_long_runs_stay_small_pages(tmp_path: Path) -> None:
     (series,) = parse(html).figure("train-loss").data()["hover"]["series"]
     assert len(series["x"]) <= MOST_POINTS + 1
     assert series["x"][-1] == 200_000
+
+
+def test_seeds_are_one_line_however_deep_the_seed_lies(tmp_path):
+    """``attnlab train`` records its seed in the settings of the model and of the loop."""
+    for seed in (0, 1):
+        folder = tmp_path / f"run-{seed}"
+        folder.mkdir()
+        about = {
+            "name": "lm",
+            "seed": seed,
+            "config": {"pretrain": {"seed": seed, "lr": 0.1}, "training": {"seed": seed}},
+        }
+        (folder / "run.json").write_text(json.dumps(about))
+        lines = [
+            {
+                "step": s,
+                "kind": "eval",
+                "seconds": s,
+                "values": {"valid/loss": 2.0 - s, "valid/lm": 2.0 - s, "valid/error": seed},
+            }
+            for s in (0, 1)
+        ]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    page = run_page([tmp_path / "run-0", tmp_path / "run-1"])
+    assert "lm, 2 seeds" in page
+    assert "pretrain.seed" not in page
+    # A single term's curve is that of the sum, drawn once; another metric is drawn.
+    assert 'data-name="eval-valid-lm"' not in page
+    assert "eval-valid-loss" in page
+    assert "eval-valid-error" in page
