@@ -1,0 +1,268 @@
+"""Attention with bounded-memory control: control vectors write keys and values into n slots, queries read the slots.
+
+K~ = sum_i phi_i (x) k_i, V~ = sum_i phi_i (x) v_i, out = V~^T softmax(K~ q) (ABC, Eqs. 3-5), so W = P Phi^T with
+P = softmax(q K~^T) over the slots that something was written into. A member says only what phi is (``control``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.shapes import Float, Int
+
+__all__ = ["FLOOR", "Control", "SlotCache", "SlotMechanism", "SlotState", "check_slots", "one_hot", "prefill", "step"]
+
+# The logarithm of nothing. Finite, because differences of infinities are NaN and so are their gradients.
+FLOOR = -1e30
+NORMALISE = ("read", "write", "none")
+CHUNK = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Control:
+    """What each token writes: log alpha, ``FLOOR`` where it writes nothing; ``value`` is alpha itself, if signed."""
+
+    log: Float[Tensor, "#b #g k n"]
+    value: Float[Tensor, "#b #g k n"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SlotState:
+    """The memory after some tokens; its size does not depend on how many there were.
+
+    ``z`` is log sum alpha for each slot, ``FLOOR`` while it is empty. ``count`` is the visible tokens so far.
+    """
+
+    k: Float[Tensor, "b g n d"]
+    v: Float[Tensor, "b g n e"]
+    z: Float[Tensor, "b g n"]
+    count: Int[Tensor, " b"]
+
+
+class SlotMechanism(Mechanism):
+    """A member of the family: ``slots`` and ``control``; ``normalise`` says when alpha is divided by its sum.
+
+    ``read`` divides K~ and V~ by the sum over the tokens seen (Appendix B.1), ``write`` divides alpha_i by the sum up
+    to i, as footnote 5 has it for causal attention, and ``none`` takes Eq. 3 as it is.
+    """
+
+    slots: int
+    normalise: str
+
+    def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
+        """alpha of the call's keys; ``places`` numbers the visible ones from 0, those before the call included."""
+        raise NotImplementedError(f"{type(self).__name__} must define control(call, places)")
+
+    def cannot(self) -> dict[str, str]:
+        return {
+            "mask": "all queries, or all of a prefix, read one memory; a general mask needs a memory for each query",
+            "bias": "a bias of one query and one key cannot pass through slots that hold many keys; drop the bias",
+        }
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        call, c, _ = _prepared(self, call, None)
+        q, k = grouped(call.q, call.groups).to(c.log.dtype), call.k.to(c.log.dtype)
+        if not call.causal:
+            return ungrouped(_dense(q, k, c, _timing(self, call), call.softmax_scale)).to(call.q.dtype)
+        index = torch.arange(k.shape[2], device=k.device)
+        rows = [q.new_zeros(*q.shape[:3], 0, k.shape[2])]
+        for t in range(q.shape[3]):
+            ahead = (index > t + call.offset)[:, None]
+            past = replace(c, log=c.log.masked_fill(ahead, FLOOR))
+            seen = k.masked_fill(ahead, 0)
+            rows.append(_dense(q[..., t : t + 1, :], seen, past, self.normalise, call.softmax_scale))
+        return ungrouped(torch.cat(rows, 3)).to(call.q.dtype)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """Time and memory linear in the keys, forward and backward."""
+        return _attend(self, call, None)[0]
+
+    def make_cache(self, batch: int, _capacity: int) -> SlotCache:
+        """An empty past of constant size."""
+        return SlotCache(batch)
+
+
+class SlotCache:
+    """The ``LayerCache`` of a bounded memory: each call's keys and values are folded into the slots."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.state: SlotState | None = None
+
+    def attend(
+        self, mechanism: SlotMechanism, call: AttentionCall, *, key_visible: Tensor | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        if call.q.shape[0] != self.batch:
+            raise ValueError(
+                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
+            )
+        out, self.state = prefill(mechanism, call) if self.state is None else step(mechanism, call, self.state)
+        return call, out
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        self.batch, s = rows.shape[0], self.state
+        if s is not None:
+            self.state = SlotState(s.k[rows], s.v[rows], s.z[rows], s.count[rows])
+
+
+def prefill(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b h q e"], SlotState]:
+    """The output of a call over the first tokens, of which there may be none, and the memory after them."""
+    return _continued(mech, call, None)
+
+
+def step(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tuple[Float[Tensor, "b h q e"], SlotState]:
+    """The output for the next tokens, usually one: the call holds only them; and the memory after them."""
+    if state.k.shape[0] != call.k.shape[0]:
+        raise ValueError(f"the state is for a batch of {state.k.shape[0]}, the call has {call.k.shape[0]}")
+    return _continued(mech, call, state)
+
+
+def check_slots(slots: int, normalise: str = "read") -> None:
+    """Raise unless these are a number of slots and a time to normalise."""
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise ValueError(f"slots must be an int of at least 1, got {slots!r}")
+    if normalise not in NORMALISE:
+        raise ValueError(f"normalise must be one of {', '.join(NORMALISE)}, got {normalise!r}")
+
+
+def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
+    """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
+    mine = slot[..., None] == torch.arange(slots, device=slot.device)
+    return torch.zeros(mine.shape, dtype=dtype, device=slot.device).masked_fill(~mine, FLOOR)
+
+
+def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
+    mech.refuse(call)
+    n_q, n_k = call.sizes[2:]
+    if call.offset or (call.causal and n_q != n_k):
+        raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
+                         f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
+    return _attend(mech, call, state)
+
+
+def _prepared(
+    mech: SlotMechanism, call: AttentionCall, state: SlotState | None
+) -> tuple[AttentionCall, Control, SlotState]:
+    """The call without what nobody sees, its control in at least float32 and without padding, and where to start."""
+    call = hide_unseen(call)
+    kind = torch.promote_types(call.q.dtype, torch.float32)
+    (b, g, n_k, d), e = call.k.shape, call.v.shape[-1]
+    if state is None:
+        empty = torch.zeros(b, g, mech.slots, d + e, dtype=kind, device=call.q.device)
+        none_yet = torch.zeros(b, dtype=torch.long, device=call.q.device)
+        state = SlotState(empty[..., :d], empty[..., d:], empty.new_full((b, g, mech.slots), FLOOR), none_yet)
+    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
+    places = seen.cumsum(-1) - 1 + state.count[:, None]
+    c = mech.control(call, places)
+    log = c.log.to(kind).masked_fill(~seen[:, None, :, None], FLOOR).expand(b, g, n_k, mech.slots)
+    return call, replace(c, log=log), replace(state, count=state.count + seen.sum(-1))
+
+
+def _timing(mech: SlotMechanism, call: AttentionCall) -> str:
+    """Where all queries read after the last write, normalising at either time is Eq. 12."""
+    return "read" if mech.normalise == "write" and not call.causal else mech.normalise
+
+
+def _phi(log: Tensor, value: Tensor | None, now: Tensor, own: Tensor, when: str) -> Tensor:
+    """Control vectors as they stand when read: ``now`` is z at that time, ``own`` z when the token was written."""
+    if when == "none":
+        phi = log.exp() if value is None else value.to(log.dtype).expand_as(log)
+    else:
+        phi = (log - (now if when == "read" else own)).exp()
+    return phi.masked_fill(log <= FLOOR / 2, 0)
+
+
+def _read(s: Tensor, z: Tensor) -> Tensor:
+    """P: softmax over the slots written; zeros where none is."""
+    empty = z <= FLOOR / 2
+    return s.masked_fill(empty, FLOOR).softmax(-1).masked_fill(empty, 0)
+
+
+def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
+    """P Phi^T for queries that all read the memory after these keys."""
+    if k.shape[2] == 0:
+        return q.new_zeros(*q.shape[:-1], 0)
+    z = c.log.logsumexp(2, keepdim=True)
+    phi = _phi(c.log, c.value, z, c.log.logcumsumexp(2), when).unsqueeze(2)
+    memory = phi.mT @ k.unsqueeze(2)
+    return _read(scale * q @ memory.mT, z.unsqueeze(2)) @ phi.mT
+
+
+def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
+    # Autocast would round the memory to half precision at every step.
+    with torch.autocast(call.q.device.type, enabled=False):
+        call, c, state = _prepared(mech, call, state)
+        kind, when, scale = c.log.dtype, _timing(mech, call), call.softmax_scale
+        q, k, v = grouped(call.q, call.groups).to(kind), call.k.to(kind), call.v.to(kind)
+        if call.causal:
+            out, state = _causal(q, k, v, c, state, when, scale, call.offset)
+        else:
+            state = _written(k, v, c, state, when)
+            P = _read(scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
+            out = P @ state.v.unsqueeze(2)
+    return ungrouped(out).to(call.q.dtype), state
+
+
+def _written(k: Tensor, v: Tensor, c: Control, state: SlotState, when: str) -> SlotState:
+    """The memory after these keys."""
+    logs = torch.cat([state.z.unsqueeze(2), c.log], 2)
+    z = logs.logsumexp(2)
+    phi = _phi(c.log, c.value, z.unsqueeze(2), logs.logcumsumexp(2)[:, :, 1:] if when == "write" else c.log, when)
+    keep = (state.z - z).exp().unsqueeze(-1) if when == "read" else 1
+    return replace(state, k=keep * state.k + phi.mT @ k, v=keep * state.v + phi.mT @ v, z=z)
+
+
+def _causal(
+    q: Tensor, k: Tensor, v: Tensor, c: Control, state: SlotState, when: str, scale: float, offset: int
+) -> tuple[Tensor, SlotState]:
+    # Keys before `lead` are seen by every query that sees anything; after them queries and keys advance together.
+    n_q, n_k = q.shape[3], k.shape[2]
+    lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
+
+    def keys(lo: int, hi: int) -> tuple[Tensor, Tensor, Control]:
+        value = None if c.value is None else c.value[:, :, lo:hi]
+        return k[:, :, lo:hi], v[:, :, lo:hi], Control(c.log[:, :, lo:hi], value)
+
+    if lead:
+        state = _written(*keys(0, lead), state, when)
+    parts = [q.new_zeros(*q.shape[:3], blind, v.shape[-1])]
+    for lo in range(blind, n_q, CHUNK):
+        rows = q[..., lo : lo + CHUNK, :]
+        first = max(0, lo + offset)
+        arguments = (rows, *keys(first, min(n_k, first + rows.shape[3])), state, when, scale)
+        # A chunk's (q, k, n) products are made again for the backward pass, so that memory stays linear.
+        if torch.is_grad_enabled() and n_q > CHUNK:
+            out, state = checkpoint(_advance, *arguments, use_reentrant=False)
+        else:
+            out, state = _advance(*arguments)
+        parts.append(out)
+    return torch.cat(parts, 3), state
+
+
+def _advance(
+    q: Tensor, k: Tensor, v: Tensor, c: Control, state: SlotState, when: str, scale: float
+) -> tuple[Tensor, SlotState]:
+    """Queries and keys that come one by one: query t reads the state and the first t + 1 of these keys."""
+    n_q, n_k = q.shape[3], k.shape[2]
+    past = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril()
+    # Each query has its own normaliser: factoring exp(log_i - z_t) into parts of i and of t would overflow.
+    log = c.log.unsqueeze(2).expand(-1, -1, n_q, -1, -1).masked_fill(~past[:, :, None], FLOOR)
+    start = state.z[:, :, None]
+    z = torch.cat([start.unsqueeze(3).expand(-1, -1, n_q, -1, -1), log], 3).logsumexp(3)
+    phi = _phi(log, None if c.value is None else c.value.unsqueeze(2), z.unsqueeze(3), z[:, :, None, :n_k], when)
+    keep = (start - z).exp() if when == "read" else torch.ones_like(z)
+    # (b, g, r, q, n) throughout; a key ahead may be as large as it likes.
+    products = (q @ k.unsqueeze(2).mT).masked_fill(~past, 0)
+    s = keep.unsqueeze(2) * (q @ state.k.unsqueeze(2).mT) + torch.einsum("bgrtk,bgtkn->bgrtn", products, phi)
+    P = _read(scale * s, z.unsqueeze(2))
+    out = (P * keep.unsqueeze(2)) @ state.v.unsqueeze(2)
+    out = out + torch.einsum("bgrtn,bgtkn->bgrtk", P, phi) @ v.unsqueeze(2)
+    kept, last = keep[:, :, -1, :, None], phi[:, :, -1]
+    return out, replace(state, k=kept * state.k + last.mT @ k, v=kept * state.v + last.mT @ v, z=z[:, :, -1])

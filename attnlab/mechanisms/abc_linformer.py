@@ -1,0 +1,59 @@
+"""ABC with a learned control vector for each position: Linformer, also causal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall
+from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots
+from attnlab.registry import register
+from attnlab.shapes import Int
+
+__all__ = ["AbcLinformer"]
+
+
+@register("abc-linformer", examples=("abc-linformer:slots=3,length=31",))
+@dataclass(eq=False)
+class AbcLinformer(SlotMechanism, nn.Module):
+    """phi_t = column t of a learned n x N matrix W^LF (ABC, Eq. 6), one matrix for keys, values and all heads.
+
+    Nothing is normalised and weights may be negative, as in Linformer. ``length`` is N; position t is the t-th visible
+    token. The paper ties W^LF across layers, as the best and smallest setting of Wang et al. (2020b).
+    """
+
+    slots: int = 64
+    length: int = 512
+    tied: bool = True
+    seed: int = 0
+
+    normalise = "none"
+
+    def __post_init__(self) -> None:
+        check_slots(self.slots)
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
+            raise ValueError(f"length must be an int of at least 1 (Linformer's N), got {self.length!r}")
+        nn.Module.__init__(self)
+        start = torch.randn(
+            self.length, self.slots, generator=torch.Generator("cpu").manual_seed(self.seed), device="cpu"
+        )
+        # The memory is of the order of one key, whatever N.
+        self.weight = nn.Parameter((start * self.length**-0.5).to(torch.get_default_device()))
+
+    @property
+    def tied_across_layers(self) -> bool:
+        """Whether a model's layers share this object."""
+        return self.tied
+
+    def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
+        """The columns of the tokens' places."""
+        if not places.is_meta and places.numel() and int(places.max()) >= self.length:
+            raise ValueError(
+                f"{int(places.max()) + 1} tokens, but this Linformer learned a control for {self.length} "
+                f"(length={self.length}); shorten the input or make it with a larger length"
+            )
+        # A token of padding at the very start has place -1; nothing of it is written.
+        phi = self.weight[places.clamp(min=0)].unsqueeze(1)
+        return Control(torch.zeros_like(phi).detach(), phi)

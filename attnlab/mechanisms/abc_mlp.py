@@ -1,0 +1,95 @@
+"""ABC with learned control: a one-layer MLP of the token decides which slots it is written into, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from attnlab.attention import AttentionCall
+from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, check_slots
+from attnlab.registry import register
+from attnlab.shapes import Float, Int
+
+__all__ = ["ACTIVATIONS", "AbcMlp"]
+
+ACTIVATIONS = ("exp", "relu", "sigmoid")
+
+
+@register(
+    "abc-mlp",
+    examples=(
+        "abc-mlp:slots=5",
+        "abc-mlp:slots=3,activation=relu",
+        "abc-mlp:slots=3,activation=sigmoid",
+        "abc-mlp:slots=3,normalise=write",
+    ),
+)
+@dataclass(eq=False)
+class AbcMlp(SlotMechanism, nn.Module):
+    """alpha_i = exp(W_phi x_i), phi_i = alpha_i / sum_j alpha_j (ABC, Eq. 12), W_phi with a row per slot and KV head.
+
+    W_phi is made at the first call, from ``seed``; ``tied`` layers of a model share one. ``normalise`` is "read" for
+    Appendix B.1 and "write" for footnote 5; they differ only when causal. A ReLU may leave a slot empty.
+    """
+
+    slots: int = 32
+    activation: str = "exp"
+    normalise: str = "read"
+    tied: bool = True
+    seed: int = 0
+
+    exempt = {
+        "grouped_queries_equal_repeated_keys": "each key/value head has its own W_phi, so repeating heads adds to it"
+    }
+
+    def __post_init__(self) -> None:
+        check_slots(self.slots, self.normalise)
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        nn.Module.__init__(self)
+        self.weight: nn.Parameter | None
+        self.register_parameter("weight", None)
+
+    @property
+    def tied_across_layers(self) -> bool:
+        """Whether a model's layers share this object."""
+        return self.tied
+
+    def cannot(self) -> dict[str, str]:
+        return {**super().cannot(), "no-x": "the control is computed from what the keys were made from; pass x="}
+
+    def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
+        """log alpha from x."""
+        x = call.x
+        assert x is not None, "refused before"
+        if x.shape[1] != call.k.shape[2]:
+            raise ValueError(
+                f"abc-mlp needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}; "
+                "decode with make_cache(), which keeps the slots and not the keys"
+            )
+        kind = torch.promote_types(x.dtype, torch.float32)
+        # (b, 1, k, m) @ (g, m, n)
+        u = x.to(kind).unsqueeze(1) @ self._matrix(call).to(kind).mT
+        if self.activation == "exp":
+            return Control(u)
+        if self.activation == "sigmoid":
+            return Control(logsigmoid(u))
+        return Control(torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR))
+
+    def _matrix(self, call: AttentionCall) -> Float[Tensor, "g n m"]:
+        assert call.x is not None
+        shape = (call.k.shape[1], self.slots, call.x.shape[-1])
+        if self.weight is None:
+            generator = torch.Generator("cpu").manual_seed(self.seed)
+            # Logits of order 1 for inputs of order 1: slots that start alike would stay alike.
+            start = torch.randn(shape, generator=generator, device="cpu") * shape[-1] ** -0.5
+            self.weight = nn.Parameter(start.to(call.q.device))
+        if self.weight.shape != shape:
+            raise ValueError(
+                f"W_phi was made for (key/value heads, slots, width of x) = {tuple(self.weight.shape)}, "
+                f"this call needs {shape}; make a mechanism for each shape"
+            )
+        return self.weight
