@@ -1,0 +1,24 @@
+"""Attention guidance: heads pulled to patterns by a loss or a bias, and heads that are patterns from the start."""
+
+from attnlab.guidance.audit import pattern_audit
+from attnlab.guidance.bias import LogitBias, pattern_bias
+from attnlab.guidance.gaussian import GaussianHeads
+from attnlab.guidance.heads import assign_heads
+from attnlab.guidance.loss import guidance_loss, guided_weights, layer_targets, squared_error
+from attnlab.guidance.settings import Guidance
+from attnlab.guidance.term import GuidanceTerm, guide
+
+__all__ = [
+    "GaussianHeads",
+    "Guidance",
+    "GuidanceTerm",
+    "LogitBias",
+    "assign_heads",
+    "guidance_loss",
+    "guide",
+    "guided_weights",
+    "layer_targets",
+    "pattern_audit",
+    "pattern_bias",
+    "squared_error",
+]

@@ -1,0 +1,57 @@
+"""Hard-coded Gaussian heads (You et al., 2020): attention that looks at places, never at tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, visible
+from attnlab.mechanisms.softmax import softmax
+from attnlab.shapes import Float
+
+__all__ = ["GaussianHeads"]
+
+
+@dataclass(frozen=True)
+class GaussianHeads(Mechanism):
+    """w_ij ~ exp(-(j - i - shift)^2 / (2 std^2)) over the visible keys, places counted among them; rows sum to 1.
+
+    Head h has ``shifts[h % len(shifts)]``: around the previous, the same and the next token. Queries and keys are not
+    read, nor is a bias.
+    """
+
+    shifts: tuple[int, ...] = (-1, 0, 1)
+    std: float = 1.0
+
+    exempt = {"gradients": "queries and keys are not read, so the output has no gradient by them"}
+    # The place of a query is its row; a chunk of rows has lost it.
+    whole_queries = True
+
+    def __post_init__(self) -> None:
+        if not self.shifts or not (math.isfinite(self.std) and self.std > 0):
+            raise ValueError(f"shifts must name a place and std be positive, got {self.shifts} and {self.std}")
+
+    def cannot(self) -> dict[str, str]:
+        return {
+            "bias": "its weights are fixed, so there are no scores to add to",
+            "cross": "a query has no place among the keys of another sequence",
+        }
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        b, h, n_q, n_k = call.sizes
+        keys = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device)
+        keys = keys if call.key_visible is None else call.key_visible
+        of_keys = keys.cumsum(-1) - 1
+        own = torch.arange(n_q, device=keys.device) + call.offset
+        of_queries = of_keys[:, own.clamp(0, max(n_k - 1, 0))]
+        shift = torch.tensor([self.shifts[i % len(self.shifts)] for i in range(h)], device=keys.device)
+        far = of_keys[:, None, None, :] - of_queries[:, None, :, None] - shift[:, None, None]
+        s = -far.to(call.q.dtype).square() / (2 * self.std**2)
+        seen = visible(call)
+        return softmax(s if seen is None else s.masked_fill(~seen, -math.inf))
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        return self.reference(call) @ repeat_groups(hide_unseen(call).v, call.groups)

@@ -1,0 +1,157 @@
+"""L_AG: the squared error between guided heads and their patterns, without a dense target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall
+from attnlab.guidance.settings import Guidance
+from attnlab.loss import Loss
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.patterns import SpecialTokens, Targets, overlap, pattern_targets
+from attnlab.shapes import Float, Int, Shaped
+from attnlab.trace import LayerTrace
+
+__all__ = ["guidance_loss", "guided_weights", "layer_targets", "squared_error"]
+
+
+def squared_error(W: Float[Tensor, "b h q k"], targets: Targets) -> Float[Tensor, "b h q"]:
+    """sum_j (w_ij - t_ij)^2 = sum_j w_ij^2 - 2 sum_j t_ij w_ij + sum_j t_ij^2; 0 in a row without a target."""
+    W = W.float() if W.dtype in (torch.float16, torch.bfloat16) else W
+    error = W.square().sum(-1) - 2 * overlap(W, targets) + targets.squares.to(W)
+    return error.masked_fill(~targets.rows, 0)
+
+
+def guidance_loss(
+    trace: Iterable[LayerTrace],
+    guidance: Guidance,
+    input_ids: Int[Tensor, "b k"],
+    *,
+    attention_mask: Shaped[Tensor, "b k"] | None = None,
+    queries: Int[Tensor, "b q"] | None = None,
+    query_mask: Shaped[Tensor, "b q"] | None = None,
+    tokens: SpecialTokens | None = None,
+) -> Loss:
+    """L_AG of a recorded forward pass as (total, count), total / count being the loss, alpha not yet in it.
+
+    total sums over layers and pattern groups the mean over the group's heads of all rows' squared errors. count is the
+    number of visible (query, key) cells, n x n a text ("paper"), or of visible queries ("row"). W is taken before
+    dropout and of guided heads only. A batch of padding only gives (0, 0).
+    """
+    layers = chosen_layers(trace, guidance)
+    attention_mask = layers[0].call.key_visible if attention_mask is None else attention_mask
+    total = layers[0].call.q.new_zeros((), dtype=torch.float32)
+    drawn: dict[tuple[object, ...], Targets] = {}
+    for layer in layers:
+        call = layer.call
+        for name, heads in guidance.assign(call.q.shape[1]).items():
+            # Layers that see the same share their targets; a mask of their own sets them apart.
+            key = (name, call.causal, call.offset, id(call.mask))
+            if key not in drawn or (call.mask is not None and call.mask.shape[1] > 1):
+                own = _of_heads(call, heads)
+                drawn[key] = layer_targets(
+                    name,
+                    own,
+                    input_ids,
+                    attention_mask=attention_mask,
+                    queries=queries,
+                    query_mask=query_mask,
+                    tokens=tokens,
+                )
+            errors = squared_error(guided_weights(layer, heads), drawn[key])
+            total = total + errors.sum() / len(heads)
+    return Loss(total, cells(guidance, input_ids, attention_mask, queries, query_mask))
+
+
+def guided_weights(layer: LayerTrace, heads: range) -> Float[Tensor, "b s q k"]:
+    """W of these heads; for softmax the others are not computed."""
+    if type(layer.mechanism) is Softmax:
+        return layer.mechanism.weights(_of_heads(layer.call, heads))
+    return layer.weights()[:, heads.start : heads.stop]
+
+
+def layer_targets(
+    name: str,
+    call: AttentionCall,
+    input_ids: Int[Tensor, "b k"],
+    *,
+    attention_mask: Shaped[Tensor, "b k"] | None = None,
+    queries: Int[Tensor, "b q"] | None = None,
+    query_mask: Shaped[Tensor, "b q"] | None = None,
+    tokens: SpecialTokens | None = None,
+) -> Targets:
+    """The pattern over a call's keys, cut to what the call lets each query see."""
+    n_q, n_k = call.sizes[2:]
+    if input_ids.shape[1] != n_k:
+        raise ValueError(f"input_ids must name the {n_k} keys of this layer, got {input_ids.shape[1]} ids a text")
+    if queries is None and n_q + call.offset != n_k:
+        raise ValueError(f"{n_q} queries over {n_k} keys is cross-attention: pass the queries' ids as queries=")
+    return pattern_targets(
+        name,
+        input_ids,
+        attention_mask=call.key_visible if attention_mask is None else attention_mask,
+        causal=call.causal,
+        offset=call.offset,
+        mask=call.mask,
+        queries=queries,
+        query_mask=query_mask,
+        tokens=tokens,
+    )
+
+
+def cells(
+    guidance: Guidance,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    queries: Tensor | None,
+    query_mask: Tensor | None,
+) -> Tensor:
+    """What L_AG is averaged over, known without running the model."""
+    keys = _lengths(input_ids, attention_mask)
+    rows = keys if queries is None else _lengths(queries, query_mask)
+    return (rows * keys).sum() if guidance.reduction == "paper" else rows.sum()
+
+
+def chosen_layers(trace: Iterable[LayerTrace], guidance: Guidance) -> list[LayerTrace]:
+    """The layers that the settings guide; an error where there are none, or two kinds of self-attention."""
+    layers = list(trace)
+    kinds = {layer.kind for layer in layers}
+    own = sorted(kinds - {"cross"})
+    if guidance.kind is None and len(own) > 1:
+        raise ValueError("this model has an encoder and a decoder: give one Guidance for each, with kind=")
+    kind = guidance.kind or (own[0] if own else "cross")
+    found = [x for x in layers if x.kind == kind and (guidance.layers is None or x.layer in guidance.layers)]
+    missing = set(guidance.layers or ()) - {x.layer for x in found}
+    if missing or not found:
+        here = sorted({x.layer for x in layers if x.kind == kind})
+        raise ValueError(f"no {kind} layers {sorted(missing)} were recorded; those that were: {here}")
+    return found
+
+
+def _lengths(ids: Tensor, mask: Tensor | None) -> Tensor:
+    return ids.new_full(ids.shape[:1], ids.shape[1]) if mask is None else mask.bool().sum(-1)
+
+
+def _of_heads(call: AttentionCall, heads: range) -> AttentionCall:
+    """The call of neighbouring query heads, each with the key/value head it reads."""
+
+    def rows(t: Tensor | None) -> Tensor | None:
+        return t if t is None or t.shape[1] == 1 else t[:, heads.start : heads.stop]
+
+    def read(t: Tensor) -> Tensor:
+        if call.groups == 1:
+            return t[:, heads.start : heads.stop]
+        return t.index_select(1, torch.tensor([head // call.groups for head in heads], device=t.device))
+
+    return replace(
+        call,
+        q=call.q[:, heads.start : heads.stop],
+        k=read(call.k),
+        v=read(call.v),
+        mask=rows(call.mask),
+        bias=rows(call.bias),
+    )

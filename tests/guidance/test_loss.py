@@ -1,0 +1,190 @@
+"""L_AG against its dense definition, with gradients; head assignment; schedule; what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnlab as al
+from attnlab.attention import visible
+from attnlab.guidance import Guidance, guidance_loss, squared_error
+from attnlab.patterns import SpecialTokens, dense, pattern_targets
+from attnlab.trace import LayerTrace
+from tests.tolerance import assert_close
+from tests.unchecked import unchecked
+
+B, H, N, D = 2, 6, 7, 5
+TOKENS = SpecialTokens(period=(9,), delimiters=(1, 2))
+IDS = torch.tensor([[0, 0, 1, 5, 9, 5, 2], [1, 9, 0, 4, 4, 9, 2]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1]])
+HEADS = {"next": 1, "same": 2, "period": 1, "first": 1}
+
+
+def layer(number: int, *, groups: int = 1, mechanism: str = "softmax", **call: object) -> LayerTrace:
+    """One recorded layer of random queries and keys that ask for gradients."""
+    q = torch.randn(B, H, N, D, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(B, H // groups, N, D, dtype=torch.float64, requires_grad=True)
+    made = al.AttentionCall(q, k, torch.randn(B, H // groups, N, D, dtype=torch.float64), **call)
+    return LayerTrace(made, al.mechanism(mechanism), q, None, "decoder" if made.causal else "encoder", number, "layer")
+
+
+def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
+    """The sum over layers and groups of the mean squared error, from whole maps and dense targets."""
+    total = torch.zeros((), dtype=torch.float64)
+    for x in layers:
+        W, call = x.weights(), x.call
+        seen = visible(call)
+        start = 0
+        for name, count in HEADS.items():
+            found = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, tokens=TOKENS)
+            t = dense(found, keys=N, visible=seen).double()
+            error = (W[:, start : start + count] - t).square() * found.rows[..., None]
+            n = MASK.sum(-1)
+            cells = (n * n).sum() if reduction == "paper" else n.sum()
+            total = total + error.sum() / (count * cells)
+            start += count
+    return total
+
+
+@pytest.mark.parametrize("reduction", ["paper", "row"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("mechanism", ["softmax", "kernel:poly,degree=2"])
+def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: int, mechanism: str) -> None:
+    layers = [layer(i, groups=groups, mechanism=mechanism, causal=causal, key_visible=MASK.bool()) for i in range(2)]
+    guidance = Guidance(heads=HEADS, reduction=reduction)
+    loss = guidance_loss(layers, guidance, IDS, attention_mask=MASK, tokens=TOKENS)
+    expected = by_definition(layers, reduction)
+    mean = loss.total / loss.count
+    assert_close(mean.double(), expected, dtype=torch.float32)
+    leaves = [t for x in layers for t in (x.call.q, x.call.k)]
+    found, wanted = torch.autograd.grad(mean, leaves), torch.autograd.grad(expected, leaves)
+    for a, b in zip(found, wanted, strict=True):
+        assert_close(a, b, dtype=torch.float32)
+        assert a.abs().max() > 0
+    # The sixth head is nobody's.
+    assert found[0][:, 5].abs().max() == 0
+
+
+def test_by_hand() -> None:
+    W = torch.tensor([[[[0.5, 0.5], [0.25, 0.75]]]])
+    t = pattern_targets("next", torch.tensor([[4, 5]]))
+    # Row 0: (0.5 - 0)^2 + (0.5 - 1)^2; row 1, uniform: (0.25 - 0.5)^2 + (0.75 - 0.5)^2.
+    assert squared_error(W, t).tolist() == [[[0.5, 0.125]]]
+
+
+def test_reductions_differ_by_the_length() -> None:
+    layers = [layer(0)]
+    paper, row = (guidance_loss(layers, Guidance(heads={"prev": 2}, reduction=r), IDS) for r in ("paper", "row"))
+    assert_close(row.total / row.count, N * paper.total / paper.count)
+
+
+def test_parts_of_a_batch_add_up() -> None:
+    whole = layer(0, key_visible=MASK.bool())
+    guidance = Guidance(heads=HEADS)
+    loss = guidance_loss([whole], guidance, IDS, tokens=TOKENS)
+    parts = []
+    for i in range(B):
+        call = whole.call
+        some = {name: getattr(call, name)[i : i + 1] for name in ("q", "k", "v", "key_visible")}
+        part = replace(whole, call=replace(call, **some), output=call.q[i : i + 1])
+        parts.append(guidance_loss([part], guidance, IDS[i : i + 1], tokens=TOKENS))
+    assert_close(sum(p.total for p in parts), loss.total)
+    assert sum(p.count for p in parts) == loss.count == 5 * 5 + 6 * 6
+
+
+def test_only_guided_heads_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    own = al.Softmax.reference
+    monkeypatch.setattr(al.Softmax, "reference", lambda self, call: (seen.append(call.q.shape[1]), own(self, call))[1])
+    guidance_loss([layer(0), layer(1)], Guidance(heads={"next": 1, "first": 2}), IDS)
+    assert seen == [1, 2, 1, 2]
+
+
+def test_layers_are_chosen() -> None:
+    layers = [layer(i) for i in range(3)]
+    one = guidance_loss(layers, Guidance(heads={"next": 1}, layers=(1,)), IDS)
+    assert_close(one.total, guidance_loss(layers[1:2], Guidance(heads={"next": 1}), IDS).total)
+    with pytest.raises(ValueError, match=r"no encoder layers \[5\] were recorded; those that were: \[0, 1, 2\]"):
+        guidance_loss(layers, Guidance(heads={"next": 1}, layers=(1, 5)), IDS)
+    both = [layers[0], layer(0, causal=True)]
+    with pytest.raises(ValueError, match="one Guidance for each, with kind="):
+        guidance_loss(both, Guidance(heads={"next": 1}), IDS)
+    assert guidance_loss(both, Guidance(heads={"prev": 1}, kind="decoder"), IDS).total > 0
+
+
+def test_padding_only_is_nothing_with_a_gradient() -> None:
+    hidden = layer(0, key_visible=torch.zeros(B, N, dtype=torch.bool))
+    loss = guidance_loss([hidden], Guidance(heads=HEADS), IDS, tokens=TOKENS)
+    assert (loss.total.item(), loss.count.item()) == (0.0, 0)
+    loss.total.backward()
+    assert hidden.call.q.grad.abs().max() == 0
+
+
+def test_cross_attention_needs_the_queries() -> None:
+    q = torch.randn(B, H, 3, D)
+    call = al.AttentionCall(q, torch.randn(B, H, N, D), torch.randn(B, H, N, D), key_visible=MASK.bool())
+    crossed = [LayerTrace(call, al.Softmax(), q, None, "cross", 0, "cross")]
+    guidance = Guidance(heads={"first": 2}, kind="cross", reduction="row")
+    with pytest.raises(ValueError, match="pass the queries' ids as queries="):
+        guidance_loss(crossed, guidance, IDS)
+    loss = guidance_loss(crossed, guidance, IDS, queries=torch.full((B, 3), 4))
+    W = crossed[0].weights()[:, :2]
+    t = torch.zeros(B, 1, 3, N)
+    t[0, ..., 2] = t[1, ..., 0] = 1
+    assert_close(loss.total / loss.count, (W - t).square().sum(-1).mean())
+
+
+def test_wrong_ids_are_refused() -> None:
+    with pytest.raises(ValueError, match="must name the 7 keys of this layer, got 5"):
+        guidance_loss([layer(0)], Guidance(heads={"next": 1}), IDS[:, :5])
+
+
+def test_heads_in_index_order() -> None:
+    assert Guidance(heads={"next": 1, "prev": 1, "first": 4}).assign(12) == {
+        "next": range(1),
+        "prev": range(1, 2),
+        "first": range(2, 6),
+    }
+    assert Guidance(fraction=0.5).assign(12) == {
+        "next": range(2),
+        "prev": range(2, 3),
+        "first": range(3, 4),
+        "period": range(4, 5),
+        "delim": range(5, 6),
+    }
+    assert Guidance(fraction=0.5, patterns=("prev", "first")).assign(2) == {"prev": range(1)}
+
+
+def test_alpha_holds_then_falls_to_zero_at_the_last_step() -> None:
+    guidance = Guidance(heads={"next": 1}, alpha0=100, hold=20, steps=41)
+    assert [guidance.weight(t) for t in (0, 20, 25, 30, 40, 50)] == [100, 100, 75, 50, 0, 0]
+    assert Guidance(heads={"next": 1}, hold=3, schedule="constant").weight(1000) == 10
+    with pytest.raises(ValueError, match="give steps=, or schedule='constant'"):
+        Guidance(heads={"next": 1}, hold=3).weight(4)
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ValueError, match=r"7 guided heads \(next: 3, first: 4\), but a layer has 6"):
+        Guidance(heads={"next": 3, "first": 4}).assign(6)
+    with pytest.raises(ValueError, match=r"fraction=0.1 of 4 heads rounds to none; the least that guides one is 0.25"):
+        Guidance(fraction=0.1).assign(4)
+    with pytest.raises(ValueError, match=r"no pattern named 'nxt'; the patterns are next, prev"):
+        Guidance(heads={"nxt": 1})
+    for given in ({}, {"heads": {"next": 1}, "fraction": 0.5}):
+        with pytest.raises(ValueError, match="give either heads"):
+            Guidance(**given)
+    for fraction in (0.0, 1.5):
+        with pytest.raises(ValueError, match=r"fraction must lie in \(0, 1\]"):
+            Guidance(fraction=fraction)
+    with pytest.raises(ValueError, match="must be a number of heads, got -1"):
+        Guidance(heads={"next": -1})
+    with pytest.raises(ValueError, match="guides no head"):
+        Guidance(heads={"next": 0})
+    with pytest.raises(ValueError, match="reduction must be 'paper' or 'row', got 'sum'"):
+        unchecked(Guidance, heads={"next": 1}, reduction="sum")
+    with pytest.raises(ValueError, match="schedule must be 'linear' or 'constant', got 'cosine'"):
+        unchecked(Guidance, heads={"next": 1}, schedule="cosine")
