@@ -196,8 +196,8 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 
 
 def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
-    # Autocast would round the memory to half precision at every step.
-    with torch.autocast(call.q.device.type, enabled=False):
+    # Autocast would round the memory to half precision at every step; the meta device knows no autocast.
+    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
         call, c, state = _prepared(mech, call, state)
         kind, when, scale = c.log.dtype, _timing(mech, call), call.softmax_scale
         q, k, v = grouped(call.q, call.groups).to(kind), call.k.to(kind), call.v.to(kind)
