@@ -21,7 +21,7 @@ def pattern_audit(
     trace: Iterable[LayerTrace],
     input_ids: Int[Tensor, "b k"],
     *,
-    patterns: Sequence[str] = ("next", "prev", "first", "same"),
+    patterns: Sequence[str] | None = None,
     attention_mask: Shaped[Tensor, "b k"] | None = None,
     tokens: SpecialTokens | None = None,
 ) -> list[dict[str, Any]]:
@@ -29,8 +29,19 @@ def pattern_audit(
 
     closeness is 1 - sum (w - t)^2 / sum (w^2 + t^2) over the rows with a target: 1 for the pattern itself, 0 for a head
     that puts nothing there. mass is the mean weight on the target's positions, boundary rows left out, since all their
-    weight is there. Both are None where no row has a target.
+    weight is there. Both are None where no row has a target. Without ``patterns``: next, prev, first, same, and
+    period and delim where their ``tokens`` are known.
     """
+    if patterns is None:
+        known = tokens or SpecialTokens()
+        patterns = [
+            "next",
+            "prev",
+            "first",
+            "same",
+            *["period"] * bool(known.period),
+            *["delim"] * bool(known.delimiters),
+        ]
     table = []
     for layer in trace:
         if layer.kind == "cross" or layer.call.k.shape[2] != input_ids.shape[1]:

@@ -116,3 +116,6 @@ def test_the_audit_reads_the_calls_own_padding() -> None:
     rows = pattern_audit([layer], torch.arange(call.k.shape[2]).expand(2, -1))
     assert {row["pattern"] for row in rows} == {"next", "prev", "first", "same"}
     assert len(rows) == 4 * call.q.shape[1]
+    tokens = SpecialTokens(period=(3,))
+    more = pattern_audit([layer], torch.arange(call.k.shape[2]).expand(2, -1), tokens=tokens)
+    assert {row["pattern"] for row in more} == {"next", "prev", "first", "same", "period"}

@@ -36,10 +36,12 @@ def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for x in layers:
         W, call = x.weights(), x.call
-        seen = visible(call)
         start = 0
         for name, count in HEADS.items():
-            found = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, tokens=TOKENS)
+            own = slice(start, start + count)
+            mask = call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, own]
+            seen = visible(replace(call, mask=mask, q=call.q[:, own], k=call.q[:, own], v=call.q[:, own]))
+            found = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, mask=mask, tokens=TOKENS)
             t = dense(found, keys=N, visible=seen).double()
             error = (W[:, start : start + count] - t).square() * found.rows[..., None]
             n = MASK.sum(-1)
@@ -54,7 +56,12 @@ def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mechanism", ["softmax", "kernel:poly,degree=2"])
 def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: int, mechanism: str) -> None:
-    layers = [layer(i, groups=groups, mechanism=mechanism, causal=causal, key_visible=MASK.bool()) for i in range(2)]
+    # No mask, one for all heads, one for each.
+    masks = [None, torch.rand(B, 1, N, N) > 0.3, torch.rand(1, H, N, N) > 0.3]
+    layers = [
+        layer(i, groups=groups, mechanism=mechanism, causal=causal, key_visible=MASK.bool(), mask=mask)
+        for i, mask in enumerate(masks)
+    ]
     guidance = Guidance(heads=HEADS, reduction=reduction)
     loss = guidance_loss(layers, guidance, IDS, attention_mask=MASK, tokens=TOKENS)
     expected = by_definition(layers, reduction)

@@ -9,11 +9,12 @@ import torch
 import transformers as tf
 
 import attnlab as al
-from attnlab.guidance import Guidance, GuidanceTerm, guidance_loss, guide, pattern_audit
+from attnlab.guidance import Guidance, GuidanceTerm, guidance_loss, guide, layer_targets, pattern_audit
 from attnlab.models import Transformer, TransformerConfig, record_model
 from attnlab.patterns import SpecialTokens
 from attnlab.training import Recipe, Settings, train
 from attnlab.training.terms import CrossEntropy
+from tests.tolerance import assert_close
 
 TOKENS = SpecialTokens(period=(9,), delimiters=(1, 2))
 HEADS = {"next": 1, "first": 1, "delim": 1}
@@ -91,6 +92,34 @@ def test_dropout_does_not_reach_the_loss() -> None:
             output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
             found.append(term(model, output, batch, 0).total.item())
     assert found[0] == found[1]
+
+
+def test_gradients_are_the_same_under_checkpointing() -> None:
+    batch = Texts().batch(0)
+    slopes = []
+    for checkpointing in (False, True):
+        torch.manual_seed(5)
+        model = bert(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        with guide(model, Guidance(heads=HEADS), tokens=TOKENS) as term:
+            output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+            (output.logits.square().mean() + term(model, output, batch, 0).total).backward()
+        slopes.append([p.grad for p in model.parameters() if p.grad is not None])
+    for plain, again in zip(*slopes, strict=True):
+        assert_close(again, plain)
+
+
+def test_a_window_cuts_the_pattern() -> None:
+    settings = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tf.MistralForCausalLM(
+        tf.MistralConfig(vocab_size=31, intermediate_size=37, sliding_window=3, max_position_embeddings=16, **settings)
+    )
+    batch = Texts().batch(0)
+    with torch.no_grad(), al.record(model) as trace:
+        model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    first = layer_targets("first", trace[0].call, batch["input_ids"], attention_mask=batch["attention_mask"])
+    assert first.rows[0, 0].tolist() == [True] * 3 + [False] * 8
 
 
 def test_afterwards_the_model_is_plain() -> None:
