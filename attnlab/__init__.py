@@ -1,6 +1,7 @@
 """attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.guidance import Guidance, guide, pattern_audit
 from attnlab.hf import Plan, load_model, record, swap, swap_plan
 from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
 from attnlab.mechanisms.kernelized import Kernelized
@@ -29,6 +30,7 @@ __all__ = [
     "AttentionCall",
     "EffectiveAttention",
     "EffectiveSoftmax",
+    "Guidance",
     "Kernelized",
     "LayerTrace",
     "Lsh",
@@ -48,9 +50,11 @@ __all__ = [
     "effective_attention",
     "effective_from_output",
     "faithfulness",
+    "guide",
     "load_model",
     "mechanism",
     "mechanism_names",
+    "pattern_audit",
     "read_effective",
     "record",
     "register",

@@ -137,7 +137,7 @@ def test_the_core_needs_four_packages(tmp_path: Path) -> None:
         "import torch, attnlab as al, attnlab.cli\n"
         "q = torch.randn(1, 6, 9, 4)\n"
         "for spec in al.all_mechanisms():\n"
-        "    al.mechanism(spec)(al.AttentionCall(q, q, q))\n"
+        "    al.mechanism(spec)(al.AttentionCall(q, q, q, x=torch.randn(1, 9, 5)))\n"
         "from attnlab.experiments.demo import shipped_model\n"
         "model, tokenizer, task = shipped_model()\n"
         "with al.swap(model, 'top-r:r=2'), al.record(model) as trace:\n"
