@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from attnlab.shapes import Bool, Float, Int, Shaped
 __all__ = ["Xi", "agreement", "contextualised", "kendall_tau", "pad_rows", "random_agreement"]
 
 # Pairs of positions compared at once; bounds the memory of kendall_tau whatever the batch.
-PAIRS = 1 << 21
+PAIRS = 1 << 19
 
 
 def pad_rows(rows: Sequence[Any]) -> tuple[Float[Tensor, "rows k"], Int[Tensor, " rows"]]:
@@ -97,14 +98,11 @@ def kendall_tau(
     tensor([0.6667], dtype=torch.float64)
     """
     lengths, seen = _checked(u, v, lengths)
-    out = torch.full((len(u),), torch.nan, dtype=torch.float64, device=u.device)
-    # Nothing is greater than NaN, so padding enters no pair and needs no mask of its own.
-    u, v = (_as_float(x).masked_fill(~seen, torch.nan) for x in (u, v))
-    for rows, n in _chunks(lengths):
-        up, vp = (x[rows, :n].unsqueeze(2) > x[rows, :n].unsqueeze(1) for x in (u, v))
-        untied = _count(up) * _count(vp)
-        out[rows] = (_count(up & vp) - _count(up & vp.mT)) / untied.sqrt()
-    return out
+    out = np.full(len(u), np.nan)
+    inside, a, b = (x.detach().cpu().numpy() for x in (seen, _as_float(u), _as_float(v)))
+    for rows, n in _chunks(lengths.cpu()):
+        out[rows] = _tau(a[rows, :n], b[rows, :n], inside[rows, :n])
+    return torch.from_numpy(out).to(u.device)
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.double()
 
 
-def _chunks(lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
+def _chunks(lengths: Tensor) -> Iterator[tuple[np.ndarray, int]]:
     """Rows of similar length together, no more than PAIRS pairs at once, and the longest length of each."""
     order = lengths.argsort()
     order = order[lengths[order] > 1]
@@ -179,9 +177,50 @@ def _chunks(lengths: Tensor) -> Iterator[tuple[Tensor, int]]:
     while end:
         n = sizes[end - 1]
         start = max(0, end - max(1, PAIRS // (n * n)))
-        yield order[start:end], n
+        yield order[start:end].numpy(), n
         end = start
 
 
-def _count(x: Bool[Tensor, "rows k k"]) -> Float[Tensor, " rows"]:
-    return x.flatten(1).sum(1, dtype=torch.int32).double()
+def _tau(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """tau-b of each row: with positions sorted by (u, v), a discordant pair is one whose v descends."""
+    n = u.shape[1]
+    # Padding ranks above everything in both, and so descends from nothing.
+    u, v = (np.where(inside, _ranks(x), n) for x in (u, v))
+    both = np.sort(u * (n + 1) + v, axis=1)
+    ordered = (both % (n + 1)).astype(np.int16 if n < 2**15 - 1 else np.int32)
+    descends = (ordered[:, :, None] > ordered[:, None, :]) & np.triu(np.ones((n, n), bool), 1)
+    discordant = np.array([np.count_nonzero(row) for row in descends])
+    size = inside.sum(1)
+    hidden = _pairs(n - size)
+    u_tied, v_tied, both_tied = (_tied(x) - hidden for x in (u, v, _climb(both)))
+    total = _pairs(size)
+    with np.errstate(invalid="ignore"):
+        return (total - u_tied - v_tied + both_tied - 2 * discordant) / (
+            np.sqrt(total - u_tied) * np.sqrt(total - v_tied)
+        )
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    """Dense ranks from 0 within each row."""
+    order = np.argsort(x, axis=1)
+    out = np.empty(x.shape, np.int64)
+    np.put_along_axis(out, order, _climb(np.take_along_axis(x, order, 1)), 1)
+    return out
+
+
+def _climb(ordered: np.ndarray) -> np.ndarray:
+    """Dense ranks of rows that are sorted."""
+    rank = np.zeros(ordered.shape, np.int64)
+    np.cumsum(ordered[:, 1:] != ordered[:, :-1], axis=1, out=rank[:, 1:])
+    return rank
+
+
+def _tied(rank: np.ndarray) -> np.ndarray:
+    """The pairs of equal rank in each row."""
+    rows, width = len(rank), int(rank.max()) + 1
+    flat = (rank + width * np.arange(rows)[:, None]).ravel()
+    return _pairs(np.bincount(flat, minlength=rows * width)).reshape(rows, width).sum(1)
+
+
+def _pairs(n: np.ndarray) -> np.ndarray:
+    return n * (n - 1) // 2
