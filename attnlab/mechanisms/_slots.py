@@ -20,7 +20,7 @@ __all__ = ["FLOOR", "Control", "SlotCache", "SlotMechanism", "SlotState", "check
 # The logarithm of nothing. Finite, because differences of infinities are NaN and so are their gradients.
 FLOOR = -1e30
 NORMALISE = ("read", "write", "none")
-CHUNK = 32
+CHUNK = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ def _causal(
         arguments = (rows, *keys(first, min(n_k, first + rows.shape[3])), state, when, scale)
         # A chunk's (q, k, n) products are made again for the backward pass, so that memory stays linear.
         if torch.is_grad_enabled() and n_q > CHUNK:
-            out, state = checkpoint(_advance, *arguments, use_reentrant=False)
+            out, state = checkpoint(_advance, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
             out, state = _advance(*arguments)
         parts.append(out)
