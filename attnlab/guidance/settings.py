@@ -30,7 +30,7 @@ class Guidance:
     heads: Mapping[str, int] | None = None
     fraction: float | None = None
     patterns: tuple[str, ...] = ("next", "prev", "first", "period", "delim")
-    alpha0: float = 10.0
+    alpha0: float | int = 10.0
     hold: int = 20_000
     steps: int | None = None
     schedule: Literal["linear", "constant"] = "linear"
