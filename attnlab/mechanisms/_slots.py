@@ -226,17 +226,16 @@ def _causal(
     n_q, n_k = q.shape[3], k.shape[2]
     lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
 
-    def keys(lo: int, hi: int) -> tuple[Tensor, Tensor, Control]:
-        value = None if c.value is None else c.value[:, :, lo:hi]
-        return k[:, :, lo:hi], v[:, :, lo:hi], Control(c.log[:, :, lo:hi], value)
-
+    value = [] if c.value is None else [c.value]
     if lead:
-        state = _written(*keys(0, lead), state, when)
+        first = Control(*(t[:, :, :lead] for t in (c.log, *value)))
+        state = _written(k[:, :, :lead], v[:, :, :lead], first, state, when)
     parts = [q.new_zeros(*q.shape[:3], blind, v.shape[-1])]
-    for lo in range(blind, n_q, CHUNK):
-        rows = q[..., lo : lo + CHUNK, :]
-        first = max(0, lo + offset)
-        arguments = (rows, *keys(first, min(n_k, first + rows.shape[3])), state, when, scale)
+    # Split once: a slice for each chunk would make a gradient as long as the sequence for each.
+    chunks = [t[:, :, lead:].split(CHUNK, 2) for t in (k, v, c.log, *value)]
+    for i, rows in enumerate(q[..., blind:, :].split(CHUNK, 3) if blind < n_q else ()):
+        keys = [t[i][:, :, : rows.shape[3]] if i < len(t) else t[0][:, :, :0] for t in chunks]
+        arguments = (rows, keys[0], keys[1], Control(*keys[2:]), state, when, scale)
         # A chunk's (q, k, n) products are made again for the backward pass, so that memory stays linear.
         if torch.is_grad_enabled() and n_q > CHUNK:
             out, state = checkpoint(_advance, *arguments, use_reentrant=False, preserve_rng_state=False)
