@@ -3,12 +3,24 @@
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance import Guidance, guide, pattern_audit
 from attnlab.hf import Plan, load_model, record, swap, swap_plan
+from attnlab.mechanisms.abc_cluster import AbcCluster
+from attnlab.mechanisms.abc_compressive import AbcCompressive
+from attnlab.mechanisms.abc_dilated import AbcDilated
+from attnlab.mechanisms.abc_global import AbcGlobal
+from attnlab.mechanisms.abc_linformer import AbcLinformer
+from attnlab.mechanisms.abc_luna import AbcLuna
+from attnlab.mechanisms.abc_mlp import AbcMlp
+from attnlab.mechanisms.abc_random import AbcRandom
+from attnlab.mechanisms.abc_window import AbcWindow
+from attnlab.mechanisms.abc_workspace import AbcWorkspace
 from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.lsh import Lsh
 from attnlab.mechanisms.orf import Orf
 from attnlab.mechanisms.per_head import PerHead
+from attnlab.mechanisms.rfa import Rfa
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.mechanisms.t2r import T2R
 from attnlab.mechanisms.top_r import TopR
 from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.mechanisms.window import Window
@@ -27,6 +39,17 @@ from attnlab.trace import LayerTrace, Trace
 __version__ = "0.1.0"
 
 __all__ = [
+    "T2R",
+    "AbcCluster",
+    "AbcCompressive",
+    "AbcDilated",
+    "AbcGlobal",
+    "AbcLinformer",
+    "AbcLuna",
+    "AbcMlp",
+    "AbcRandom",
+    "AbcWindow",
+    "AbcWorkspace",
     "AttentionCall",
     "EffectiveAttention",
     "EffectiveSoftmax",
@@ -38,6 +61,7 @@ __all__ = [
     "Orf",
     "PerHead",
     "Plan",
+    "Rfa",
     "Softmax",
     "TopR",
     "Trace",

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
+from attnlab.experiments.parts import gather
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
@@ -188,16 +189,7 @@ def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[s
     """What the parts have found so far, with the paper's numbers beside ours."""
     from attnlab.experiments.effective_tables import artefact_rows
 
-    tables: dict[str, list[dict[str, Any]]] = {}
-    facts = {}
-    for name in names:
-        path = work / f"{name}.json"
-        if not path.exists():
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        facts[name] = content["facts"]
-        for table, rows in content["tables"].items():
-            tables.setdefault(table, []).extend(rows)
+    tables, facts = gather(work, names)
     if "table_2" in tables:
         tables["artefact"] = artefact_rows(tables["table_2"])
     joined = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.value_aware_common import Part
+from attnlab.experiments.parts import Part
 from attnlab.provenance import write_json
 
 __all__ = ["EffectiveConfig", "TaskPart", "encoder_folder"]

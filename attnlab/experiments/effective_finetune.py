@@ -28,7 +28,7 @@ from attnlab.experiments.effective_glue import (
 )
 from attnlab.experiments.effective_study import alternative_row, faithfulness_tables, short_input_rows
 from attnlab.experiments.effective_tables import Similarity, Tally, read_maps
-from attnlab.experiments.value_aware_common import best_device
+from attnlab.experiments.parts import best_device
 from attnlab.reading.pattern_classifier import PatternNet, load_classifier
 from attnlab.reading.tagger import PerceptronTagger
 from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train

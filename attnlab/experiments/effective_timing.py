@@ -8,7 +8,7 @@ import torch
 
 from attnlab.experiments.effective_config import EffectiveConfig, TaskPart, encoder_folder
 from attnlab.experiments.effective_study import timing_rows
-from attnlab.experiments.value_aware_common import best_device
+from attnlab.experiments.parts import best_device
 
 __all__ = ["run_timing"]
 

@@ -17,7 +17,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.value_aware_common import Corpus, Meeting, Part, ValueAwareConfig, plan_steps
+from attnlab.experiments.parts import Part, gather
+from attnlab.experiments.value_aware_common import Corpus, Meeting, ValueAwareConfig, plan_steps
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
@@ -135,16 +136,7 @@ def reproduce(
 
 def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
     """What the parts have found so far, with the paper's numbers beside ours."""
-    tables: dict[str, list[dict[str, Any]]] = {}
-    facts = {}
-    for name in names:
-        path = work / f"{name}.json"
-        if not path.exists():
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        facts[name] = content["facts"]
-        for table, rows in content["tables"].items():
-            tables.setdefault(table, []).extend(rows)
+    tables, facts = gather(work, names)
     joined = {
         table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
         for table in KEYS

@@ -1,10 +1,9 @@
-"""What the parts of ``attnlab reproduce value-aware`` share: settings, rows on disk, and one training."""
+"""What the parts of ``attnlab reproduce value-aware`` share: settings, the corpus, and one training."""
 
 from __future__ import annotations
 
 import json
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
 from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every, train
 
-__all__ = ["Corpus", "Meeting", "Part", "ValueAwareConfig", "best_device", "fit", "plan_steps"]
+__all__ = ["Corpus", "Meeting", "ValueAwareConfig", "fit", "plan_steps"]
 
 
 @dataclass(frozen=True)
@@ -99,56 +98,6 @@ class Corpus:
         return load_store(self.folder / name)
 
 
-# The columns that say what a row is for.
-LABELS = ("mechanism", "spec", "kernel", "family", "r", "rounds", "model", "step")
-
-
-class Part:
-    """What one process has found so far, on disk after every row: a kill loses only the row under way."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.content: dict[str, Any] = {"tables": {}, "facts": {}}
-        if path.exists():
-            # A resumed run goes on from the rows it had.
-            self.content = json.loads(path.read_text(encoding="utf-8"))
-
-    def has(self, table: str, **labels: Any) -> bool:
-        """Whether the table has a row of these labels."""
-        rows = self.content["tables"].get(table, [])
-        return any(all(row.get(name) == value for name, value in labels.items()) for row in rows)
-
-    def row(self, table: str, **values: Any) -> None:
-        """Add a row to a table, in place of one for the same setting and step."""
-        labels = {name: value for name, value in values.items() if name in LABELS}
-        kept = [
-            row
-            for row in self.content["tables"].get(table, [])
-            if not labels or any(row.get(name) != value for name, value in labels.items())
-        ]
-        self.content["tables"][table] = [*kept, values]
-        write_json(self.path, self.content)
-        print(f"{self.path.stem}: {table} {json.dumps(values)}", flush=True)
-
-    def rows(self, table: str, wanted: Mapping[str, dict[str, Any]], measure: Callable[[str], dict[str, Any]]) -> None:
-        """A row for each of ``wanted``, {spec: what tells it apart}; one that fails is noted and the others go on."""
-        for spec, labels in wanted.items():
-            if self.has(table, **labels):
-                continue
-            try:
-                found = measure(spec)
-            except (RuntimeError, ValueError) as error:
-                traceback.print_exc()
-                self.fact(f"failed: {table} {spec}", str(error).strip().partition("\n")[0])
-                continue
-            self.row(table, **labels, **found)
-
-    def fact(self, name: str, value: Any) -> None:
-        """Note something that is no table: sizes, speeds."""
-        self.content["facts"][name] = value
-        write_json(self.path, self.content)
-
-
 @dataclass(frozen=True)
 class Meeting:
     """Processes that train at once agree on how long, through files in a folder; ``name`` is group-member."""
@@ -190,11 +139,6 @@ def plan_steps(rates: Mapping[str, float], *, seconds: float, share: Mapping[str
         cost = sum(1 / (len(rates) * rate) for name, rate in rates.items() if name.partition("-")[0] == group)
         planned[group] = max(1, round(seconds * share[group] / total / cost))
     return planned
-
-
-def best_device() -> torch.device:
-    """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def fit(

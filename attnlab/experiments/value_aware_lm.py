@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
+from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.value_aware_common import (
     Corpus,
     Meeting,
-    Part,
     ValueAwareConfig,
-    best_device,
     fit,
     on_device,
     uncompiled,

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, MlmSource
+from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.value_aware_common import (
     Corpus,
     Meeting,
-    Part,
     ValueAwareConfig,
-    best_device,
     fit,
     on_device,
     uncompiled,

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
+from attnlab.experiments.parts import Part
 from attnlab.experiments.value_aware import KEYS, collect, part_names, reproduce, run_part
-from attnlab.experiments.value_aware_common import Meeting, Part, ValueAwareConfig, plan_steps
+from attnlab.experiments.value_aware_common import Meeting, ValueAwareConfig, plan_steps
 from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
 from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
 from attnlab.models.attention import swapped
