@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Loss"]
+__all__ = ["IGNORED", "Loss"]
+
+# The label of a position that is not predicted: padding, and in a masked LM every token left as it was.
+IGNORED = -100
 
 
 class Loss(NamedTuple):

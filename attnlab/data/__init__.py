@@ -10,7 +10,7 @@ from attnlab.data.overlap import Passages
 from attnlab.data.packing import Blocks
 from attnlab.data.parallel import Pairs, ParallelSource, encode_pairs, read_parallel
 from attnlab.data.readers import hf_texts, read_text, records, texts
-from attnlab.data.sources import CausalSource, MlmSource, Prefetched, Source
+from attnlab.data.sources import CausalSource, MlmSource, Source
 from attnlab.data.store import TokenStore, load_store, tokenise, write_store
 from attnlab.data.synthetic import FixedPermutation, KeywordDetection, MixtureOfPermutations, PermutationCopying
 from attnlab.data.tokenisers import (
@@ -43,7 +43,6 @@ __all__ = [
     "ParallelSource",
     "Passages",
     "PermutationCopying",
-    "Prefetched",
     "SentencePieceTokeniser",
     "Source",
     "Specials",

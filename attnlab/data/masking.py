@@ -7,12 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from attnlab.data.tokenisers import Specials
+from attnlab.loss import IGNORED
 from attnlab.shapes import Int
 
 __all__ = ["IGNORED", "Masking", "mask_tokens"]
-
-# torch's cross-entropy leaves out targets of this value.
-IGNORED = -100
 
 
 @dataclass(frozen=True)

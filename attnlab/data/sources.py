@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ from attnlab.data.batching import Order, generator
 from attnlab.data.masking import BERT, IGNORED, Masking, mask_tokens
 from attnlab.data.packing import Blocks
 
-__all__ = ["CausalSource", "MlmSource", "Prefetched", "Source"]
+__all__ = ["CausalSource", "MlmSource", "Source"]
 
 
 class Source(Protocol):
@@ -74,27 +73,6 @@ class CausalSource:
     def batch(self, step: int) -> dict[str, Tensor]:
         tokens, documents = self.blocks.rows(_order(self).indices(step))
         return _tensors(self, tokens, np.where(documents < 0, IGNORED, tokens), documents)
-
-
-@dataclass(frozen=True, eq=False)
-class Prefetched:
-    """The same batches, with the next ``ahead`` made in a background thread while the model works on this one."""
-
-    source: Source
-    ahead: int = 2
-    _worker: ThreadPoolExecutor = field(init=False, repr=False)
-    _coming: dict[int, Future[dict[str, Tensor]]] = field(init=False, repr=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_worker", ThreadPoolExecutor(1, thread_name_prefix="attnlab-data"))
-
-    def batch(self, step: int) -> dict[str, Tensor]:
-        for wanted in range(step, step + 1 + self.ahead):
-            if wanted not in self._coming:
-                self._coming[wanted] = self._worker.submit(self.source.batch, wanted)
-        for old in [s for s in self._coming if not step <= s <= step + self.ahead]:
-            self._coming.pop(old).cancel()
-        return self._coming.pop(step).result()
 
 
 def _order(source: MlmSource | CausalSource) -> Order:

@@ -46,8 +46,12 @@ class PermutationCopying:
         """The words and the start symbol."""
         return self.words + 1
 
+    def inputs(self, step: int) -> np.ndarray:
+        """The words to read at this step."""
+        return 1 + _permutations(_rng(self, step), self.batch_size, self.words)[:, : self.length]
+
     def batch(self, step: int) -> dict[str, Tensor]:
-        x = 1 + _permutations(_rng(self, step), self.batch_size, self.words)[:, : self.length]
+        x = self.inputs(step)
         return _copying(x, x)
 
 
@@ -73,23 +77,10 @@ class MixtureOfPermutations:
 
 
 @dataclass(frozen=True)
-class FixedPermutation:
+class FixedPermutation(PermutationCopying):
     """y_t = x_pi(t) for one permutation pi drawn from the seed (Eq. 25); inputs as in the copying control, 40 of 60."""
 
     words: int = 60
-    length: int = 40
-    batch_size: int = 128
-    seed: int = 0
-    split: Split = "train"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= self.words:
-            raise ValueError(f"length distinct words are drawn from words, got length={self.length} of {self.words}")
-
-    @property
-    def vocab_size(self) -> int:
-        """The words and the start symbol."""
-        return self.words + 1
 
     @property
     def pi(self) -> np.ndarray:
@@ -97,7 +88,7 @@ class FixedPermutation:
         return generator(self.seed, 2).permutation(self.length)
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        x = 1 + _permutations(_rng(self, step), self.batch_size, self.words)[:, : self.length]
+        x = self.inputs(step)
         return _copying(x, x[:, self.pi])
 
 

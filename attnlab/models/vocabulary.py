@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, log_softmax
 
+from attnlab.loss import IGNORED
 from attnlab.models.config import TransformerConfig
 from attnlab.shapes import Float, Int
 
@@ -23,9 +24,6 @@ __all__ = [
     "make_embedding",
     "make_head",
 ]
-
-# The label of a position that has none, as everywhere in PyTorch and Hugging Face.
-IGNORED = -100
 
 
 class AdaptiveEmbedding(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attnlab.loss import Loss
+from attnlab.loss import IGNORED, Loss
 from attnlab.shapes import Float
 
 __all__ = ["CrossEntropy", "Loss", "Objective", "Term", "logits_of", "term_weight"]
@@ -40,7 +40,7 @@ class CrossEntropy:
 
     name: str = "cross_entropy"
     labels: str = "labels"
-    ignore: int = -100
+    ignore: int = IGNORED
     shift: bool = False
 
     def __call__(self, model: nn.Module, output: Any, batch: Batch, step: int) -> Loss:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.data import IGNORED, Blocks, CausalSource, MlmSource, Prefetched, Specials, TokenStore, bundled_text
+from attnlab.data import IGNORED, Blocks, CausalSource, MlmSource, Specials, TokenStore, bundled_text
 
 SPECIALS = Specials(pad=0, unk=1, bos=2, eos=3, mask=4)
 STORE = TokenStore(np.arange(5, 1014, dtype=np.uint16), np.array([0, 100, 103, 600, 1009]))
@@ -55,18 +55,11 @@ def test_padding_is_masked_and_no_label():
     assert "attention_mask" not in CausalSource(BLOCKS, batch_size=2).batch(0)
 
 
-def test_prefetched_gives_the_same_batches_in_any_order():
-    plain = MlmSource(BLOCKS, batch_size=3, vocab_size=1014)
-    ahead = Prefetched(plain, ahead=3)
-    for step in (0, 1, 2, 2, 9, 10, 4):
-        same(ahead.batch(step), plain.batch(step))
-
-
-def test_prefetched_raises_what_the_source_raises_when_its_step_is_asked():
-    ahead = Prefetched(CausalSource(BLOCKS, batch_size=len(BLOCKS), shuffle=False), ahead=2)
-    assert len(ahead.batch(0)["input_ids"]) == len(BLOCKS)
+def test_a_single_pass_ends():
+    whole = CausalSource(BLOCKS, batch_size=len(BLOCKS), shuffle=False)
+    assert len(whole.batch(0)["input_ids"]) == len(BLOCKS)
     with pytest.raises(IndexError, match="step 1 of a single pass"):
-        ahead.batch(1)
+        whole.batch(1)
 
 
 def test_the_bundled_text_is_small_and_whole():
