@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from attnlab.experiments._experiment import Experiment
+
 __all__ = ["EXPERIMENTS", "Experiment"]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One experiment: what it makes, its arguments, and the function that runs it."""
-
-    summary: str
-    arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], None]
 
 
 def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
