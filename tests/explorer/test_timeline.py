@@ -1,0 +1,83 @@
+"""What record_step writes is what read_timeline reads, number for number; mistakes are sentences."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnlab as al
+from attnlab.explorer import read_timeline
+from attnlab.reading.timeline import record_step
+
+TOKENS = ["[CLS]", "the", "cat", "sat", "[SEP]"]
+
+
+def maps(seed: int) -> dict[tuple[str, int], torch.Tensor]:
+    torch.manual_seed(seed)
+    return {("encoder", layer): torch.randn(2, 3, 5, 5).softmax(-1) for layer in (0, 1)}
+
+
+def test_steps_come_back_in_order_with_their_scalars(tmp_path: Path) -> None:
+    losses = torch.tensor([[0.5, float("nan"), 0.25], [1.0, 2.0, 3.0]])
+    record_step(tmp_path, 20, maps(2), tokens=TOKENS, scalars={"loss": 1.5})
+    record_step(tmp_path, 3, maps(1), tokens=TOKENS, scalars={"guidance loss": losses, "loss": 2.5}, item=1)
+    (tmp_path / "metrics.jsonl").write_text(
+        json.dumps({"step": 1, "kind": "train", "seconds": 0.1, "values": {"loss": 3.5, "broken": None}}) + "\n"
+    )
+    found = read_timeline(tmp_path)
+    assert [one.step for one in found.steps] == [3, 20]
+    assert found.sequences == {"source": TOKENS}
+    assert found.metrics == {"train loss": [(1, 3.5)]}
+    first = found.steps[0]
+    np.testing.assert_array_equal(first.maps["encoder", 1], maps(1)["encoder", 1][1].half().numpy())
+    assert first.scalars == {
+        "guidance loss": {"encoder.0": [0.5, None, 0.25], "encoder.1": [1.0, 2.0, 3.0]},
+        "loss": 2.5,
+    }
+
+
+def test_a_step_recorded_again_is_replaced(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        record_step(tmp_path, 7, maps(seed), tokens=TOKENS)
+    (only,) = read_timeline(tmp_path).steps
+    np.testing.assert_array_equal(only.maps["encoder", 0], maps(2)["encoder", 0][0].half().numpy())
+
+
+def test_a_trace_with_cross_attention_has_two_texts(tmp_path: Path) -> None:
+    trace = al.Trace()
+    q, k = torch.randn(1, 2, 3, 7), torch.randn(1, 2, 5, 7)
+    for kind, call in (("decoder", al.AttentionCall(q, q, q, causal=True)), ("cross", al.AttentionCall(q, k, k))):
+        trace.add(al.LayerTrace(call, al.Softmax(), al.Softmax()(call), None, kind, 0, kind))
+    texts = {"source": TOKENS, "target": ["le", "chat", "."]}
+    agreement = {("cross", 0): [0.75, None]}
+    record_step(tmp_path, 1, trace, tokens=texts, scalars={"agreement": agreement})
+    (only,) = read_timeline(tmp_path).steps
+    assert only.maps["cross", 0].shape == (2, 3, 5)
+    assert only.scalars == {"agreement": {"cross.0": [0.75, None]}}
+    with pytest.raises(ValueError, match="attends over 5 source tokens, but tokens has none"):
+        record_step(tmp_path, 2, trace, tokens=texts["target"])
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step must be 0 or more"):
+        record_step(tmp_path, -1, maps(0), tokens=TOKENS)
+    with pytest.raises(ValueError, match="attends over 5 source tokens, but tokens has 4"):
+        record_step(tmp_path, 0, maps(0), tokens=TOKENS[:4])
+    with pytest.raises(ValueError, match="trace is empty"):
+        record_step(tmp_path, 0, {}, tokens=TOKENS)
+    with pytest.raises(ValueError, match="2 layers, got"):
+        record_step(tmp_path, 0, maps(0), tokens=TOKENS, scalars={"loss": torch.zeros(3, 3)})
+    with pytest.raises(ValueError, match=r"has 2 numbers for .*'encoder', 0.* 3 heads"):
+        record_step(tmp_path, 0, maps(0), tokens=TOKENS, scalars={"loss": {("encoder", 0): [1.0, 2.0]}})
+    with pytest.raises(ValueError, match="no recorded steps"):
+        read_timeline(tmp_path)
+    record_step(tmp_path, 0, maps(0), tokens=TOKENS)
+    with pytest.raises(ValueError, match="other tokens"):
+        record_step(tmp_path, 1, maps(0), tokens=list("abcde"))
+    (tmp_path / "steps" / "step-00000000.safetensors").write_bytes(b"half")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_timeline(tmp_path)
