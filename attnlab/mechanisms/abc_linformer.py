@@ -49,7 +49,9 @@ class AbcLinformer(SlotMechanism, nn.Module):
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """The columns of the tokens' places."""
-        if not places.is_meta and places.numel() and int(places.max()) >= self.length:
+        # While a graph is captured the host cannot ask; the same shapes were checked when the call was warmed up.
+        unknown = places.is_meta or (places.is_cuda and torch.cuda.is_current_stream_capturing())
+        if not unknown and places.numel() and int(places.max()) >= self.length:
             raise ValueError(
                 f"{int(places.max()) + 1} tokens, but this Linformer learned a control for {self.length} "
                 f"(length={self.length}); shorten the input or make it with a larger length"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +52,15 @@ class Rfa(Mechanism):
 
     def _phi(self, t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
         kind = torch.promote_types(t.dtype, torch.float32)
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        R = torch.randn(self.features, t.shape[-1], generator=generator, dtype=torch.float64, device="cpu")
-        angle = normalize(t.to(kind), dim=-1) @ R.to(t.device, kind).mT
+        R = _directions(self.features, t.shape[-1], self.seed, t.device, kind)
+        angle = normalize(t.to(kind), dim=-1) @ R.mT
         return torch.cat([angle.sin(), angle.cos()], -1) * self.features**-0.5
+
+
+@functools.lru_cache(maxsize=64)
+def _directions(features: int, width: int, seed: int, device: torch.device, kind: torch.dtype) -> Tensor:
+    """R, drawn once and then kept on the device: a copy from the host at each call would make a GPU wait."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    # Not an inference tensor even if the first call was made in inference mode.
+    with torch.inference_mode(False):
+        return torch.randn(features, width, generator=generator, dtype=torch.float64, device="cpu").to(device, kind)
