@@ -2,7 +2,7 @@
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance import Guidance, guide, pattern_audit
-from attnlab.hf import Plan, load_model, record, swap, swap_plan
+from attnlab.hf import Plan, convert, is_converted, load_model, record, swap, swap_plan
 from attnlab.mechanisms.abc_cluster import AbcCluster
 from attnlab.mechanisms.abc_compressive import AbcCompressive
 from attnlab.mechanisms.abc_dilated import AbcDilated
@@ -71,10 +71,12 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "convert",
     "effective_attention",
     "effective_from_output",
     "faithfulness",
     "guide",
+    "is_converted",
     "load_model",
     "mechanism",
     "mechanism_names",

@@ -1,7 +1,8 @@
-"""Any Hugging Face model, through its AttentionInterface: ``swap`` its attention, ``record`` it, load one safely."""
+"""Any Hugging Face model, through its AttentionInterface: ``swap`` or ``convert`` it, ``record`` it, load it."""
 
 from attnlab.hf.contexts import record, swap
+from attnlab.hf.convert import convert, is_converted
 from attnlab.hf.load import LoadedModel, load_model
 from attnlab.hf.plan import Plan, swap_plan
 
-__all__ = ["LoadedModel", "Plan", "load_model", "record", "swap", "swap_plan"]
+__all__ = ["LoadedModel", "Plan", "convert", "is_converted", "load_model", "record", "swap", "swap_plan"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+
+from attnlab.hf.convert import CONTAINER, restore_conversion
 
 __all__ = ["LoadedModel", "Task", "check_length", "load_model", "max_length"]
 
@@ -35,7 +37,7 @@ def load_model(
 ) -> LoadedModel:
     """Load safetensors weights only; whatever is missing or damaged is a ValueError of one sentence.
 
-    ``dtype=None`` keeps the checkpoint's own.
+    ``dtype=None`` keeps the checkpoint's own. A model that was converted comes back converted.
     """
     import transformers
 
@@ -51,8 +53,9 @@ def load_model(
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
     cls, task = _class_and_task(config)
+    section = getattr(config, CONTAINER, None)
     try:
-        with _no_bar_in_files():
+        with _quiet(section is not None):
             model, info = cls.from_pretrained(
                 name,
                 config=config,
@@ -67,6 +70,18 @@ def load_model(
         raise ValueError(
             f"{name}: its weights lack {len(info['missing_keys'])} tensors, such as {min(info['missing_keys'])}"
         )
+    new = sorted(key for key in info["unexpected_keys"] if key.startswith(f"{CONTAINER}."))
+    if section is None and new:
+        raise ValueError(
+            f"{name}: its weights hold the parameters of a conversion ({new[0]}), but its config.json lacks the "
+            f"section {CONTAINER!r} that says which layers attend by what; copy config.json again from where it was "
+            "saved"
+        )
+    if section is not None:
+        try:
+            restore_conversion(model, section, read_tensors(name, new))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -75,18 +90,49 @@ def load_model(
 
 
 @contextmanager
-def _no_bar_in_files() -> Iterator[None]:
-    """transformers draws its progress bar even where nobody can watch it move."""
+def _quiet(converted: bool) -> Iterator[None]:
+    """transformers draws its bar even where nobody can watch it move, and reports a conversion's tensors as strange."""
     from transformers.utils import logging
 
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
+    bar = not sys.stderr.isatty() and logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    if bar:
+        logging.disable_progress_bar()
+    if converted:
+        logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def read_tensors(name: str, wanted: Iterable[str]) -> dict[str, torch.Tensor]:
+    """These tensors from the weight files of a folder, or of a hub name that was loaded before."""
+    from safetensors import safe_open
+
+    files = _weight_files(Path(name)) if Path(name).is_dir() else _hub_files(name)
+    left, found = set(wanted), {}
+    for path in files:
+        with safe_open(path, framework="pt") as file:
+            for key in left.intersection(file.keys()):
+                found[key] = file.get_tensor(key)
+    return found
+
+
+def _hub_files(name: str) -> list[Path]:
+    from transformers.utils import cached_file
+
+    def local(file: str) -> Path | None:
+        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    index = local("model.safetensors.index.json")
+    names = ["model.safetensors"]
+    if index is not None:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    return [path for path in map(local, names) if path is not None]
 
 
 def max_length(model: Any) -> int | None:

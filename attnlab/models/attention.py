@@ -15,7 +15,7 @@ from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Attention", "Observer", "attentions", "make_mechanisms", "swapped"]
+__all__ = ["Attention", "Observer", "attentions", "make_mechanisms", "put_mechanism", "swapped"]
 
 
 class Attention(nn.Module):
@@ -139,14 +139,15 @@ def swapped(
     old = [layer.mechanism for layer in layers]
     try:
         for layer in layers:
-            _put(layer, new)
+            put_mechanism(layer, new)
         yield
     finally:
         for layer, mech_before in zip(layers, old, strict=True):
-            _put(layer, mech_before)
+            put_mechanism(layer, mech_before)
 
 
-def _put(layer: Attention, mech: Mechanism) -> None:
+def put_mechanism(layer: Attention, mech: Mechanism) -> None:
+    """Make the layer attend by another mechanism."""
     # A module and a plain object live in different tables of nn.Module; leave the old one's before entering the new.
     del layer.mechanism
     layer.mechanism = mech

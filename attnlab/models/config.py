@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Kind", "TransformerConfig", "config_from_dict", "config_to_dict", "specs_per_layer"]
+__all__ = ["FIELDS", "Kind", "TransformerConfig", "config_from_dict", "config_to_dict", "specs_per_layer"]
 
 Kind = Literal["encoder", "decoder", "cross"]
 
 Specs = str | tuple[str, ...]
+
+# The config's field that names a kind's mechanisms.
+FIELDS: dict[Kind, str] = {"encoder": "self_attention", "decoder": "causal_attention", "cross": "cross_attention"}
 
 CHOICES = {
     "kind": ("encoder", "decoder", "encoder-decoder"),
@@ -114,7 +117,7 @@ class TransformerConfig:
 
 def specs_per_layer(config: TransformerConfig, kind: Kind) -> tuple[str, ...]:
     """The mechanism of each layer of a kind, as spec strings."""
-    name = {"encoder": "self_attention", "decoder": "causal_attention", "cross": "cross_attention"}[kind]
+    name = FIELDS[kind]
     given, depth = getattr(config, name), config.depth(kind)
     if isinstance(given, str):
         return (given,) * depth

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, cast
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from attnlab.attention import Mechanism
 from attnlab.models.attention import Attention, attentions, make_mechanisms
 from attnlab.models.cache import Cache, LayerCache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig
+from attnlab.models.converting import convert_attention
 from attnlab.models.init import init_weights
 from attnlab.models.positions import count_positions, sinusoids
 from attnlab.models.vocabulary import Head, make_embedding, make_head
@@ -175,7 +176,7 @@ class Transformer(nn.Module):
         self.decoder = None if config.kind == "encoder" else Stack(config, "decoder")
         self.head = make_head(config, self.tokens)
         init_weights(self, config)
-        self._make_lazy_parameters()
+        self.make_lazy_parameters()
 
     def forward(
         self,
@@ -237,6 +238,10 @@ class Transformer(nn.Module):
         layers = [layer.make_cache(batch, capacity) for layer in attentions(self, ("decoder",))]
         return Cache(layers, cross_layers=self.config.depth("cross"), capacity=capacity)
 
+    def convert_attention(self, mechs: Mapping[Kind, Mechanism | str], *, layers: Any = None) -> None:
+        """Attend by other mechanisms from now on, in place; ``attnlab.convert`` calls this."""
+        convert_attention(self, mechs, layers=layers)
+
     def _output(self, hidden: Float[Tensor, "b q m"]) -> Output:
         return Output(hidden, cast("Head | None", self.head))
 
@@ -247,15 +252,16 @@ class Transformer(nn.Module):
                 "or use sinusoidal or rotary positions"
             )
 
-    def _make_lazy_parameters(self) -> None:
+    def make_lazy_parameters(self) -> None:
         """Mechanisms may make their parameters at their first call; optimisers and files need them before that."""
         if not any(isinstance(layer.mechanism, nn.Module) for layer in attentions(self)):
             return
-        tokens = torch.zeros(1, 2, dtype=torch.long)
+        tokens = torch.zeros(1, 2, dtype=torch.long, device=next(self.parameters()).device)
+        training = self.training
         self.eval()
         with torch.no_grad():
             self(tokens, decoder_input_ids=tokens if self.config.kind == "encoder-decoder" else None)
-        self.train()
+        self.train(training)
 
 
 def count_parameters(config: TransformerConfig) -> int:

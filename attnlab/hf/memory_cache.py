@@ -1,0 +1,138 @@
+"""The past of a converted layer in a transformers cache: its mechanism's bounded memory in place of keys and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.hf.interface import Installed
+
+__all__ = ["MemoryLayer", "Remembered", "memory_layer"]
+
+
+class MemoryLayer(CacheLayerMixin):
+    """One layer's past, of a size that does not grow: what the mechanism's ``make_cache`` returns.
+
+    transformers hands over keys and values before the attention function runs. They pass through here, and
+    ``attend`` folds them in; what a module reads back as ``keys`` (a cross-attention's second step) is no key at all.
+    """
+
+    is_sliding = False
+
+    def __init__(self, mechanism: Mechanism) -> None:
+        super().__init__()
+        self.mechanism = mechanism
+        self.past: Any = None
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Start with an empty memory."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.past = self.mechanism.make_cache(key_states.shape[0], 0)  # type: ignore[attr-defined]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Count the new tokens in and let them pass to the attention function."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.length += key_states.shape[2]
+        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        return key_states, value_states
+
+    def attend(self, call: AttentionCall) -> tuple[Mechanism, AttentionCall, Tensor]:
+        """Answer a call that holds only new keys: the mechanism that W can be asked of, the call and the output."""
+        past = self.length - call.k.shape[2]
+        call, out = self.past.attend(self.mechanism, call, key_visible=call.key_visible)
+        return (Remembered(self.mechanism, past) if past else self.mechanism), call, out
+
+    def get_seq_length(self, *_: Any) -> int:
+        """How many tokens were folded in, padding included."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """As of a cache that kept every key: other layers may, and masks are made once for all."""
+        new = query_length.shape[0] if isinstance(query_length, Tensor) else query_length
+        return self.length + int(new), 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.past = self.keys = self.values = None
+        self.length, self.is_initialized = 0, False
+
+    def offload(self) -> None:
+        """Nothing: the memory is small."""
+
+    prefetch = offload
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row ``beam_idx[i]`` was."""
+        if self.past is None or self.keys is None or self.values is None:
+            return
+        rows = beam_idx.to(self.keys.device)
+        self.past.select(rows)
+        self.keys, self.values = self.keys[rows], self.values[rows]
+
+    batch_select_indices = reorder_cache
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        if self.keys is not None:
+            rows = torch.arange(self.keys.shape[0], device=self.keys.device)
+            self.reorder_cache(rows.repeat_interleave(repeats))
+
+    def crop(self, *_: Any) -> None:
+        """Refused: what is folded in cannot be taken out."""
+        raise ValueError(
+            f"{self.mechanism!r} keeps a memory that tokens cannot be taken out of again, which this way of decoding "
+            "(assisted or speculative) needs; use greedy, sampling or beam search"
+        )
+
+
+class Remembered(Mechanism):
+    """The mechanism of a decoding step: its memory holds tokens whose keys are gone, so nobody can say W."""
+
+    def __init__(self, mechanism: Mechanism, past: int) -> None:
+        self.mechanism, self.past = mechanism, past
+
+    def __repr__(self) -> str:
+        return repr(self.mechanism)
+
+    def reference(self, call: AttentionCall) -> Tensor:
+        raise ValueError(
+            f"this step of {self.mechanism!r} read a memory of {self.past} earlier tokens, whose keys are not kept; "
+            "for W run the whole text at once, or generate with use_cache=False"
+        )
+
+    forward = reference
+
+
+def memory_layer(cache: Any, index: int | None, installed: Installed) -> MemoryLayer | None:
+    """The memory of a converted module in the cache it was given; an empty layer gives way to one."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.cross_attention_cache if installed.kind == "cross" else cache.self_attention_cache
+    if index is None or not hasattr(cache, "layers"):
+        raise ValueError(f"{installed.name} was given a {type(cache).__name__}, which cannot hold a bounded memory")
+    while len(cache.layers) <= index:
+        cache.layers.append(DynamicLayer())
+    layer = cache.layers[index]
+    if isinstance(layer, MemoryLayer):
+        return layer
+    if not isinstance(layer, DynamicLayer) or layer.get_seq_length() > 0:
+        filled = "of another kind" if not isinstance(layer, DynamicLayer) else "with keys of another attention"
+        raise ValueError(
+            f"{installed.name} is converted and keeps a memory of constant size, but was given a cache {filled} "
+            f"({type(layer).__name__}); call without past_key_values and cache_implementation, or with DynamicCache()"
+        )
+    cache.layers[index] = MemoryLayer(installed.mechanism)
+    return cache.layers[index]
