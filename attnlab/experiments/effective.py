@@ -98,15 +98,21 @@ def run(
     out: Path | str = "results/effective.json",
     work: Path | str | None = None,
     seconds: float | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Run the parts and write ``out``, anew with every table; what is not done after ``seconds`` is ended.
 
-    The timing goes first and alone. Rows that ``out`` held before and this run does not have stay in it.
+    The timing goes first and alone. ``work`` is an empty folder for the runs; with ``resume``, that of a run which was
+    ended: its tables are kept and its trainings go on from their checkpoints. Rows that ``out`` held before and this
+    run does not have stay in it.
     """
     started, out = time.monotonic(), Path(out)
     names = part_names(config, only)
+    if resume and work is None:
+        raise ValueError("resume=True needs work=, the folder of the run that was ended")
     work = Path(tempfile.mkdtemp(prefix="attnlab-effective-") if work is None else work)
     work.mkdir(parents=True, exist_ok=True)
+    _check_work(work, config, names, resume=resume)
     before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     made_by = provenance()
     config = _prepared(config, work, names)
@@ -128,6 +134,22 @@ def run(
     if tasks:
         _together(tasks, config.jobs or _jobs(len(tasks)), config, work, deadline, codes, publish)
     return publish()
+
+
+def _check_work(work: Path, config: EffectiveConfig, names: Sequence[str], *, resume: bool) -> None:
+    """Refuse to mix two runs in one folder; a resumed one has the settings that it was begun with."""
+    note = work / "config.json"
+    settings = json.loads(json.dumps(asdict(config)))
+    if resume and note.exists():
+        began = json.loads(note.read_text(encoding="utf-8"))
+        changed = sorted(k for k in settings if settings[k] != began.get(k) and k != "jobs")
+        if changed:
+            raise ValueError(f"{work} was begun with other settings ({', '.join(changed)}); name an empty folder")
+    if not resume:
+        earlier = [name for name in names if (work / f"{name}.json").exists()]
+        if earlier:
+            raise ValueError(f"{work} holds an earlier run ({earlier[0]}.json); resume it or name an empty folder")
+    write_json(note, settings)
 
 
 def _together(

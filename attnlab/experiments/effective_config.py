@@ -29,17 +29,18 @@ class EffectiveConfig:
     tagger: str | None = None
     treebank: str | None = None
     classifier: str | None = None
-    tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B")
+    tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B", "QNLI")
     batch_size: int = 8
     length: int = 128
     epochs: float = 3.0
     lr: float = 5e-5
     # Training examples at most, drawn at random: SST-2 is the only task that has more.
     train_limit: int | None = 6000
-    # Dev examples whose maps are read.
+    # Dev examples whose maps are read, drawn at random.
     dev_limit: int = 400
     read_batch: int = 16
-    # Dev examples of the faithfulness study, and the keys that are hidden in each (None: every one).
+    # Dev examples of the faithfulness study, longer than a head is wide (on shorter ones effective attention is
+    # attention), and the keys that are hidden in each (None: every one).
     study_texts: int = 40
     study_keys: int | None = None
     timing_repeats: int = 7
@@ -73,11 +74,16 @@ class TaskPart(Part):
         """Add a row to a table."""
         self.tables({table: [values]})
 
+    def done(self, table: str) -> bool:
+        """Whether an earlier run has made this table."""
+        return table in self.content["tables"]
+
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         """Note an error instead of ending the process."""
         try:
             yield
+            self.content["facts"].pop(f"failed: {name}", None)
         except (RuntimeError, ValueError, AssertionError) as error:
             traceback.print_exc()
             self.fact(f"failed: {name}", str(error).strip().partition("\n")[0])

@@ -22,7 +22,7 @@ from attnlab.experiments.effective_glue import (
     Task,
     dev_batches,
     encode,
-    read_glue,
+    read_splits,
     subset,
     tag_types,
 )
@@ -112,10 +112,12 @@ class _Reader:
         batch = self.dev.batch(chosen, length=self.config.length, segments=self.segments, classes=self.task.classes)
         return {name: t.to(self.device) for name, t in batch.items()}
 
-    def single_texts(self, n: int) -> Iterator[dict[str, Tensor]]:
-        """One text at a time, without padding."""
-        for (place,), batch in self.batches(n, 1):
-            yield {name: t[:, : len(self.dev.ids[place])] for name, t in batch.items() if name != "labels"}
+    def long_texts(self, n: int, width: int) -> Iterator[dict[str, Tensor]]:
+        """Texts of more than ``width`` tokens, one at a time, without padding."""
+        for place in [i for i, ids in enumerate(self.dev.ids) if len(ids) > width][:n]:
+            length = len(self.dev.ids[place])
+            batch = self.dev.batch([place], length=length, segments=self.segments, classes=self.task.classes)
+            yield {name: t.to(self.device) for name, t in batch.items() if name != "labels"}
 
     @torch.no_grad()
     def scores(self, model: nn.Module) -> dict[str, float]:
@@ -164,28 +166,31 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     clock, model = _Clock(part), encoder_folder(config)
     pretrained, tokenizer = sequence_classifier(model, classes=task.classes, seed=config.seed)
     segments = pretrained.config.type_vocab_size > 1
-    rows = {s: subset(read_glue(config.data, task, s), n, seed=config.seed) for s, n in _limits(config).items()}
+    rows, how = read_splits(config.data, task, seed=config.seed)
+    rows["train"] = subset(rows["train"], config.train_limit, seed=config.seed)
     examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
-    part.fact("examples", {s: len(e) for s, e in examples.items()})
+    part.fact("examples", {s: len(e) for s, e in examples.items()} | {"split": how})
     lengths = [len(ids) for ids in examples["dev"].ids]
     width = pretrained.config.hidden_size // pretrained.config.num_attention_heads
-    part.row(
-        "lengths",
-        task=name,
-        tokens=sum(lengths) / len(lengths),
-        width=width,
-        trivial_share=sum(n <= width for n in lengths) / len(lengths),
-        trivial_share_base=sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
-    )
+    if not part.done("lengths"):
+        part.row(
+            "lengths",
+            task=name,
+            tokens=sum(lengths) / len(lengths),
+            width=width,
+            trivial_share=sum(n <= width for n in lengths) / len(lengths),
+            trivial_share_base=sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
+        )
     reader = _Reader(config, task, examples["dev"], tokenizer, segments)
     reader.prepare(part)
     pretrained.to(device)
     clock("prepared")
 
-    with part.step("pretrained maps"):
-        tally, _ = reader.read(pretrained, None)
-        part.tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
-    clock("pretrained maps")
+    if not part.done("to_token_pretrained"):
+        with part.step("pretrained maps"):
+            tally, _ = reader.read(pretrained, None)
+            part.tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
+        clock("pretrained maps")
 
     source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
     tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)
@@ -196,21 +201,27 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
         schedule=Schedule("linear", warmup=max(1, steps // 10)),
         seed=config.seed,
         log_every=max(1, steps // 20),
+        checkpoint_every=max(1, steps // 2),
+        keep=1,
     )
     term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
-    outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder)
+    # A run that was ended goes on from its checkpoint; a finished training is only read.
+    outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder, resume=True)
     tuned.to(device).eval()
-    part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
-    clock("fine-tuned")
+    if not part.done("scores"):
+        part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
+        clock("fine-tuned")
 
-    with part.step("maps"):
-        tally, similarity = reader.read(tuned, pretrained)
-        part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
-    clock("maps")
-    with part.step("alternative"):
-        batch = reader.longest(2)
-        part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
-    if name == config.tasks[0]:
+    if not part.done("identity"):
+        with part.step("maps"):
+            tally, similarity = reader.read(tuned, pretrained)
+            part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
+        clock("maps")
+    if not part.done("alternative"):
+        with part.step("alternative"):
+            batch = reader.longest(2)
+            part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
+    if name == config.tasks[0] and not part.done("short_inputs"):
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
             found = short_input_rows(
@@ -220,8 +231,10 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
                 separator=tokenizer.sep_token_id,
             )
             part.tables({"short_inputs": found})
+    if part.done("faithfulness"):
+        return
     with part.step("faithfulness"):
-        texts = reader.single_texts(config.study_texts)
+        texts = reader.long_texts(config.study_texts, width)
         prediction = (lambda output: output.logits.float()) if task.classes == 1 else None
         part.tables(
             faithfulness_tables(
@@ -229,10 +242,6 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
             )
         )
     clock("faithfulness")
-
-
-def _limits(config: EffectiveConfig) -> dict[str, int | None]:
-    return {"train": config.train_limit, "dev": None}
 
 
 class _Clock:

@@ -17,9 +17,22 @@ from attnlab.data.readers import records
 from attnlab.reading.tagger import PerceptronTagger
 from attnlab.reading.token_types import token_types
 
-__all__ = ["TASKS", "Examples", "GlueSource", "Task", "dev_batches", "encode", "read_glue", "subset", "tag_types"]
+__all__ = [
+    "TASKS",
+    "Examples",
+    "GlueSource",
+    "Task",
+    "dev_batches",
+    "encode",
+    "read_glue",
+    "read_splits",
+    "subset",
+    "tag_types",
+]
 
 T = TypeVar("T")
+# An example's texts and its label.
+Row = tuple[tuple[str, ...], float]
 # Words as a treebank splits them: clitics apart, every mark of punctuation a word.
 WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-.]\w+)*|[^\w\s]", re.IGNORECASE)
 
@@ -42,6 +55,7 @@ TASKS = {
         Task("MRPC", ("#1 String", "#2 String"), "Quality"),
         Task("SST-2", ("sentence",), "label"),
         Task("STS-B", ("sentence1", "sentence2"), "score", 1, "pearson"),
+        Task("QNLI", ("question", "sentence"), "label"),
     )
 }
 CLASSES = {"not_entailment": 0.0, "entailment": 1.0}
@@ -78,14 +92,40 @@ class Examples:
         return found | {"labels": labels if classes == 1 else labels.long()}
 
 
-def read_glue(folder: Path | str, task: Task, split: str) -> list[tuple[tuple[str, ...], float]]:
+def read_glue(folder: Path | str, task: Task, split: str) -> list[Row]:
     """(texts, label) of <folder>/<task>/<split>.tsv, plain or compressed."""
-    home = Path(folder) / task.name
-    found = [path for end in ("", ".xz", ".gz") if (path := home / f"{split}.tsv{end}").exists()]
-    if not found:
-        raise ValueError(f"{home} holds no {split}.tsv (or .xz, .gz); give the folder of GLUE's tasks")
-    rows = records(found[0], columns=[*task.columns, task.label])
+    path = _file(folder, task, split)
+    if path is None:
+        raise ValueError(
+            f"{Path(folder) / task.name} holds no {split}.tsv (or .xz, .gz); give the folder of GLUE's tasks"
+        )
+    rows = records(path, columns=[*task.columns, task.label])
     return [(tuple(row[c].strip() for c in task.columns), _number(row[task.label])) for _, row in rows]
+
+
+def read_splits(folder: Path | str, task: Task, *, seed: int) -> tuple[dict[str, list[Row]], str]:
+    """({train, dev}, how they came about), dev in an order drawn from ``seed``: some files are sorted by their source.
+
+    A task with no train file is cut in two: a fifth of dev.tsv's last texts, with all their rows, is dev.
+    """
+    dev = read_glue(folder, task, "dev")
+    if _file(folder, task, "train") is not None:
+        found, how = {"train": read_glue(folder, task, "train"), "dev": dev}, "train.tsv and dev.tsv"
+    else:
+        last = list(dict.fromkeys(texts[-1] for texts, _ in dev))
+        held = set(subset(last, len(last) // 5, seed=seed))
+        found = {
+            "train": [row for row in dev if row[0][-1] not in held],
+            "dev": [row for row in dev if row[0][-1] in held],
+        }
+        how = f"no train.tsv: dev.tsv cut in two, no {task.columns[-1]} on both sides"
+    found["dev"] = [found["dev"][i] for i in np.random.default_rng(seed).permutation(len(found["dev"])).tolist()]
+    return found, how
+
+
+def _file(folder: Path | str, task: Task, split: str) -> Path | None:
+    home = Path(folder) / task.name
+    return next((path for end in ("", ".xz", ".gz") if (path := home / f"{split}.tsv{end}").exists()), None)
 
 
 def subset(rows: Sequence[T], limit: int | None, *, seed: int) -> list[T]:
@@ -99,7 +139,7 @@ def _number(label: str) -> float:
     return CLASSES[label] if label in CLASSES else float(label)
 
 
-def encode(rows: Sequence[tuple[tuple[str, ...], float]], tokenizer: Any, *, length: int) -> Examples:
+def encode(rows: Sequence[Row], tokenizer: Any, *, length: int) -> Examples:
     """[CLS] a [SEP] b [SEP], cut to ``length``; padding comes with the batches."""
     texts = [row[0] for row in rows]
     special = tokenizer.cls_token_id, tokenizer.sep_token_id

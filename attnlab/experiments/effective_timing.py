@@ -30,7 +30,10 @@ def run_timing(config: EffectiveConfig, part: TaskPart) -> None:
             torch.arange(config.length) < torch.linspace(config.length // 4, config.length, config.batch_size)[:, None]
         )
         batch = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
+        if part.has("timing_models", model=what, way="full-svd"):
+            continue
         for row in timing_rows(model, batch, what=what, repeats=config.timing_repeats):
-            part.row("timing_models", **row)
-            if what.startswith("BERT-base"):
+            if not part.has("timing_models", model=what, way=row["way"]):
+                part.row("timing_models", **row)
+            if what.startswith("BERT-base") and not part.has("timing", way=row["way"]):
                 part.row("timing", **row)

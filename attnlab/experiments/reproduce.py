@@ -62,6 +62,9 @@ def _effective_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/effective.json"), help="(default: %(default)s)")
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
     parser.add_argument("--only", help="parts, such as STS-B,timing; the others' results are kept")
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument("--work", type=Path, help="an empty folder for the runs (default: a temporary one)")
+    work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
 
 
@@ -71,7 +74,14 @@ def _effective(options: argparse.Namespace) -> None:
 
     config = EffectiveConfig(data=options.data, model=options.model, treebank=options.treebank, tagger=options.tagger)
     only = options.only.split(",") if options.only else None
-    run(config, only=only, out=options.out, seconds=options.seconds)
+    run(
+        config,
+        only=only,
+        out=options.out,
+        work=options.resume or options.work,
+        seconds=options.seconds,
+        resume=options.resume is not None,
+    )
     print(f"wrote {options.out.resolve()}")
     if options.page is not None:
         write_figures(json.loads(options.out.read_text(encoding="utf-8")), options.page)

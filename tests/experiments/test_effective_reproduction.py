@@ -14,7 +14,16 @@ from attnlab.experiments import effective_finetune
 from attnlab.experiments.effective import KEYS, collect, part_names, run
 from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
 from attnlab.experiments.effective_figures import figures_page
-from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, encode, read_glue, subset, tag_types
+from attnlab.experiments.effective_glue import (
+    TASKS,
+    Examples,
+    GlueSource,
+    encode,
+    read_glue,
+    read_splits,
+    subset,
+    tag_types,
+)
 from attnlab.experiments.effective_maps import write_maps_page
 from attnlab.experiments.effective_study import faithfulness_tables, short_input_rows, timing_rows
 from attnlab.experiments.effective_tables import Similarity, Tally, artefact_rows, authors_way, read_maps
@@ -84,6 +93,21 @@ def test_rows_of_both_kinds_of_label(glue: Path) -> None:
     assert (texts[1], label) == ("a dog sees the cat .", 4.5)
     with pytest.raises(ValueError, match=r"MRPC holds no dev.tsv"):
         read_glue(glue, TASKS["MRPC"], "dev")
+
+
+def test_dev_is_shuffled_and_a_task_without_train_is_cut_in_two(glue: Path, tmp_path: Path) -> None:
+    found, how = read_splits(glue, TASKS["STS-B"], seed=0)
+    ordered = read_glue(glue, TASKS["STS-B"], "dev")
+    assert found["dev"] != ordered
+    assert sorted(found["dev"]) == sorted(ordered)
+    assert how == "train.tsv and dev.tsv"
+    (tmp_path / "QNLI").mkdir()
+    lines = [f"{i}\tquestion {i}\tsentence {i % 10}\t{'entailment' if i % 2 else 'not_entailment'}" for i in range(30)]
+    (tmp_path / "QNLI" / "dev.tsv").write_text("\n".join(["index\tquestion\tsentence\tlabel", *lines]) + "\n")
+    found, how = read_splits(tmp_path, TASKS["QNLI"], seed=0)
+    assert {split: len(rows) for split, rows in found.items()} == {"train": 24, "dev": 6}
+    assert not {texts[1] for texts, _ in found["train"]} & {texts[1] for texts, _ in found["dev"]}
+    assert "no sentence on both sides" in how
 
 
 def test_pairs_are_cut_from_the_longer_text(tokenizer: Any) -> None:
@@ -242,10 +266,10 @@ def test_scores() -> None:
 
 
 def test_parts() -> None:
-    assert part_names(EffectiveConfig()) == ["timing", "RTE", "MRPC", "SST-2", "STS-B"]
+    assert part_names(EffectiveConfig()) == ["timing", "RTE", "MRPC", "SST-2", "STS-B", "QNLI"]
     assert part_names(EffectiveConfig(), "STS-B,timing") == ["timing", "STS-B"]
-    with pytest.raises(ValueError, match=r"only must name parts among timing, RTE.*got QNLI"):
-        part_names(EffectiveConfig(), "QNLI")
+    with pytest.raises(ValueError, match=r"only must name parts among timing, RTE.*got WNLI"):
+        part_names(EffectiveConfig(), "WNLI")
 
 
 def test_a_part_outlives_its_failures_and_nan(tmp_path: Path) -> None:
@@ -274,6 +298,11 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     for name in names:
         effective_finetune.run_task(name, config, TaskPart(tmp_path / f"{name}.json"), tmp_path / f"run-{name}")
     found = collect(config, tmp_path, names)
+    # A resumed task makes only what it lacks, from the training that is there.
+    part = TaskPart(tmp_path / "RTE.json")
+    lacks = part.content["tables"].pop("alternative")
+    effective_finetune.run_task("RTE", config, part, tmp_path / "run-RTE")
+    assert part.content["tables"]["alternative"] == lacks
     assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
     assert set(found["tables"]) == set(KEYS) - {"timing", "timing_models"}
     assert set(claims.TABLES["effective"]) - {"timing"} <= set(found["tables"])
@@ -302,6 +331,12 @@ def test_processes_merge_into_one_file(encoder: Path, glue: Path, tmp_path: Path
     assert found["unfinished"] == {}
     stored = json.loads(out.read_text())
     assert {row["task"] for row in stored["tables"]["table_2"]} == {"RTE", "STS-B"}
+    with pytest.raises(ValueError, match=r"holds an earlier run \(RTE.json\)"):
+        run(config, only="RTE", out=out, work=tmp_path / "one")
+    with pytest.raises(ValueError, match=r"begun with other settings \(seed\)"):
+        run(replace(config, seed=2), only="RTE", out=out, work=tmp_path / "one", resume=True)
+    again = run(config, only="RTE", out=out, work=tmp_path / "one", resume=True)
+    assert again["unfinished"] == {}
     late = run(config, only="RTE", out=out, work=tmp_path / "three", seconds=0.1)
     assert late["unfinished"] == {"RTE": None}
     assert json.loads(out.read_text())["tables"]["scores"]
