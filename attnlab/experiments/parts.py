@@ -14,15 +14,19 @@ from attnlab.provenance import write_json
 
 __all__ = ["Part", "best_device", "gather"]
 
-# The columns that say what a row is for.
+# The columns that say what a row is for, in tables that name none.
 LABELS = ("mechanism", "spec", "kernel", "family", "r", "rounds", "model", "step")
 
 
 class Part:
-    """What one process has found so far, on disk after every row: a kill loses only the row under way."""
+    """What one process has found so far, on disk after every row: a kill loses only the row under way.
 
-    def __init__(self, path: Path) -> None:
+    ``keys`` names, table by table, the columns that tell rows apart.
+    """
+
+    def __init__(self, path: Path, *, keys: Mapping[str, Sequence[str]] | None = None) -> None:
         self.path = path
+        self.keys = dict(keys or {})
         self.content: dict[str, Any] = {"tables": {}, "facts": {}}
         if path.exists():
             # A resumed run goes on from the rows it had.
@@ -35,7 +39,7 @@ class Part:
 
     def row(self, table: str, **values: Any) -> None:
         """Add a row to a table, in place of one for the same setting and step."""
-        labels = {name: value for name, value in values.items() if name in LABELS}
+        labels = {name: value for name, value in values.items() if name in self.keys.get(table, LABELS)}
         kept = [
             row
             for row in self.content["tables"].get(table, [])

@@ -1,0 +1,1 @@
+"""The experiments of Peng et al., ABC: Attention with Bounded-memory Control; ``commands`` lists them."""

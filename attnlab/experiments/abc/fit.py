@@ -1,0 +1,190 @@
+"""Several models trained side by side in one process: on a GPU each update is one captured graph, replayed.
+
+Small models wait for the launches of their kernels more than for the kernels. A captured update is one launch, and
+models on different streams fill the gaps of each other. The same code runs update by update where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.data import Source
+from attnlab.training import Recipe, Schedule, Term
+from attnlab.training.settings import parameter_groups
+
+__all__ = ["Fitted", "Learner", "fit"]
+
+# Updates of a shape before its graph is captured: libraries choose their kernels in them.
+WARMUP = 2
+# The host may run ahead of the device by this many updates.
+AHEAD = 24
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How far a training came, and what it took."""
+
+    steps: int
+    seconds: float
+    losses: dict[str, list[float]]
+
+
+class Learner:
+    """A model, its optimiser, and one captured update for each shape of batch."""
+
+    def __init__(self, model: nn.Module, term: Term, recipe: Recipe, *, stream: Any = None, pool: Any = None) -> None:
+        self.model, self.term, self.recipe = model, term, recipe
+        self.device = next(model.parameters()).device
+        self.cuda = self.device.type == "cuda"
+        self.stream, self.pool = stream, pool
+        self.lr = torch.zeros((), device=self.device)
+        groups = parameter_groups(model, recipe)
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=self.lr if self.cuda else 1.0, betas=recipe.betas, eps=recipe.eps, fused=self.cuda,
+            capturable=self.cuda,
+        )  # fmt: skip
+        self.loss = torch.zeros((), device=self.device)
+        self.graphs: dict[tuple[Any, ...], tuple[Any, dict[str, Tensor]]] = {}
+        self.seen: dict[tuple[Any, ...], int] = {}
+        model.train()
+
+    def update(self, batch: Mapping[str, Tensor], lr: float) -> None:
+        """One update on a batch that lies on the host, pinned if there is a GPU."""
+        if not self.cuda:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self._step(dict(batch))
+            return
+        shape = tuple((name, tuple(t.shape)) for name, t in batch.items())
+        with torch.cuda.stream(self.stream):
+            self.lr.fill_(lr)
+            if shape not in self.graphs:
+                self.seen[shape] = self.seen.get(shape, 0) + 1
+                if self.seen[shape] <= WARMUP:
+                    self._step({name: t.to(self.device, non_blocking=True) for name, t in batch.items()})
+                    return
+                self.graphs[shape] = self._capture(batch)
+            graph, inputs = self.graphs[shape]
+            for name, t in batch.items():
+                inputs[name].copy_(t, non_blocking=True)
+            graph.replay()
+
+    def _capture(self, batch: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
+        inputs = {name: t.to(self.device) for name, t in batch.items()}
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads (a prefetcher) may go on talking to the device meanwhile.
+        with torch.cuda.graph(graph, stream=self.stream, pool=self.pool, capture_error_mode="thread_local"):
+            self._step(inputs)
+        return graph, inputs
+
+    def _step(self, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        # A cached cast of a weight would outlive the graph that made it.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda, cache_enabled=False):
+            output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
+            total, count = self.term(self.model, output, batch, 0)
+        loss = total / torch.as_tensor(count, device=self.device).clamp(min=1)
+        loss.backward()
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss.copy_(loss.detach())
+
+
+def fit(
+    models: Mapping[str, nn.Module],
+    source: Source,
+    *,
+    term: Term,
+    recipe: Recipe,
+    schedule: Schedule,
+    steps: int | None = None,
+    seconds: float | None = None,
+    streams: int = 1,
+    every: int = 100,
+    then: Callable[[int], None] | None = None,
+) -> Fitted:
+    """Train every model on the same batches, for ``steps`` updates or for ``seconds``.
+
+    Without ``steps`` the schedule's end is where the speed so far says that the time will be over. After each ``every``
+    updates, and at the end, ``then(updates)`` is called with the device idle.
+    """
+    if steps is None and seconds is None:
+        raise ValueError("say how long to train: steps, seconds or both")
+    cuda = next(next(iter(models.values())).parameters()).is_cuda
+    # Graphs of one stream never run at once, so they may share their memory.
+    lanes: list[tuple[Any, Any]] = [
+        (torch.cuda.Stream(), torch.cuda.graph_pool_handle()) if cuda else (None, None) for _ in range(streams)
+    ]
+    learners = {
+        name: Learner(model, term, recipe, stream=lanes[i % streams][0], pool=lanes[i % streams][1])
+        for i, (name, model) in enumerate(models.items())
+    }
+    _synchronise(cuda)
+    clock, waiting, step = _Clock(steps, seconds), deque[Any](), 0
+    losses: dict[str, list[float]] = {name: [] for name in models}
+    while not clock.over(step):
+        batch = source.batch(step)
+        if cuda:
+            batch = {name: t.pin_memory() for name, t in batch.items()}
+        step += 1
+        lr = recipe.lr * schedule.factor(step, steps=clock.steps)
+        for learner in learners.values():
+            learner.update(batch, lr)
+        if cuda:
+            # A pinned batch is kept until the device has read it.
+            waiting.append((batch, [lane[0].record_event() for lane in lanes]))
+            if len(waiting) > AHEAD:
+                for event in waiting.popleft()[1]:
+                    event.synchronize()
+        if step % every == 0 or clock.over(step):
+            _synchronise(cuda)
+            clock.plan(step)
+            for name, learner in learners.items():
+                losses[name].append(float(learner.loss))
+            if then is not None:
+                then(step)
+    for learner in learners.values():
+        learner.model.eval()
+        learner.graphs.clear()
+    return Fitted(step, clock.elapsed(), losses)
+
+
+class _Clock:
+    """How many updates there will be: what was asked for, or what the time allows at the speed measured so far."""
+
+    def __init__(self, steps: int | None, seconds: float | None) -> None:
+        self.wanted, self.seconds, self.started = steps, seconds, time.monotonic()
+        self.steps = steps or 1 << 30
+        self.first: tuple[int, float] | None = None
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    def over(self, step: int) -> bool:
+        return step >= self.steps or (self.seconds is not None and self.elapsed() > self.seconds)
+
+    def plan(self, step: int) -> None:
+        if self.wanted is not None or self.seconds is None:
+            return
+        now = self.elapsed()
+        if self.first is None:
+            # The time before was spent on choosing kernels and capturing graphs.
+            self.first = step, now
+        elif now > self.first[1]:
+            rate = (step - self.first[0]) / (now - self.first[1])
+            self.steps = max(step, round(step + rate * (self.seconds - now)))
+
+
+def _synchronise(cuda: bool) -> None:
+    if cuda:
+        torch.cuda.synchronize()

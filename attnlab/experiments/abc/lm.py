@@ -1,0 +1,223 @@
+"""``attnlab reproduce abc-lm``: Table 2, language models that differ in their attention only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data import Blocks, CausalSource
+from attnlab.experiments.abc.dense import dense_slots
+from attnlab.experiments.abc.fit import Fitted, fit
+from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.value_aware_common import Corpus
+from attnlab.experiments.value_aware_lm import causal_loss, sliding_windows
+from attnlab.models import CausalLM, Transformer, named_config
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "run_table"]
+
+NAME = "abc-lm"
+KEYS = {
+    "table_2a": ["model", "n", "context", "seed"],
+    "table_2b": ["model", "n", "seed"],
+    "curves": ["setting", "model", "n", "seed", "step"],
+    "training": ["setting", "seed"],
+}
+NOTES = {
+    "table_2a": "Test perplexity per word of WikiText-103, as the paper's; perplexity_per_token is per token of our 8k "
+    "vocabulary. Trained on enwik8's text, lower-cased; words that are <unk> in WikiText-103 are context but are not "
+    "predicted. With context 0 every token but a segment's first is predicted.",
+    "table_2b": "As 2a, with a context of 256, more layers and layer dropout.",
+    "training": "All models of a table learn side by side from the same batches, for equally many steps.",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of a table: the model's name there, its memory, and its attention."""
+
+    model: str
+    n: int | None
+    spec: str
+
+    @property
+    def key(self) -> str:
+        """The row in one word."""
+        return f"{self.model}-{self.n}"
+
+
+@dataclass(frozen=True)
+class AbcLmConfig:
+    """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
+
+    width: int = 512
+    heads: int = 8
+    layers: int = 6
+    # Of Table 2b, which is twice as deep in the paper.
+    deep_layers: int = 8
+    layer_dropout: float = 0.2
+    length: int = 512
+    batch: int = 32
+    dropout: float = 0.1
+    lr: float = 1e-3
+    warmup: int = 200
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    contexts: tuple[int, ...] = (0, 480)
+    deep_context: int = 256
+    seeds: tuple[int, ...] = (0,)
+    # Rows of the test set; None: all.
+    eval_rows: int | None = None
+    eval_batch: int = 64
+
+    def __post_init__(self) -> None:
+        if not all(0 <= c < self.length for c in (*self.contexts, self.deep_context)):
+            raise ValueError(f"contexts must be shorter than a segment of {self.length}, got {self.contexts}")
+
+
+TABLES: dict[str, tuple[Variant, ...]] = {
+    "table_2a": (
+        Variant("BASE", None, "softmax"),
+        Variant("Linformer", 64, "abc-linformer:slots=64,length={length}"),
+        Variant("ABC_RD", 64, "abc-random:slots=64"),
+        Variant("ABC_MLP", 32, "abc-mlp:slots=32"),
+        Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
+    ),
+    # RFA has a sine and a cosine for each random direction, so 32 directions are a memory of 64.
+    "table_2b": (
+        Variant("BASE", None, "softmax"),
+        Variant("ELU", None, "kernel:elu"),
+        Variant("RFA", 64, "rfa:features=32"),
+        Variant("T2R", 64, "t2r:features=64"),
+        Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
+    ),
+}
+
+
+def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed: int) -> Transformer:
+    """The untrained model of a row; all rows of a seed start from the same weights."""
+    deep = table == "table_2b"
+    torch.manual_seed(seed)
+    return Transformer(
+        replace(
+            named_config("abc-lm-16"),
+            vocab=vocab,
+            # Adaptive embeddings serve a vocabulary of words; ours is of 8k pieces.
+            cutoffs=(),
+            adaptive_dropout=0.0,
+            width=config.width,
+            heads=config.heads,
+            hidden=4 * config.width,
+            layers=config.deep_layers if deep else config.layers,
+            layer_dropout=config.layer_dropout if deep else 0.0,
+            final_norm=True,
+            dropout=config.dropout,
+            activation_dropout=0.0,
+            max_length=config.length,
+            causal_attention=variant.spec.format(length=config.length),
+        )
+    )
+
+
+def run_table(table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float) -> None:
+    """Train the models of a table, seed by seed, and score them; ``seconds`` is for all seeds together."""
+    stores, device = Corpus(corpus), best_device()
+    tokeniser = stores.tokeniser()
+    vocab = -(-tokeniser.vocab_size // 64) * 64
+    for seed in config.seeds:
+        if all(part.has(table, model=v.model, n=v.n, seed=seed) for v in TABLES[table]):
+            continue
+        models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in TABLES[table]}
+        blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
+        with ExitStack() as stack:
+            for model in models.values():
+                stack.enter_context(dense_slots(model))
+            found = fit(
+                models,
+                CausalSource(blocks, config.batch, seed=seed),
+                term=CausalLM(),
+                recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+                schedule=Schedule("cosine", warmup=config.warmup),
+                seconds=seconds / len(config.seeds),
+            )
+            _tell(table, config, part, models, found, seed)
+            for variant in TABLES[table]:
+                _score(table, config, part, models[variant.key], variant, stores, seed)
+
+
+def _tell(
+    table: str, config: AbcLmConfig, part: Part, models: Mapping[str, Transformer], found: Fitted, seed: int
+) -> None:
+    tokens = found.steps * config.batch * config.length
+    largest = max(sum(p.numel() for p in model.parameters()) for model in models.values())
+    part.row(
+        "training", setting=table, seed=seed, steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1),
+        models=len(models), parameters=largest,
+    )  # fmt: skip
+    for variant in TABLES[table]:
+        losses = found.losses[variant.key]
+        for i in range(0, len(losses), max(1, len(losses) // 10)):
+            part.row(
+                "curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=100 * (i + 1), loss=losses[i]
+            )
+
+
+def _score(
+    table: str, config: AbcLmConfig, part: Part, model: Transformer, variant: Variant, stores: Corpus, seed: int
+) -> None:
+    meta = stores.store("wikitext103-test").meta
+    words = meta["words"] - meta["unknown_words"] if "words" in meta and config.eval_rows is None else None
+    for context in config.contexts if table == "table_2a" else (config.deep_context,):
+        device = next(model.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            found = causal_loss(model, _windows(stores, config, device, context=context))
+        own = {"context": context} if table == "table_2a" else {}
+        part.row(
+            table,
+            model=variant.model,
+            n=variant.n,
+            **own,
+            seed=seed,
+            perplexity=found.perplexity(words),
+            perplexity_per_token=found.perplexity(),
+            loss=found.loss,
+            predicted=found.tokens,
+        )
+
+
+def _windows(stores: Corpus, config: AbcLmConfig, device: torch.device, *, context: int) -> Any:
+    specials = stores.tokeniser().specials
+    assert specials.eos is not None
+    tokens, labels = sliding_windows(
+        stores.store("wikitext103-test"), specials.eos, length=config.length, context=max(1, context),
+        unknown=specials.unk,
+    )  # fmt: skip
+    return _Batches(tokens[: config.eval_rows], labels[: config.eval_rows], config.eval_batch, device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    tokens: np.ndarray
+    labels: np.ndarray
+    size: int
+    device: torch.device
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for lo in range(0, len(self.tokens), self.size):
+            rows = slice(lo, lo + self.size)
+            yield {
+                "input_ids": torch.from_numpy(self.tokens[rows]).to(self.device),
+                "labels": torch.from_numpy(self.labels[rows]).to(self.device),
+            }
+
+
+def settings_of(config: AbcLmConfig) -> dict[str, Any]:
+    """The config as the results file keeps it."""
+    return asdict(config)

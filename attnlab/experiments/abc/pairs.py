@@ -1,0 +1,168 @@
+"""Parallel corpora as they are downloaded, and batches of a few fixed shapes, so that each shape is one graph."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from attnlab.data import FastTokeniser, Pairs, read_parallel, train_bpe
+from attnlab.data.batching import generator
+from attnlab.data.masking import IGNORED
+from attnlab.data.parallel import padded
+
+__all__ = ["TASKS", "Corpus", "ShapedSource", "Task", "read_task", "tokenised"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A direction of a corpus: its folder, and the languages' suffixes or the tsv's columns."""
+
+    name: str
+    folder: str
+    source: str
+    target: str
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("multi30k-en-de", "multi30k", "en", "de"),
+        Task("multi30k-de-en", "multi30k", "de", "en"),
+        Task("tatoeba-es-en", "tatoeba-spa-eng", "1", "0"),
+        Task("wmt10k-en-de", "wmt-ende-10k", "src", "tgt"),
+    )
+}
+SPLITS = ("train", "valid", "test")
+
+
+def read_task(task: Task, root: Path) -> dict[str, Pairs]:
+    """train, valid and test of a task whose folder lies below ``root``."""
+    folder = root / task.folder
+    if task.folder == "multi30k":
+        names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+        return {s: read_parallel(*(_file(folder, f"{n}.{x}") for x in _sides(task))) for s, n in names.items()}
+    if task.folder == "wmt-ende-10k":
+        names = {"train": "train", "valid": "val", "test": "test"}
+        found = {s: read_parallel(*(_file(folder, f"{x}-{n}.txt") for x in _sides(task))) for s, n in names.items()}
+        return {s: Pairs(*([html.unescape(t) for t in side] for side in pairs)) for s, pairs in found.items()}
+    pairs = read_parallel(_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
+    return _by_hash(pairs)
+
+
+def _by_hash(pairs: Pairs, *, held_out: int = 1000) -> dict[str, Pairs]:
+    """1 % each held out by a hash of the target, so that no translation of a held-out sentence is learned from."""
+    found = {split: Pairs([], []) for split in SPLITS}
+    for source, target in zip(*pairs, strict=True):
+        place = int.from_bytes(hashlib.blake2b(target.encode(), digest_size=4).digest(), "big") % 100
+        split = {0: "test", 1: "valid"}.get(place, "train")
+        if split == "train" or (target not in found[split].target and len(found[split].target) < held_out):
+            found[split].source.append(source)
+            found[split].target.append(target)
+    return found
+
+
+def _sides(task: Task) -> tuple[str, str]:
+    return task.source, task.target
+
+
+def _file(folder: Path, name: str) -> Path:
+    for suffix in ("", ".gz", ".xz"):
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    raise ValueError(f"{folder} holds no {name} (nor .gz, .xz); give the folder that the corpora lie in")
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A task's texts and, by a vocabulary shared by both sides, their token ids."""
+
+    tokeniser: FastTokeniser
+    texts: dict[str, Pairs] = field(repr=False)
+    ids: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(repr=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of what a model said, on one line."""
+        special = set(self.tokeniser.specials.ids())
+        return " ".join(self.tokeniser.decode([t for t in tokens if t not in special]).split())
+
+
+def tokenised(texts: dict[str, Pairs], *, vocab: int) -> Corpus:
+    """Byte-level BPE learned from both sides of the training set."""
+    tokeniser = train_bpe([*texts["train"].source, *texts["train"].target], vocab_size=vocab)
+    ids = {
+        split: tuple([np.array(row, np.int64) for row in tokeniser.encode_batch(side)] for side in pairs)
+        for split, pairs in texts.items()
+    }
+    return Corpus(tokeniser, texts, ids)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class ShapedSource:
+    """Batches for an encoder-decoder of about ``tokens`` a side; each is as wide as one of ``widths``.
+
+    A pair goes to the narrowest width that holds both sides with their end; longer pairs are left out. Each epoch has
+    an order of its own, a pure function of (seed, epoch).
+    """
+
+    source: Sequence[np.ndarray] = field(repr=False)
+    target: Sequence[np.ndarray] = field(repr=False)
+    pad: int
+    bos: int
+    eos: int
+    tokens: int
+    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    seed: int = 0
+    _members: dict[int, np.ndarray] = field(init=False, repr=False)
+    _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = np.array([1 + max(len(x), len(y)) for x, y in zip(self.source, self.target, strict=True)])
+        at = np.searchsorted(self.widths, lengths)
+        members = {width: np.flatnonzero(at == i) for i, width in enumerate(self.widths)}
+        object.__setattr__(self, "_members", {w: m for w, m in members.items() if len(m) >= self.tokens // w})
+        if not self._members:
+            raise ValueError(f"{len(lengths)} pairs are too few for a batch of {self.tokens} tokens of any width")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; what does not fill a batch waits for the next epoch's order."""
+        return sum(len(m) // (self.tokens // w) for w, m in self._members.items())
+
+    @property
+    def left_out(self) -> int:
+        """Pairs that are too long, or of a width too rare to fill a batch."""
+        return len(self.source) - sum(len(m) for m in self._members.values())
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The batch of a step."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        if epoch not in self._made:
+            self._made.clear()
+            self._made[epoch] = self._epoch(epoch)
+        width, chosen = self._made[epoch][at]
+        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in chosen]
+        y = [self.target[i] for i in chosen]
+        input_ids = padded(x, self.pad)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": input_ids != self.pad,
+            "decoder_input_ids": padded([_wide(np.insert(row, 0, self.bos), width, self.pad) for row in y], self.pad),
+            "labels": padded([_wide(np.append(row, self.eos), width, IGNORED) for row in y], IGNORED),
+        }
+
+    def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        rng, batches = generator(self.seed, epoch), []
+        for width, members in self._members.items():
+            size, order = self.tokens // width, rng.permutation(members)
+            batches += [(width, order[lo : lo + size]) for lo in range(0, len(order) - size + 1, size)]
+        return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _wide(row: np.ndarray, width: int, fill: int) -> np.ndarray:
+    return np.concatenate([row, np.full(width - len(row), fill, row.dtype)])
