@@ -1,0 +1,271 @@
+"""Gradients of reading: dq and what each chunk hands to the keys before it, then dk, dv and ds.
+
+With g_t = dL/d(K~_t q_t) and dP_t = V~_t do_t: dq_t = K~_t^T g_t, and token i gets from every later query t
+exp(s_i - z_t) of g_t q_t, of p_t do_t, and of g_t (q_t k_i - K~_t q_t) + p_t (do_t v_i - V~_t do_t) for its logits.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnlab.kernels._abc_control import (
+    HALF_EMPTY,
+    LEAST,
+    WIDTH,
+    load_logits,
+    locate,
+    lowest,
+    next_reference,
+    weigh,
+)
+from attnlab.kernels._abc_output import soften
+
+__all__ = ["key_gradients", "query_gradients"]
+
+
+@triton.jit
+def query_gradients(
+    q, k, v, s, do, visible, states, zs, dq, gs, ps, us, sums, cs, table,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
+    sm, T, NT, G, R, N, scale,
+    C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """dq; g, p and g S + p dP of each query and slot; and their sums over the chunk for the keys before it."""
+    unit, h = tl.program_id(0), tl.program_id(1)
+    g_head, heads = h // R, G * R
+    b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
+    first, row = start.to(tl.int64), b.to(tl.int64)
+    q += row * sqb + h * sqh + first * sqt
+    do += row * sob + h * soh + first * sot
+    dq += row * sdb + h * sdh + first * sdt
+    rows = tl.arange(0, C)
+    slots = tl.arange(0, NP)
+    inside = rows < length
+    ok = inside
+    if CAUSAL:
+        at = (unit.to(tl.int64) * G + g_head) * N
+        k += row * skb + g_head * skh + first * skt
+        v += row * svb + g_head * svh + first * svt
+        s += row * ssb + g_head * ssh + first * sst
+        if MASKED:
+            ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
+    else:
+        at = (seq.to(tl.int64) * G + g_head) * N
+    states += at * 2 * D
+    z = tl.load(zs + at + slots, mask=slots < N, other=-1e30)
+
+    past_k = tl.zeros([C, NP], tl.float32)
+    past_v = tl.zeros([C, NP], tl.float32)
+    own_k = tl.zeros([C, C], tl.float32)
+    own_v = tl.zeros([C, C], tl.float32)
+    for i in range(0, D, BD):
+        cols = i + tl.arange(0, BD)
+        here = inside[:, None] & (cols < D)
+        there = (slots < N)[:, None] & (cols < D)
+        qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
+        dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
+        memory = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        past_k = tl.dot(qd, tl.trans(memory), past_k, input_precision=PREC)
+        memory = tl.load(states + N * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        past_v = tl.dot(dod, tl.trans(memory), past_v, input_precision=PREC)
+        if CAUSAL:
+            kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
+            vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
+            own_k = tl.dot(qd, tl.trans(kd), own_k, input_precision=PREC)
+            own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
+
+    if CAUSAL:
+        x = load_logits(s, sst, rows, ok, slots, N)
+        below = rows[:, None] >= rows
+        tri = below.to(CT)
+        own_k = tl.where(below, own_k, 0.0).to(CT)
+        own_v = tl.where(below, own_v, 0.0).to(CT)
+        top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
+        low = lowest(x, z, top)
+        e, w, total = weigh(x, z, top, tri, CT, PREC)
+        inverse = 1.0 / tl.maximum(total, LEAST)
+        written = total >= LEAST
+        scores = (past_k * w[None, :] + tl.dot(own_k, e, input_precision=PREC)) * inverse
+        dp = (past_v * w[None, :] + tl.dot(own_v, e, input_precision=PREC)) * inverse
+        ref = top
+        while tl.max(ref - low) > WIDTH:
+            ref = next_reference(x, z, low, ref)
+            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
+            inverse2 = 1.0 / tl.maximum(total2, LEAST)
+            scores2 = (past_k * w2[None, :] + tl.dot(own_k, e2, input_precision=PREC)) * inverse2
+            dp2 = (past_v * w2[None, :] + tl.dot(own_v, e2, input_precision=PREC)) * inverse2
+            scores = tl.where(written, scores, scores2)
+            dp = tl.where(written, dp, dp2)
+            written = written | (total2 >= LEAST)
+    else:
+        scores, dp = past_k, past_v
+        written = (z > HALF_EMPTY)[None, :]
+    p = soften(scores * scale, written & inside[:, None])
+    grad = scale * p * (dp - tl.sum(p * dp, 1)[:, None])
+    u = grad * scores + p * dp
+    u = tl.where(written & inside[:, None], u, 0.0)
+
+    side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
+    kept = inside[:, None] & (slots < N)
+    if CAUSAL:
+        tl.store(gs + side, grad.to(gs.dtype.element_ty), mask=kept)
+        tl.store(ps + side, p.to(ps.dtype.element_ty), mask=kept)
+        tl.store(us + side, u.to(us.dtype.element_ty), mask=kept)
+        inverse = tl.where(total >= LEAST, inverse, 0.0)
+        grad_past = grad * inverse * w[None, :]
+        p_past = p * inverse * w[None, :]
+        c = tl.sum(u * inverse * w[None, :], 0)
+        grad_own = tl.dot((grad * inverse).to(CT), tl.trans(e), input_precision=PREC)
+        ref = top
+        while tl.max(ref - low) > WIDTH:
+            ref = next_reference(x, z, low, ref)
+            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
+            inverse = tl.where((total < LEAST) & (total2 >= LEAST), 1.0 / tl.maximum(total2, LEAST), 0.0)
+            grad_past += grad * inverse * w2[None, :]
+            p_past += p * inverse * w2[None, :]
+            c += tl.sum(u * inverse * w2[None, :], 0)
+            grad_own = tl.dot((grad * inverse).to(CT), tl.trans(e2), grad_own, input_precision=PREC)
+            total = total2
+        grad_own = tl.where(below, grad_own, 0.0).to(CT)
+    else:
+        grad_past, p_past, c = grad, p, tl.sum(u, 0)
+
+    grad_past = grad_past.to(CT)
+    p_past = p_past.to(CT)
+    mine = (unit.to(tl.int64) * heads + h) * N
+    tl.store(cs + mine + slots, c, mask=slots < N)
+    sums += mine * 2 * D
+    for i in range(0, D, BD):
+        cols = i + tl.arange(0, BD)
+        here = inside[:, None] & (cols < D)
+        there = (slots < N)[:, None] & (cols < D)
+        memory = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        out = tl.dot(grad_past, memory, input_precision=PREC)
+        if CAUSAL:
+            kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
+            out = tl.dot(grad_own, kd, out, input_precision=PREC)
+        tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=here)
+        qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
+        dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
+        to_k = tl.dot(tl.trans(grad_past), qd, input_precision=PREC)
+        to_v = tl.dot(tl.trans(p_past), dod, input_precision=PREC)
+        tl.store(sums + slots[:, None] * D + cols, to_k.to(sums.dtype.element_ty), mask=there)
+        tl.store(sums + N * D + slots[:, None] * D + cols, to_v.to(sums.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def key_gradients(
+    q, k, v, s, do, visible, zs, gs, ps, us, sums, cs, dk, dv, ds, table,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N,
+    C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """dk, dv and ds of a chunk for one query head: from all queries after it, and from its own."""
+    unit, h = tl.program_id(0), tl.program_id(1)
+    g_head, heads = h // R, G * R
+    b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
+    first, row = start.to(tl.int64), b.to(tl.int64)
+    k += row * skb + g_head * skh + first * skt
+    v += row * svb + g_head * svh + first * svt
+    s += row * ssb + g_head * ssh + first * sst
+    rows = tl.arange(0, C)
+    slots = tl.arange(0, NP)
+    inside = rows < length
+    ok = inside
+    if MASKED:
+        ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
+    x = load_logits(s, sst, rows, ok, slots, N)
+    side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
+    kept = inside[:, None] & (slots < N)
+
+    if CAUSAL:
+        q += row * sqb + h * sqh + first * sqt
+        do += row * sob + h * soh + first * sot
+        from_k = tl.zeros([C, C], tl.float32)
+        from_v = tl.zeros([C, C], tl.float32)
+        for i in range(0, D, BD):
+            cols = i + tl.arange(0, BD)
+            qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
+            from_k = tl.dot(kd, tl.trans(qd), from_k, input_precision=PREC)
+            dod = tl.load(do + rows[:, None] * sot + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
+            from_v = tl.dot(vd, tl.trans(dod), from_v, input_precision=PREC)
+        # Rows are keys here and columns queries.
+        above = rows[:, None] <= rows
+        from_k = tl.where(above, from_k, 0.0).to(CT)
+        from_v = tl.where(above, from_v, 0.0).to(CT)
+        later = above.to(CT)
+        tri = (rows[:, None] >= rows).to(CT)
+
+        z = tl.load(zs + (unit.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
+        top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
+        low = lowest(x, z, top)
+        e, w, total = weigh(x, z, top, tri, CT, PREC)
+        end = w + tl.sum(e.to(tl.float32), 0)
+        weight = tl.exp(x - top[None, :]) / tl.maximum(end, LEAST)[None, :]
+        grad = tl.load(gs + side, mask=kept, other=0.0).to(tl.float32)
+        p = tl.load(ps + side, mask=kept, other=0.0).to(tl.float32)
+        u = tl.load(us + side, mask=kept, other=0.0).to(tl.float32)
+        inverse = tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)
+        share = (grad * inverse).to(CT)
+        to_k = tl.dot(e, tl.trans(share), input_precision=PREC)
+        logits = tl.dot(from_k, share, input_precision=PREC)
+        share = (p * inverse).to(CT)
+        to_v = tl.dot(e, tl.trans(share), input_precision=PREC)
+        logits = tl.dot(from_v, share, logits, input_precision=PREC)
+        logits -= tl.dot(later, (u * inverse).to(CT), input_precision=PREC)
+        logits = logits * e.to(tl.float32)
+        ref = top
+        while tl.max(ref - low) > WIDTH:
+            ref = next_reference(x, z, low, ref)
+            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
+            inverse = tl.where((total < LEAST) & (total2 >= LEAST), 1.0 / tl.maximum(total2, LEAST), 0.0)
+            share = (grad * inverse).to(CT)
+            to_k = tl.dot(e2, tl.trans(share), to_k, input_precision=PREC)
+            more = tl.dot(from_k, share, input_precision=PREC)
+            share = (p * inverse).to(CT)
+            to_v = tl.dot(e2, tl.trans(share), to_v, input_precision=PREC)
+            more = tl.dot(from_v, share, more, input_precision=PREC)
+            more -= tl.dot(later, (u * inverse).to(CT), input_precision=PREC)
+            logits += more * e2.to(tl.float32)
+            total = total2
+        to_k = tl.where(above, to_k, 0.0).to(CT)
+        to_v = tl.where(above, to_v, 0.0).to(CT)
+        at = (unit.to(tl.int64) * heads + h) * N
+    else:
+        z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
+        weight = tl.exp(tl.minimum(x - tl.maximum(z, HALF_EMPTY)[None, :], 0.0))
+        at = (seq.to(tl.int64) * heads + h) * N
+
+    c = tl.load(cs + at + slots, mask=slots < N, other=0.0)
+    after = tl.zeros([C, NP], tl.float32)
+    sums += at * 2 * D
+    weight_c = weight.to(CT)
+    out = ((row * heads + h) * T + first) * D + rows[:, None] * D
+    for i in range(0, D, BD):
+        cols = i + tl.arange(0, BD)
+        here = ok[:, None] & (cols < D)
+        there = (slots < N)[:, None] & (cols < D)
+        memory = tl.load(sums + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        kd = tl.load(k + rows[:, None] * skt + cols, mask=here, other=0.0).to(CT)
+        after = tl.dot(kd, tl.trans(memory), after, input_precision=PREC)
+        grad_k = tl.dot(weight_c, memory, input_precision=PREC)
+        if CAUSAL:
+            qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            grad_k = tl.dot(to_k, qd, grad_k, input_precision=PREC)
+        tl.store(dk + out + cols, grad_k.to(dk.dtype.element_ty), mask=inside[:, None] & (cols < D))
+        memory = tl.load(sums + N * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        vd = tl.load(v + rows[:, None] * svt + cols, mask=here, other=0.0).to(CT)
+        after = tl.dot(vd, tl.trans(memory), after, input_precision=PREC)
+        grad_v = tl.dot(weight_c, memory, input_precision=PREC)
+        if CAUSAL:
+            dod = tl.load(do + rows[:, None] * sot + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            grad_v = tl.dot(to_v, dod, grad_v, input_precision=PREC)
+        tl.store(dv + out + cols, grad_v.to(dv.dtype.element_ty), mask=inside[:, None] & (cols < D))
+    result = weight * (after - c[None, :])
+    if CAUSAL:
+        result += logits
+    tl.store(ds + side, result.to(ds.dtype.element_ty), mask=kept)

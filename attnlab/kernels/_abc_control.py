@@ -1,0 +1,67 @@
+"""What the ABC kernels share: where a unit of tokens lies, and control weights under a reference that moves.
+
+exp(s_i - z_t) is at most 1, but as a product of a part of i and a part of t it needs a reference: exp(s_i - r) and
+exp(r - z_t). One r serves rows t whose running maximum lies at most WIDTH below it; where logits climb further within
+a chunk, the rows that are left take the next r below. Almost always the first is enough.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["EMPTY", "HALF_EMPTY", "LEAST", "WIDTH", "load_logits", "locate", "lowest", "next_reference", "weigh"]
+
+# The logarithm of nothing, as in attnlab.mechanisms._slots.
+EMPTY = tl.constexpr(-1e30)
+HALF_EMPTY = tl.constexpr(-5e29)
+# Rows below the reference by this much still weigh terms down to exp(-20) without leaving float32's and bf16's range.
+WIDTH = tl.constexpr(60.0)
+# exp(-WIDTH), and room for rounding.
+LEAST = tl.constexpr(4e-27)
+
+
+@triton.jit
+def locate(unit, table, T, NT, L: tl.constexpr, VARLEN: tl.constexpr):
+    """The batch row, the sequence, the first token and the number of tokens of a unit of at most L tokens."""
+    if VARLEN:
+        b = unit * 0
+        start = tl.load(table + unit * 3)
+        length = tl.load(table + unit * 3 + 1)
+        seq = tl.load(table + unit * 3 + 2)
+    else:
+        b = unit // NT
+        start = (unit - b * NT) * L
+        length = tl.minimum(T - start, L)
+        seq = b
+    return b, seq, start, length
+
+
+@triton.jit
+def load_logits(s, stride, rows, ok, slots, N):
+    """s of these tokens in float32, EMPTY for what is hidden and for slots that only pad."""
+    return tl.load(s + rows[:, None] * stride + slots, mask=ok[:, None] & (slots < N), other=EMPTY).to(tl.float32)
+
+
+@triton.jit
+def lowest(s, z, top):
+    """A lower bound of each slot's running maximum over the rows where it is not empty."""
+    least = tl.min(tl.where(s > HALF_EMPTY, s, top[None, :]), 0)
+    return tl.where(z > HALF_EMPTY, z, least)
+
+
+@triton.jit
+def next_reference(s, z, low, ref):
+    """The next reference below, for the slots that need one."""
+    below = ref - WIDTH
+    found = tl.max(tl.where(s < below[None, :], s, EMPTY), 0)
+    found = tl.maximum(found, tl.where(z < below, z, EMPTY))
+    return tl.where(low < below, found, ref)
+
+
+@triton.jit
+def weigh(s, z, ref, tri, CT: tl.constexpr, PREC: tl.constexpr):
+    """exp(s - r), exp(z - r) for the past, and their sums up to each row."""
+    e = tl.exp(tl.minimum(s - ref[None, :], 0.0)).to(CT)
+    w = tl.exp(tl.minimum(z - ref, 0.0))
+    return e, w, tl.dot(tri, e, input_precision=PREC) + w[None, :]

@@ -1,0 +1,81 @@
+"""How a call is cut into units and tiles, and which dtype its products take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["Plan", "Units", "plan_for", "units_of"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding, BD columns at a time."""
+
+    C: int
+    NP: int
+    BD: int
+    CT: tl.dtype
+    PREC: str
+    state: torch.dtype
+    warps: int
+    wide: int
+
+
+@dataclass(frozen=True)
+class Units:
+    """Tokens cut into units of at most ``size``: ``count`` of them, ``per_row`` in a row unless sequences are packed."""
+
+    size: int
+    count: int
+    per_row: int
+    sequences: int
+    table: Tensor | None
+    bounds: Tensor | None
+
+
+def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
+    """Tiles that fit the registers and shared memory of the pair."""
+    half = dtype == torch.bfloat16
+    NP = max(16, triton.next_power_of_2(slots))
+    wide = max(16, triton.next_power_of_2(d))
+    if half:
+        C = 64 if NP <= 128 else 32
+        BD = min(wide, 128 if NP <= 64 else 64)
+    else:
+        C = 32 if NP <= 64 else 16
+        BD = min(wide, 64 if NP <= 64 else 32)
+    warps = 4 if NP <= 64 else 8
+    # float16 has too few exponents for the weights: its products are taken in tf32, which has its mantissa.
+    return Plan(
+        C=C,
+        NP=NP,
+        BD=BD,
+        CT=tl.bfloat16 if half else tl.float32,
+        PREC="tf32" if dtype == torch.float16 else "ieee",
+        state=torch.bfloat16 if half else torch.float32,
+        warps=warps,
+        wide=wide,
+    )
+
+
+def units_of(batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
+    """The units of a batch of rows, or of packed sequences; no word from the device is waited for."""
+    if cu_seqlens is None:
+        per_row = triton.cdiv(length, size)
+        return Units(size, batch * per_row, per_row, batch, None, None)
+    sequences = cu_seqlens.shape[0] - 1
+    # At most one unit a sequence is not full; those that are not needed stay empty.
+    count = length // size + sequences
+    cu = cu_seqlens.to(torch.int64)
+    bounds = torch.cat([cu.new_zeros(1), ((cu.diff() + size - 1) // size).cumsum(0)])
+    unit = torch.arange(count, device=cu.device)
+    seq = torch.searchsorted(bounds[1:], unit, right=True).clamp(max=sequences - 1)
+    start = cu[seq] + (unit - bounds[seq]) * size
+    left = (cu[seq + 1] - start).clamp(0, size)
+    table = torch.stack([start, left, seq], 1).to(torch.int32)
+    return Units(size, count, count, sequences, table, bounds.to(torch.int32))
