@@ -9,20 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, Mechanism, repeat_groups, visible
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, visible
 from attnlab.hf import record, swap
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.correlation import bootstrap_interval, row_correlations
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.gradient import gradient_times_attention, output_gradients
-from attnlab.reading.norm_based import norm_based
+from attnlab.reading.norm_based import norm_based, transformed_norms
 from attnlab.reading.rollout import rollout
 from attnlab.shapes import Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["COMPARED", "Faithfulness", "faithfulness", "head_output_change", "prediction_change"]
+__all__ = ["AGAINST", "COMPARED", "Faithfulness", "faithfulness", "head_output_change", "prediction_change"]
 
-COMPARED = ("standard", "effective", "norm", "rollout", "gradient", "random")
+# "effective norm" is |W_perp_ij| |v_j W_O|: what effective attention adds to the norms, not to attention without them.
+COMPARED = ("standard", "effective", "norm", "effective norm", "rollout", "gradient", "random")
+AGAINST = ("head output", "prediction", "prediction, zeroed")
 Prediction = Callable[[Any], Tensor]
 
 
@@ -75,15 +77,19 @@ def prediction_change(
     layer: int | tuple[str, int],
     prediction: Prediction,
     keys: Sequence[int],
+    renormalise: bool = True,
 ) -> Float[Tensor, " k"]:
     """How far the prediction for one input moves when one key is hidden from all queries and heads of one layer.
 
-    All keys run as one batch; ``prediction`` maps the model's output to (b, c), compared by Euclidean distance.
+    The other keys share its weight, as softmax without the key has it; with ``renormalise=False`` its weight is set to
+    zero and theirs stay. All keys run as one batch; ``prediction`` maps the model's output to (b, c), compared by
+    Euclidean distance.
     """
     hidden = torch.zeros(len(keys) + 1, inputs["input_ids"].shape[1], dtype=torch.bool)
     hidden[torch.arange(len(keys)) + 1, torch.tensor(list(keys))] = True
     many = {name: t.expand(len(keys) + 1, *t.shape[1:]) for name, t in inputs.items()}
-    with swap(model, _Without(hidden.to(inputs["input_ids"].device)), layers=layer):
+    less = _Without(hidden.to(inputs["input_ids"].device), renormalise=renormalise)
+    with swap(model, less, layers=layer):
         found = prediction(model(**many)).double()
     return torch.linalg.vector_norm(found[1:] - found[:1], dim=-1)
 
@@ -103,8 +109,9 @@ def faithfulness(
     ``texts`` are batches of one input each (input_ids, attention_mask, ...). "head output" correlates, over the keys of
     each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
     input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
-    (``keys`` limits how many are tried). A text's number is the mean over its rows; intervals resample texts.
-    Softmax self-attention.
+    (``keys`` limits how many are tried), and "prediction, zeroed" with its change when the other weights stay.
+    Gradient times attention says a signed change, so it is summed first and its size taken then. A text's number is the
+    mean over its rows; intervals resample texts. Softmax self-attention.
     """
     unknown = sorted(set(readings) - set(COMPARED))
     if unknown:
@@ -123,15 +130,23 @@ def faithfulness(
             truth = head_output_change(layer)
             seen = _seen(layer, truth)
             layer_key = (layer.kind, layer.layer)
-            moved = prediction_change(model, inputs, layer=layer_key, prediction=prediction, keys=chosen)
+            moved = {
+                against: prediction_change(
+                    model, inputs, layer=layer_key, prediction=prediction, keys=chosen, renormalise=renormalise
+                ).cpu()
+                for against, renormalise in zip(AGAINST[1:], (True, False), strict=True)
+            }
             for reading in readings:
-                size = maps[reading][number].detach().abs().expand_as(truth)
-                found.setdefault((layer.layer, "head output", reading), []).append(row_correlations(size, truth, seen))
+                said = maps[reading][number].detach().expand_as(truth)
+                size = said.abs()
+                found.setdefault((layer.layer, AGAINST[0], reading), []).append(row_correlations(size, truth, seen))
+                together = said if reading == "gradient" else size
                 # Over the queries that see the key: in a causal model early keys are seen by more of them.
-                score = ((size * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].to(moved.dtype)
-                everything = torch.ones_like(moved, dtype=torch.bool)
-                pair = row_correlations(score.cpu(), moved.cpu(), everything.cpu())
-                found.setdefault((layer.layer, "prediction", reading), []).append(pair)
+                score = ((together * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].abs().cpu()
+                for against, change in moved.items():
+                    everything = torch.ones_like(change, dtype=torch.bool)
+                    pair = row_correlations(score.to(change.dtype), change, everything)
+                    found.setdefault((layer.layer, against, reading), []).append(pair)
     if not found:
         raise ValueError("faithfulness was given no text")
     return Faithfulness([_row(*key, values, resamples, seed) for key, values in sorted(found.items())])
@@ -150,16 +165,18 @@ def default_prediction(output: Any) -> Tensor:
 
 
 class _Without(Mechanism):
-    """Softmax in which batch item i does not see the keys that row i names."""
+    """Softmax in which batch item i does not see the keys that row i names, or gives them no weight after all."""
 
-    def __init__(self, hidden: Tensor) -> None:
-        self.hidden = hidden
+    def __init__(self, hidden: Tensor, *, renormalise: bool) -> None:
+        self.hidden, self.renormalise = hidden, renormalise
 
     def reference(self, call: AttentionCall) -> Tensor:
-        return Softmax().reference(self._less(call))
+        if self.renormalise:
+            return Softmax().reference(self._less(call))
+        return Softmax().reference(call).masked_fill(self.hidden[:, None, None], 0)
 
     def forward(self, call: AttentionCall) -> Tensor:
-        return Softmax().forward(self._less(call))
+        return Softmax().forward(self._less(call)) if self.renormalise else super().forward(call)
 
     def _less(self, call: AttentionCall) -> AttentionCall:
         seen = ~self.hidden if call.key_visible is None else call.key_visible & ~self.hidden
@@ -188,8 +205,12 @@ def _readings(
     with torch.no_grad():
         weights = [layer.weights() for layer in layers]
         maps["standard"] = weights
-        if "effective" in readings:
+        if {"effective", "effective norm"} & set(readings):
             maps["effective"] = [effective_attention(layer).weights for layer in layers]
+            maps["effective norm"] = [
+                w.abs() * transformed_norms(hide_unseen(layer.call).v, w.shape[1], layer.projection)[:, :, None].to(w)
+                for w, layer in zip(maps["effective"], layers, strict=True)
+            ]
         if "norm" in readings:
             maps["norm"] = [norm_based(layer) for layer in layers]
         if "rollout" in readings:

@@ -11,7 +11,7 @@ from scipy import stats
 import attnlab as al
 from attnlab.attention import AttentionCall
 from attnlab.reading.correlation import average_ranks, bootstrap_interval, row_correlations
-from attnlab.reading.faithfulness import COMPARED, faithfulness, head_output_change, prediction_change
+from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness, head_output_change, prediction_change
 from attnlab.trace import LayerTrace
 
 
@@ -114,11 +114,41 @@ def test_the_prediction_s_change_is_that_of_a_model_that_cannot_see_the_key() ->
     assert found[0] != found[1]
 
 
+def test_a_zeroed_weight_leaves_the_others_as_they_are() -> None:
+    model, inputs = _classifier(), _texts(1)[0]
+    found = prediction_change(
+        model, inputs, layer=("encoder", 1), prediction=lambda o: o.logits, keys=[5], renormalise=False
+    )
+
+    class Zeroed(al.Mechanism):
+        def reference(self, call):
+            w = al.Softmax().weights(call).clone()
+            w[..., 5] = 0
+            return w
+
+    with torch.no_grad():
+        before = model(**inputs).logits
+        with al.swap(model, Zeroed(), layers=1):
+            after = model(**inputs).logits
+    torch.testing.assert_close(found[0], (after - before).norm().double(), atol=1e-5, rtol=1e-3)
+
+
+def test_to_first_order_the_gradient_is_right_about_a_zeroed_key() -> None:
+    # A layer that hardly moves the prediction is where the first order is all there is.
+    model = _classifier()
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.output.dense.weight.mul_(1e-3)
+    rows = faithfulness(model, _texts(3), resamples=10).rows()
+    by = {(r["layer"], r["against"], r["reading"]): r["pearson"] for r in rows}
+    assert by[1, "prediction, zeroed", "gradient"] > 0.999
+    assert by[1, "prediction, zeroed", "gradient"] > by[1, "prediction", "gradient"]
+
+
 def test_every_reading_gets_a_correlation_with_an_interval_per_layer() -> None:
     model = _classifier()
     result = faithfulness(model, _texts(4), resamples=50)
     rows = result.rows()
-    assert len(rows) == 2 * 2 * len(COMPARED)
+    assert len(rows) == 2 * len(AGAINST) * len(COMPARED)
     for row in rows:
         assert -1 <= row["spearman_low"] <= row["spearman"] <= row["spearman_high"] <= 1
         assert row["inputs"] == 4
