@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, grouped, hide_unseen, ungrouped
-from attnlab.shapes import Float
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.shapes import Float, Int
 
-__all__ = ["linear_attention"]
+__all__ = ["FeatureMap", "LinearCache", "linear_attention"]
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -22,19 +22,55 @@ def linear_attention(
 
     ``phi`` maps (..., d) to (..., f); keys use ``phi_k`` where it is given. Half precision is accumulated in float32.
     """
+    return _continued(call, phi, phi_k or phi, None, chunk)[0]
+
+
+class LinearCache:
+    """The ``LayerCache`` of a kernel with a feature map: sum_j phi(k_j) [v_j, 1]^T, whose size no length changes.
+
+    ``maps`` gives (phi of queries, phi of keys) for a call.
+    """
+
+    def __init__(self, batch: int, maps: Callable[[AttentionCall], tuple[FeatureMap, FeatureMap]]) -> None:
+        self.batch, self.maps = batch, maps
+        self.state: Tensor | None = None
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        if call.q.shape[0] != self.batch:
+            raise ValueError(
+                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
+            )
+        mechanism.refuse(call)
+        out, self.state = _continued(call, *self.maps(call), self.state, 128)
+        return call, out
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        self.batch = rows.shape[0]
+        if self.state is not None:
+            self.state = self.state[rows]
+
+
+def _continued(
+    call: AttentionCall, phi: FeatureMap, phi_k: FeatureMap, state: Tensor | None, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """The output for keys that follow those summed up in ``state``, and the sum over all of them."""
     assert call.mask is None, "a general mask has no linear form"
     assert call.bias is None, "a bias has no linear form"
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
     # Autocast would round the running sums to half precision at every chunk.
     with torch.autocast(call.q.device.type, enabled=False):
-        sums = _Sums(call, phi_k or phi, kind)
+        sums = _Sums(call, phi_k, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional
-        top = run(queries, sums, phi, call.offset, chunk)
+        top, state = run(queries, sums, phi, call.offset, chunk, state)
         values, total = top[..., :-1], top[..., -1:]
         out = values / total.masked_fill(total == 0, 1)
-    return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype)
+    return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype), state
 
 
 class _Sums:
@@ -63,15 +99,21 @@ class _Sums:
         return total
 
 
-def _bidirectional(q: Tensor, sums: _Sums, phi: FeatureMap, _offset: int, chunk: int) -> Tensor:
+def _bidirectional(
+    q: Tensor, sums: _Sums, phi: FeatureMap, _offset: int, chunk: int, before: Tensor | None
+) -> tuple[Tensor, Tensor]:
     state = sums.state(0, sums.length, chunk)
-    return torch.cat([phi(part) @ state for part in q.split(chunk, dim=3)], dim=3)
+    state = state if before is None else before + state
+    return torch.cat([phi(part) @ state for part in q.split(chunk, dim=3)], dim=3), state
 
 
-def _causal(q: Tensor, sums: _Sums, phi: FeatureMap, offset: int, chunk: int) -> Tensor:
+def _causal(
+    q: Tensor, sums: _Sums, phi: FeatureMap, offset: int, chunk: int, before: Tensor | None
+) -> tuple[Tensor, Tensor]:
     # Keys before `lead` are seen by every query that sees anything; after them queries and keys advance together.
     lead, blind = max(0, min(offset, sums.length)), max(0, min(-offset, q.shape[3]))
     state = sums.state(0, lead, chunk)
+    state = state if before is None else before + state
     parts = [q.new_zeros(*q.shape[:3], blind, state.shape[-1])]
     for lo in range(blind, q.shape[3], chunk):
         fq = phi(q[..., lo : lo + chunk, :])
@@ -80,4 +122,4 @@ def _causal(q: Tensor, sums: _Sums, phi: FeatureMap, offset: int, chunk: int) ->
         ahead = torch.ones(fq.shape[3], fk.shape[3], dtype=torch.bool, device=q.device).triu(1)
         parts.append((fq @ fk.mT).masked_fill(ahead, 0) @ values + fq @ state)
         state = state + fk.mT @ values
-    return torch.cat(parts, dim=3)
+    return torch.cat(parts, dim=3), state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import linear_attention
+from attnlab.mechanisms._linear import FeatureMap, LinearCache, linear_attention
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
@@ -67,11 +68,17 @@ class Kernelized(Mechanism):
         if call.mask is not None:
             return super().forward(call)
         if self.kernel == "elu":
-            root = _root(call)
-            return linear_attention(call, lambda t: elu(root * t) + 1)
+            return linear_attention(call, *_elu_maps(call))
         if self.degree == 2 and _linear_pays(call):
             return linear_attention(call, _pairs, chunk=256)
         return super().forward(call)
+
+    @property
+    def make_cache(self) -> Callable[[int, int], LinearCache]:
+        """An empty past of constant size, for the kernel that has one: elu."""
+        if self.kernel != "elu":
+            raise AttributeError(f"the {self.kernel} kernel keeps every key; only elu has a past of constant size")
+        return lambda batch, _capacity: LinearCache(batch, _elu_maps)
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
@@ -91,6 +98,15 @@ def _power(s: Tensor, degree: int, seen: Bool[Tensor, "#b #h #q k"] | None) -> T
     largest = s.detach().abs().amax(-1, keepdim=True) if s.shape[-1] else s.new_ones(())
     kappa = (s / largest.masked_fill(largest == 0, 1)) ** degree
     return kappa if seen is None else kappa.masked_fill(~seen, 0)
+
+
+def _elu_maps(call: AttentionCall) -> tuple[FeatureMap, FeatureMap]:
+    root = _root(call)
+
+    def features(t: Tensor) -> Tensor:
+        return elu(root * t) + 1
+
+    return features, features
 
 
 def _root(call: AttentionCall) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
-from attnlab.mechanisms._linear import linear_attention
+from attnlab.mechanisms._linear import LinearCache, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -49,6 +49,10 @@ class Rfa(Mechanism):
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Linear in the keys."""
         return linear_attention(call, self._phi)
+
+    def make_cache(self, batch: int, _capacity: int) -> LinearCache:
+        """An empty past of constant size."""
+        return LinearCache(batch, lambda call: (self._phi, self._phi))
 
     def _phi(self, t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
         kind = torch.promote_types(t.dtype, torch.float32)

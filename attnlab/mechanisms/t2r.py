@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
-from attnlab.mechanisms._linear import linear_attention
+from attnlab.mechanisms._linear import FeatureMap, LinearCache, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -57,7 +57,14 @@ class T2R(Mechanism, nn.Module):
         if call.q.is_meta:
             # Parameters are counted there, and the linear form needs a device with autocast.
             return super().forward(call)
-        return linear_attention(call, lambda t: self._phi(t, call, extra=1), lambda t: self._phi(t, call))
+        return linear_attention(call, *self._maps(call))
+
+    def make_cache(self, batch: int, _capacity: int) -> LinearCache:
+        """An empty past of constant size."""
+        return LinearCache(batch, self._maps)
+
+    def _maps(self, call: AttentionCall) -> tuple[FeatureMap, FeatureMap]:
+        return lambda t: self._phi(t, call, extra=1), lambda t: self._phi(t, call)
 
     def _phi(self, t: Tensor, call: AttentionCall, *, extra: int = 0) -> Tensor:
         """relu(W t + b); t is (b, g, k, d), or (b, g, r, q, d) with ``extra`` = 1."""
