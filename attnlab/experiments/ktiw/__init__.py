@@ -1,0 +1,1 @@
+"""Snell et al. (2021), Approximating How Single Head Attention Learns (KTIW): its tables and figures, one file each."""

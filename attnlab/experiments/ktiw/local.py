@@ -1,0 +1,83 @@
+"""Figure 7 of KTIW: under uniform attention, where does the knowledge about a keyword lie (6.1)?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.data import KeywordDetection
+from attnlab.experiments.ktiw.rows import Rows
+from attnlab.experiments.parts import best_device
+from attnlab.models.lstm import Classifier
+from attnlab.models.lstm_config import ClassifierConfig
+
+__all__ = ["LocalConfig", "log_odds", "run_figure_7"]
+
+
+@dataclass(frozen=True)
+class LocalConfig:
+    """The classifier of A.8 with uniform attention on keyword detection; ``count`` test sequences are measured."""
+
+    steps: int = 4000
+    lr: float = 1e-3
+    batch: int = 32
+    count: int = 2048
+    evaluate_every: int = 50
+    embedding: int = 300
+    width: int = 256
+    seeds: int = 3
+
+
+def run_figure_7(config: LocalConfig, rows: Rows) -> None:
+    """Rows of ``figure_7``: the four log-odds at a step, mean over positive sequences, for each direction and seed."""
+    device = best_device()
+    for bidirectional in (True, False):
+        for seed in range(config.seeds):
+            task = KeywordDetection(batch_size=config.batch, seed=seed)
+            test = _moved(replace(task, split="test", batch_size=config.count).batch(0), device)
+            torch.manual_seed(seed)
+            size: dict[str, Any] = {
+                "embedding": config.embedding,
+                "width": config.width,
+                "bidirectional": bidirectional,
+            }
+            model = Classifier(ClassifierConfig(vocab=task.vocab_size, attention="uniform", **size)).to(device)
+            adam = torch.optim.Adam(model.parameters(), lr=config.lr, fused=device.type == "cuda" or None)
+            name = "both ways" if bidirectional else "left to right"
+            for step in range(config.steps + 1):
+                if step % config.evaluate_every == 0:
+                    rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
+                if step < config.steps:
+                    batch = _moved(task.batch(step), device)
+                    sign = 2 * batch["labels"] - 1
+                    loss = torch.nn.functional.softplus(-sign * model(batch["input_ids"]).logits).mean()
+                    adam.zero_grad(set_to_none=True)
+                    loss.backward()
+                    adam.step()
+            rows.save()
+
+
+@torch.no_grad()
+def log_odds(model: Classifier, batch: dict[str, Tensor]) -> dict[str, Any]:
+    """gamma at the keyword, after it, on average and at the last position (6.1), and the accuracy in per cent."""
+    out = model(batch["input_ids"])
+    gamma = model.output(out.source.hidden).squeeze(2)
+    length = gamma.shape[1]
+    # A keyword at the last position has nothing after it.
+    chosen = (batch["position"] >= 0) & (batch["position"] < length - 1)
+    gamma, at = gamma[chosen], batch["position"][chosen].unsqueeze(1)
+    found = {
+        "keyword": gamma.gather(1, at),
+        "after": gamma.gather(1, at + 1),
+        "mean": gamma.mean(1),
+        "last": gamma[:, -1],
+    }
+    accuracy = 100 * float(((out.logits > 0) == (batch["labels"] == 1)).float().mean())
+    return {name: round(float(values.mean()), 4) for name, values in found.items()} | {"accuracy": round(accuracy, 2)}
+
+
+def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: t.to(device, non_blocking=True) for name, t in batch.items()}

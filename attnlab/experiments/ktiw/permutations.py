@@ -1,0 +1,180 @@
+"""Figures 3 and 6 and section 6.2 of KTIW: toy copying tasks on which attention is, or is not, learned.
+
+All seeds of a setting train as one stacked model. A seed has learned when its test accuracy ends above ``LEARNED``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.data import FixedPermutation, MixtureOfPermutations, PermutationCopying
+from attnlab.experiments.ktiw.rows import Rows
+from attnlab.experiments.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
+from attnlab.experiments.parts import best_device
+from attnlab.models.lstm import Translator
+from attnlab.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
+
+__all__ = ["PermutationsConfig", "judge_heads", "run_figure_3", "run_figure_6", "run_section_6_2"]
+
+LEARNED = 0.95
+FAILED = 0.6
+
+
+@dataclass(frozen=True)
+class PermutationsConfig:
+    """Sizes of the toy experiments."""
+
+    seeds: int = 20
+    length: int = 40
+    batch: int = 128
+    width: int = 256
+    lr: float = 1e-3
+    # Updates of Figure 3, and of Figure 6 and the judging of its heads.
+    steps: int = 400
+    # Updates of the fixed permutation, which the paper says is never learned.
+    permute_steps: int = 2000
+    heads: int = 8
+    # Head initialisations that are tried, and how many of either kind are enough.
+    candidates: int = 60
+    pool: int = 16
+    data_seeds: int = 3
+    seed: int = 0
+
+    def model(self, task: Any, *, heads: int = 1) -> TranslatorConfig:
+        """The translator for a task's vocabulary."""
+        config = LSTM_CONFIGS["ktiw-permutations"]
+        assert isinstance(config, TranslatorConfig)
+        return replace(config, vocab=task.vocab_size, width=self.width, heads=heads)
+
+
+def figure_3_tasks(config: PermutationsConfig) -> dict[tuple[str, str], Any]:
+    """Each panel's hard distribution, and one that differs in that the words of an example vary."""
+    n = config.length
+    shape: dict[str, Any] = {"length": n, "batch_size": config.batch}
+    return {
+        ("permutations", "hard"): PermutationCopying(words=n, **shape),
+        ("permutations", "control"): PermutationCopying(words=3 * n // 2, **shape),
+        ("mixture", "hard"): MixtureOfPermutations(**shape),
+        ("mixture", "control"): PermutationCopying(words=2 * n, **shape),
+    }
+
+
+def run_figure_3(config: PermutationsConfig, part: Rows) -> None:
+    """Rows of ``figure_3`` (a seed each) and ``figure_3_curves`` (a step each, all seeds)."""
+    for (panel, data), task in figure_3_tasks(config).items():
+        curves = _train(config, task, steps=config.steps)
+        _rows(part, "figure_3", curves, panel=panel, data=data)
+
+
+def run_section_6_2(config: PermutationsConfig, part: Rows) -> None:
+    """Copying and permuting by one fixed permutation, on the same inputs (Eq. 25)."""
+    shape: dict[str, Any] = {"words": 3 * config.length // 2, "length": config.length, "batch_size": config.batch}
+    tasks: dict[str, tuple[Any, int]] = {
+        "copy": (PermutationCopying(**shape), config.steps),
+        "permute": (FixedPermutation(**shape), config.permute_steps),
+    }
+    for name, (task, steps) in tasks.items():
+        curves = _train(config, task, steps=steps)
+        _rows(part, "section_6_2", curves, task=name)
+
+
+def run_figure_6(config: PermutationsConfig, part: Rows) -> None:
+    """Eight heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same."""
+    good, bad = judge_heads(config, part)
+    rng = np.random.default_rng(config.seed)
+    fresh = iter(range(10_000, 10_000 + config.seeds * config.heads))
+    chosen: dict[str, list[list[int]]] = {
+        "random": [[next(fresh) for _ in range(config.heads)] for _ in range(config.seeds)]
+    }
+    if len(bad) >= config.heads:
+        chosen["all bad"] = [_draw(rng, bad, config.heads) for _ in range(config.seeds)]
+        if good:
+            chosen["one good"] = [
+                [*_draw(rng, bad, config.heads - 1), *_draw(rng, good, 1)] for _ in range(config.seeds)
+            ]
+    task = figure_3_tasks(config)["permutations", "hard"]
+    for name, seeds in chosen.items():
+        models = [_with_heads(config, task, heads) for heads in seeds]
+        # Data that no head was judged on.
+        tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
+        curves = train_seeds(models, tasks, how=_how(config, config.steps), device=best_device())
+        _rows(part, "figure_6", curves, heads=name)
+
+
+def judge_heads(config: PermutationsConfig, part: Rows) -> tuple[list[int], list[int]]:
+    """(good, bad) head initialisations by rejection: each is trained alone on several data seeds.
+
+    Good means accuracy above 0.95 on all of them, bad below 0.6 on all of them; others are discarded.
+    """
+    task = figure_3_tasks(config)["permutations", "hard"]
+    good: list[int] = []
+    bad: list[int] = []
+    for candidates in _groups(range(config.candidates), 16):
+        pairs = [(head, data) for head in candidates for data in range(config.data_seeds)]
+        models = [_with_heads(config, task, [head]) for head, _ in pairs]
+        tasks = [replace(task, seed=data) for _, data in pairs]
+        curves = train_seeds(models, tasks, how=_how(config, config.steps), device=best_device())
+        final = _final(curves).reshape(len(candidates), config.data_seeds)
+        for head, accuracy in zip(candidates, final, strict=True):
+            verdict = "good" if accuracy.min() > LEARNED else "bad" if accuracy.max() < FAILED else "discarded"
+            {"good": good, "bad": bad}.get(verdict, []).append(head)
+            part.add("heads", head=head, verdict=verdict, accuracy=[round(float(a), 4) for a in accuracy])
+        if len(good) >= config.pool and len(bad) >= config.pool:
+            break
+    return good, bad
+
+
+def _train(config: PermutationsConfig, task: Any, *, steps: int) -> Curves:
+    seeds = range(config.seed, config.seed + config.seeds)
+    models = fresh_models(config.model(task), seeds)
+    tasks = [replace(task, seed=seed) for seed in seeds]
+    return train_seeds(models, tasks, how=_how(config, steps), device=best_device())
+
+
+def _how(config: PermutationsConfig, steps: int) -> SeedTraining:
+    return SeedTraining(steps=steps, lr=config.lr)
+
+
+def _with_heads(config: PermutationsConfig, task: Any, heads: Sequence[int]) -> Translator:
+    """The one base model with attention heads drawn from these seeds, each as it would be alone."""
+    alone = config.model(task)
+    [model] = fresh_models(replace(alone, heads=len(heads)), [config.seed])
+    [base] = fresh_models(alone, [config.seed])
+    state = {name: t for name, t in base.state_dict().items() if not name.startswith("attention.query")}
+    drawn = [fresh_models(alone, [1_000_000 + head])[0].attention.query for head in heads]
+    state["attention.query.weight"] = torch.cat([query.weight.detach() for query in drawn])
+    state["attention.query.bias"] = torch.cat([query.bias.detach() for query in drawn])
+    model.load_state_dict(state, strict=len(heads) == 1)
+    return model
+
+
+def _rows(part: Rows, table: str, curves: Curves, **labels: str) -> None:
+    final = _final(curves)
+    for seed, accuracy in enumerate(final):
+        above = np.flatnonzero(curves.accuracy[:, seed] > LEARNED)
+        reached = {"steps": curves.steps[above[0]]} if len(above) else {"steps": None}
+        part.add(
+            table, **labels, seed=seed, accuracy=round(float(accuracy), 4), learned=bool(accuracy > LEARNED), **reached
+        )
+    for step, row in zip(curves.steps, curves.accuracy, strict=True):
+        part.add(f"{table}_curves", **labels, step=step, accuracy=[round(float(a), 3) for a in row])
+    part.fact(f"seconds {table} {' '.join(labels.values())}", round(curves.seconds, 2))
+
+
+def _final(curves: Curves) -> np.ndarray:
+    """The mean of the last three evaluations of each seed."""
+    return curves.accuracy[-3:].mean(0)
+
+
+def _draw(rng: np.random.Generator, pool: Sequence[int], n: int) -> list[int]:
+    return [int(i) for i in rng.choice(pool, n, replace=False)]
+
+
+def _groups(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]

@@ -1,0 +1,265 @@
+"""One data set of KTIW: the trainings its tables compare, each a run folder whose evaluations hold the agreements.
+
+``reference`` gives the gold alpha and Delta at its best checkpoint; ``second`` is the same model from another seed;
+``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data import LabelledSource, ParallelSource
+from attnlab.dynamics import agreement, kendall_tau, random_agreement
+from attnlab.dynamics.proxy import LogisticProxy, ProxyConfig, logistic_proxy, train_proxy
+from attnlab.experiments.ktiw.corpora import Corpus
+from attnlab.experiments.ktiw.readings import BOS, EOS, PAD, Examples, examples, proxy_rows, read, saliency
+from attnlab.experiments.parts import best_device
+from attnlab.loss import Loss
+from attnlab.models.lstm import Classifier, Translator, freeze_probe
+from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
+from attnlab.models.lstm_search import translate
+from attnlab.provenance import write_json
+from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
+
+__all__ = ["RUNS", "StudyConfig", "run_study", "study_config"]
+
+RUNS = ("reference", "second", "uniform", "frozen", "linear")
+SPLITS = ("valid", "train")
+LONG_TEXTS = 100
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A data set's trainings (A.8); ``evaluate`` are the first evaluations, then one every ``evaluate_every`` steps."""
+
+    steps: int
+    batch: int
+    lr: float = 1e-3
+    evaluate: tuple[int, ...] = ()
+    evaluate_every: int = 250
+    # Examples of either split that agreements are measured on.
+    count: int = 4000
+    # Rows of them that tau is measured on.
+    tau_rows: int = 1000
+    proxy: ProxyConfig = field(default_factory=ProxyConfig)
+    seed: int = 0
+
+    def evaluate_at(self) -> tuple[int, ...]:
+        """The steps at which a run is evaluated, the last one among them."""
+        start = self.evaluate[-1] if self.evaluate else 0
+        later = range(start + self.evaluate_every, self.steps + 1, self.evaluate_every)
+        return tuple(step for step in (*self.evaluate, *later, self.steps) if step <= self.steps)
+
+
+def study_config(corpus: Corpus, *, epochs: int = 20) -> StudyConfig:
+    """The paper's settings for this data set: 4,000 steps of 32 texts, or ``epochs`` of 16 sentence pairs."""
+    if corpus.kind == "classification":
+        long = float(np.median([len(row) for row in corpus.train[0]])) > LONG_TEXTS
+        proxy = ProxyConfig(lr=5e-5 if long else 1.5e-4)
+        return StudyConfig(steps=4000, batch=32, evaluate=(0, 10, 50, 100, 150, 200, 250), proxy=proxy)
+    steps = epochs * -(-len(corpus.train[0]) // 16)
+    return StudyConfig(steps=steps, batch=16, evaluate=(0, 50, 100, 500, 1000, 1500), evaluate_every=2000, count=1014)
+
+
+@dataclass(frozen=True)
+class LogOdds:
+    """-log sigmoid of the right sign: the loss of a two-class model with one output."""
+
+    name: str = "log-odds"
+
+    def __call__(self, model: Any, output: Any, batch: Mapping[str, Any], step: int) -> Loss:
+        sign = 2 * batch["labels"].to(output.logits.dtype) - 1
+        return Loss(torch.nn.functional.softplus(-sign * output.logits).sum(), torch.tensor(len(sign)))
+
+
+class _Watch(Callback):
+    """At each evaluation: accuracy and loss on both splits, and the agreements that this run is there for."""
+
+    def __init__(
+        self, run: str, on: dict[str, Examples], gold: dict[str, dict[str, Tensor]], config: StudyConfig
+    ) -> None:
+        self.run, self.on, self.gold, self.config = run, on, gold, config
+
+    def on_evaluation(self, moment: Moment) -> dict[str, float]:
+        model: Any = moment.model
+        values: dict[str, float] = {}
+        for split, on in self.on.items():
+            found = read(model, on)
+            values |= {f"{split}/accuracy": found.accuracy, f"{split}/loss": found.loss}
+            for name, (u, v) in _pairs(self.run, found, self.gold.get(split, {})).items():
+                values[f"{split}/{name}"] = 100 * float(agreement(u, v, lengths=on.lengths).nanmean())
+                if split == "valid":
+                    n = self.config.tau_rows
+                    tau = kendall_tau(u[:n], v[:n], lengths=on.lengths[:n])
+                    values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
+        if isinstance(model, Translator):
+            _translations(model, self.on["valid"], moment.run_dir / f"hypotheses-{moment.step:06d}.npz")
+        return values
+
+
+def _pairs(run: str, found: Any, gold: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """What each run is compared with; nothing for the reference itself."""
+    if run == "second":
+        return {"alpha_hat": (gold["alpha"], found.alpha), "alpha_beta": (gold["alpha"], found.beta)}
+    if run == "uniform":
+        proxies = {f"uf_{name}": (found.beta, gold[name]) for name in ("px", "log") if name in gold}
+        return {"alpha_uf": (gold["alpha"], found.beta), "delta_uf": (gold["delta"], found.beta), **proxies}
+    if run == "frozen":
+        return {"alpha_frozen": (gold["alpha"], found.alpha)}
+    return {"alpha_beta_own": (found.alpha, found.beta)}
+
+
+def _translations(model: Translator, on: Examples, path: Path) -> None:
+    """Greedy translations, to be scored where sacrebleu is: ids end to end, and the reference's beside them."""
+    rows, references = [], []
+    for batch in on.batches:
+        longest = 2 * batch["labels"].shape[1] + 5
+        found = translate(
+            model, batch["input_ids"], attention_mask=batch["attention_mask"], bos=BOS, eos=EOS, max_length=longest
+        )
+        rows += [row[: row.index(EOS)] if EOS in row else row for row in found.tolist()]
+        references += [[i for i in row if i >= 0 and i != EOS] for row in batch["labels"].tolist()]
+    arrays: dict[str, Any] = {}
+    for name, side in (("hypotheses", rows), ("references", references)):
+        arrays[name] = np.array([i for row in side for i in row], np.uint16)
+        arrays[f"{name}_lengths"] = np.array([len(row) for row in side], np.uint16)
+    np.savez_compressed(path, **arrays)
+
+
+def run_study(
+    corpus: Corpus,
+    work: Path | str,
+    *,
+    config: StudyConfig | None = None,
+    runs: tuple[str, ...] = RUNS,
+    wait: float = 0,
+) -> Path:
+    """Train what is not yet trained of a data set, into ``work``/<data set>/<run>; returns that folder.
+
+    Runs need the reference's checkpoint. Another process may be making it: ``wait`` is how many seconds to wait for it.
+    """
+    config = config or study_config(corpus)
+    unknown = set(runs) - set(RUNS)
+    if unknown:
+        raise ValueError(f"unknown runs {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
+    folder = Path(work) / corpus.name
+    folder.mkdir(parents=True, exist_ok=True)
+    device = best_device()
+    on = {split: examples(corpus, split, count=config.count, device=device, batch=128) for split in SPLITS}
+    gold: dict[str, dict[str, Tensor]] = {split: {} for split in SPLITS}
+    if "uniform" in runs:
+        _proxies(corpus, config, folder, on, gold, device)
+    for number, run in enumerate(RUNS):
+        if run not in runs:
+            continue
+        if run in ("second", "uniform", "frozen") and "alpha" not in gold["valid"]:
+            _gold(corpus, config, folder, on, gold, device, wait=wait)
+        _train(corpus, config, run, config.seed + number, folder / run, on, gold)
+    return folder
+
+
+def _train(
+    corpus: Corpus,
+    config: StudyConfig,
+    run: str,
+    seed: int,
+    folder: Path,
+    on: dict[str, Examples],
+    gold: dict[str, dict[str, Tensor]],
+) -> None:
+    torch.manual_seed(seed)
+    model = _model(corpus, run)
+    if run == "frozen":
+        freeze_probe(model)
+    x, y = corpus.train
+    source: Any
+    if corpus.kind == "classification":
+        source = LabelledSource(x, y.tolist(), pad=PAD, batch_size=config.batch, seed=seed)
+    else:
+        source = ParallelSource(x, y, pad=PAD, bos=BOS, eos=EOS, batch_size=config.batch, seed=seed)
+    settings = Settings(
+        steps=config.steps,
+        recipe=Recipe(kind="adam", lr=config.lr, weight_decay=0.0, clip=None),
+        schedule=Schedule("constant"),
+        seed=seed,
+        precision="no",
+        evaluate_at=config.evaluate_at(),
+        watch="valid/accuracy",
+        maximise=True,
+    )
+    terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
+    told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
+    watch = _Watch(run, on, gold, config)
+    train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
+
+
+def _model(corpus: Corpus, run: str) -> Classifier | Translator:
+    attention = "uniform" if run == "uniform" else "softmax"
+    if corpus.kind == "classification":
+        return Classifier(ClassifierConfig(vocab=corpus.vocab, attention=attention))
+    config = TranslatorConfig(vocab=corpus.vocab, dropout=0.5, attention=attention)
+    return Translator(replace(config, output="linear") if run == "linear" else config)
+
+
+def _gold(
+    corpus: Corpus,
+    config: StudyConfig,
+    folder: Path,
+    on: dict[str, Examples],
+    gold: dict[str, dict[str, Tensor]],
+    device: torch.device,
+    *,
+    wait: float,
+) -> None:
+    """alpha and Delta of the reference's best checkpoint."""
+    reference = folder / "reference"
+    until = time.monotonic() + wait
+    while not (reference / "result.json").exists():
+        if time.monotonic() > until:
+            raise ValueError(f"{reference} holds no finished run; train it first: its attention is what others meet")
+        time.sleep(1)
+    model = _model(corpus, "reference")
+    load_model(model, reference, which="best")
+    model.to(device).eval()
+    for split, examples_of in on.items():
+        found = read(model, examples_of)
+        gold[split] |= {"alpha": found.alpha, "delta": saliency(model, examples_of)}
+    chance = {
+        split: 100 * float(random_agreement(g["alpha"], g["delta"], lengths=on[split].lengths, shuffles=5).nanmean())
+        for split, g in gold.items()
+    }
+    write_json(folder / "chance.json", chance)
+
+
+def _proxies(
+    corpus: Corpus,
+    config: StudyConfig,
+    folder: Path,
+    on: dict[str, Examples],
+    gold: dict[str, dict[str, Tensor]],
+    device: torch.device,
+) -> None:
+    """The bag-of-words proxy, and for two classes the logistic regression it is equal to."""
+    outputs = 2 if corpus.kind == "classification" else corpus.vocab
+    fitted = train_proxy(
+        corpus.train, corpus.valid, words=corpus.vocab, outputs=outputs, config=config.proxy, device=device
+    )
+    told: dict[str, Any] = {"losses": fitted.losses}
+    logistic: LogisticProxy | None = None
+    if corpus.kind == "classification":
+        logistic = logistic_proxy(corpus.train, corpus.valid, words=corpus.vocab, device=device)
+        told |= {"penalty": logistic.penalty, "accuracy": {str(k): v for k, v in logistic.accuracy.items()}}
+    for split, examples_of in on.items():
+        gold[split]["px"] = proxy_rows(fitted.model, examples_of)
+        if logistic is not None:
+            gold[split]["log"] = proxy_rows(logistic, examples_of)
+    write_json(folder / "proxies.json", json.loads(json.dumps(told)))
