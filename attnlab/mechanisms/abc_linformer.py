@@ -49,8 +49,9 @@ class AbcLinformer(SlotMechanism, nn.Module):
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """The columns of the tokens' places."""
-        # While a graph is captured the host cannot ask; the same shapes were checked when the call was warmed up.
-        unknown = places.is_meta or (places.is_cuda and torch.cuda.is_current_stream_capturing())
+        # While a graph is made the host cannot ask; a captured call was checked when it was warmed up.
+        unknown = places.is_meta or torch.compiler.is_compiling()
+        unknown = unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing())
         if not unknown and places.numel() and int(places.max()) >= self.length:
             raise ValueError(
                 f"{int(places.max()) + 1} tokens, but this Linformer learned a control for {self.length} "

@@ -58,7 +58,8 @@ class AbcLmConfig:
     """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
 
     width: int = 512
-    heads: int = 8
+    # Heads of 128, as the paper's.
+    heads: int = 4
     layers: int = 6
     # Of Table 2b, which is twice as deep in the paper.
     deep_layers: int = 8

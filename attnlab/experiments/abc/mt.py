@@ -100,7 +100,7 @@ class AbcMtConfig:
 
     vocab: int = 1000
     width: int = 256
-    heads: int = 8
+    heads: int = 4
     layers: int = 3
     hidden: int = 1024
     dropout: float = 0.3
