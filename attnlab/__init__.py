@@ -1,6 +1,7 @@
 """attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.explore import Subject, explore
 from attnlab.guidance import Guidance, guide, pattern_audit
 from attnlab.hf import Plan, convert, is_converted, load_model, record, swap, swap_plan
 from attnlab.mechanisms.abc_cluster import AbcCluster
@@ -63,6 +64,7 @@ __all__ = [
     "Plan",
     "Rfa",
     "Softmax",
+    "Subject",
     "TopR",
     "Trace",
     "ValueAware",
@@ -74,6 +76,7 @@ __all__ = [
     "convert",
     "effective_attention",
     "effective_from_output",
+    "explore",
     "faithfulness",
     "guide",
     "is_converted",

@@ -318,6 +318,18 @@ def _reproduce(options: argparse.Namespace) -> None:
     EXPERIMENTS[options.experiment].run(options)
 
 
+def _explore_arguments(parser: argparse.ArgumentParser) -> None:
+    from attnlab.experiments.explore_command import arguments
+
+    arguments(parser)
+
+
+def _explore(options: argparse.Namespace) -> None:
+    from attnlab.experiments.explore_command import run
+
+    run(options)
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
@@ -330,6 +342,12 @@ COMMANDS: dict[str, Command] = {
         "attnlab compare ./my-model --text book.txt -m top-r:r=16 -m value-aware:r=16",
         _compare_arguments,
         _compare,
+    ),
+    "explore": Command(
+        "Look at a model's attention over a text, or at a run's over training: one offline page.",
+        'attnlab explore ./my-model "The old ferry stayed in the harbour." --all -o page.html',
+        _explore_arguments,
+        _explore,
     ),
     "train": Command(
         "Train a masked or causal language model, with any mechanism as its attention, on your text.",

@@ -1,0 +1,188 @@
+"""``attnlab explore``: a model reads a text, and its attention becomes a page; also two texts, two models, or a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.explore import READINGS, Subject, explore
+from attnlab.explorer import Exploration
+from attnlab.explorer.tokens import guess_words
+from attnlab.hf import LoadedModel, record
+from attnlab.hf.load import max_length
+from attnlab.patterns import SpecialTokens, special_tokens
+from attnlab.provenance import provenance
+
+__all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject"]
+
+# Tokens that a sequence-to-sequence model writes where no target text is given.
+WRITTEN = 64
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """What is looked at: readings, mechanisms beside the model's own, the layers kept whole, and the precision."""
+
+    readings: tuple[str, ...] = ("standard",)
+    mechanisms: tuple[str, ...] = ()
+    layers: tuple[int, ...] | None = None
+    precise: bool = False
+    target: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.readings if name not in READINGS]
+        if unknown:
+            raise ValueError(f"no reading named {', '.join(unknown)}; the readings are {', '.join(READINGS)}")
+
+
+def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, config: ExploreConfig) -> Exploration:
+    """Every text through every model, side by side in one exploration."""
+    if not texts:
+        raise ValueError("name a text to read, or a file with --file")
+    for text in texts:
+        if not text.strip():
+            raise ValueError("the text is empty: there is nothing to attend to")
+    subjects = []
+    for model_name, loaded in models.items():
+        for i, text in enumerate(texts):
+            parts = [model_name] * (len(models) > 1) + [f"text {i + 1}"] * (len(texts) > 1)
+            subjects.append(subject(loaded, text, name=" · ".join(parts) or model_name, target=config.target))
+    names = " and ".join(models)
+    shown = " / ".join(_short(text) for text in texts)
+    about = provenance()
+    return explore(
+        subjects,
+        readings=config.readings,
+        mechanisms=config.mechanisms,
+        layers=config.layers,
+        precise=config.precise,
+        title=names,
+        subtitle=f"reads “{shown}”",
+        about={
+            "model": names,
+            "attnlab": about["versions"].get("attnlab", "?"),
+            "torch": about["versions"].get("torch", "?"),
+            "transformers": about["versions"].get("transformers", "?"),
+            "device": about["device"],
+        },
+    )
+
+
+@torch.no_grad()
+def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | None = None) -> Subject:
+    """One text through one model, recorded; a sequence-to-sequence model writes its own target unless one is given."""
+    model, tokenizer, task = loaded
+    device = next(model.parameters()).device
+    encoded = tokenizer(text, return_tensors="pt")
+    inputs = {key: t.to(device) for key, t in encoded.items() if _takes(model, key)}
+    ids = inputs["input_ids"]
+    if ids.shape[1] == 0:
+        raise ValueError("the tokenizer makes no token of this text")
+    limit = max_length(model)
+    if limit is not None and ids.shape[1] > limit:
+        raise ValueError(
+            f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
+        )
+    side = "source" if task in ("mlm", "encoder", "seq2seq") else "target"
+    read = {side: (ids, *_words(tokenizer, encoded, text))}
+    if task == "seq2seq":
+        inputs["decoder_input_ids"] = written = _target(loaded, inputs, target)
+        tokens = _strings(tokenizer, written[0])
+        read["target"] = (written, tokens, guess_words(tokens))
+    with record(model) as trace:
+        model(**inputs)
+    if side == "source" and all(layer.kind == "decoder" for layer in trace):
+        read = {"target": read["source"]}
+    return Subject(
+        trace,
+        {key: tokens for key, (_, tokens, _) in read.items()},
+        name=name,
+        words={key: words for key, (_, _, words) in read.items()},
+        input_ids={key: ids for key, (ids, _, _) in read.items()},
+        special=_special(tokenizer),
+    )
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """Layer numbers and ranges, as in "0,3,5-7".
+
+    >>> parse_layers("0,3,5-7")
+    (0, 3, 5, 6, 7)
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"layers must be numbers and ranges such as 0,3,5-7, got {text!r}")
+        found += range(int(first), int(last if dash else first) + 1)
+    return tuple(found)
+
+
+def _takes(model: Any, name: str) -> bool:
+    if name == "token_type_ids":
+        return getattr(model.config, "type_vocab_size", 0) >= 2
+    return name in ("input_ids", "attention_mask")
+
+
+def _target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str | None) -> Tensor:
+    model, tokenizer, _ = loaded
+    start = getattr(model.generation_config, "decoder_start_token_id", None)
+    if start is None:
+        start = model.config.decoder_start_token_id
+    if target is None:
+        written = model.generate(**inputs, max_new_tokens=WRITTEN, do_sample=False, num_beams=1)
+        return written[:, :-1] if written.shape[1] > 2 else written
+    ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(inputs["input_ids"].device)
+    return torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
+
+
+def _words(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[int]]:
+    """Token strings as people read them, and the word of each."""
+    ids = encoded["input_ids"][0]
+    raw = _strings(tokenizer, ids)
+    if not getattr(tokenizer, "is_fast", False) or not any(token.startswith(("Ġ", "▁", "Ċ")) for token in raw):
+        return raw, guess_words(raw)
+    # Byte-level tokens are unreadable beyond ASCII; the piece of text that a token stands for is not.
+    spans = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    shown, words, word = [], [], -1
+    for i, (token, (start, end)) in enumerate(zip(raw, spans, strict=True)):
+        piece = text[start:end]
+        bare = piece.strip()
+        before = text[start - 1 : start] if start else " "
+        joins = bool(i and piece and not piece[0].isspace() and not before.isspace() and _alike(before, piece[0]))
+        word += not joins
+        words.append(word)
+        shown.append(bare or token)
+    return shown, words
+
+
+def _alike(a: str, b: str) -> bool:
+    return a.isalnum() == b.isalnum()
+
+
+def _strings(tokenizer: Any, ids: Tensor) -> list[str]:
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids.tolist())]
+
+
+def _special(tokenizer: Any) -> SpecialTokens | None:
+    try:
+        return special_tokens(tokenizer)
+    except ValueError:
+        return None
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 70 else words[:69] + "…"
+
+
+def texts_of(texts: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """The texts of the command line, then those of the files."""
+    from attnlab.data import read_text
+
+    return [*texts, *(read_text(file).strip() for file in files)]

@@ -1,0 +1,122 @@
+"""The command ``attnlab explore``: its arguments, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["arguments", "run"]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a model folder, a hub name, or a run folder with recorded steps"
+    )
+    parser.add_argument("text", metavar="TEXT", nargs="*", help="what it reads; two texts are shown side by side")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="a UTF-8 text file to read; repeatable")
+    parser.add_argument("--target", help="what a sequence-to-sequence model is to write (default: what it writes)")
+    parser.add_argument("--compare", metavar="MODEL2", help="a second model that reads the same")
+    parser.add_argument(
+        "--compare-mechanism",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="a mechanism whose W^ and (W - W^) v are shown beside W; repeatable",
+    )
+    parser.add_argument("--effective", action="store_true", help="effective attention too")
+    parser.add_argument("--norm", action="store_true", help="norm-based attention too")
+    parser.add_argument("--rollout", action="store_true", help="attention rollout too")
+    parser.add_argument("--all", action="store_true", help="every reading")
+    parser.add_argument("--layers", metavar="LIST", help="layers whose maps are kept whole, such as 0,3,5-7")
+    parser.add_argument("--precise", action="store_true", help="half precision instead of 8 bits a weight")
+    parser.add_argument("-o", "--out", type=Path, default=Path("explore.html"), help="the page (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the page."""
+    from attnlab.explorer import explore_run
+    from attnlab.explorer.timeline import FOLDER, INDEX
+    from attnlab.provenance import check_writable
+
+    check_writable(options.out)
+    if (Path(options.model) / FOLDER / INDEX).is_file():
+        refused = [name for name in ("text", "file", "compare", "compare_mechanism") if getattr(options, name)]
+        if refused:
+            raise ValueError(
+                f"{options.model} is a run with recorded steps, which shows them alone; leave out {refused[0]}"
+            )
+        found = explore_run(options.model, precise=options.precise)
+    else:
+        found = _models(options)
+    page = found.html()
+    from attnlab.provenance import write_atomic
+
+    write_atomic(options.out, page)
+    told = _told(found.packed.meta, options.out, len(page))
+    if options.json:
+        print(json.dumps(told, indent=1, ensure_ascii=False))
+        return
+    for note in told["notes"]:
+        print(f"attnlab: {note}", file=sys.stderr)
+    print(f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser")
+
+
+def _models(options: argparse.Namespace) -> Any:
+    from attnlab.experiments.explore import ExploreConfig, explore_models, parse_layers, texts_of
+    from attnlab.hf import load_model
+    from attnlab.registry import mechanism
+
+    chosen = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
+    for spec in options.compare_mechanism:
+        # A misspelt mechanism is told before a large model is loaded.
+        mechanism(spec)
+    config = ExploreConfig(
+        readings=("standard", *(name for name, wanted in chosen.items() if wanted or options.all)),
+        mechanisms=tuple(options.compare_mechanism),
+        layers=None if options.layers is None else parse_layers(options.layers),
+        precise=options.precise,
+        target=options.target,
+    )
+    texts = texts_of(options.text, options.file)
+    if not texts or not all(text.strip() for text in texts):
+        raise ValueError("there is no text to read: give one after the model, or a file with --file")
+    models = {}
+    for name in (options.model, options.compare):
+        if name is not None:
+            loaded = load_model(name, trust_remote_code=options.trust_remote_code)
+            shown = Path(name).name
+            models[shown if shown not in models else f"{shown} (2)"] = _moved(loaded, options.device)
+    return explore_models(models, texts, config=config)
+
+
+def _moved(loaded: Any, device: str) -> Any:
+    try:
+        loaded.model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the model cannot be moved to {device!r}: {str(error).splitlines()[0]}") from None
+    return loaded
+
+
+def _told(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:
+    shown = [
+        {
+            "name": item["name"],
+            "kinds": {
+                stack["kind"]: {
+                    "layers": len(stack["layers"]),
+                    "heads": max(len(entry["small"]["scales"]) for entry in stack["readings"][0]["layers"]),
+                    "readings": [reading["name"] for reading in stack["readings"]],
+                }
+                for stack in item["stacks"]
+            },
+        }
+        for item in meta["items"]
+    ]
+    return {"page": str(out.resolve()), "bytes": size, "error": meta["error"], "notes": meta["notes"], "shown": shown}

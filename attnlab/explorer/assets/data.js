@@ -1,0 +1,132 @@
+// The payload: texts and maps. A head is unpacked when it is looked at, and a few are kept.
+
+const LEVELS = 254;
+const MIDDLE = 127;
+const NOT_A_NUMBER = 255;
+const KEPT_NUMBERS = 24e6;
+
+const fromBase64 = (text) => {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+};
+
+const inflate = async (bytes) => {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+};
+
+export const halfToNumber = (half) => {
+  const sign = half & 0x8000 ? -1 : 1;
+  const exponent = (half >> 10) & 31;
+  const fraction = half & 1023;
+  if (exponent === 0) return sign * fraction * 2 ** -24;
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+};
+
+let halves = null;
+const numbersOf = (bytes, { precise, scale, signed }) => {
+  if (precise) {
+    halves ??= Float32Array.from({ length: 65536 }, (_, i) => halfToNumber(i));
+    const n = bytes.length / 2;
+    return Float32Array.from({ length: n }, (_, i) => halves[bytes[i] | (bytes[n + i] << 8)]);
+  }
+  const zero = signed ? MIDDLE : 0;
+  const steps = Float32Array.from({ length: 256 }, (_, i) => i === NOT_A_NUMBER ? NaN : (i - zero) * scale);
+  const values = new Float32Array(bytes.length);
+  for (let i = 0; i < bytes.length; i++) values[i] = steps[bytes[i]];
+  return values;
+};
+
+// The largest magnitude; what is no number is passed over.
+export const largest = (values) => {
+  let top = 0;
+  for (let i = 0; i < values.length; i++) {
+    const size = Math.abs(values[i]);
+    if (size > top && size < Infinity) top = size;
+  }
+  return top;
+};
+
+const mapOf = (rows, cols, values, more) => ({ rows, cols, values, top: largest(values), ...more });
+
+export const difference = (a, b) => {
+  const values = new Float32Array(a.values.length);
+  for (let i = 0; i < values.length; i++) values[i] = a.values[i] - b.values[i];
+  return mapOf(a.rows, a.cols, values, { signed: true, blocks: a.blocks, error: a.error + b.error });
+};
+
+// Tokens become words: weights are summed over a word's keys and averaged over its queries.
+export const merged = (map, rows, cols) => {
+  const [height, width] = [rows.groups.length, cols ? cols.groups.length : map.cols];
+  const values = new Float32Array(height * width);
+  for (let i = 0; i < map.rows; i++) {
+    const row = rows.of[i];
+    const share = 1 / rows.groups[row].length;
+    for (let j = 0; j < map.cols; j++) values[row * width + (cols ? cols.of[j] : j)] += share * map.values[i * map.cols + j];
+  }
+  const keys = cols ? Math.max(...cols.groups.map((group) => group.length)) : 1;
+  return mapOf(height, width, values, { signed: map.signed, blocks: null, error: map.error * keys });
+};
+
+export class Payload {
+  #read; #kept = new Map(); #numbers = 0;
+
+  // read(name) gives the base64 of a layer's heads, one after the other.
+  constructor(meta, read) {
+    this.meta = meta;
+    this.#read = read;
+    for (const item of meta.items) {
+      item.stackOf = Object.fromEntries(item.stacks.map((stack) => [stack.kind, stack]));
+      for (const stack of item.stacks) {
+        stack.readingOf = Object.fromEntries(stack.readings.map((reading) => [reading.name, reading]));
+        stack.headCount = Math.max(...stack.readings.map((reading) => Math.max(...reading.layers.map((l) => l.small.scales.length))));
+      }
+    }
+  }
+
+  stack(item, kind) { return this.meta.items[item].stackOf[kind] ?? null; }
+
+  reading(item, kind, name) { return this.stack(item, kind)?.readingOf[name] ?? null; }
+
+  text(item, side) { return this.meta.texts[this.meta.items[item].text][side] ?? null; }
+
+  // One head as { rows, cols, values, top, signed, error, blocks }; blocks where only a thumbnail is stored.
+  async head(item, kind, name, layer, head, small = false) {
+    const reading = this.reading(item, kind, name);
+    const entry = reading.layers[layer];
+    const part = (!small && entry.full) || entry.small;
+    const at = Math.min(head, part.scales.length - 1);
+    const key = `${part.blob}/${at}`;
+    const known = this.#kept.get(key);
+    if (known) {
+      this.#kept.delete(key);
+      this.#kept.set(key, known);
+      return known;
+    }
+    const start = part.lengths.slice(0, at).reduce((a, b) => a + b, 0);
+    const text = this.#read(part.blob).slice(start, start + part.lengths[at]);
+    const bytes = await inflate(fromBase64(text));
+    const { precise } = this.meta;
+    const scale = part.scales[at];
+    const values = numbersOf(bytes, { precise, scale, signed: entry.signed });
+    const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
+    const blocks = rows < reading.size[0] || cols < reading.size[1] ? reading.size : null;
+    const found = mapOf(rows, cols, values, { signed: entry.signed, error: precise ? 0 : scale / 2, blocks });
+    this.#keep(key, found);
+    return found;
+  }
+
+  #keep(key, map) {
+    this.#kept.set(key, map);
+    this.#numbers += map.values.length;
+    for (const [old, forgotten] of this.#kept) {
+      if (this.#numbers <= KEPT_NUMBERS || old === key) break;
+      this.#numbers -= forgotten.values.length;
+      this.#kept.delete(old);
+    }
+  }
+}

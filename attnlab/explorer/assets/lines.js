@@ -1,0 +1,103 @@
+import { cut, FONT } from "./surface.js";
+
+// Two columns of tokens and a line for each large weight: for every query its largest weights, up to a share of its mass.
+
+const ROW = 21;
+const MOST = 4000;
+const TOP = 26;
+
+export const linesLayout = (view, width, tallest) => {
+  const rows = Math.max(view.rows.length, view.cols.length);
+  const row = Math.max(13, Math.min(ROW, (tallest - TOP) / rows));
+  const content = TOP + rows * row + 8;
+  const column = Math.min(150, width * 0.3);
+  return { row, content, column, height: Math.min(content, Math.max(tallest, 240)), left: column, right: width - column, width };
+};
+
+// [query, key, weight], strongest first; of one query only if one is chosen.
+export const strongest = (map, mass, query = null) => {
+  const found = [];
+  const order = Array.from({ length: map.cols }, (_, j) => j);
+  const first = query ?? 0;
+  const last = query ?? map.rows - 1;
+  for (let i = first; i <= last; i++) {
+    const row = map.values.subarray(i * map.cols, (i + 1) * map.cols);
+    let total = 0;
+    for (const weight of row) if (Math.abs(weight) < Infinity) total += Math.abs(weight);
+    let sum = 0;
+    for (const j of order.slice().sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]) || a - b)) {
+      if (!(Math.abs(row[j]) > 0) || sum >= mass * total - 1e-9) break;
+      sum += Math.abs(row[j]);
+      found.push([i, j, row[j]]);
+    }
+  }
+  found.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2]));
+  return found.slice(0, MOST);
+};
+
+export const drawLines = (context, view) => {
+  const { rows, cols, map, layout, palette, query, hits, scroll, top } = view;
+  const y = (i) => TOP + (i + 0.5) * layout.row - scroll;
+  const middle = (layout.left + layout.right) / 2;
+  context.font = `600 12px ${FONT}`;
+  context.fillStyle = palette.muted;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  context.fillText("looks", layout.left - 8, 12);
+  context.textAlign = "left";
+  context.fillText(view.dimensions ? "dimension" : "is looked at", layout.right + 8, 12);
+  context.save();
+  context.beginPath();
+  context.rect(0, TOP - 4, layout.width, layout.height - TOP + 4);
+  context.clip();
+  const into = new Map();
+  for (const [i, j, weight] of view.lines.slice().reverse()) {
+    const share = Math.abs(weight) / (top || 1);
+    if (query !== null) into.set(j, weight);
+    else if (share < 0.02) continue;
+    if (Math.min(y(i), y(j)) > layout.height || Math.max(y(i), y(j)) < 0) continue;
+    context.strokeStyle = palette[weight < 0 ? "cat-1" : "cat-0"];
+    context.globalAlpha = Math.max(0.04, Math.min(1, query === null ? share : 0.25 + 0.75 * share));
+    context.lineWidth = 0.8 + 2.6 * share;
+    context.beginPath();
+    context.moveTo(layout.left, y(i));
+    context.bezierCurveTo(middle, y(i), middle, y(j), layout.right, y(j));
+    context.stroke();
+  }
+  context.globalAlpha = 1;
+  const font = Math.max(9, Math.min(13, layout.row * 0.7));
+  const column = (names, x, align, strong, found) => names.forEach((name, i) => {
+    if (y(i) < TOP - layout.row || y(i) > layout.height + layout.row) return;
+    const special = strong(i);
+    context.font = `${special || found.has(i) ? "650 " : ""}${font}px ${FONT}`;
+    context.fillStyle = special ? palette["cat-1"] : found.has(i) ? palette.accent : query !== null && !special ? palette.muted : palette.text;
+    context.textAlign = align;
+    context.fillText(cut(context, name, layout.column - 16), x, y(i));
+  });
+  column(rows, layout.left - 8, "right", (i) => i === query, new Set(hits.rows));
+  for (const [j, weight] of into) {
+    context.fillStyle = palette[weight < 0 ? "cat-1" : "cat-0"];
+    context.globalAlpha = 0.12 + 0.5 * Math.abs(weight) / (top || 1);
+    context.fillRect(layout.right + 2, y(j) - layout.row / 2 + 1, layout.column - 6, layout.row - 2);
+  }
+  context.globalAlpha = 1;
+  const keyHits = new Set([...hits.cols]);
+  context.save();
+  column(cols, layout.right + 8, "left", () => false, keyHits);
+  if (query !== null) {
+    context.font = `${font}px ${FONT}`;
+    context.fillStyle = palette.text;
+    context.textAlign = "left";
+    for (const j of into.keys()) context.fillText(cut(context, cols[j], layout.column - 16), layout.right + 8, y(j));
+  }
+  context.restore();
+  context.restore();
+};
+
+export const lineRowAt = (layout, scroll, rows, x, y) => {
+  const i = Math.floor((y - TOP + scroll) / layout.row);
+  if (i < 0 || y < TOP) return null;
+  if (x <= layout.left + 4 && i < rows.rows.length) return { side: "rows", i };
+  if (x >= layout.right - 4 && i < rows.cols.length) return { side: "cols", i };
+  return null;
+};

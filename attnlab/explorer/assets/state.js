@@ -1,0 +1,52 @@
+// What is being looked at, and the same as the fragment of an address: a link restores the view.
+
+export const firstState = (meta) => {
+  const first = meta.items[0].stacks[0];
+  const panes = meta.panes.length ? meta.panes.map(([item, reading]) => ({ item, reading, minus: null })) : [{ item: 0, reading: first.readings[0].name, minus: null }];
+  return {
+    kind: first.kind, layer: 0, head: 0, panes, active: 0, view: "map", grid: "maps", words: false, shared: false, linear: false, q: null, k: null,
+    mass: 0.8, search: "", step: 0, zoom: { s: 1, x: 0, y: 0 }, scalar: "",
+  };
+};
+
+const specText = ({ item, reading }) => `${item ?? "*"}:${encodeURIComponent(reading)}`;
+const specFrom = (text) => {
+  const [item, reading] = text.split(":");
+  return { item: item === "*" ? null : Number(item), reading: decodeURIComponent(reading ?? "") };
+};
+
+export const toFragment = (state) => {
+  const base = { kind: state.kind, layer: state.layer, head: state.head, view: state.view, panes: state.panes.map((pane) => specText(pane) + (pane.minus ? `~${specText(pane.minus)}` : "")).join("|") };
+  const more = { grid: state.grid !== "maps" && state.grid, active: state.active, words: state.words, shared: state.shared, linear: state.linear, q: state.q !== null && String(state.q), k: state.k !== null && String(state.k), mass: state.mass !== 0.8 && state.mass, search: state.search, step: state.step, scalar: state.scalar };
+  const zoom = state.zoom.s > 1 ? { zoom: [state.zoom.s, state.zoom.x, state.zoom.y].map((n) => Number(n.toFixed(2))).join(",") } : {};
+  const kept = Object.entries({ ...base, ...more, ...zoom }).filter(([name, value]) => name in base || (value && value !== "0" && value !== 0) || ((name === "q" || name === "k") && value));
+  return kept.map(([name, value]) => `${name}=${name === "panes" ? value : encodeURIComponent(value === true ? 1 : value)}`).join("&");
+};
+
+// What a fragment asks for, as far as this payload has it; what it does not know stays as it is.
+export const fromFragment = (text, state, data) => {
+  const asked = Object.fromEntries(text.replace(/^#/, "").split("&").filter((part) => part.includes("=")).map((part) => [part.slice(0, part.indexOf("=")), part.slice(part.indexOf("=") + 1)]));
+  const next = { ...state };
+  const plain = (name) => { try { return decodeURIComponent(asked[name]); } catch { return ""; } };
+  const whole = (name) => Number.isInteger(Number(asked[name])) && Number(asked[name]) >= 0 ? Number(asked[name]) : null;
+  const { items } = data.meta;
+  if (items.some((item) => item.stackOf[plain("kind")])) next.kind = plain("kind");
+  for (const name of ["layer", "head", "step", "active"]) if (name in asked && whole(name) !== null) next[name] = whole(name);
+  for (const name of ["q", "k"]) next[name] = name in asked ? whole(name) : null;
+  for (const name of ["words", "shared", "linear"]) next[name] = asked[name] === "1";
+  if (["map", "lines", "text"].includes(asked.view)) next.view = asked.view;
+  for (const name of ["search", "scalar"]) if (name in asked) next[name] = plain(name);
+  next.grid = "grid" in asked ? plain("grid") : "maps";
+  if (Number(asked.mass) > 0 && Number(asked.mass) <= 1) next.mass = Number(asked.mass);
+  const [s, x, y] = (asked.zoom ?? "1,0,0").split(",").map(Number);
+  if ([s, x, y].every(Number.isFinite)) next.zoom = { s: Math.max(1, s), x, y };
+  const known = (spec) => spec && (spec.item === null ? 0 : spec.item) < items.length && items[spec.item ?? 0].stacks.some((stack) => stack.readingOf[spec.reading]) ? spec : null;
+  try {
+    const panes = (asked.panes ?? "").split("|").filter(Boolean).slice(0, 3).map((one) => {
+      const [shown, minus] = one.split("~").map(specFrom);
+      return known(shown) && { ...shown, minus: known(minus) };
+    }).filter(Boolean);
+    if (panes.length) next.panes = panes;
+  } catch { /* A broken address shows the first view. */ }
+  return next;
+};

@@ -1,0 +1,87 @@
+"""The page: one HTML file with its style, its script and its data, and a policy that lets nothing else load or run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from pathlib import Path
+
+from attnlab.explorer.payload import Packed
+from attnlab.reports.colours import theme_css
+from attnlab.reports.html import Html, asset, data, element
+
+__all__ = ["explorer_page", "script", "style"]
+
+ASSETS = Path(__file__).parent / "assets"
+# In the order of their needs: a module comes after what it imports.
+MODULES = tuple(["data", "colour", "surface", "dom", "maps", "grid", "heat", "lines", "passage", "pane", "chart", "tables", "exports", "keys", "state", "app"])
+IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
+
+
+def explorer_page(packed: Packed) -> bytes:
+    """The whole file, as bytes: a page of many maps is large, and is not copied more often than needed."""
+    code, css = script("page"), style()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{_digest(code)}'; style-src 'sha256-{_digest(css)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", f"{packed.meta['title']} · attnlab"),
+        element("style", Html(css)),
+    )
+    told = element("noscript", "This page draws attention maps with a script; allow scripts to see them.")
+    body = [element("div", told, id="attnlab"), data(packed.meta, id="attnlab-meta")]
+    parts = [f'<!doctype html>\n<html lang="en">{head}<body>{"".join(body)}'.encode()]
+    for name, blob in packed.blobs.items():
+        parts += [str(element("script", type="text/plain", data_blob=name)).removesuffix("</script>").encode(), blob]
+        parts.append(b"</script>")
+    parts.append(str(element("script", Html(code), type="module")).encode() + b"</body></html>\n")
+    return b"".join(parts)
+
+
+@cache
+def script(entry: str) -> str:
+    """The modules in one: each becomes a function that returns what it exports, and ``entry`` follows as it is.
+
+    A page opened from a disk may not import files, so what is one file must be one script. Nothing else is done: an
+    import is a look into the modules before, an export a name in the returned object.
+    """
+    return "const modules = {};\n" + "\n".join([*(_wrapped(name) for name in MODULES), _imports(_source(entry))])
+
+
+def _wrapped(name: str) -> str:
+    source = _source(name)
+    names = ", ".join(EXPORT.findall(source))
+    return f"modules.{name} = (() => {{\n{EXPORT.sub('', _imports(source))}return {{ {names} }};\n}})();\n"
+
+
+def _imports(source: str) -> str:
+    return IMPORT.sub(r"const \1 = modules.\2;", source)
+
+
+def _source(name: str) -> str:
+    return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
+
+
+@cache
+def style(*, host: bool = False) -> str:
+    """The colours and the style that reports have too, and the explorer's own; for a shadow root if ``host``."""
+    css = theme_css() + asset("report.css") + (ASSETS / "explorer.css").read_text(encoding="utf-8")
+    if not host:
+        return css
+    # :root:not([data-theme=light]) becomes :host(:not([data-theme=light])), and html and body the host itself.
+    css = re.sub(r":root((?::not\()?\[[^\]]*\]\)?)", r":host(\1)", css).replace(":root", ":host")
+    return re.sub(r"^(?:html|body)(?= \{)", ":host", css, flags=re.MULTILINE)
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
