@@ -16,9 +16,11 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
     "Basis",
+    "at_once_serves",
     "column_basis",
     "first_visible",
     "gathered_rows",
+    "independence_limit",
     "independent_rows",
     "project",
     "project_rows",
@@ -82,6 +84,26 @@ def project(
     rtol: float | None = None,
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial) where all rows of a head see the same keys; a trivial head's W comes back untouched."""
+    if w.is_cuda and rtol is None and at_once_serves(v):
+        from attnlab.mechanisms._at_once import project_at_once
+
+        found, rank, trivial, doubtful = project_at_once(w, v, seen)
+        if not bool(doubtful.any()):
+            return found, rank, trivial
+        at = doubtful.any(1).nonzero()[:, 0]
+        parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol)
+        whole = zip((found, rank, trivial), parts, strict=True)
+        found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
+        return found, rank, trivial
+    return _project_carefully(w, v, seen, rtol)
+
+
+def at_once_serves(v: Tensor) -> bool:
+    """Whether ``project_at_once`` is accurate for these values, and no gradient is asked for that it does not give."""
+    return v.dtype != torch.float64 and not (torch.is_grad_enabled() and v.requires_grad)
+
+
+def _project_carefully(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
     if seen is None and v.shape[2] > v.shape[3]:
         return _projected(w, v, None, rtol)
     if seen is None:
@@ -149,6 +171,11 @@ def relative_threshold(dtype: torch.dtype, n: int) -> float:
     return max(16 * eps, n * torch.finfo(torch.float64).eps)
 
 
+def independence_limit(dtype: torch.dtype, n: int, *, rtol: float | None = None) -> float:
+    """Values with a condition number below this one are linearly independent, whatever rounding did to them."""
+    return 1 / max(rtol or relative_threshold(dtype, n), 1e-6)
+
+
 def _singular_coordinates(
     v: Float[Tensor, "p k e"], count: Int[Tensor, " p"], rtol: float | None
 ) -> tuple[Float[Tensor, "p e e"], Int[Tensor, " p"]]:
@@ -185,8 +212,7 @@ def independent_rows(
     factor, info = torch.linalg.cholesky_ex(gram)
     inverse = torch.linalg.solve_triangular(factor, _eye(gram), upper=False)
     condition = size.sqrt() * torch.linalg.vector_norm(inverse, dim=(-1, -2))
-    limit = 1 / max(rtol or relative_threshold(v.dtype, max(v.shape[2:])), 1e-6)
-    return (info == 0) & (condition < limit)
+    return (info == 0) & (condition < independence_limit(v.dtype, max(v.shape[2:]), rtol=rtol))
 
 
 def first_visible(

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, repeat_groups, scores, ungrouped, visible
+from attnlab.attention import AttentionCall, Mechanism, grouped, repeat_groups, scores, ungrouped
 from attnlab.hf import swap
 from attnlab.hf.sites import Layers
+from attnlab.mechanisms._at_once import project_at_once
 from attnlab.mechanisms._effective import effective_map
 from attnlab.mechanisms._prefix import Prefixes, prefix_coefficients
-from attnlab.mechanisms._projection import column_basis, first_visible, gathered_rows
+from attnlab.mechanisms._projection import at_once_serves, column_basis, first_visible, gathered_rows
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._given import Given, given
 from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
 
-__all__ = ["EffectiveAttention", "EffectiveRows", "effective_attention", "effective_from_output", "read_effective"]
+__all__ = [
+    "EffectiveAttention",
+    "EffectiveLayers",
+    "EffectiveRows",
+    "effective_attention",
+    "effective_from_output",
+    "read_effective",
+]
 
 # Elements of a chunk of the map when it is made from outputs, and of one that is made from weights on a CPU.
 CHUNK, CACHED = 1 << 22, 1 << 19
+# Layers that a GPU projects as one batch: many small factorisations keep it busy, one layer's do not.
+LAYERS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,23 +79,120 @@ def effective_attention(
 
 
 @contextmanager
-def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[list[EffectiveAttention]]:
+def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[EffectiveLayers]:
     """Inside the context every softmax layer of ``model`` makes its W once, attends by it, and adds its effective map.
 
-    An evaluation with every map and residual costs little more than an eager one; a list grows by one item per layer
-    and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
+    An evaluation with every map and residual costs little more than an eager one; the sequence grows by one item per
+    layer and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
     """
-    found: list[EffectiveAttention] = []
+    found = EffectiveLayers()
     with swap(model, _Reader(found), layers=layers):
         yield found
 
 
+class EffectiveLayers(Sequence[EffectiveAttention]):
+    """The effective attention of each layer in the order of their calls.
+
+    On a GPU, layers whose queries all see the same keys are projected several at a time while the model goes on, and
+    what that leaves in doubt is looked at when an item is asked for: until then nothing waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._settled: list[EffectiveAttention] = []
+        self._launched: list[_Launched] = []
+        self._waiting: list[tuple[Given, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self._settled) + sum(len(group.layers) for group in self._launched) + len(self._waiting)
+
+    @overload
+    def __getitem__(self, index: int) -> EffectiveAttention: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[EffectiveAttention]: ...
+    def __getitem__(self, index: int | slice) -> EffectiveAttention | list[EffectiveAttention]:
+        self._settle()
+        return self._settled[index]
+
+    def clear(self) -> None:
+        """Forget everything, before the next batch."""
+        for held in (self._settled, self._launched, self._waiting):
+            held.clear()
+
+    def add(self, g: Given, output: Tensor) -> None:
+        """Take one layer's weights, values and output."""
+        if not g.rows.is_cuda or g.causal or g.mask is not None or not at_once_serves(g.values):
+            self._settle()
+            self._settled.append(_effective(g, None, output))
+            return
+        if self._waiting and not _alike(self._waiting[0][0], g):
+            self._launch()
+        self._waiting.append((g, output))
+        if len(self._waiting) == LAYERS_AT_ONCE:
+            self._launch()
+
+    def _launch(self) -> None:
+        if self._waiting:
+            self._launched.append(_launch(self._waiting))
+            self._waiting = []
+
+    def _settle(self) -> None:
+        self._launch()
+        if not self._launched:
+            return
+        doubtful = torch.stack([group.doubtful.any() for group in self._launched]).tolist()
+        for group, some in zip(self._launched, doubtful, strict=True):
+            parts = zip(*(t.chunk(len(group.layers)) for t in (*group.found, group.doubtful)), strict=True)
+            for (g, output), (*found, unsure) in zip(group.layers, parts, strict=True):
+                again = some and bool(unsure.any())
+                self._settled.append(_effective(g, None, output) if again else EffectiveAttention(*found))
+        self._launched = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Launched:
+    layers: list[tuple[Given, Tensor]]
+    # The fields of an EffectiveAttention for all layers, and which heads of them are in doubt.
+    found: tuple[Tensor, ...]
+    doubtful: Bool[Tensor, "b h"]
+
+
+def _alike(a: Given, b: Given) -> bool:
+    same = a.rows.shape == b.rows.shape and a.values.shape == b.values.shape and a.rows.dtype == b.rows.dtype
+    return same and a.key_visible is b.key_visible and a.rows.device == b.rows.device
+
+
+@torch.no_grad()
+def _launch(layers: list[tuple[Given, Tensor]]) -> _Launched:
+    """The projection and its residual, for several layers as one batch."""
+    first = layers[0][0]
+    wide = torch.promote_types(first.rows.dtype, torch.float32)
+    w, v = (torch.cat([getattr(g, name) for g, _ in layers]).to(wide) for name in ("rows", "values"))
+    output = torch.cat([o for _, o in layers]).to(wide)
+    seen = first.key_visible
+    if seen is not None:
+        seen = seen.repeat(len(layers), 1)[:, None]
+        v = v.masked_fill(~seen[..., None], 0)
+    groups = w.shape[1] // v.shape[1]
+    found, *facts = project_at_once(grouped(w, groups).flatten(2, 3), v, seen)
+    found = ungrouped(found.unflatten(2, (groups, w.shape[2])))
+    rank, trivial, doubtful = (repeat_groups(t, groups) for t in facts)
+    lost = _norm(
+        torch.baddbmm(output.flatten(0, 1), found.flatten(0, 1), repeat_groups(v, groups).flatten(0, 1), beta=-1)
+    )
+    residual = _ratio(lost.view_as(rank).to(wide), _norm(output))
+    # A projection is orthogonal: what it takes away is what the squares lack.
+    whole = _norm(w).square()
+    removed = _ratio((whole - _norm(found).square()).clamp(min=0), whole)
+    rank, trivial = (t[..., None].expand(*t.shape, w.shape[2]) for t in (rank, trivial))
+    return _Launched(layers, (found.to(first.rows.dtype), residual, rank, removed, trivial), doubtful)
+
+
 class _Reader(Mechanism):
-    def __init__(self, found: list[EffectiveAttention]) -> None:
+    def __init__(self, found: EffectiveLayers) -> None:
         self.found = found
 
     def reference(self, call: AttentionCall) -> Tensor:
-        if visible(call) is None and call.bias is None:
+        if call.key_visible is None and not call.causal and call.mask is None and call.bias is None:
             # No row can be empty, so the careful softmax is not needed.
             return torch.softmax(scores(call), -1)
         return Softmax().reference(call)
@@ -93,7 +201,7 @@ class _Reader(Mechanism):
         w = self.reference(call)
         g = Given(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
         output = _times(w, g.clean_values())
-        self.found.append(_effective(g, None, output))
+        self.found.add(g, output)
         return output
 
 
