@@ -7,7 +7,7 @@ agreement (NaN), so ``.nanmean()`` is the average over the rows that have one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Any
@@ -20,8 +20,10 @@ from attnlab.shapes import Bool, Float, Int, Shaped
 
 __all__ = ["Xi", "agreement", "contextualised", "kendall_tau", "pad_rows", "random_agreement"]
 
-# Pairs of positions compared at once; bounds the memory of kendall_tau whatever the batch.
-PAIRS = 1 << 19
+# Values ranked at once on a CPU, and pairs compared at once on a GPU; they bound the memory of kendall_tau.
+VALUES, PAIRS = 1 << 17, 1 << 26
+# Positions compared pair by pair before blocks are merged; a count of pairs in such a block fits eight bits.
+BLOCK = 22
 
 
 def pad_rows(rows: Sequence[Any]) -> tuple[Float[Tensor, "rows k"], Int[Tensor, " rows"]]:
@@ -98,11 +100,13 @@ def kendall_tau(
     tensor([0.6667], dtype=torch.float64)
     """
     lengths, seen = _checked(u, v, lengths)
+    if u.is_cuda:
+        return _tau_by_pairs(u, v, lengths)
     out = np.full(len(u), np.nan)
-    inside, a, b = (x.detach().cpu().numpy() for x in (seen, _as_float(u), _as_float(v)))
-    for rows, n in _chunks(lengths.cpu()):
+    inside, a, b = (x.detach().numpy() for x in (seen, _as_float(u), _as_float(v)))
+    for rows, n in _chunks(lengths, lambda n: VALUES // n):
         out[rows] = _tau(a[rows, :n], b[rows, :n], inside[rows, :n])
-    return torch.from_numpy(out).to(u.device)
+    return torch.from_numpy(out)
 
 
 @dataclass(frozen=True)
@@ -168,36 +172,108 @@ def _as_float(x: Tensor) -> Tensor:
     return x if x.is_floating_point() else x.double()
 
 
-def _chunks(lengths: Tensor) -> Iterator[tuple[np.ndarray, int]]:
-    """Rows of similar length together, no more than PAIRS pairs at once, and the longest length of each."""
+def _chunks(lengths: Tensor, rows_of: Callable[[int], int]) -> Iterator[tuple[np.ndarray, int]]:
+    """Rows of similar length together, ``rows_of(longest)`` of them at once, and the longest length of each."""
     order = lengths.argsort()
     order = order[lengths[order] > 1]
     sizes = lengths[order].tolist()
     end = len(sizes)
     while end:
         n = sizes[end - 1]
-        start = max(0, end - max(1, PAIRS // (n * n)))
-        yield order[start:end].numpy(), n
+        start = max(0, end - max(1, rows_of(n)))
+        yield order[start:end].cpu().numpy(), n
         end = start
 
 
 def _tau(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """tau-b of each row: with positions sorted by (u, v), a discordant pair is one whose v descends."""
+    """tau-b of each row; rows without a tie, which most readings are, need one count and no more."""
+    size = inside.sum(1)
+    # NaN is sorted behind everything, infinity too.
+    u, v = (np.where(inside, x, np.nan) for x in (u, v))
+    by_u = np.argsort(u, axis=1)
+    v = np.take_along_axis(v, by_u, 1)
+    by_v = np.argsort(v, axis=1)
+    tied = _repeats(np.take_along_axis(u, by_u, 1)) | _repeats(np.take_along_axis(v, by_v, 1))
+    n = u.shape[1]
+    rank = np.empty(u.shape, np.int16 if n < 2**14 - 2 else np.int32)
+    np.put_along_axis(rank, by_v, np.arange(n, dtype=rank.dtype)[None], 1)
+    rank[np.arange(n) >= size[:, None]] = n
+    with np.errstate(invalid="ignore", divide="ignore"):
+        out = 1 - 2 * _descents(rank) / _pairs(size)
+    if tied.any():
+        again = np.take_along_axis(u[tied], by_u[tied], 1)
+        out[tied] = _tau_with_ties(again, v[tied], np.arange(n) < size[tied, None])
+    return out
+
+
+def _tau_with_ties(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """With positions sorted by (u, v), a discordant pair is one whose v descends (Knight, 1966)."""
     n = u.shape[1]
     # Padding ranks above everything in both, and so descends from nothing.
     u, v = (np.where(inside, _ranks(x), n) for x in (u, v))
     both = np.sort(u * (n + 1) + v, axis=1)
-    ordered = (both % (n + 1)).astype(np.int16 if n < 2**15 - 1 else np.int32)
-    descends = (ordered[:, :, None] > ordered[:, None, :]) & np.triu(np.ones((n, n), bool), 1)
-    discordant = np.array([np.count_nonzero(row) for row in descends])
     size = inside.sum(1)
     hidden = _pairs(n - size)
     u_tied, v_tied, both_tied = (_tied(x) - hidden for x in (u, v, _climb(both)))
     total = _pairs(size)
     with np.errstate(invalid="ignore"):
-        return (total - u_tied - v_tied + both_tied - 2 * discordant) / (
+        return (total - u_tied - v_tied + both_tied - 2 * _descents(both % (n + 1))) / (
             np.sqrt(total - u_tied) * np.sqrt(total - v_tied)
         )
+
+
+def _repeats(ordered: np.ndarray) -> np.ndarray:
+    """Which sorted rows hold a value twice."""
+    return (ordered[:, 1:] == ordered[:, :-1]).any(1)
+
+
+def _descents(x: np.ndarray) -> np.ndarray:
+    """The pairs i < j with x_i > x_j of each row of ranks 0 .. n, by merge sort, all rows at once.
+
+    Short blocks are compared pair by pair. Then two sorted halves are merged by sorting 2 x + (1 in the right half):
+    how many of the left half stand before one of the right is its place less its number in its own half.
+    """
+    rows, n = x.shape
+    blocks = 1 << max(0, (n - 1) // BLOCK).bit_length()
+    half = -(-n // blocks)
+    keys = np.full((rows, blocks * half), n, np.int16 if n < 2**14 - 2 else np.int32)
+    keys[:, :n] = x
+    across = np.ascontiguousarray(keys.reshape(-1, half).T)
+    count = np.zeros(across.shape[1], np.int64)
+    for i in range(half - 1):
+        count += (across[i] > across[i + 1 :]).view(np.uint8).sum(0, dtype=np.uint8)
+    found = count.reshape(rows, -1).sum(1)
+    keys = np.sort(keys.reshape(-1, half), axis=1)
+    while blocks > 1:
+        blocks //= 2
+        keys = 2 * keys.reshape(-1, 2 * half)
+        keys[:, half:] += 1
+        keys.sort(axis=1)
+        places = (keys & 1) @ np.arange(2 * half, dtype=np.int32)
+        found += blocks * (half * half + half * (half - 1) // 2) - places.reshape(rows, -1).sum(1, dtype=np.int64)
+        keys >>= 1
+        half *= 2
+    return found
+
+
+def _tau_by_pairs(u: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """The same from every pair of positions: more work, of the kind a GPU is quick at."""
+    out = torch.full((len(u),), torch.nan, dtype=torch.float64, device=u.device)
+    for chosen, n in _chunks(lengths, lambda n: PAIRS // (n * n)):
+        rows = torch.from_numpy(chosen).to(u.device)
+        seen = torch.arange(n, device=u.device) < lengths[rows, None]
+        both = seen.unsqueeze(1) & seen.unsqueeze(2)
+        up, down = (_order(x[rows, :n], both) for x in (u, v))
+        # Each pair is there twice, in either order.
+        untied = [x.abs().sum((1, 2), dtype=torch.int64).double() for x in (up, down)]
+        out[rows] = (up * down).sum((1, 2), dtype=torch.int64).double() / (untied[0].sqrt() * untied[1].sqrt())
+    return out
+
+
+def _order(x: Tensor, among: Tensor) -> Tensor:
+    """1 where x_i > x_j, -1 where x_i < x_j, 0 where they are equal or not ``among`` the pairs."""
+    left, right = x.unsqueeze(2), x.unsqueeze(1)
+    return ((left > right).to(torch.int8) - (left < right).to(torch.int8)) * among
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:

@@ -13,6 +13,8 @@ from attnlab.shapes import Float
 
 __all__ = ["Position", "Uniform"]
 
+UNREAD = {"keys_hidden_from_all_may_be_nan": "queries and keys are not read, so that there is no gradient to ask for"}
+
 
 @register("uniform")
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Uniform(Mechanism):
     >>> Uniform().weights(AttentionCall(*torch.randn(3, 1, 1, 2, 4), causal=True)).tolist()
     [[[[1.0, 0.0], [0.5, 0.5]]]]
     """
+
+    exempt = UNREAD
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return normalise(_seen(call))
@@ -36,6 +40,8 @@ class Position(Mechanism):
     """
 
     at: int = 0
+
+    exempt = UNREAD
 
     def __post_init__(self) -> None:
         if isinstance(self.at, bool) or not isinstance(self.at, int) or self.at < 0:
