@@ -19,9 +19,9 @@ from attnlab.attention import AttentionCall, grouped
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["KVPolicy", "evicting", "keep_mask", "perplexity"]
+__all__ = ["KVPolicy", "evicting", "keep_mask", "perplexity", "token_losses"]
 
-RANKINGS = ("value-aware", "leave-one-out", "mass", "recency", "random")
+RANKINGS = ("value-aware", "leave-one-out", "mass", "mass-norm", "recency", "random")
 ATTENTION = "attnlab_evicting"
 
 
@@ -31,8 +31,9 @@ class KVPolicy:
 
     ``value-aware`` keeps the values nearest to the mean output, |v_i|^2 - 2 <v_i, o> (OVA, Eq. 3's ranking, summed over
     queries); ``leave-one-out`` the keys whose removal moves the output most, alpha_i / (1 - alpha_i) |v_i - o|, summed
-    in squares; ``mass`` those of largest summed alpha (H2O, Zhang et al., 2023); ``recency`` the latest (StreamingLLM,
-    Xiao et al., 2024); ``random`` any. By default half of the budget is recent, and only ``recency`` has sinks (4).
+    in squares; ``mass`` those of largest summed alpha (H2O, Zhang et al., 2023), ``mass-norm`` of that times |v_i|_1
+    (VATP, Guo et al., 2024); ``recency`` the latest (StreamingLLM, Xiao et al., 2024); ``random`` any. By default half
+    of the budget is recent, and only ``recency`` has sinks (4).
 
     >>> KVPolicy(64, by="mass").split()
     (0, 32, 32)
@@ -106,9 +107,9 @@ class _Memory:
             self.gathered = torch.cat([past[..., :known], fresh], -1)
             return self.gathered
         W = grouped(Softmax().weights(call).float(), call.groups)
-        if self.policy.by == "mass":
+        if self.policy.by in ("mass", "mass-norm"):
             self.gathered = past + W.sum((2, 3))
-            return self.gathered
+            return self.gathered * (v.abs().sum(-1) if self.policy.by == "mass-norm" else 1)
         o = W @ v.unsqueeze(2)
         if self.policy.by == "value-aware":
             self.gathered = past
@@ -220,19 +221,20 @@ def evicting(model: Any, policy: KVPolicy) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def perplexity(model: Any, ids: Tensor, policy: KVPolicy | None, *, skip: int = 0) -> dict[str, float]:
-    """Teacher-forced perplexity of (batch, length) token ids, read one by one; the first ``skip`` targets do not count.
-
-    Without a policy the cache is whole, and one pass does it.
-    """
+def token_losses(model: Any, ids: Int[Tensor, "b n"], policy: KVPolicy | None) -> Float[Tensor, "b m"]:
+    """-log p of every token but the first, teacher-forced and read one by one; without a policy in one pass."""
     if policy is None:
         logits = model(ids[:, :-1], use_cache=False).logits.float()
-    else:
-        with evicting(model, policy) as cache:
-            steps = [
-                model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[:, -1].float()
-                for t in range(ids.shape[1] - 1)
-            ]
-        logits = torch.stack(steps, 1)
-    losses = torch.nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none")[:, skip:]
+        return torch.nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none")
+    losses = []
+    with evicting(model, policy) as cache:
+        for t in range(ids.shape[1] - 1):
+            logits = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[:, -1].float()
+            losses.append(torch.nn.functional.cross_entropy(logits, ids[:, t + 1], reduction="none"))
+    return torch.stack(losses, 1)
+
+
+def perplexity(model: Any, ids: Tensor, policy: KVPolicy | None, *, skip: int = 0) -> dict[str, float]:
+    """Teacher-forced perplexity of (batch, length) token ids; the first ``skip`` targets do not count."""
+    losses = token_losses(model, ids, policy)[:, skip:]
     return {"loss": float(losses.mean()), "perplexity": float(losses.mean().exp()), "tokens": losses.numel()}

@@ -1,9 +1,10 @@
-"""Perplexity against the budget of the key/value cache, for every policy, on held-out text.
+"""Perplexity against the budget of the key/value cache, for every policy, on held-out text, with 95 % intervals.
 
-python benchmarks/kv_policies.py --model FOLDER [--text FILE] [--sampled] [--budgets 16 32 64] [--write results]
+python benchmarks/kv_policies.py --model FOLDER [--text FILE_OR_STORE] [--sampled] [--budgets 16 64] [--write results]
 
 ``--sampled`` reads text drawn from the model itself with a full cache: no model can do better there than the full
-cache, and what a policy loses is an estimate of the divergence between the two.
+cache, and what a policy loses is an estimate of the divergence between the two. ``--write`` keeps the rows of other
+models that are there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import gzip
 import json
 import lzma
+import math
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.cache_policies import RANKINGS, KVPolicy, perplexity
+from attnlab.cache_policies import RANKINGS, KVPolicy, token_losses
+from attnlab.data import load_store
 from attnlab.hf import load_model
 from attnlab.provenance import provenance, write_json
+from attnlab.reports import merge_results
+
+KEYS = {
+    "perplexity": ["model", "text", "policy", "budget"],
+    "against_mass": ["model", "text", "policy", "budget"],
+}
+Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a decoder-only Hugging Face model")
-    parser.add_argument("--text", action="append", default=[], type=Path, help="held-out text; .xz and .gz are read")
+    parser.add_argument(
+        "--text", action="append", default=[], type=Path, help="held-out text (.xz and .gz are read), or a token store"
+    )
     parser.add_argument("--sampled", action="store_true", help="text drawn from the model with a full cache")
     parser.add_argument("--budgets", nargs="+", type=int, default=[16, 32, 64])
+    parser.add_argument("--policies", nargs="+", choices=RANKINGS, default=list(RANKINGS))
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--sequences", type=int, default=16, help="of each text, spread evenly over it")
     parser.add_argument("--sinks", type=int, default=4, help="first tokens that every policy keeps")
@@ -40,59 +54,110 @@ def main() -> None:
     args = parser.parse_args()
     loaded = load_model(args.model)
     model = loaded.model.to(args.device)
-    rows = []
-    if args.sampled:
-        rows += measure(model, sampled(model, args.length, args.sequences, args.seed), "sampled", args)
-    for path in args.text:
-        ids = sequences(loaded.tokenizer, path, args.length, args.sequences).to(args.device)
-        rows += measure(model, ids, path.name.split(".xz")[0], args)
-    config = {
-        "model": Path(args.model).name,
-        "texts": ["sampled"] * args.sampled + [path.name for path in args.text],
-        "length": args.length,
-        "sequences": args.sequences,
-        "sinks": args.sinks,
-        "budgets": args.budgets,
+    name = Path(args.model).name
+    texts = {path.name.split(".xz")[0]: path for path in args.text}
+    passages = {"sampled": lambda: sampled(model, args.length, args.sequences, args.seed)} if args.sampled else {}
+    passages |= {
+        text: lambda path=path: sequences(loaded.tokenizer, path, args.length, args.sequences)
+        for text, path in texts.items()
     }
-    result = {
+    result: Row = {
         "name": "kv_policies",
         "paper": "OVA",
-        "config": config,
+        "config": {
+            "models": {name: vars(args) | {"model": name, "text": list(texts), "write": None}},
+        },
         "seed": args.seed,
+        "keys": KEYS,
         **provenance(),
-        "tables": {"perplexity": rows},
+        "tables": {table: [] for table in KEYS},
     }
-    if args.write:
-        write_json(args.write / "kv_policies.json", result)
+    before = args.write / "kv_policies.json" if args.write else None
+    old = json.loads(before.read_text(encoding="utf-8")) if before and before.exists() else None
+    if old:
+        result["config"]["models"] = old["config"].get("models", {}) | result["config"]["models"]
+    for text, draw in passages.items():
+        found = measure(model, draw().to(args.device), {"model": name, "text": text}, args)
+        result["tables"]["perplexity"] += found
+        result["tables"]["against_mass"] += against_mass(found)
+        if before:
+            shown = result | {"tables": without_losses(result["tables"])}
+            write_json(before, merge_results(old, shown) if old else shown)
     if args.json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result | {"tables": without_losses(result["tables"])}, indent=1))
 
 
-def measure(model: Any, ids: Tensor, text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> list[Row]:
     """One row per policy and budget, after one for the full cache; all policies keep the same first tokens."""
-    rows: list[dict[str, Any]] = []
-    policies = [None, *(KVPolicy(n, by=by, sinks=args.sinks, seed=args.seed) for n in args.budgets for by in RANKINGS)]
+    rows: list[Row] = []
+    policies = [
+        None,
+        *(KVPolicy(n, by=by, sinks=args.sinks, seed=args.seed) for n in args.budgets for by in args.policies),
+    ]
     for policy in policies:
         start = time.perf_counter()
-        found = perplexity(model, ids, policy)
+        losses = token_losses(model, ids, policy)
+        each = losses.double().mean(1).tolist()
         sinks, recent, ranked = policy.split() if policy else (None, None, None)
+        full = rows[0]["losses"] if rows else each
+        over, reach = interval([mine - exact for mine, exact in zip(each, full, strict=True)])
         row = {
-            "text": text,
+            **named,
             "policy": policy.by if policy else "full cache",
             "budget": policy.budget if policy else None,
             "sinks": sinks,
             "recent": recent,
             "ranked": ranked,
-            "perplexity": found["perplexity"],
-            "loss_over_full": found["loss"] - (rows[0]["loss"] if rows else found["loss"]),
-            "loss": found["loss"],
-            "tokens": found["tokens"],
+            "perplexity": math.exp(statistics.fmean(each)),
+            "loss_over_full": over,
+            "plus_minus": reach,
+            "loss": statistics.fmean(each),
+            "windows": len(each),
+            "tokens": losses.numel(),
             "seconds": time.perf_counter() - start,
+            "losses": each,
         }
         rows.append(row)
         if not args.json:
-            print(f"{text} {row['policy']} budget {row['budget']}: {row['perplexity']:.3f}", flush=True)
+            print(
+                f"{named['model']} {named['text']} {row['policy']} budget {row['budget']}: {row['perplexity']:.3f}, "
+                f"loss over the full cache's {over:.4f} ± {reach:.4f}",
+                flush=True,
+            )
     return rows
+
+
+def against_mass(rows: list[Row]) -> list[Row]:
+    """Each policy's loss less that of attention mass with the same budget, window by window."""
+    mass = {row["budget"]: row["losses"] for row in rows if row["policy"] == "mass"}
+    found = []
+    for row in rows:
+        if row["budget"] in mass and row["policy"] != "mass":
+            gap, reach = interval([a - b for a, b in zip(row["losses"], mass[row["budget"]], strict=True)])
+            verdict = "better" if gap + reach < 0 else "worse" if gap - reach > 0 else "no difference"
+            found.append(
+                {name: row[name] for name in ("model", "text", "policy", "budget", "windows")}
+                | {"loss_over_mass": gap, "plus_minus": reach, "verdict": verdict}
+            )
+    return found
+
+
+def interval(differences: list[float]) -> tuple[float, float]:
+    """The mean, and how far its 95 % interval reaches to either side: Student's t over the windows."""
+    n = len(differences)
+    if n < 2:
+        return statistics.fmean(differences), math.inf
+    # Cornish-Fisher's expansion of t's quantile, good to 1 % from 4 degrees of freedom on.
+    z, f = 1.959964, n - 1
+    t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
+    return statistics.fmean(differences), t * statistics.stdev(differences) / math.sqrt(n)
+
+
+def without_losses(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
+    return {
+        name: [{key: value for key, value in row.items() if key != "losses"} for row in rows]
+        for name, rows in tables.items()
+    }
 
 
 def sampled(model: Any, length: int, count: int, seed: int) -> Tensor:
@@ -112,11 +177,18 @@ def sampled(model: Any, length: int, count: int, seed: int) -> Tensor:
 
 def sequences(tokenizer: Any, path: Path, length: int, count: int) -> Tensor:
     """``count`` passages of ``length`` tokens, evenly spread over the text, each after the model's first token."""
+    first = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    if path.is_dir():
+        tokens = load_store(path).tokens
+        size = length - len(first)
+        if len(tokens) < count * size:
+            raise ValueError(f"{path} has {len(tokens)} tokens, too few for {count} passages of {length}")
+        places = [i * (len(tokens) - size) // max(1, count - 1) for i in range(count)]
+        return torch.tensor([first + tokens[place : place + size].tolist() for place in places])
     opened = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     with opened(path, "rt", encoding="utf-8") as file:
         text = file.read()
     places = [i * len(text) // count for i in range(count)]
-    first = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
     passages = []
     for place in places:
         ids = tokenizer(text[place : place + 12 * length], add_special_tokens=False)["input_ids"]
