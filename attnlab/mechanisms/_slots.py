@@ -7,12 +7,15 @@ P = softmax(q K~^T) over the slots that something was written into. A member say
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._chunked import Memory, attend_chunks
 from attnlab.shapes import Float, Int
 
 __all__ = ["FLOOR", "Control", "SlotCache", "SlotMechanism", "SlotState", "check_slots", "one_hot", "prefill", "step"]
@@ -161,7 +164,10 @@ def _prepared(
     seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
     places = seen.cumsum(-1) - 1 + state.count[:, None]
     c = mech.control(call, places)
-    log = c.log.to(kind).masked_fill(~seen[:, None, :, None], FLOOR).expand(b, g, n_k, mech.slots)
+    log = c.log.to(kind)
+    if call.key_visible is not None:
+        log = log.masked_fill(~seen[:, None, :, None], FLOOR)
+    log = log.expand(b, g, n_k, mech.slots)
     return call, replace(c, log=log), replace(state, count=state.count + seen.sum(-1))
 
 
@@ -226,10 +232,14 @@ def _causal(
     n_q, n_k = q.shape[3], k.shape[2]
     lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
 
-    value = [] if c.value is None else [c.value]
+    value = [] if c.value is None else [c.value.to(c.log.dtype).expand_as(c.log)]
     if lead:
         first = Control(*(t[:, :, :lead] for t in (c.log, *value)))
         state = _written(k[:, :, :lead], v[:, :, :lead], first, state, when)
+    if _chunks_pay(q, n_q - blind, when):
+        done = _at_once(q[..., blind:, :], *(t[:, :, lead:] for t in (k, v, c.log, *value)), state, when, scale)
+        if done is not None:
+            return pad(done[0], (0, 0, blind, 0)), done[1]
     parts = [q.new_zeros(*q.shape[:3], blind, v.shape[-1])]
     # Split once: a slice for each chunk would make a gradient as long as the sequence for each.
     chunks = [t[:, :, lead:].split(CHUNK, 2) for t in (k, v, c.log, *value)]
@@ -243,6 +253,45 @@ def _causal(
             out, state = _advance(*arguments)
         parts.append(out)
     return torch.cat(parts, 3), state
+
+
+def _chunks_pay(q: Tensor, rows: int, when: str) -> bool:
+    """Not where a token is divided when written, and not where the host may not look at numbers."""
+    if when == "write" or rows <= CHUNK or q.is_meta:
+        return False
+    return not (q.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _at_once(q: Tensor, k: Tensor, v: Tensor, log: Tensor, *rest: Any) -> tuple[Tensor, SlotState] | None:
+    """All chunks in parallel; None where that would lose early tokens."""
+    *value, state, when, scale = rest
+    b, g, rows = q.shape[0], q.shape[1], q.shape[3]
+    absent = max(0, rows - k.shape[2])
+    k, v, *value = (pad(t[:, :, :rows], (0, 0, 0, absent)) for t in (k, v, *value))
+    log = pad(log[:, :, :rows], (0, 0, 0, absent), value=FLOOR)
+    q, k, v, log, *value = (t.flatten(0, 1) for t in (q, k, v, log, *value))
+    z = state.z.flatten(0, 1)
+    # 1 as a number, with the gradient of exp(z).
+    one = (z - z.detach()).exp() if when == "read" else torch.ones_like(z)
+    start = Memory(
+        one.unsqueeze(-1) * state.k.flatten(0, 1),
+        one.unsqueeze(-1) * state.v.flatten(0, 1),
+        one.masked_fill(z <= FLOOR / 2, 0),
+        z.detach(),
+    )
+    done = attend_chunks(
+        q, k, v, log, value[0] if value else None, start, normalise=when == "read", scale=scale, floor=FLOOR / 2
+    )
+    if done is None:
+        return None
+    out, memory = done
+    K, V, new_z = memory.k, memory.v, torch.cat([z.unsqueeze(1), log], 1).logsumexp(1) if when == "none" else z
+    if when == "read":
+        total = memory.total.masked_fill(memory.total == 0, 1)
+        new_z = (memory.reference + total.log()).masked_fill(memory.total == 0, FLOOR)
+        K, V = K / total.unsqueeze(-1), V / total.unsqueeze(-1)
+    shaped = [t.unflatten(0, (b, g)) for t in (K, V, new_z)]
+    return out.unflatten(0, (b, g)), replace(state, k=shaped[0], v=shaped[1], z=shaped[2])
 
 
 def _advance(

@@ -71,8 +71,9 @@ class AbcMlp(SlotMechanism, nn.Module):
                 "decode with make_cache(), which keeps the slots and not the keys"
             )
         kind = torch.promote_types(x.dtype, torch.float32)
-        # (b, 1, k, m) @ (g, m, n)
-        u = x.to(kind).unsqueeze(1) @ self._matrix(call).to(kind).mT
+        matrix = self._matrix(call).to(kind)
+        # One product for all heads: (b, k, m) @ (m, g * n).
+        u = (x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
         if self.activation == "exp":
             return Control(u)
         if self.activation == "sigmoid":
