@@ -1,25 +1,12 @@
-"""Gradients of reading: dq and what each chunk hands to the keys before it, then dk, dv and ds.
-
-With g_t = dL/d(K~_t q_t) and dP_t = V~_t do_t: dq_t = K~_t^T g_t, and token i gets from every later query t
-exp(s_i - z_t) of g_t q_t, of p_t do_t, and of g_t (q_t k_i - K~_t q_t) + p_t (do_t v_i - V~_t do_t) for its logits.
-"""
+"""Gradients of reading, chunk by chunk: dq and what each chunk hands to the keys before it, then dk, dv and ds."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import (
-    HALF_EMPTY,
-    LEAST,
-    WIDTH,
-    load_logits,
-    locate,
-    lowest,
-    next_reference,
-    weigh,
-)
-from attnlab.kernels._abc_output import soften
+from attnlab.kernels._abc_chunk import key_chunk, query_chunk
+from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate, soften
 
 __all__ = ["key_gradients", "query_gradients"]
 
@@ -78,59 +65,19 @@ def query_gradients(
 
     if CAUSAL:
         x = load_logits(s, sst, rows, ok, slots, N)
-        below = rows[:, None] >= rows
-        tri = below.to(CT)
-        own_k = tl.where(below, own_k, 0.0).to(CT)
-        own_v = tl.where(below, own_v, 0.0).to(CT)
-        top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-        low = lowest(x, z, top)
-        e, w, total = weigh(x, z, top, tri, CT, PREC)
-        inverse = 1.0 / tl.maximum(total, LEAST)
-        written = total >= LEAST
-        scores = (past_k * w[None, :] + tl.dot(own_k, e, input_precision=PREC)) * inverse
-        dp = (past_v * w[None, :] + tl.dot(own_v, e, input_precision=PREC)) * inverse
-        ref = top
-        while tl.max(ref - low) > WIDTH:
-            ref = next_reference(x, z, low, ref)
-            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
-            inverse2 = 1.0 / tl.maximum(total2, LEAST)
-            scores2 = (past_k * w2[None, :] + tl.dot(own_k, e2, input_precision=PREC)) * inverse2
-            dp2 = (past_v * w2[None, :] + tl.dot(own_v, e2, input_precision=PREC)) * inverse2
-            scores = tl.where(written, scores, scores2)
-            dp = tl.where(written, dp, dp2)
-            written = written | (total2 >= LEAST)
-    else:
-        scores, dp = past_k, past_v
-        written = (z > HALF_EMPTY)[None, :]
-    p = soften(scores * scale, written & inside[:, None])
-    grad = scale * p * (dp - tl.sum(p * dp, 1)[:, None])
-    u = grad * scores + p * dp
-    u = tl.where(written & inside[:, None], u, 0.0)
-
-    side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
-    kept = inside[:, None] & (slots < N)
-    if CAUSAL:
+        grad, p, u, grad_own, faded, _, _, _ = query_chunk(
+            past_k, past_v, own_k, own_v, x, z, inside, scale, CT, PREC
+        )
+        side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
+        kept = inside[:, None] & (slots < N)
         tl.store(gs + side, grad.to(gs.dtype.element_ty), mask=kept)
         tl.store(ps + side, p.to(ps.dtype.element_ty), mask=kept)
         tl.store(us + side, u.to(us.dtype.element_ty), mask=kept)
-        inverse = tl.where(total >= LEAST, inverse, 0.0)
-        grad_past = grad * inverse * w[None, :]
-        p_past = p * inverse * w[None, :]
-        c = tl.sum(u * inverse * w[None, :], 0)
-        grad_own = tl.dot((grad * inverse).to(CT), tl.trans(e), input_precision=PREC)
-        ref = top
-        while tl.max(ref - low) > WIDTH:
-            ref = next_reference(x, z, low, ref)
-            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
-            inverse = tl.where((total < LEAST) & (total2 >= LEAST), 1.0 / tl.maximum(total2, LEAST), 0.0)
-            grad_past += grad * inverse * w2[None, :]
-            p_past += p * inverse * w2[None, :]
-            c += tl.sum(u * inverse * w2[None, :], 0)
-            grad_own = tl.dot((grad * inverse).to(CT), tl.trans(e2), grad_own, input_precision=PREC)
-            total = total2
-        grad_own = tl.where(below, grad_own, 0.0).to(CT)
+        grad_past, p_past, c = grad * faded, p * faded, tl.sum(u * faded, 0)
     else:
-        grad_past, p_past, c = grad, p, tl.sum(u, 0)
+        p_past = soften(past_k * scale, (z > HALF_EMPTY)[None, :] & inside[:, None])
+        grad_past = scale * p_past * (past_v - tl.sum(p_past * past_v, 1)[:, None])
+        c = tl.sum(grad_past * past_k + p_past * past_v, 0)
 
     grad_past = grad_past.to(CT)
     p_past = p_past.to(CT)
@@ -193,47 +140,11 @@ def key_gradients(
             dod = tl.load(do + rows[:, None] * sot + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
             from_v = tl.dot(vd, tl.trans(dod), from_v, input_precision=PREC)
-        # Rows are keys here and columns queries.
-        above = rows[:, None] <= rows
-        from_k = tl.where(above, from_k, 0.0).to(CT)
-        from_v = tl.where(above, from_v, 0.0).to(CT)
-        later = above.to(CT)
-        tri = (rows[:, None] >= rows).to(CT)
-
         z = tl.load(zs + (unit.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
-        top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-        low = lowest(x, z, top)
-        e, w, total = weigh(x, z, top, tri, CT, PREC)
-        end = w + tl.sum(e.to(tl.float32), 0)
-        weight = tl.exp(x - top[None, :]) / tl.maximum(end, LEAST)[None, :]
         grad = tl.load(gs + side, mask=kept, other=0.0).to(tl.float32)
         p = tl.load(ps + side, mask=kept, other=0.0).to(tl.float32)
         u = tl.load(us + side, mask=kept, other=0.0).to(tl.float32)
-        inverse = tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)
-        share = (grad * inverse).to(CT)
-        to_k = tl.dot(e, tl.trans(share), input_precision=PREC)
-        logits = tl.dot(from_k, share, input_precision=PREC)
-        share = (p * inverse).to(CT)
-        to_v = tl.dot(e, tl.trans(share), input_precision=PREC)
-        logits = tl.dot(from_v, share, logits, input_precision=PREC)
-        logits -= tl.dot(later, (u * inverse).to(CT), input_precision=PREC)
-        logits = logits * e.to(tl.float32)
-        ref = top
-        while tl.max(ref - low) > WIDTH:
-            ref = next_reference(x, z, low, ref)
-            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
-            inverse = tl.where((total < LEAST) & (total2 >= LEAST), 1.0 / tl.maximum(total2, LEAST), 0.0)
-            share = (grad * inverse).to(CT)
-            to_k = tl.dot(e2, tl.trans(share), to_k, input_precision=PREC)
-            more = tl.dot(from_k, share, input_precision=PREC)
-            share = (p * inverse).to(CT)
-            to_v = tl.dot(e2, tl.trans(share), to_v, input_precision=PREC)
-            more = tl.dot(from_v, share, more, input_precision=PREC)
-            more -= tl.dot(later, (u * inverse).to(CT), input_precision=PREC)
-            logits += more * e2.to(tl.float32)
-            total = total2
-        to_k = tl.where(above, to_k, 0.0).to(CT)
-        to_v = tl.where(above, to_v, 0.0).to(CT)
+        to_k, to_v, logits, weight, _, _ = key_chunk(from_k, from_v, x, z, grad, p, u, CT, PREC)
         at = (unit.to(tl.int64) * heads + h) * N
     else:
         z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)

@@ -10,7 +10,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["EMPTY", "HALF_EMPTY", "LEAST", "WIDTH", "load_logits", "locate", "lowest", "next_reference", "weigh"]
+__all__ = [
+    "EMPTY",
+    "HALF_EMPTY",
+    "LEAST",
+    "WIDTH",
+    "inverse_of",
+    "load_logits",
+    "locate",
+    "lowest",
+    "next_reference",
+    "references",
+    "soften",
+    "weigh",
+]
 
 # The logarithm of nothing, as in attnlab.mechanisms._slots.
 EMPTY = tl.constexpr(-1e30)
@@ -22,7 +35,7 @@ LEAST = tl.constexpr(4e-27)
 
 
 @triton.jit
-def locate(unit, table, T, NT, L: tl.constexpr, VARLEN: tl.constexpr):
+def locate(unit, table, T, NT, L, VARLEN: tl.constexpr):
     """The batch row, the sequence, the first token and the number of tokens of a unit of at most L tokens."""
     if VARLEN:
         b = unit * 0
@@ -60,8 +73,34 @@ def next_reference(s, z, low, ref):
 
 
 @triton.jit
+def references(s, z, low, top):
+    """How many references the chunk needs."""
+    ref, count = top, 1
+    while tl.max(ref - low) > WIDTH:
+        ref = next_reference(s, z, low, ref)
+        count += 1
+    return count
+
+
+@triton.jit
 def weigh(s, z, ref, tri, CT: tl.constexpr, PREC: tl.constexpr):
     """exp(s - r), exp(z - r) for the past, and their sums up to each row."""
     e = tl.exp(tl.minimum(s - ref[None, :], 0.0)).to(CT)
     w = tl.exp(tl.minimum(z - ref, 0.0))
     return e, w, tl.dot(tri, e, input_precision=PREC) + w[None, :]
+
+
+@triton.jit
+def inverse_of(total):
+    """1 / total; 0 for rows that another reference serves."""
+    return tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)
+
+
+@triton.jit
+def soften(scores, written):
+    """Softmax over the slots written; zeros where none is."""
+    scores = tl.where(written, scores, float("-inf"))
+    top = tl.max(scores, 1)
+    p = tl.exp(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    total = tl.sum(p, 1)
+    return p * (1.0 / tl.where(total > 0, total, 1.0))[:, None]

@@ -5,28 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import (
-    HALF_EMPTY,
-    LEAST,
-    WIDTH,
-    load_logits,
-    locate,
-    lowest,
-    next_reference,
-    weigh,
-)
+from attnlab.kernels._abc_chunk import read_chunk
+from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate, soften
 
-__all__ = ["read_states", "soften"]
-
-
-@triton.jit
-def soften(scores, written):
-    """Softmax over the slots written; zeros where none is."""
-    scores = tl.where(written, scores, float("-inf"))
-    top = tl.max(scores, 1)
-    p = tl.exp(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    total = tl.sum(p, 1)
-    return p / tl.where(total > 0, total, 1.0)[:, None]
+__all__ = ["read_states"]
 
 
 @triton.jit
@@ -74,39 +56,10 @@ def read_states(
 
     if CAUSAL:
         x = load_logits(s, sst, rows, ok, slots, N)
-        below = rows[:, None] >= rows
-        tri = below.to(CT)
-        products = tl.where(below, products, 0.0).to(CT)
-        top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-        low = lowest(x, z, top)
-        e, w, total = weigh(x, z, top, tri, CT, PREC)
-        scores = (past * w[None, :] + tl.dot(products, e, input_precision=PREC)) / tl.maximum(total, LEAST)
-        written = total >= LEAST
-        ref = top
-        while tl.max(ref - low) > WIDTH:
-            ref = next_reference(x, z, low, ref)
-            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
-            own = (past * w2[None, :] + tl.dot(products, e2, input_precision=PREC)) / tl.maximum(total2, LEAST)
-            scores = tl.where(written, scores, own)
-            written = written | (total2 >= LEAST)
-        p = soften(scores * scale, written)
-
-        share = tl.where(total >= LEAST, p / tl.maximum(total, LEAST), 0.0)
-        to_past = share * w[None, :]
-        to_own = tl.dot(share.to(CT), tl.trans(e), input_precision=PREC)
-        ref = top
-        while tl.max(ref - low) > WIDTH:
-            ref = next_reference(x, z, low, ref)
-            e2, w2, total2 = weigh(x, z, ref, tri, CT, PREC)
-            share = tl.where((total < LEAST) & (total2 >= LEAST), p / tl.maximum(total2, LEAST), 0.0)
-            to_past += share * w2[None, :]
-            to_own = tl.dot(share.to(CT), tl.trans(e2), to_own, input_precision=PREC)
-            total = total2
-        to_own = tl.where(below, to_own, 0.0).to(CT)
+        to_past, to_own, _, _, _ = read_chunk(past, products, x, z, scale, CT, PREC)
     else:
-        to_past = soften(past * scale, (z > HALF_EMPTY)[None, :])
+        to_past = soften(past * scale, (z > HALF_EMPTY)[None, :]).to(CT)
 
-    to_past = to_past.to(CT)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         memory = tl.load(

@@ -9,7 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Plan", "Units", "plan_for", "units_of"]
+__all__ = ["Plan", "Units", "plan_for", "segment_size", "units_of"]
+
+# Two programs for each multiprocessor of an H100 or H200, and the least chunks in a segment.
+PROGRAMS = 264
+CHUNKS = 4
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Plan:
     state: torch.dtype
     warps: int
     wide: int
+    along: bool
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,15 @@ def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
         state=torch.bfloat16 if half else torch.float32,
         warps=warps,
         wide=wide,
+        along=half and NP * wide <= 8192,
     )
+
+
+def segment_size(rows: int, length: int, C: int) -> int:
+    """Tokens of a segment: enough segments to fill the GPU, and chunks enough in each to be worth its state."""
+    chunks = triton.cdiv(length, C)
+    segments = max(1, min(PROGRAMS // rows, chunks // CHUNKS))
+    return triton.cdiv(chunks, segments) * C
 
 
 def units_of(batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
