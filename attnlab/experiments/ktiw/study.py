@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.data import LabelledSource, ParallelSource
+from attnlab.data import IGNORED, LabelledSource, ParallelSource
 from attnlab.dynamics import agreement, kendall_tau, random_agreement
 from attnlab.dynamics.proxy import LogisticProxy, ProxyConfig, logistic_proxy, train_proxy
 from attnlab.experiments.ktiw.corpora import Corpus
@@ -28,6 +28,7 @@ from attnlab.models.lstm import Classifier, Translator, freeze_probe
 from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
 from attnlab.models.lstm_search import translate
 from attnlab.provenance import write_json
+from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
 
 __all__ = ["RUNS", "StudyConfig", "run_study", "study_config"]
@@ -35,6 +36,8 @@ __all__ = ["RUNS", "StudyConfig", "run_study", "study_config"]
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
 SPLITS = ("valid", "train")
 LONG_TEXTS = 100
+# The source tokens of the sentence that a run's timeline shows.
+SENTENCE = 12
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,14 @@ class _Watch(Callback):
     """At each evaluation: accuracy and loss on both splits, and the agreements that this run is there for."""
 
     def __init__(
-        self, run: str, on: dict[str, Examples], gold: dict[str, dict[str, Tensor]], config: StudyConfig
+        self,
+        run: str,
+        on: dict[str, Examples],
+        gold: dict[str, dict[str, Tensor]],
+        config: StudyConfig,
+        words: tuple[str, ...],
     ) -> None:
-        self.run, self.on, self.gold, self.config = run, on, gold, config
+        self.run, self.on, self.gold, self.config, self.words = run, on, gold, config, words
 
     def on_evaluation(self, moment: Moment) -> dict[str, float]:
         model: Any = moment.model
@@ -103,6 +111,7 @@ class _Watch(Callback):
                     values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
         if isinstance(model, Translator):
             _translations(model, self.on["valid"], moment.run_dir / f"hypotheses-{moment.step:06d}.npz")
+            _record_sentence(model, self.on["valid"], self.words, moment, values)
         return values
 
 
@@ -133,6 +142,23 @@ def _translations(model: Translator, on: Examples, path: Path) -> None:
         arrays[name] = np.array([i for row in side for i in row], np.uint16)
         arrays[f"{name}_lengths"] = np.array([len(row) for row in side], np.uint16)
     np.savez_compressed(path, **arrays)
+
+
+def _record_sentence(
+    model: Translator, on: Examples, words: tuple[str, ...], moment: Moment, values: Mapping[str, float]
+) -> None:
+    """alpha of one sentence, and beta (as shares of a row), as two layers of the run's timeline."""
+    batch = next((b for b in on.batches if b["input_ids"].shape[1] >= SENTENCE), on.batches[-1])
+    length, height = int(batch["attention_mask"][0].sum()), int((batch["labels"][0] != IGNORED).sum())
+    sizes = {"input_ids": length, "attention_mask": length}
+    cut = {name: t[:1, : sizes.get(name, height)] for name, t in batch.items()}
+    found = read(model, Examples(on.kind, [cut], torch.full((height,), length)))
+    beta = found.beta[:, :length].softmax(1)
+    target = [words[i] for i in batch["labels"][0].tolist() if i >= 0]
+    source = [words[i] for i in batch["input_ids"][0, :length].tolist()]
+    maps = {("cross", 0): found.alpha[None, None, :, :length], ("cross", 1): beta[None, None]}
+    shown = {name: value for name, value in values.items() if name.startswith("valid/") and "loss" not in name}
+    record_step(moment.run_dir, moment.step, maps, tokens={"source": source, "target": target}, scalars=shown)
 
 
 def run_study(
@@ -198,7 +224,7 @@ def _train(
     )
     terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
     told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
-    watch = _Watch(run, on, gold, config)
+    watch = _Watch(run, on, gold, config, corpus.words)
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
 
 
