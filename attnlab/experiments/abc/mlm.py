@@ -1,0 +1,226 @@
+"""``attnlab reproduce abc-mlm``: Table 4, a pretrained masked language model converted, continued and fine-tuned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.data import Blocks, MlmSource
+from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
+from attnlab.experiments.abc.fit import fit
+from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, dev_batches, encode, read_glue
+from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.value_aware_common import Corpus
+from attnlab.hf import convert, load_model
+from attnlab.measure import median_seconds, peak_bytes
+from attnlab.models import MaskedLM, Transformer, count_parameters, named_config
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
+
+NAME = "abc-mlm"
+KEYS = {
+    "table_4": ["model", "n", "continued", "task", "seed"],
+    "pretraining": ["model", "n", "continued"],
+    "training": ["part"],
+    "speed": ["model", "n"],
+    "parameters": ["model", "n"],
+}
+NOTES = {
+    "table_4": "Development accuracy in %. RoBERTa-Ours is the shipped masked LM continued as it is, equally long; "
+    "continued = false is the model as converted, fine-tuned at once.",
+    "pretraining": "Loss at the masked tokens of held-out enwik8 articles.",
+    "speed": "Inference of a model of RoBERTa-base's size, batch 16, 512 tokens; speed and memory relative to softmax.",
+    "parameters": "Parameters that conversion adds to a model of RoBERTa-base's size, as a share of its own.",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row: its name, its memory, and the attention put in place of softmax (None: it stays)."""
+
+    model: str
+    n: int | None = None
+    spec: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The row in one word."""
+        return f"{self.model}-{self.n}"
+
+
+VARIANTS = (
+    Variant("RoBERTa-Ours"),
+    *(Variant("Linformer", n, f"abc-linformer:slots={n},length=512") for n in (64, 128)),
+    *(Variant("ABC_MLP", n, f"abc-mlp:slots={n}") for n in (64, 128)),
+    Variant("ABC_RD", 128, "abc-random:slots=128"),
+)
+
+
+@dataclass(frozen=True)
+class AbcMlmConfig:
+    """How the converted models are continued and fine-tuned; the paper continues RoBERTa-base on a TPU."""
+
+    length: int = 512
+    batch: int = 32
+    lr: float = 5e-4
+    warmup: int = 100
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
+    # Seeds of fine-tuning, for each task.
+    seeds: Mapping[str, tuple[int, ...]] | None = None
+    epochs: Mapping[str, float] | None = None
+    tune_length: int = 128
+    tune_batch: int = 32
+    tune_lr: float = 1e-4
+    # Examples of a task; None: all.
+    tune_limit: int | None = None
+    streams: int = 4
+    seed: int = 0
+    eval_batches: int | None = None
+
+    def seeds_of(self, task: str) -> tuple[int, ...]:
+        """More seeds where the development set is small."""
+        return (self.seeds or {}).get(task, (0,) if task == "SST-2" else (0, 1, 2))
+
+    def epochs_of(self, task: str) -> float:
+        """Fewer epochs where the training set is large."""
+        return (self.epochs or {}).get(task, 1.0 if task == "SST-2" else 4.0)
+
+
+def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part: Part, seconds: float) -> None:
+    """Continue every variant for ``seconds`` together, then fine-tune them and their unconverted selves."""
+    device = best_device()
+    loaded = load_model(model)
+    base = from_bert(loaded.model).to(device)
+    before = {v.key: _converted(base, v) for v in VARIANTS}
+    models = {key: copy.deepcopy(m) for key, m in before.items()}
+    stores = Corpus(corpus)
+    tokeniser = stores.tokeniser()
+    blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
+    found = fit(
+        models,
+        MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
+        term=SomeMasked(),
+        recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+        schedule=Schedule("linear", warmup=config.warmup),
+        seconds=seconds,
+    )
+    tokens = found.steps * config.batch * config.length
+    part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
+    for v in VARIANTS:
+        for continued, some in ((False, before), (True, models)):
+            loss = masked_loss(some[v.key], stores, config)
+            part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
+    every = {(v, True): models[v.key] for v in VARIANTS} | {(v, False): before[v.key] for v in VARIANTS}
+    for task in sorted(config.tasks, key=lambda t: t == "SST-2"):
+        for seed in config.seeds_of(task):
+            _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
+
+
+def _converted(base: Transformer, variant: Variant) -> Transformer:
+    if variant.spec is None:
+        return copy.deepcopy(base)
+    return convert(base, variant.spec, copy=True)
+
+
+@torch.no_grad()
+def masked_loss(model: Transformer, stores: Corpus, config: AbcMlmConfig) -> float:
+    """-log p of a masked token, the mean over held-out articles."""
+    tokeniser, device = stores.tokeniser(), next(model.parameters()).device
+    blocks = Blocks(stores.store("valid"), tokeniser.specials, length=config.length, seed=None)
+    source = MlmSource(blocks, min(32, len(blocks)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
+    total = count = 0.0
+    for step in range(min(source.steps_per_epoch, config.eval_batches or source.steps_per_epoch)):
+        batch = {name: t.to(device) for name, t in source.batch(step).items()}
+        loss = MaskedLM()(model, model.eval()(batch["input_ids"]), batch, 0)
+        total, count = total + float(loss.total), count + float(loss.count)
+    return total / count
+
+
+def _fine_tune(
+    task: str,
+    seed: int,
+    config: AbcMlmConfig,
+    encoders: Mapping[tuple[Variant, bool], Transformer],
+    tokenizer: Any,
+    glue: Path,
+    part: Part,
+) -> None:
+    rows = {split: read_glue(glue, TASKS[task], split)[: config.tune_limit] for split in ("train", "dev")}
+    examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
+    source = _Wide(GlueSource(examples["train"], config.tune_batch, config.tune_length, False, 2, seed))
+    steps = max(1, round(config.epochs_of(task) * source.source.steps_per_epoch))
+    models = {
+        f"{v.key}-{continued}": Classifier(encoder, classes=2, seed=seed)
+        for (v, continued), encoder in encoders.items()
+    }
+    found = fit(
+        models,
+        source,
+        term=Classified(),
+        recipe=Recipe(lr=config.tune_lr, betas=(0.9, 0.98), weight_decay=0.1),
+        schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
+        steps=steps,
+        streams=config.streams,
+    )
+    part.row("training", part=f"{task}-{seed}", steps=found.steps, tokens=None, seconds=round(found.seconds, 1))
+    for v, continued in encoders:
+        accuracy = 100 * _accuracy(models[f"{v.key}-{continued}"], examples["dev"], config)
+        part.row("table_4", model=v.model, n=v.n, continued=continued, task=task, accuracy=accuracy, seed=seed)
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """Batches as wide as a multiple of 32, so that there are few shapes."""
+
+    source: GlueSource
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        batch = self.source.batch(step)
+        width = min(self.source.length, -(-batch["input_ids"].shape[1] // 32) * 32)
+        room = width - batch["input_ids"].shape[1]
+        wide = {name: torch.nn.functional.pad(t, (0, room)) for name, t in batch.items() if name != "labels"}
+        return wide | {"attention_mask": wide["attention_mask"].bool(), "labels": batch["labels"]}
+
+
+@torch.no_grad()
+def _accuracy(model: Classifier, examples: Examples, config: AbcMlmConfig) -> float:
+    device = next(model.parameters()).device
+    right = 0
+    batches = dev_batches(examples, size=64, length=config.tune_length, segments=False, classes=2, device=device)
+    for _, batch in batches:
+        said = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
+        right += int((said == batch["labels"]).sum())
+    return right / len(examples)
+
+
+def measure_speed(part: Part, *, batch: int = 16, length: int = 512, name: str = "roberta-base") -> None:
+    """Tables ``speed`` and ``parameters``: inference in half precision on a GPU, and what conversion adds."""
+    device = best_device()
+    config = replace(named_config(name), max_length=max(length, 512), dropout=0.0)
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    tokens = torch.randint(5, 1000, (batch, length), device=device)
+    own = count_parameters(config)
+    jobs, peaks = {}, {}
+    with torch.no_grad():
+        for v in VARIANTS:
+            spec = "softmax" if v.spec is None else v.spec.replace("length=512", f"length={length}")
+            model = Transformer(replace(config, self_attention=spec)).to(device, kind).eval()
+            jobs[v.key] = lambda model=model: model(tokens).hidden
+            peaks[v.key] = peak_bytes(jobs[v.key], device=device)
+            extra = count_parameters(replace(config, self_attention=spec)) - own
+            part.row("parameters", model=v.model, n=v.n, extra=extra, extra_share=extra / own)
+        seconds = median_seconds(jobs, repeats=10, warmup=3, device=device)
+    base = VARIANTS[0].key
+    for v in VARIANTS:
+        part.row(
+            "speed", model=v.model, n=v.n, speed=seconds[base] / seconds[v.key], memory=peaks[v.key] / peaks[base],
+            milliseconds=1000 * seconds[v.key], megabytes=peaks[v.key] / 1e6,
+        )  # fmt: skip
