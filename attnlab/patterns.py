@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from attnlab.shapes import Bool, Float, Int, Shaped
 
 __all__ = [
+    "Labels",
     "SpecialTokens",
     "Targets",
     "dense",
@@ -36,6 +37,13 @@ class SpecialTokens:
     delimiters: tuple[int, ...] = ()
 
 
+class Labels(NamedTuple):
+    """A pattern told by labels: row i attends to the keys that bear its label."""
+
+    rows: Int[Tensor, "b q"]
+    keys: Int[Tensor, "b k"]
+
+
 @dataclass(frozen=True, eq=False)
 class Targets:
     """Row i's target: t_ij = sum_r values_ir [positions_ir = j] + share_i [j in columns and i sees j]; rows sum to 1.
@@ -47,6 +55,9 @@ class Targets:
     values: Float[Tensor, "b s q r"]
     columns: Bool[Tensor, "b k"] | None
     share: Float[Tensor, "b s q"]
+    # The same told by labels of rows and keys: t_ij is above zero where they agree and i sees j, and the same at all
+    # those j. Rows that spread over all they see bear none of the keys' labels. None where that cannot be said.
+    labels: Labels | None = None
 
     @property
     def uniform(self) -> Bool[Tensor, "b s q"]:
@@ -114,6 +125,7 @@ class _Drawn:
     values: Float[Tensor, "b q r"] | None = None
     columns: Bool[Tensor, "b k"] | None = None
     uniform: Bool[Tensor, "b q"] | None = None
+    labels: Labels | None = None
 
 
 _Draw = Callable[[_Text], _Drawn]
@@ -126,14 +138,33 @@ def _shifted(shift: int) -> _Draw:
         # The visible keys first and in order: the place-th of them.
         order = (~text.visible).to(torch.int8).argsort(dim=-1, stable=True)
         at = order.gather(1, place.clamp(0, max(order.shape[1] - 1, 0)))
-        return _Drawn(at.unsqueeze(-1), inside.unsqueeze(-1).float(), text.visible, ~inside)
+        return _pointing(at, inside, columns=text.visible, uniform=~inside, keys=text.ids)
 
     return draw
 
 
 def _first(text: _Text) -> _Drawn:
     at = text.visible.to(torch.int8).argmax(-1, keepdim=True).expand_as(text.places)
-    return _Drawn(at.unsqueeze(-1), torch.ones_like(at, dtype=torch.float).unsqueeze(-1))
+    return _pointing(at, torch.ones_like(at, dtype=torch.bool), keys=text.ids)
+
+
+def _pointing(
+    at: Int[Tensor, "b q"],
+    there: Bool[Tensor, "b q"],
+    *,
+    keys: Int[Tensor, "b k"],
+    columns: Bool[Tensor, "b k"] | None = None,
+    uniform: Bool[Tensor, "b q"] | None = None,
+) -> _Drawn:
+    """Each row attends to one key, where it is ``there``."""
+    places = torch.arange(keys.shape[1], device=keys.device).expand_as(keys)
+    labels = Labels(at.masked_fill(~there, -1), places)
+    return _Drawn(at.unsqueeze(-1), there.unsqueeze(-1).float(), columns, uniform, labels)
+
+
+def _spreading(columns: Bool[Tensor, "b k"], text: _Text) -> _Drawn:
+    """Every row attends to the same keys, evenly."""
+    return _Drawn(columns=columns, labels=Labels(torch.ones_like(text.places), columns.long()))
 
 
 def _period(text: _Text) -> _Drawn:
@@ -142,7 +173,7 @@ def _period(text: _Text) -> _Drawn:
             "the pattern 'period' needs to know the full stop, and this tokenizer has no such token; "
             "pass tokens=SpecialTokens(period=(id,)), or leave the pattern out"
         )
-    return _Drawn(columns=_among(text.ids, text.tokens.period))
+    return _spreading(_among(text.ids, text.tokens.period), text)
 
 
 def _delim(text: _Text) -> _Drawn:
@@ -151,7 +182,7 @@ def _delim(text: _Text) -> _Drawn:
             "the pattern 'delim' needs to know the delimiters, and this tokenizer adds none; "
             "pass tokens=SpecialTokens(delimiters=(id, ...)), or leave the pattern out"
         )
-    return _Drawn(columns=_among(text.ids, text.tokens.delimiters))
+    return _spreading(_among(text.ids, text.tokens.delimiters), text)
 
 
 def _same(text: _Text) -> _Drawn:
@@ -168,7 +199,8 @@ def _same(text: _Text) -> _Drawn:
     nth = torch.arange(most, device=ids.device)
     at = (start.unsqueeze(-1) + nth).clamp(max=max(ids.shape[1] - 1, 0))
     positions = order.gather(1, at.flatten(1)).view_as(at)
-    return _Drawn(positions, (nth < count.unsqueeze(-1)).float())
+    # Hidden keys have the label -1, which is no id.
+    return _Drawn(positions, (nth < count.unsqueeze(-1)).float(), labels=Labels(wanted, ids))
 
 
 _patterns: dict[str, _Draw] = {
@@ -267,7 +299,7 @@ def _cut(drawn: _Drawn, visible: Tensor, rows: Tensor, offset: int | None, mask:
     total = values.sum(-1, keepdim=True)
     values = values / total.masked_fill(total == 0, 1)
     if drawn.columns is None:
-        return Targets(positions, values, None, values.new_zeros(values.shape[:3]))
+        return Targets(positions, values, None, values.new_zeros(values.shape[:3]), drawn.labels)
     columns = drawn.columns & visible
     if mask is not None:
         seen = mask & columns[:, None, None, :]
@@ -279,18 +311,18 @@ def _cut(drawn: _Drawn, visible: Tensor, rows: Tensor, offset: int | None, mask:
     else:
         count = columns.sum(-1)[:, None, None].expand(b, 1, n_q)
     spread = (rows if drawn.uniform is None else rows & drawn.uniform).unsqueeze(1) & (count > 0)
-    return Targets(positions, values, columns, spread.float() / count.clamp(min=1))
+    return Targets(positions, values, columns, spread.float() / count.clamp(min=1), drawn.labels)
 
 
 def _from_user(name: str, given: Tensor, text: _Text) -> _Drawn:
     b, n_k = text.ids.shape
     n_q = text.places.shape[1]
     if given.dtype == torch.bool and given.shape == (b, n_k):
-        return _Drawn(columns=given)
+        return _spreading(given, text)
     if given.shape == (b, n_q) and not given.dtype.is_floating_point and given.dtype != torch.bool:
         if given.numel() and int(given.max()) >= n_k:
             raise ValueError(f"pattern {name!r} points at key {int(given.max())}, and there are {n_k} keys")
-        return _Drawn(given.long().clamp(min=0).unsqueeze(-1), (given >= 0).float().unsqueeze(-1))
+        return _pointing(given.long().clamp(min=0), given >= 0, keys=text.ids)
     if given.shape not in ((n_q, n_k), (b, n_q, n_k)):
         raise ValueError(
             f"pattern {name!r} must be a matrix (q, k) = ({n_q}, {n_k}) or (b, q, k) = ({b}, {n_q}, {n_k}), a bool "
@@ -303,4 +335,8 @@ def _from_user(name: str, given: Tensor, text: _Text) -> _Drawn:
 
 
 def _among(ids: Int[Tensor, "b k"], wanted: tuple[int, ...]) -> Bool[Tensor, "b k"]:
-    return torch.isin(ids, torch.tensor(wanted, device=ids.device))
+    # No tensor of the wanted ids: a copy to the GPU would wait for it.
+    found = torch.zeros_like(ids, dtype=torch.bool)
+    for one in wanted:
+        found = found | (ids == one)
+    return found

@@ -7,6 +7,7 @@ from attnlab.guidance.heads import assign_heads
 from attnlab.guidance.loss import guidance_loss, guided_weights, layer_targets, squared_error
 from attnlab.guidance.settings import Guidance
 from attnlab.guidance.term import GuidanceTerm, guide
+from attnlab.guidance.trainer import guide_trainer
 
 __all__ = [
     "GaussianHeads",
@@ -16,6 +17,7 @@ __all__ = [
     "assign_heads",
     "guidance_loss",
     "guide",
+    "guide_trainer",
     "guided_weights",
     "layer_targets",
     "pattern_audit",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from attnlab.loss import Loss
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens, Targets, overlap, pattern_targets
 from attnlab.shapes import Float, Int, Shaped
-from attnlab.trace import LayerTrace
+from attnlab.trace import Kind, LayerTrace
 
 __all__ = ["guidance_loss", "guided_weights", "layer_targets", "squared_error"]
 
@@ -119,17 +119,24 @@ def cells(
 def chosen_layers(trace: Iterable[LayerTrace], guidance: Guidance) -> list[LayerTrace]:
     """The layers that the settings guide; an error where there are none, or two kinds of self-attention."""
     layers = list(trace)
-    kinds = {layer.kind for layer in layers}
-    own = sorted(kinds - {"cross"})
+    kind = chosen_kind([layer.kind for layer in layers], guidance)
+    refuse_missing([x.layer for x in layers if x.kind == kind], guidance, kind)
+    return [x for x in layers if x.kind == kind and (guidance.layers is None or x.layer in guidance.layers)]
+
+
+def chosen_kind(kinds: Sequence[Kind], guidance: Guidance) -> Kind:
+    """The kind of attention that is guided in a model that has these."""
+    own = sorted(set(kinds) - {"cross"})
     if guidance.kind is None and len(own) > 1:
         raise ValueError("this model has an encoder and a decoder: give one Guidance for each, with kind=")
-    kind = guidance.kind or (own[0] if own else "cross")
-    found = [x for x in layers if x.kind == kind and (guidance.layers is None or x.layer in guidance.layers)]
-    missing = set(guidance.layers or ()) - {x.layer for x in found}
-    if missing or not found:
-        here = sorted({x.layer for x in layers if x.kind == kind})
-        raise ValueError(f"no {kind} layers {sorted(missing)} were recorded; those that were: {here}")
-    return found
+    return guidance.kind or (own[0] if own else "cross")
+
+
+def refuse_missing(here: Sequence[int], guidance: Guidance, kind: Kind) -> None:
+    """An error where the settings name layers that there are not, or there are none of the kind."""
+    missing = sorted(set(guidance.layers or ()) - set(here))
+    if missing or not here:
+        raise ValueError(f"this model has no {kind} layers {missing or ''}; those it has: {sorted(here)}")
 
 
 def _lengths(ids: Tensor, mask: Tensor | None) -> Tensor:

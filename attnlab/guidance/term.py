@@ -1,37 +1,50 @@
-"""Guidance as a loss term of the training loop, fed by recording the model while it runs."""
+"""Guidance as a loss term: inside ``guide`` the model's guided layers also give their heads' errors."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from attnlab.guidance.loss import cells, guidance_loss
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
+from attnlab.guidance.loss import cells, chosen_kind, layer_targets, refuse_missing
 from attnlab.guidance.settings import Guidance
-from attnlab.hf import record
+from attnlab.hf.interface import Frame, attached, stand_in
+from attnlab.hf.sites import find_sites
 from attnlab.loss import Loss
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens
-from attnlab.trace import Trace
+from attnlab.shapes import Float
+from attnlab.trace import Kind
 
 __all__ = ["GuidanceTerm", "guide"]
 
 Batch = Mapping[str, Any]
+Undo = Callable[[], None]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GuidanceTerm:
-    """L_AG of the forward pass that ``trace`` saw last; its weight is alpha(t)."""
+    """L_AG of the model's last forward pass; its weight is alpha(t)."""
 
     guidance: Guidance
-    trace: Trace
+    kind: Kind
     tokens: SpecialTokens | None = None
     name: str = "guidance"
+    # Of the forward pass under way or ended last: what the model reads, the patterns over it, and by layer the errors.
+    _batch: dict[str, Any] | None = field(default=None, repr=False)
+    _groups: dict[tuple[object, ...], Groups] = field(default_factory=dict, repr=False)
+    _errors: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     def __call__(self, model: nn.Module, output: Any, batch: Batch, step: int) -> Loss:
-        return guidance_loss(self.trace, self.guidance, **self._texts(batch), tokens=self.tokens)
+        """The sum over layers, pattern groups and rows, each group's divided by its heads, and its count."""
+        return Loss(self.total(), self.count(batch, step))
 
     def weight(self, step: int) -> float:
         """alpha(t)."""
@@ -42,29 +55,204 @@ class GuidanceTerm:
         texts = {"queries": None, "query_mask": None, **self._texts(batch)}
         return cells(self.guidance, **texts)
 
+    def last_count(self) -> Tensor:
+        """The count of the last forward pass."""
+        assert self._batch is not None
+        return self.count(self._batch, 0)
+
+    def total(self) -> Tensor:
+        """The last forward pass's summed errors."""
+        if not self._errors:
+            raise ValueError("no guided layer has run: call the model inside guide(...), then the term")
+        errors = list(self._errors.values())
+        if torch.is_grad_enabled() and not errors[0].requires_grad:
+            raise ValueError(
+                "the guided layers ran without gradients, so that guidance would pull at nothing; with gradient "
+                'checkpointing pass {"use_reentrant": False}, and let the guided layers\' parameters be trained'
+            )
+        return torch.stack([e.sum() for e in errors]).sum()
+
+    def by_head(self) -> dict[int, Float[Tensor, " s"]]:
+        """{layer: each guided head's mean squared error over the rows that have a target}, of the last forward pass."""
+        means = {}
+        for layer, errors in self._errors.items():
+            parts, start = [], 0
+            for heads, targets in next(iter(self._groups.values())):
+                own = errors[:, start : start + len(heads)].detach().sum((0, 2)) * len(heads)
+                parts.append(own / targets.rows[:, 0].sum().clamp(min=1))
+                start += len(heads)
+            means[layer] = torch.cat(parts)
+        return means
+
+    def begin(self, batch: dict[str, Any]) -> None:
+        """A forward pass over these texts begins."""
+        self._batch = batch
+        self._groups, self._errors = {}, {}
+
+    def groups(self, call: AttentionCall) -> Groups:
+        """Each pattern's heads and targets in a layer; layers that see the same share them."""
+        if self._batch is None:
+            raise ValueError("the guided model was not called with input_ids, from which the patterns are drawn")
+        n_heads = call.q.shape[1]
+        key = (n_heads, call.causal, call.offset, id(call.mask))
+        if key not in self._groups:
+            texts = self._texts(self._batch)
+            heads = self.guidance.assign(n_heads)
+            drawn = {
+                name: layer_targets(name, _cut_mask(call, own), **texts, tokens=self.tokens)
+                for name, own in heads.items()
+            }
+            self._groups[key] = Groups(heads, drawn)
+        return self._groups[key]
+
+    def note(self, layer: int, call: AttentionCall, mech: Mechanism) -> None:
+        """Take the errors from the maps of a layer whose output was computed elsewhere."""
+        groups = self.groups(call)
+        if isinstance(mech, Softmax):
+            self._errors[layer] = errors_only(call, groups)
+        else:
+            self._errors[layer] = guided_errors(mech.weights(call)[:, : groups.guided], groups)
+
+    def attend(self, layer: int, call: AttentionCall) -> Tensor:
+        """A layer's output; its errors are kept."""
+        out, self._errors[layer] = attend_guided(call, self.groups(call))
+        return out
+
     def _texts(self, batch: Batch) -> dict[str, Any]:
         """The ids and masks of keys and queries, from the batch's entries for this kind of attention."""
-        prefix = "decoder_" if self.guidance.kind == "decoder" and "decoder_input_ids" in batch else ""
+        prefix = "decoder_" if self.kind == "decoder" and batch.get("decoder_input_ids") is not None else ""
         texts = {
             "input_ids": batch[f"{prefix}input_ids"],
             "attention_mask": batch.get(f"{prefix}attention_mask"),
         }
-        if self.guidance.kind == "cross":
+        if self.kind == "cross":
             texts |= {"queries": batch["decoder_input_ids"], "query_mask": batch.get("decoder_attention_mask")}
         return texts
 
 
+@dataclass(frozen=True, eq=False)
+class GuidedSoftmax(Softmax):
+    """Softmax attention of one layer that gives its guided heads' errors to a term."""
+
+    term: GuidanceTerm
+    layer: int
+    # Whether this mechanism computed the output that is noted next.
+    _ran: list[bool] = field(default_factory=lambda: [False], repr=False)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """The output; the errors go to the term."""
+        self._ran[0] = True
+        return self.term.attend(self.layer, call)
+
+    def noted(self, call: AttentionCall, mech: Mechanism) -> None:
+        """After the layer has attended: where another computed the output, the errors are still to be had."""
+        ran, self._ran[0] = self._ran[0], False
+        if not ran:
+            self.term.note(self.layer, call, mech)
+
+
 @contextmanager
-def guide(
-    model: nn.Module,
-    guidance: Guidance,
-    *,
-    tokens: SpecialTokens | None = None,
-    recorder: Callable[[nn.Module], AbstractContextManager[Trace]] = record,
-) -> Iterator[GuidanceTerm]:
+def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None = None) -> Iterator[GuidanceTerm]:
     """Inside the context, a loss term for ``attnlab.training.train(..., terms=[..., term])``; after it, a plain model.
 
-    ``recorder`` is ``attnlab.models.record_model`` for models of this package.
+    Any model that ``swap`` supports, and any of ``attnlab.models``. Guided heads give their errors while they attend;
+    the others, and the rest of the model, run as they would without guidance.
     """
-    with recorder(model) as trace:
-        yield GuidanceTerm(guidance, trace, tokens)
+    with ExitStack() as undo:
+        own = own_layers(model)
+        kinds = [layer.kind for layer in own] if own else [site.kind for site in find_sites(model)]
+        term = GuidanceTerm(guidance, chosen_kind(kinds, guidance), tokens)
+        refuse_missing(list(range(kinds.count(term.kind))), guidance, term.kind)
+        for remove in _watch_inputs(model, term):
+            undo.callback(remove)
+        if own:
+            for layer in own:
+                if _guided(layer.kind, layer.layer, term):
+                    undo.callback(_guide_own(layer, term))
+        else:
+            undo.enter_context(attached(model, _frames(model, term)))
+        yield term
+
+
+def own_layers(model: nn.Module) -> list[Any]:
+    """The attention layers of a model of this package: modules that have a mechanism, a kind and a number."""
+    return [m for m in model.modules() if isinstance(getattr(m, "mechanism", None), Mechanism) and hasattr(m, "kind")]
+
+
+def _guided(kind: Kind, layer: int, term: GuidanceTerm) -> bool:
+    return kind == term.kind and (term.guidance.layers is None or layer in term.guidance.layers)
+
+
+def _frames(model: nn.Module, term: GuidanceTerm) -> dict[Any, Frame]:
+    """For each guided site: our softmax in place of its own, or only an observer where another mechanism stands in."""
+    frames = {}
+    for site in find_sites(model):
+        if not _guided(site.kind, site.layer, term):
+            continue
+        guided = GuidedSoftmax(term, site.layer)
+
+        def note(site: Any, call: AttentionCall, mech: Mechanism, out: Tensor, guided: GuidedSoftmax = guided) -> None:
+            guided.noted(call, mech)
+
+        other = stand_in(site.module)
+        replaces = other is None or type(other) is Softmax
+        frames[site] = Frame(mechanism=guided if replaces else None, note=note)
+    return frames
+
+
+def _guide_own(layer: Any, term: GuidanceTerm) -> Undo:
+    before = layer.mechanism
+    if type(before) is not Softmax:
+
+        def note(layer: Any, call: AttentionCall, output: Tensor) -> None:
+            term.note(layer.layer, call, layer.mechanism)
+
+        layer.observers.append(note)
+        return lambda: layer.observers.remove(note)
+    layer.mechanism = GuidedSoftmax(term, layer.layer)
+
+    def undo() -> None:
+        layer.mechanism = before
+
+    return undo
+
+
+def _watch_inputs(model: nn.Module, term: GuidanceTerm) -> list[Undo]:
+    """Tell the term what the model reads: the arguments of the outermost module that takes ``input_ids``."""
+    inside = [0]
+    removes = []
+    for module in model.modules():
+        names = list(inspect.signature(module.forward).parameters)
+        if "input_ids" not in names:
+            continue
+
+        @torch.compiler.disable
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] = names) -> None:
+            inside[0] += 1
+            if inside[0] == 1:
+                term.begin(_with_decoder(module, {**dict(zip(names, args, strict=False)), **kwargs}))
+
+        @torch.compiler.disable
+        def after(*_: Any) -> None:
+            inside[0] -= 1
+
+        removes.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        removes.append(module.register_forward_hook(after, always_call=True).remove)
+    return removes
+
+
+def _with_decoder(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """What the decoder reads where a model makes it from the labels."""
+    shifted = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+    if given.get("decoder_input_ids") is not None or given.get("labels") is None or shifted is None:
+        return given
+    return {**given, "decoder_input_ids": shifted(given["labels"])}
+
+
+def _cut_mask(call: AttentionCall, heads: range) -> AttentionCall:
+    """The call as these heads see it, of which patterns read only the mask."""
+    if call.mask is None or call.mask.shape[1] == 1:
+        return call
+    part = slice(heads.start, heads.stop)
+    q = call.q[:, part]
+    return replace(call, q=q, k=call.k[:, :1], v=call.v[:, :1], mask=call.mask[:, part], bias=None)

@@ -216,6 +216,7 @@ def _registered(own: str) -> str:
     return name
 
 
+@torch.compiler.disable
 def _note_given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     live, installed = _live.get(module), installed_in(module)
     names = _argument_names(type(module).forward)
@@ -251,6 +252,8 @@ def _swapped(live: _Live | None) -> bool:
 
 
 def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    # torch.compile would take the site of one layer for that of all; what lies between the layers it may compile.
+    @torch.compiler.disable
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:

@@ -16,11 +16,7 @@ LOG2E: Any = tl.constexpr(1.4426950408889634)
 @triton.jit
 def _tile(pointers, inside, WHOLE: tl.constexpr):
     """A tile, with zeros outside; where nothing can lie outside no mask is made."""
-    if WHOLE:
-        t = tl.load(pointers)
-    else:
-        t = tl.load(pointers, mask=inside, other=0.0)
-    return t
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -41,6 +37,7 @@ def forward(
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
+    """The output and the errors of BM rows, key tile by key tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -138,6 +135,7 @@ def backward_q(
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
+    """dq of BM rows, key tile by key tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
@@ -192,6 +190,7 @@ def backward_kv(
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
+    """dk and dv of BN keys, row tile by row tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BN
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H

@@ -115,7 +115,7 @@ def test_layers_are_chosen() -> None:
     layers = [layer(i) for i in range(3)]
     one = guidance_loss(layers, Guidance(heads={"next": 1}, layers=(1,)), IDS)
     assert_close(one.total, guidance_loss(layers[1:2], Guidance(heads={"next": 1}), IDS).total)
-    with pytest.raises(ValueError, match=r"no encoder layers \[5\] were recorded; those that were: \[0, 1, 2\]"):
+    with pytest.raises(ValueError, match=r"no encoder layers \[5\]; those it has: \[0, 1, 2\]"):
         guidance_loss(layers, Guidance(heads={"next": 1}, layers=(1, 5)), IDS)
     both = [layers[0], layer(0, causal=True)]
     with pytest.raises(ValueError, match="one Guidance for each, with kind="):

@@ -10,7 +10,7 @@ import transformers as tf
 
 import attnlab as al
 from attnlab.guidance import Guidance, GuidanceTerm, guidance_loss, guide, layer_targets, pattern_audit
-from attnlab.models import Transformer, TransformerConfig, record_model
+from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens
 from attnlab.training import Recipe, Settings, train
 from attnlab.training.terms import CrossEntropy
@@ -128,7 +128,8 @@ def test_afterwards_the_model_is_plain() -> None:
     with guide(model, Guidance(heads={"next": 1})) as term:
         model(input_ids=batch["input_ids"])
     assert model.config._attn_implementation == before
-    assert len(term.trace) == 2
+    assert len(term.by_head()) == 2
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 def small(kind: str) -> Transformer:
@@ -143,7 +144,7 @@ def test_as_a_term_of_the_training_loop(tmp_path: Path, accumulate: int) -> None
     settings = Settings(
         steps=20, recipe=Recipe(lr=1e-2), accumulate=accumulate, log_every=1, device="cpu", precision="no"
     )
-    with guide(model, guidance, tokens=TOKENS, recorder=record_model) as term:
+    with guide(model, guidance, tokens=TOKENS) as term:
         train(model, Texts(), terms=[CrossEntropy(), term], settings=settings, run_dir=tmp_path / "run")
         lines = al_metrics(tmp_path / "run")
     assert lines[-1]["guidance"] < lines[0]["guidance"] / 2
@@ -163,7 +164,7 @@ def test_translation_has_a_term_for_each_kind(kind: str) -> None:
     batch = Texts().batch(0)
     batch["decoder_input_ids"] = torch.randint(3, 31, (4, 5))
     guidance = Guidance(heads={"first": 1, "same": 1}, kind=kind, reduction="row")
-    with guide(model, guidance, recorder=record_model) as term:
+    with guide(model, guidance) as term:
         output = model(
             batch["input_ids"],
             attention_mask=batch["attention_mask"].bool(),

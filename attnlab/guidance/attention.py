@@ -1,0 +1,144 @@
+"""Attention that also gives the guided heads' errors: one pass, the other heads by the fast path, no map kept on a GPU.
+
+On a GPU the guided heads run in a kernel of their own; elsewhere, and where the kernel cannot serve (a mask or a bias,
+a pattern given as a matrix), their maps are made, and theirs only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, hide_unseen, repeat_groups
+from attnlab.guidance.loss import squared_error
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.patterns import Targets
+from attnlab.shapes import Float
+
+__all__ = ["Groups", "attend_guided", "errors_only", "guided_errors"]
+
+
+@dataclass(eq=False)
+class Groups:
+    """Each pattern's heads and targets, in the order of the heads; from head 0 on."""
+
+    heads: dict[str, range]
+    targets: dict[str, Targets]
+    # The same as the kernel reads it, made at the first layer that needs it.
+    packed: Any = None
+
+    @property
+    def guided(self) -> int:
+        """How many heads are guided."""
+        return sum(map(len, self.heads.values()))
+
+    def __iter__(self) -> Iterator[tuple[range, Targets]]:
+        return ((heads, self.targets[name]) for name, heads in self.heads.items())
+
+
+def attend_guided(call: AttentionCall, groups: Groups) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b s q"]]:
+    """(the output of every head, each guided head's error in each row divided by the heads of its group)."""
+    guided, rest = _split(call, groups.guided)
+    out, errors = (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups)
+    if rest is None:
+        return out, errors
+    # Joined as (b, q, h, e), which the output projection reads without a copy.
+    joined = torch.cat([t.transpose(1, 2) for t in (out, Softmax()(rest))], dim=2)
+    return joined.transpose(1, 2), errors
+
+
+def errors_only(call: AttentionCall, groups: Groups) -> Float[Tensor, "b s q"]:
+    """The errors of ``attend_guided``, for a layer whose output is computed elsewhere."""
+    guided, _ = _split(call, groups.guided)
+    return (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups)[1]
+
+
+def guided_errors(W: Float[Tensor, "b s q k"], groups: Groups) -> Float[Tensor, "b s q"]:
+    """Each guided head's error in each row divided by the heads of its group; ``W`` holds the guided heads."""
+    parts = [squared_error(W[:, heads.start : heads.stop], t) / len(heads) for heads, t in groups]
+    return torch.cat(parts, dim=1)
+
+
+def _by_maps(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
+    W = Softmax().weights(call)
+    return W @ hide_unseen(call).v, guided_errors(W, groups)
+
+
+def _by_kernel(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
+    from attnlab.kernels.guided import guided_attention
+
+    if groups.packed is None:
+        groups.packed = pack(groups)
+    return guided_attention(
+        call.q,
+        call.k,
+        call.v,
+        groups.packed,
+        key_visible=call.key_visible,
+        causal=call.causal,
+        offset=call.offset,
+        scale=call.softmax_scale,
+    )
+
+
+def pack(groups: Groups) -> Any:
+    """The groups' targets as the kernel reads them."""
+    from attnlab.kernels.guided import pack_labels
+
+    rows, keys, value, constant, weight, group = [], [], [], [], [], []
+    for number, (own, t) in enumerate(groups):
+        assert t.labels is not None
+        pointing, share = t.values.shape[-1] > 0, t.share[:, 0]
+        value.append(t.values[:, 0].amax(-1) if pointing else share)
+        # A row that spreads over all it sees has sum_j t_ij w_ij = share, whatever w is.
+        constant.append(t.squares[:, 0] - 2 * share if pointing else t.squares[:, 0])
+        weight.append(t.rows[:, 0].float() / len(own))
+        rows.append(t.labels.rows)
+        keys.append(t.labels.keys)
+        group += [number] * len(own)
+    return pack_labels(
+        torch.stack(rows, 1),
+        torch.stack(keys, 1),
+        value=torch.stack(value, 1),
+        constant=torch.stack(constant, 1),
+        weight=torch.stack(weight, 1),
+        group=torch.tensor(group, device=rows[0].device),
+    )
+
+
+def _kernel_serves(call: AttentionCall, groups: Groups) -> bool:
+    return (
+        call.q.is_cuda
+        and call.q.dtype in (torch.bfloat16, torch.float16, torch.float32)
+        and call.mask is None
+        and call.bias is None
+        and call.v.shape[-1] == call.q.shape[-1] <= 256
+        and call.k.shape[2] > 0
+        and all(t.labels is not None for _, t in groups)
+        and _triton_is_there()
+    )
+
+
+@functools.cache
+def _triton_is_there() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCall | None]:
+    """The calls of the first heads and of the others; split, since the gradient of a split is a single copy."""
+    h = call.q.shape[1]
+    full = replace(call, k=repeat_groups(call.k, call.groups), v=repeat_groups(call.v, call.groups))
+    if guided == h:
+        return full, None
+
+    def halves(t: Tensor | None) -> tuple[Any, Any]:
+        return (t, t) if t is None or t.shape[1] == 1 < h else t.split([guided, h - guided], dim=1)
+
+    both = {name: halves(getattr(full, name)) for name in ("q", "k", "v", "mask", "bias")}
+    return tuple(replace(full, **{name: t[i] for name, t in both.items()}) for i in range(2))  # type: ignore[return-value]

@@ -1,0 +1,199 @@
+"""What guidance costs: a guided training step beside the unguided one with SDPA, and beside the usual way, in turns.
+
+    python benchmarks/guidance.py --out results/guidance_speed.json    # one GPU: 12 layers, 12 heads of 64, bf16
+    python benchmarks/guidance.py --tiny                               # a dry run on a CPU
+
+The usual way keeps all maps of eager attention, writes targets as n x n matrices and takes their mean squared error.
+Every step is forward, backward and AdamW on the masked tokens of random texts; ratios are to the unguided step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall
+from attnlab.guidance import Guidance, guide, layer_targets
+from attnlab.measure import median_seconds, peak_bytes
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.models import MaskedLM, Transformer, named_config, swapped
+from attnlab.patterns import SpecialTokens, dense
+from attnlab.provenance import provenance, write_json
+
+TOKENS = SpecialTokens(period=(7,), delimiters=(1, 2))
+
+
+@dataclass(frozen=True)
+class Config:
+    """One setting of the benchmark."""
+
+    model: str = "roberta-12"
+    layers: int = 12
+    length: int = 512
+    # Texts in a batch.
+    texts: int = 84
+    fraction: float = 0.5
+    padded: bool = False
+    vocab: int = 8192
+    repeats: int = 9
+    usual: bool = True
+    seed: int = 0
+
+
+# Table 11's batch for 12 layers, and as many tokens in longer texts; the usual way holds only some of those.
+SETTINGS = (
+    Config(),
+    Config(length=2048, texts=21, usual=False),
+    Config(length=2048, texts=8),
+    Config(padded=True, usual=False),
+    Config(length=2048, texts=21, padded=True, usual=False),
+)
+
+
+class Eager(Softmax):
+    """Attention that writes and keeps its maps, as it must be run to read them."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "maps", [])
+        object.__setattr__(self, "calls", [])
+
+    def forward(self, call: AttentionCall) -> Tensor:
+        W = self.reference(call)
+        self.maps.append(W)
+        self.calls.append(call)
+        return W @ call.v
+
+
+def make_batch(config: Config, device: torch.device) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(config.seed)
+    ids = torch.randint(3, config.vocab, (config.texts, config.length), generator=generator)
+    ids = torch.where(torch.rand(ids.shape, generator=generator) < 0.05, 7, ids)
+    ids[:, 0], ids[:, -1] = 1, 2
+    labels = torch.where(torch.rand(ids.shape, generator=generator) < 0.15, ids, -100)
+    batch = {"input_ids": ids, "labels": labels}
+    if config.padded:
+        lengths = torch.randint(config.length // 2, config.length + 1, (config.texts, 1), generator=generator)
+        batch["attention_mask"] = torch.arange(config.length) < lengths
+        batch["labels"] = labels.masked_fill(~batch["attention_mask"], -100)
+    return {name: t.to(device) for name, t in batch.items()}
+
+
+def usual_loss(eager: Eager, guidance: Guidance, batch: dict[str, Tensor]) -> Tensor:
+    """The mean squared error of every guided group's maps against dense targets."""
+    n = batch["input_ids"].shape[1]
+    mask = batch.get("attention_mask")
+    targets: dict[str, Tensor] = {}
+    total = torch.zeros((), device=batch["input_ids"].device)
+    for W, call in zip(eager.maps, eager.calls, strict=True):
+        for name, heads in guidance.assign(W.shape[1]).items():
+            if name not in targets:
+                drawn = layer_targets(name, call, batch["input_ids"], attention_mask=mask, tokens=TOKENS)
+                targets[name] = dense(drawn, keys=n)
+            total = total + (W[:, heads.start : heads.stop].float() - targets[name]).square().mean()
+    return total
+
+
+def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str, Callable[[], None]]:
+    """The three kinds of step, each on a model of its own; ``kept`` holds the contexts open."""
+    guidance = Guidance(fraction=config.fraction, alpha0=10, schedule="constant")
+    batch = make_batch(config, device)
+    inputs = {name: t for name, t in batch.items() if name != "labels"}
+    task = MaskedLM()
+
+    def make(way: str) -> Callable[[], None]:
+        torch.manual_seed(config.seed)
+        small = {"width": 32, "heads": 4} if config.model == "tiny" else {}
+        base = named_config("roberta-12" if config.model == "tiny" else config.model)
+        model = Transformer(
+            replace(base, vocab=config.vocab, layers=config.layers, max_length=config.length, **small)
+        ).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
+        eager, term = Eager(), None
+        if way == "guided":
+            term = kept.enter_context(guide(model, guidance, tokens=TOKENS))
+        elif way == "usual":
+            kept.enter_context(swapped(model, eager))
+
+        def step() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                output = model(**inputs)
+                total, count = task(model, output, batch, 0)
+                loss = total / count
+                if term is not None:
+                    found = term(model, output, batch, 0)
+                    loss = loss + term.weight(0) * found.total / found.count
+                elif way == "usual":
+                    loss = loss + 10 * usual_loss(eager, guidance, batch)
+                    eager.maps.clear()
+                    eager.calls.clear()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    ways = ("unguided", "guided", *(["usual"] if config.usual else []))
+    return {way: make(way) for way in ways}
+
+
+def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[str, Any]]:
+    jobs = steps_of(config, device, kept)
+    seconds = median_seconds(jobs, repeats=config.repeats, warmup=3, device=device)
+    # A second step holds what a first one leaves: the optimiser's state.
+    peaks = {way: peak_bytes(job, device=device) for way, job in jobs.items()}
+    return [
+        {
+            "length": config.length,
+            "texts": config.texts,
+            "padded": config.padded,
+            "way": way,
+            "milliseconds": 1000 * seconds[way],
+            "time_ratio": seconds[way] / seconds["unguided"],
+            "mebibytes": peaks[way] / 2**20,
+            "memory_ratio": peaks[way] / peaks["unguided"],
+        }
+        for way in jobs
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="two layers of width 32, for a dry run")
+    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = SETTINGS
+    if options.tiny:
+        settings = tuple(
+            replace(c, model="tiny", layers=2, length=c.length // 16, texts=c.texts // 8, repeats=3) for c in SETTINGS
+        )
+    rows: list[dict[str, Any]] = []
+    for config in settings:
+        with ExitStack() as kept:
+            found = measure(config, device, kept)
+        rows += found
+        for row in found:
+            print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+        if options.out is not None:
+            write_json(
+                options.out,
+                {
+                    "name": "guidance_speed",
+                    "paper": "AG",
+                    "config": {"settings": [asdict(c) for c in settings]},
+                    "seed": settings[0].seed,
+                    **provenance(),
+                    "tables": {"steps": rows},
+                },
+            )
+
+
+if __name__ == "__main__":
+    main()
