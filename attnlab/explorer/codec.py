@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LEVELS", "Coded", "encode", "pooled"]
+__all__ = ["LEVELS", "Coded", "encode", "pooled", "squeeze"]
 
 # A byte counts steps of a head's scale: from 0 to 254, or from -127 to 127 around 127 where a reading has a sign.
 # 255 is what is no number.
@@ -17,32 +17,35 @@ LEVELS, MIDDLE, NOT_A_NUMBER = 254, 127, 255
 
 @dataclass(frozen=True)
 class Coded:
-    """The heads of one layer: base64 of each head's deflated bytes, and each head's scale (0 in half precision)."""
+    """Some heads: the bytes of each, its scale (0 in half precision), and how many weights are no numbers."""
 
     heads: tuple[bytes, ...]
     scales: tuple[float, ...]
     missing: int
-
-    @property
-    def error(self) -> float:
-        """The largest difference between a stored weight and the weight, over heads."""
-        return max(self.scales, default=0.0) / 2
 
 
 def encode(maps: np.ndarray, *, signed: bool, precise: bool) -> Coded:
     """Code maps (head, query, key).
 
     >>> coded = encode(np.array([[[1.0, 0.0], [0.25, 0.75]]]), signed=False, precise=False)
-    >>> list(zlib.decompress(base64.b64decode(coded.heads[0]))), coded.scales[0] * 254
+    >>> list(coded.heads[0]), coded.scales[0] * 254
     ([254, 0, 64, 191], 1.0)
     """
     with np.errstate(invalid="ignore", over="ignore"):
         parts = [_half(w) if precise else _bytes(w, signed) for w in maps]
-    return Coded(
-        tuple(base64.b64encode(_deflate(raw)) for raw, _, _ in parts),
-        tuple(scale for _, scale, _ in parts),
-        sum(missing for _, _, missing in parts),
-    )
+    heads, scales, missing = zip(*parts, strict=True)
+    return Coded(heads, scales, sum(missing))
+
+
+def squeeze(raw: bytes) -> bytes:
+    """Deflated, as base64 (the text of a page).
+
+    >>> zlib.decompress(base64.b64decode(squeeze(b"attention")))
+    b'attention'
+    """
+    # Weights are noise with runs of zeros: runs and Huffman codes find all there is, in a fraction of the time.
+    packer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
+    return base64.b64encode(packer.compress(raw) + packer.flush())
 
 
 def pooled(maps: np.ndarray, size: int) -> np.ndarray:
@@ -87,9 +90,3 @@ def _half(w: np.ndarray) -> tuple[bytes, float, int]:
     halves = w.astype("<f2").view(np.uint8).reshape(-1, 2)
     # All low bytes, then all high ones, which resemble each other.
     return halves.T.tobytes(), 0.0, int((~np.isfinite(w)).sum())
-
-
-def _deflate(raw: bytes) -> bytes:
-    # Weights are noise with runs of zeros: runs and Huffman codes find all there is, in a fraction of the time.
-    packer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
-    return packer.compress(raw) + packer.flush()

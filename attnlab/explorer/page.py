@@ -16,7 +16,7 @@ __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
 # In the order of their needs: a module comes after what it imports.
-MODULES = tuple(["data", "colour", "surface", "dom", "maps", "grid", "heat", "lines", "passage", "pane", "chart", "tables", "exports", "keys", "state", "app"])
+MODULES = "data colour surface dom maps grid heat lines passage pane chart tables exports keys state app"
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 
@@ -55,7 +55,9 @@ def script(entry: str) -> str:
     A page opened from a disk may not import files, so what is one file must be one script. Nothing else is done: an
     import is a look into the modules before, an export a name in the returned object.
     """
-    return "const modules = {};\n" + "\n".join([*(_wrapped(name) for name in MODULES), _imports(_source(entry))])
+    return "const modules = {};\n" + "\n".join(
+        [*(_wrapped(name) for name in MODULES.split()), _imports(_source(entry))]
+    )
 
 
 def _wrapped(name: str) -> str:

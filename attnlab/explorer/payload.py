@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.explorer.codec import Coded, encode, pooled
+from attnlab.explorer.codec import Coded, encode, pooled, squeeze
 
 __all__ = ["AXES", "Item", "LayerMaps", "Packed", "Tokens", "pack"]
 
@@ -176,30 +176,30 @@ class _Packer:
             reading["thumbnail"] = list(small.shape[1:])
             signed = _signed(reading, w)
             key = f"{number}.{layer.kind}.{layer.layer}.{name}"
-            jobs = {f"{key}.small": small}
+            code = partial(encode, signed=signed, precise=self.settings.precise)
+            # Thumbnails are looked at together, so a layer's are one stream; whole maps one by one.
+            thumbnails = code(small)
+            entry: dict[str, Any] = {"signed": signed, "whole": whole}
+            entry["small"] = self._put(f"{key}.small", thumbnails, [squeeze(b"".join(thumbnails.heads))])
+            last = thumbnails
             if whole and small.shape != w.shape:
-                jobs[key] = w
-            one_head = partial(encode, signed=signed, precise=self.settings.precise)
-            coded = {blob: threads.map(one_head, maps[:, None]) for blob, maps in jobs.items()}
-            found = {blob: list(heads) for blob, heads in coded.items()}
-            entry: dict[str, Any] = {"signed": signed, "whole": whole, "small": self._put(f"{key}.small", found)}
-            if key in found:
-                entry["full"] = self._put(key, found)
-            self.missing += sum(one.missing for one in found[key if key in found else f"{key}.small"])
+                coded = list(threads.map(lambda one, code=code: _squeezed(code(one)), w[:, None]))
+                last = Coded((), tuple(one.scales[0] for one, _ in coded), sum(one.missing for one, _ in coded))
+                entry["full"] = self._put(key, last, [stream for _, stream in coded])
+            self.missing += last.missing
             if self.types and name not in layer.dimensions:
                 entry["types"] = _type_shares(w, item.texts[AXES[layer.kind][1]], self.types)
             reading["layers"].append(entry)
 
-    def _put(self, blob: str, found: Mapping[str, Sequence[Coded]]) -> dict[str, Any]:
-        coded = found[blob]
-        parts = [one.heads[0] for one in coded]
-        self.blobs[blob] = b"".join(parts)
-        self.error = max(self.error, *(one.error for one in coded))
-        return {
-            "blob": blob,
-            "lengths": [len(part) for part in parts],
-            "scales": [float(f"{one.scales[0]:.9g}") for one in coded],
-        }
+    def _put(self, blob: str, coded: Coded, streams: Sequence[bytes]) -> dict[str, Any]:
+        self.blobs[blob] = b"".join(streams)
+        self.error = max(self.error, max(coded.scales) / 2)
+        scales = [float(f"{scale:.9g}") for scale in coded.scales]
+        return {"blob": blob, "lengths": [len(stream) for stream in streams], "scales": scales}
+
+
+def _squeezed(coded: Coded) -> tuple[Coded, bytes]:
+    return coded, squeeze(coded.heads[0])
 
 
 def _text(name: str, told: Tokens) -> dict[str, Any]:

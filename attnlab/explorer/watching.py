@@ -49,8 +49,8 @@ def _layers(step: RecordedStep) -> Iterator[LayerMaps]:
         w = half.astype(np.float32)
         shares = np.abs(w) / np.maximum(np.abs(w).sum(-1, keepdims=True), 1e-12)
         statistics: dict[str, Any] = {
-            "entropy": -(shares * np.log(np.maximum(shares, 1e-12))).sum(-1).mean(-1),
-            "largest": w.max(-1).mean(-1),
+            "entropy": (shares * -np.log(np.maximum(shares, 1e-12))).sum(-1).mean(-1).tolist(),
+            "largest": w.max(-1).mean(-1).tolist(),
         }
         for name, value in step.scalars.items():
             if isinstance(value, Mapping) and f"{kind}.{layer}" in value:

@@ -50,16 +50,21 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   const kindsOf = () => [...new Set(meta.items.flatMap((item) => item.stacks.map((stack) => stack.kind)))];
 
   let waiting = null;
+  let rendering = false;
   let drawOnly = true;
   app.set = (patch, how = "render") => {
     state = { ...state, ...patch };
     normalise();
     drawOnly &&= how === "draw";
+    // For whoever waits for the picture, such as a test.
+    host.dataset.drawing = "";
     waiting ??= requestAnimationFrame(() => {
       const only = drawOnly;
       [waiting, drawOnly] = [null, true];
-      if (only) app.paneViews.forEach((pane) => pane.draw());
-      else render();
+      if (only && !rendering) {
+        app.paneViews.forEach((pane) => pane.draw());
+        delete host.dataset.drawing;
+      } else render();
       remember();
     });
   };
@@ -82,7 +87,6 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     clearTimeout(remember.timer);
     remember.timer = setTimeout(() => history.replaceState(null, "", next), 120);
   };
-  app.stale = () => false;
 
   app.showNumber = (i) => {
     const spec = app.specs()[i];
@@ -313,6 +317,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
 
   const render = async () => {
     const asked = ++app.version;
+    rendering = true;
     while (app.paneViews.length > state.panes.length) app.paneViews.pop().node.remove();
     while (app.paneViews.length < state.panes.length) {
       const view = paneView(app, app.paneViews.length);
@@ -332,7 +337,9 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     await grid.render();
     if (asked !== app.version) return;
     drawTables();
+    rendering = false;
     host.dataset.drawn = String(asked);
+    delete host.dataset.drawing;
   };
 
   const drawTables = () => {

@@ -32,7 +32,9 @@ const place = (value, top, signed, linear) => {
   return Math.round((signed ? (share + 1) / 2 : Math.max(0, share)) * 255);
 };
 
+// null where there is no number.
 export const colourOf = (palette, value, top, signed, linear) => {
+  if (!Number.isFinite(value)) return null;
   const table = signed ? palette.div : palette.seq;
   const at = 3 * place(value, top, signed, linear);
   return `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;

@@ -1,6 +1,5 @@
 // The payload: texts and maps. A head is unpacked when it is looked at, and a few are kept.
 
-const LEVELS = 254;
 const MIDDLE = 127;
 const NOT_A_NUMBER = 255;
 const KEPT_NUMBERS = 24e6;
@@ -73,7 +72,7 @@ export const merged = (map, rows, cols) => {
 };
 
 export class Payload {
-  #read; #kept = new Map(); #numbers = 0;
+  #read; #kept = new Map(); #layers = new Map(); #numbers = 0;
 
   // read(name) gives the base64 of a layer's heads, one after the other.
   constructor(meta, read) {
@@ -107,17 +106,24 @@ export class Payload {
       this.#kept.set(key, known);
       return known;
     }
-    const start = part.lengths.slice(0, at).reduce((a, b) => a + b, 0);
-    const text = this.#read(part.blob).slice(start, start + part.lengths[at]);
-    const bytes = await inflate(fromBase64(text));
+    const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
+    const bytes = await this.#bytes(part, at, rows * cols);
     const { precise } = this.meta;
     const scale = part.scales[at];
     const values = numbersOf(bytes, { precise, scale, signed: entry.signed });
-    const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
     const blocks = rows < reading.size[0] || cols < reading.size[1] ? reading.size : null;
     const found = mapOf(rows, cols, values, { signed: entry.signed, error: precise ? 0 : scale / 2, blocks });
     this.#keep(key, found);
     return found;
+  }
+
+  // Whole maps are streams of their own; the thumbnails of a layer are one stream, kept once it is unpacked.
+  async #bytes(part, at, cells) {
+    const unpack = (start, length) => inflate(fromBase64(this.#read(part.blob).slice(start, start + length)));
+    if (part.lengths.length === part.scales.length && part.scales.length > 1) return unpack(part.lengths.slice(0, at).reduce((a, b) => a + b, 0), part.lengths[at]);
+    if (!this.#layers.has(part.blob)) this.#layers.set(part.blob, unpack(0, part.lengths[0]));
+    const size = cells * (this.meta.precise ? 2 : 1);
+    return (await this.#layers.get(part.blob)).subarray(at * size, (at + 1) * size);
   }
 
   #keep(key, map) {

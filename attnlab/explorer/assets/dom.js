@@ -35,11 +35,11 @@ export const number = (value, digits = 3) => {
   return text.replace("-", "−");
 };
 
-// As many digits as are stored: a number is written to the place of its error.
+// As many digits as are stored: a number is written to one place beyond its error's.
 export const measured = (value, error) => {
   if (!(error > 0) || !Number.isFinite(value)) return number(value, 4);
-  const places = Math.max(0, Math.min(8, -Math.floor(Math.log10(error))));
-  return `${value.toFixed(places).replace("-", "−")} ± ${error.toPrecision(1).replace("e-", "e−")}`;
+  const places = Math.max(0, Math.min(9, 1 - Math.floor(Math.log10(error))));
+  return `${value.toFixed(places)} ± ${error.toPrecision(2)}`.replaceAll("-", "−");
 };
 
 export const save = (name, blob) => {

@@ -47,7 +47,7 @@ export const gridView = (app) => {
     });
   };
 
-  const drawMaps = async (context, palette, pane, stack) => {
+  const drawMaps = async (context, palette, pane) => {
     const { size } = frame;
     const gap = size > 24 ? 1.5 : 0.5;
     const { linear, shared } = app.state;
@@ -60,7 +60,6 @@ export const gridView = (app) => {
       context.imageSmoothingQuality = "high";
       context.drawImage(paint(map, palette, { top: top ?? map.top, linear }), x + gap, y + gap, size - 2 * gap, size - 2 * gap);
     }));
-    return stack;
   };
 
   // One number per head instead of its map.
@@ -89,7 +88,6 @@ export const gridView = (app) => {
       const text = typeof value === "string" ? value.split("+").map((word) => word[0]).join("+") : number(value, 2);
       context.fillText(text, x + size / 2, y + size / 2);
     }));
-    return words;
   };
 
   const statistic = (stack) => app.state.grid !== "maps" && stack.statistics[app.state.grid] ? app.state.grid : null;
@@ -101,10 +99,10 @@ export const gridView = (app) => {
     labels(context, palette, stack);
     const name = statistic(stack);
     if (name) drawNumbers(context, palette, stack, name);
-    else await drawMaps(context, palette, pane, stack);
+    else await drawMaps(context, palette, pane);
   };
 
-  const mark = (context, width) => {
+  const mark = (context) => {
     const pane = app.state.panes[app.state.active];
     const place = placeOf(app, pane);
     if (!place) return;
@@ -121,18 +119,20 @@ export const gridView = (app) => {
     const width = canvas.parentElement.clientWidth;
     if (!stack || !stack.readingOf[pane.reading] || !width) return;
     const { kind, linear, shared, grid } = app.state;
+    const { version } = app;
     const asked = JSON.stringify([kind, itemOf(app, pane), pane, pane.minus && itemOf(app, pane.minus), linear, shared, grid, width, app.theme, devicePixelRatio]);
     if (asked !== key) {
       const made = document.createElement("canvas");
       const height = layoutOf(stack, width).height;
       await draw(sized(made, width, height), width, pane);
-      if (app.stale(asked, "grid")) return;
+      if (version !== app.version) return;
       [picture, key] = [made, asked];
     }
     const context = sized(canvas, width, layoutOf(stack, width).height);
     frame = layoutOf(stack, width);
     context.drawImage(picture, 0, 0, width, frame.height);
-    mark(context, width);
+    mark(context);
+    canvas.dataset.frame = [MARGIN, frame.size, frame.perRow].join(" ");
   };
 
   const headAt = (event) => {

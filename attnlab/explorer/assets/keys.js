@@ -46,7 +46,7 @@ const typing = (node) => node?.matches?.("input:not([type=checkbox]):not([type=r
 export const onKey = (app, event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
   const target = event.composedPath()[0];
-  if (typing(target) || target.closest?.("dialog")) return;
+  if (typing(target) || target.closest?.("dialog[open]")) return;
   const arrow = event.key.startsWith("Arrow");
   // A slider or a table that has the focus keeps its arrows.
   if (arrow && target.matches?.("input, .x-rows")) return;

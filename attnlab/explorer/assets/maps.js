@@ -93,5 +93,3 @@ export const shown = async (app, pane) => {
     headTitle: place.heads === 1 && place.stack.headCount > 1 ? `layer ${place.number} · all heads` : `layer ${place.number} · head ${place.head}`,
   };
 };
-
-export const topOf = (app, map, shared) => (app.state.shared && shared) || map.top;

@@ -1,4 +1,4 @@
-import { colourOf, paint } from "./colour.js";
+import { paint } from "./colour.js";
 import { make, measured, number, options } from "./dom.js";
 import { cellAt, drawHeat, fit, heatLayout } from "./heat.js";
 import { drawLines, lineRowAt, linesLayout, strongest } from "./lines.js";
@@ -26,12 +26,12 @@ export const paneView = (app, index) => {
     make("div", { class: "x-pane-bar" }, show, make("span", { class: "x-minus" }, "less"), less, close), canvas, readout);
   let view = null;
 
-  const names = (followsStep) => app.specs(followsStep).map((spec) => [JSON.stringify([spec.item, spec.reading]), describe(app, spec)]);
+  const named = (spec) => [JSON.stringify([spec.item, spec.reading]), describe(app, spec)];
 
   const controls = () => {
     const now = pane();
-    options(show, names(), JSON.stringify([now.item, now.reading]));
-    const others = app.specs().filter((spec) => comparable(app, now, spec)).map((spec) => [JSON.stringify([spec.item, spec.reading]), describe(app, spec)]);
+    options(show, app.specs().map(named), JSON.stringify([now.item, now.reading]));
+    const others = app.specs().filter((spec) => comparable(app, now, spec)).map(named);
     options(less, [["", "nothing"], ...others], now.minus ? JSON.stringify([now.minus.item, now.minus.reading]) : "");
     less.hidden = less.previousSibling.hidden = others.length < 2;
     close.hidden = app.state.panes.length < 2;
@@ -97,6 +97,8 @@ export const paneView = (app, index) => {
     current = sheet(width, tallest());
     const context = sized(canvas, width, current.height);
     current.draw(context);
+    // Where the cells lie, for scripts: left, top, size, first column, first row.
+    if (current.zoom) canvas.dataset.frame = [current.layout.left, current.layout.over, current.layout.cell * current.zoom.s, current.zoom.x, current.zoom.y].join(" ");
     canvas.style.touchAction = app.state.view === "map" && app.state.zoom.s > 1 ? "none" : "pan-y pinch-zoom";
     tell();
   };
@@ -220,5 +222,5 @@ export const paneView = (app, index) => {
   };
 
   const title = () => paneTitle(app, pane());
-  return { node, canvas, render, draw, zoomBy, reveal, sheet, title, view: () => view, place: () => placeOf(app, pane()), weight: (w) => colourOf(app.palette(), w, view.map.top, view.map.signed, app.state.linear) };
+  return { node, canvas, render, draw, zoomBy, reveal, sheet, title, view: () => view, place: () => placeOf(app, pane()) };
 };

@@ -37,16 +37,15 @@ export const drawPassage = (context, view) => {
   context.textAlign = "left";
   names.forEach((name, i) => {
     const [x, y, wide] = layout.boxes[i];
-    const colour = weights ? colourOf(palette, weights[i], top, map.signed, linear) : palette.sunken;
-    context.fillStyle = colour;
+    const colour = weights && colourOf(palette, weights[i], top, map.signed, linear);
+    context.fillStyle = colour ?? palette.sunken;
     context.fillRect(x, y + 2, wide, LINE - 5);
     if (i === query || hits.includes(i)) {
       context.strokeStyle = i === query ? palette["cat-1"] : palette.accent;
       context.lineWidth = 2;
       context.strokeRect(x + 1, y + 3, wide - 2, LINE - 7);
     }
-    const light = weights ? lightness(colour) > 0.55 : null;
-    context.fillStyle = light === null ? palette.text : light ? "#10141a" : "#ffffff";
+    context.fillStyle = !colour ? palette.text : lightness(colour) > 0.55 ? "#10141a" : "#ffffff";
     context.font = `${i === query ? "650 " : ""}15px ${FONT}`;
     context.save();
     context.beginPath();
