@@ -5,21 +5,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import key_chunk, query_chunk
-from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate, soften
+from attnlab.kernels._abc_chunk import back_chunk, gradients, mix_chunk, score_chunk
+from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate
 
 __all__ = ["key_gradients", "query_gradients"]
 
 
 @triton.jit
 def query_gradients(
-    q, k, v, s, do, visible, states, zs, dq, gs, ps, us, sums, cs, table,
+    q, k, v, s, do, visible, states, zs, dq, scores, dps, sums, cs, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
     sm, T, NT, G, R, N, scale,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dq; g, p and g S + p dP of each query and slot; and their sums over the chunk for the keys before it."""
+    """dq; S and dP of each query and slot; and what the chunk hands to the keys and values before it."""
     unit, h = tl.program_id(0), tl.program_id(1)
     g_head, heads = h // R, G * R
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
@@ -65,25 +65,31 @@ def query_gradients(
 
     if CAUSAL:
         x = load_logits(s, sst, rows, ok, slots, N)
-        grad, p, u, grad_own, faded, _, _, _ = query_chunk(
-            past_k, past_v, own_k, own_v, x, z, inside, scale, CT, PREC
-        )
+        score, _, _, _ = score_chunk(past_k, own_k, x, z, CT, PREC)
+        dp, _, _, _ = score_chunk(past_v, own_v, x, z, CT, PREC)
+        score = tl.where(inside[:, None], score, float("-inf"))
         side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
         kept = inside[:, None] & (slots < N)
-        tl.store(gs + side, grad.to(gs.dtype.element_ty), mask=kept)
-        tl.store(ps + side, p.to(ps.dtype.element_ty), mask=kept)
-        tl.store(us + side, u.to(us.dtype.element_ty), mask=kept)
-        grad_past, p_past, c = grad * faded, p * faded, tl.sum(u * faded, 0)
+        tl.store(scores + side, score, mask=kept)
+        tl.store(dps + side, dp, mask=kept)
     else:
-        p_past = soften(past_k * scale, (z > HALF_EMPTY)[None, :] & inside[:, None])
-        grad_past = scale * p_past * (past_v - tl.sum(p_past * past_v, 1)[:, None])
-        c = tl.sum(grad_past * past_k + p_past * past_v, 0)
+        score = tl.where((z > HALF_EMPTY)[None, :] & inside[:, None], past_k, float("-inf"))
+        dp = past_v
+    empty = score == float("-inf")
+    dp = tl.where(empty, 0.0, dp)
+    p, grad = gradients(score, dp, scale)
+    score = tl.where(empty, 0.0, score)
+    if CAUSAL:
+        grad_past, grad_own, _, _, _ = mix_chunk(grad, x, z, CT, PREC)
+        p_past, _, _, _, _ = mix_chunk(p, x, z, CT, PREC)
+    else:
+        grad_past = grad.to(CT)
+        p_past = p.to(CT)
 
-    grad_past = grad_past.to(CT)
-    p_past = p_past.to(CT)
-    mine = (unit.to(tl.int64) * heads + h) * N
-    tl.store(cs + mine + slots, c, mask=slots < N)
-    sums += mine * 2 * D
+    mine = (unit.to(tl.int64) * heads + h) * 2 * N
+    tl.store(cs + mine + slots, tl.sum(grad_past.to(tl.float32) * score, 0), mask=slots < N)
+    tl.store(cs + mine + N + slots, tl.sum(p_past.to(tl.float32) * dp, 0), mask=slots < N)
+    sums += mine * D
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         here = inside[:, None] & (cols < D)
@@ -104,8 +110,8 @@ def query_gradients(
 
 @triton.jit
 def key_gradients(
-    q, k, v, s, do, visible, zs, gs, ps, us, sums, cs, dk, dv, ds, table,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N,
+    q, k, v, s, do, visible, zs, scores, dps, sums, cs, dk, dv, ds, table,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, scale,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -141,19 +147,24 @@ def key_gradients(
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
             from_v = tl.dot(vd, tl.trans(dod), from_v, input_precision=PREC)
         z = tl.load(zs + (unit.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
-        grad = tl.load(gs + side, mask=kept, other=0.0).to(tl.float32)
-        p = tl.load(ps + side, mask=kept, other=0.0).to(tl.float32)
-        u = tl.load(us + side, mask=kept, other=0.0).to(tl.float32)
-        to_k, to_v, logits, weight, _, _ = key_chunk(from_k, from_v, x, z, grad, p, u, CT, PREC)
-        at = (unit.to(tl.int64) * heads + h) * N
+        score = tl.load(scores + side, mask=kept, other=float("-inf"))
+        dp = tl.load(dps + side, mask=kept, other=0.0)
+        empty = score == float("-inf")
+        dp = tl.where(empty, 0.0, dp)
+        p, grad = gradients(score, dp, scale)
+        to_k, logits, _, weight, _ = back_chunk(from_k, grad, tl.where(empty, 0.0, score), x, z, CT, PREC)
+        to_v, more, _, _, _ = back_chunk(from_v, p, dp, x, z, CT, PREC)
+        logits += more
+        at = (unit.to(tl.int64) * heads + h) * 2 * N
     else:
         z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
         weight = tl.exp(tl.minimum(x - tl.maximum(z, HALF_EMPTY)[None, :], 0.0))
-        at = (seq.to(tl.int64) * heads + h) * N
+        at = (seq.to(tl.int64) * heads + h) * 2 * N
 
     c = tl.load(cs + at + slots, mask=slots < N, other=0.0)
+    c += tl.load(cs + at + N + slots, mask=slots < N, other=0.0)
     after = tl.zeros([C, NP], tl.float32)
-    sums += at * 2 * D
+    sums += at * D
     weight_c = weight.to(CT)
     out = ((row * heads + h) * T + first) * D + rows[:, None] * D
     for i in range(0, D, BD):

@@ -21,7 +21,6 @@ __all__ = [
     "lowest",
     "next_reference",
     "references",
-    "soften",
     "weigh",
 ]
 
@@ -95,12 +94,3 @@ def inverse_of(total):
     """1 / total; 0 for rows that another reference serves."""
     return tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)
 
-
-@triton.jit
-def soften(scores, written):
-    """Softmax over the slots written; zeros where none is."""
-    scores = tl.where(written, scores, float("-inf"))
-    top = tl.max(scores, 1)
-    p = tl.exp(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    total = tl.sum(p, 1)
-    return p * (1.0 / tl.where(total > 0, total, 1.0))[:, None]

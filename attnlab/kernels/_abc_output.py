@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import read_chunk
-from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate, soften
+from attnlab.kernels._abc_chunk import mix_chunk, score_chunk, soften
+from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate
 
 __all__ = ["read_states"]
 
@@ -56,9 +56,10 @@ def read_states(
 
     if CAUSAL:
         x = load_logits(s, sst, rows, ok, slots, N)
-        to_past, to_own, _, _, _ = read_chunk(past, products, x, z, scale, CT, PREC)
+        scores, _, _, _ = score_chunk(past, products, x, z, CT, PREC)
+        to_past, to_own, _, _, _ = mix_chunk(soften(scores * scale), x, z, CT, PREC)
     else:
-        to_past = soften(past * scale, (z > HALF_EMPTY)[None, :]).to(CT)
+        to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past * scale, float("-inf"))).to(CT)
 
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)

@@ -12,8 +12,8 @@ __all__ = ["scan_back", "scan_states", "write_states"]
 
 @triton.jit
 def write_states(
-    k, v, s, visible, states, zs, table, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sm, T, NT, G, N,
-    L: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    k, v, s, visible, states, zs, table, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sm, T, NT, G, N, L,
+    C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """(K~, V~, z) of each unit alone: averages of its keys and values, and the logarithm of their weight."""
@@ -23,6 +23,7 @@ def write_states(
     k += b.to(tl.int64) * skb + g * skh + first * skt
     v += b.to(tl.int64) * svb + g * svh + first * svt
     s += b.to(tl.int64) * ssb + g * ssh + first * sst
+    n = NP if FULL else N
     slots = tl.arange(0, NP)
     cols = tile * BD + tl.arange(0, BD)
     m = tl.full([NP], HALF_EMPTY, tl.float32)
@@ -31,10 +32,10 @@ def write_states(
     sum_v = tl.zeros([NP, BD], tl.float32)
     for i in range(0, length, C):
         rows = i + tl.arange(0, C)
-        ok = rows < length
+        ok = tl.arange(0, C) < C if EVEN else rows < length
         if MASKED:
             ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-        x = load_logits(s, sst, rows, ok, slots, N)
+        x = load_logits(s, sst, rows, ok, slots, n)
         wanted = ok[:, None] & (cols < D)
         kd = tl.load(k + rows[:, None] * skt + cols, mask=wanted, other=0.0).to(CT)
         vd = tl.load(v + rows[:, None] * svt + cols, mask=wanted, other=0.0).to(CT)
@@ -47,13 +48,13 @@ def write_states(
         sum_v = tl.dot(e, vd, sum_v * keep[:, None], input_precision=PREC)
         m = top
     inverse = tl.where(total > 0, 1.0 / total, 0.0)
-    at = (unit.to(tl.int64) * G + g) * N
+    at = (unit.to(tl.int64) * G + g) * n
     out = states + at * 2 * D + slots[:, None] * D + cols
-    wanted = (slots < N)[:, None] & (cols < D)
+    wanted = (slots < n)[:, None] & (cols < D)
     tl.store(out, (sum_k * inverse[:, None]).to(states.dtype.element_ty), mask=wanted)
-    tl.store(out + N * D, (sum_v * inverse[:, None]).to(states.dtype.element_ty), mask=wanted)
+    tl.store(out + n * D, (sum_v * inverse[:, None]).to(states.dtype.element_ty), mask=wanted)
     if tile == 0:
-        tl.store(zs + at + slots, tl.where(total > 0, m + tl.log(total), EMPTY), mask=slots < N)
+        tl.store(zs + at + slots, tl.where(total > 0, m + tl.log(total), EMPTY), mask=slots < n)
 
 
 @triton.jit
@@ -108,7 +109,7 @@ def scan_states(
 
 @triton.jit
 def scan_back(
-    sums, cs, prefix, last_z, from_k, from_v, from_c, to_k, to_v, to_c, bounds, NT, H, R, N,
+    sums, cs, prefix, last_z, seeds, seed_c, to, to_c, bounds, NT, H, R, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     VARLEN: tl.constexpr, DECAY: tl.constexpr, SEEDED: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -132,34 +133,26 @@ def scan_back(
     row = row.to(tl.int64)
     x = tl.zeros([BN, BD], tl.float32)
     c = tl.zeros([BN], tl.float32)
+    mine = row * 2 + which
     if SEEDED:
-        c = tl.load(from_c + row * N + slots, mask=ok, other=0.0)
-        if which == 0:
-            x = tl.load(from_k + row * N * D + here, mask=wanted, other=0.0)
-        else:
-            x = tl.load(from_v + row * N * D + here, mask=wanted, other=0.0)
+        c = tl.load(seed_c + mine * N + slots, mask=ok, other=0.0)
+        x = tl.load(seeds + mine * N * D + here, mask=wanted, other=0.0)
     z_next = tl.load(last_z + (seq * (H // R) + h // R).to(tl.int64) * N + slots, mask=ok, other=EMPTY)
     for i in tl.range(0, end - begin, num_stages=STAGES):
         unit = row * 0 + (end - 1 - i)
-        at = (unit * H + h) * N
-        place = sums + at * 2 * D + which * N * D + here
-        own = tl.load(place, mask=wanted, other=0.0).to(tl.float32)
+        at = ((unit * H + h) * 2 + which) * N
+        own = tl.load(sums + at * D + here, mask=wanted, other=0.0).to(tl.float32)
+        own_c = tl.load(cs + at + slots, mask=ok, other=0.0)
         if DECAY:
             z = tl.load(prefix + (unit * (H // R) + h // R) * N + slots, mask=ok, other=EMPTY)
-            tl.store(place, x.to(sums.dtype.element_ty), mask=wanted)
+            tl.store(sums + at * D + here, x.to(sums.dtype.element_ty), mask=wanted)
+            tl.store(cs + at + slots, c, mask=ok)
             keep = tl.where(z > HALF_EMPTY, tl.exp(z - z_next), 0.0)
             z_next = z
             x = own + x * keep[:, None]
-        else:
-            keep = tl.full([BN], 1.0, tl.float32)
-            x = own + x
-        if which == 0:
-            own_c = tl.load(cs + at + slots, mask=ok, other=0.0)
-            if DECAY:
-                tl.store(cs + at + slots, c, mask=ok)
             c = own_c + c * keep
-    if which == 0:
-        tl.store(to_k + row * N * D + here, x, mask=wanted)
-        tl.store(to_c + row * N + slots, c, mask=ok)
-    else:
-        tl.store(to_v + row * N * D + here, x, mask=wanted)
+        else:
+            x += own
+            c += own_c
+    tl.store(to + mine * N * D + here, x, mask=wanted)
+    tl.store(to_c + mine * N + slots, c, mask=ok)

@@ -5,29 +5,63 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_launch import backward, forward
+from attnlab.kernels._abc_launch import Extras, Grads, State, chunks_backward, chunks_forward
+from attnlab.kernels._abc_plan import plan_for
+from attnlab.kernels._abc_segments import segments_backward, segments_forward
 
 __all__ = ["abc_attention"]
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float
+) -> tuple[Tensor, State, list[Tensor]]:
+    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
+    if causal and plan.along and q.shape[2]:
+        return segments_forward(q, k, v, s, extras, scale, plan)
+    return chunks_forward(q, k, v, s, extras, causal, scale, plan)
+
+
+def backward(
+    do: Tensor,
+    d_last: Grads,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    last: State,
+    saved: list[Tensor],
+    extras: Extras,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, ...]:
+    q, _, _, s = inputs
+    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
+    if do.stride(3) != 1:
+        do = do.contiguous()
+    if causal and plan.along and q.shape[2]:
+        return segments_backward(do, d_last, inputs, last, saved, extras, scale, plan)
+    return chunks_backward(do, d_last, inputs, last, saved, extras, causal, scale, plan)
 
 
 class _Abc(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, s, first_k, first_v, first_z, visible, cu_seqlens, causal, scale):  # type: ignore[no-untyped-def]
         first = None if first_k is None else (first_k, first_v, first_z)
-        out, *rest = forward(q, k, v, s, visible, first, cu_seqlens, causal, scale)
-        ctx.save_for_backward(q, k, v, s, *rest, visible, cu_seqlens, first_k, first_v, first_z)
+        out, last, saved = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale)
+        ctx.save_for_backward(q, k, v, s, *last, *saved, visible, cu_seqlens, first_k, first_v, first_z)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
-        return out, *rest[:3]
+        return out, *last
 
     @staticmethod
     def backward(ctx, do, dk, dv, dz):  # type: ignore[no-untyped-def]
-        *saved, visible, cu_seqlens, first_k, first_v, first_z = ctx.saved_tensors
+        q, k, v, s, *rest = ctx.saved_tensors
+        *rest, visible, cu_seqlens, first_k, first_v, first_z = rest
         first = None if first_k is None else (first_k, first_v, first_z)
         if do is None:
-            do = torch.zeros_like(saved[0])
-        grads = backward(do, (dk, dv, dz), tuple(saved), visible, first, cu_seqlens, ctx.causal, ctx.scale)
-        return *grads, *[None] * (7 - len(grads)), None, None, None, None
+            do = torch.zeros_like(q)
+        grads = backward(
+            do, (dk, dv, dz), (q, k, v, s), tuple(rest[:3]), rest[3:], (visible, first, cu_seqlens),
+            ctx.causal, ctx.scale,
+        )  # fmt: skip
+        return *grads, *[None] * (11 - len(grads))
 
 
 def abc_attention(
@@ -40,8 +74,8 @@ def abc_attention(
     scale: float | None = None,
     key_visible: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    state: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+    state: State | None = None,
+) -> tuple[Tensor, State]:
     """out_t = V~_t^T softmax(scale K~_t q_t) (ABC, Eqs. 3-5 and Appendix B.1) and the memory (K~, V~, z) at the end."""
     first = state or (None, None, None)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
