@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from attnlab.experiments._experiment import Experiment
+from attnlab.experiments.abc.commands import EXPERIMENTS as ABC
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
@@ -128,4 +129,5 @@ EXPERIMENTS: dict[str, Experiment] = {
         _maps_arguments,
         _maps,
     ),
+    **ABC,
 }

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.hf.interface import installed_in
 from attnlab.mechanisms._slots import FLOOR, SlotMechanism
 from attnlab.models.attention import attentions
 from attnlab.shapes import Float
@@ -80,15 +82,23 @@ def _prefix_sums(t: Tensor) -> Float[Tensor, "b g k n"]:
 
 @contextmanager
 def dense_slots(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's slot mechanisms run in the dense form; parameters stay where they are."""
-    layers = [layer for layer in attentions(model) if isinstance(layer.mechanism, SlotMechanism)]
-    own = [layer.mechanism for layer in layers]
+    """Inside, the model's slot mechanisms run in the dense form; parameters stay where they are.
+
+    The model is one of ours, or a Hugging Face model that was converted.
+    """
+    places: list[Any] = [*attentions(model), *(i for m in model.modules() if (i := installed_in(m)) is not None)]
+    places = [place for place in places if isinstance(place.mechanism, SlotMechanism)]
+    own = [place.mechanism for place in places]
     try:
-        for layer, mech in zip(layers, own, strict=True):
-            del layer.mechanism
-            layer.mechanism = DenseSlots(mech)
+        for place, mech in zip(places, own, strict=True):
+            _put(place, DenseSlots(mech))
         yield
     finally:
-        for layer, mech in zip(layers, own, strict=True):
-            del layer.mechanism
-            layer.mechanism = mech
+        for place, mech in zip(places, own, strict=True):
+            _put(place, mech)
+
+
+def _put(place: Any, mech: Mechanism) -> None:
+    # A module and a plain object live in different tables of nn.Module; leave the old one's before entering the new.
+    del place.mechanism
+    place.mechanism = mech

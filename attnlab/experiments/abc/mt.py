@@ -5,7 +5,6 @@ Training leaves hypotheses as text; ``score`` reads them where sacrebleu is inst
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,19 @@ from attnlab.models import LengthPenalty, Transformer, Translation, beam_search,
 from attnlab.provenance import write_atomic
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "Variant", "run_task", "translate"]
+__all__ = [
+    "KEYS",
+    "NAME",
+    "NOTES",
+    "SETS",
+    "AbcMtConfig",
+    "Variant",
+    "corpus_bleu",
+    "hypotheses_file",
+    "run_task",
+    "score",
+    "translate",
+]
 
 NAME = "abc-mt"
 KEYS = {
@@ -114,6 +125,8 @@ class AbcMtConfig:
     beams: int = 5
     penalty: float = 0.6
     averaged: int = 5
+    # Outputs are cut there.
+    longest: int = LONGEST
     streams: int = 4
     decode_batch: int = 250
     # Sentences of the held-out sets; None: all.
@@ -168,7 +181,7 @@ def run_variants(
     seed: int,
 ) -> None:
     """The variants that have no hypotheses yet: train, average, translate."""
-    todo = [v for v in variants if not _file(out, name, v, seed, "beam").exists()]
+    todo = [v for v in variants if not hypotheses_file(out, name, v, seed, "beam").exists()]
     if not todo:
         return
     device, specials = best_device(), corpus.tokeniser.specials
@@ -224,12 +237,13 @@ def _translate_all(
     out: Path,
     seed: int,
 ) -> None:
-    greedy = translate(model, corpus, corpus.ids["valid"][0][: config.held_out], beams=1, config=config)
-    _write(_file(out, name, v, seed, "greedy"), greedy)
+    if corpus.ids["valid"][0]:
+        greedy = translate(model, corpus, corpus.ids["valid"][0][: config.held_out], beams=1, config=config)
+        _write(hypotheses_file(out, name, v, seed, "greedy"), greedy)
     # dense_slots is over: the names in a snapshot are those of the dense form.
     model.load_state_dict({n.replace(".inner", ""): t for n, t in average(snapshots).items()})
     best = translate(model, corpus, corpus.ids["test"][0][: config.held_out], beams=config.beams, config=config)
-    _write(_file(out, name, v, seed, "beam"), best)
+    _write(hypotheses_file(out, name, v, seed, "beam"), best)
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -244,6 +258,8 @@ def translate(
     specials, device = corpus.tokeniser.specials, next(model.parameters()).device
     assert specials.pad is not None
     assert specials.eos is not None
+    # Linformer has a control for so many places; the end of a window is what is to be translated.
+    sources = [row[-(config.longest - 1) :] for row in sources]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     said: dict[int, str] = {}
     for lo in range(0, len(order), config.decode_batch):
@@ -256,7 +272,7 @@ def translate(
             eos=specials.eos,
             bos=specials.bos,
             beams=beams,
-            max_new=min(LONGEST, int(room * ids.shape[1]) + 10),
+            max_new=min(config.longest, int(room * ids.shape[1]) + 10),
             length_penalty=LengthPenalty(alpha=config.penalty if beams > 1 else 0.0),
         )
         said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
@@ -267,7 +283,8 @@ def _mean(rows: Sequence[Any]) -> float:
     return sum(len(row) for row in rows) / len(rows)
 
 
-def _file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
+def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
+    """Where a variant's translations lie."""
     return out / data / f"{v.key}.{seed}.{how}.txt"
 
 
@@ -285,7 +302,7 @@ def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)
 
 
-def score(out: Path, root: Path, config: AbcMtConfig) -> dict[str, list[dict[str, Any]]]:
+def score(out: Path, root: Path) -> dict[str, list[dict[str, Any]]]:
     """The tables from every file of hypotheses below ``out``."""
     tables: dict[str, list[dict[str, Any]]] = {"table_3a": [], "table_5": [], "table_7": [], "table_3a_other": []}
     by_key = {v.key: v for v in (*TABLE_3A, *TABLE_5, *TABLE_7)}
@@ -311,8 +328,3 @@ def score(out: Path, root: Path, config: AbcMtConfig) -> dict[str, list[dict[str
             ):
                 tables["table_7"].append({"model": name, **row, "converged": bleu >= 1.0})
     return tables
-
-
-def references_of(config: AbcMtConfig) -> dict[str, Any]:
-    """The settings as the results file keeps them."""
-    return json.loads(json.dumps(config.__dict__))

@@ -16,7 +16,7 @@ from attnlab.data.batching import generator
 from attnlab.data.masking import IGNORED
 from attnlab.data.parallel import padded
 
-__all__ = ["TASKS", "Corpus", "ShapedSource", "Task", "read_task", "tokenised"]
+__all__ = ["TASKS", "Corpus", "ShapedSource", "Task", "find_file", "read_task", "tokenised"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def read_task(task: Task, root: Path) -> dict[str, Pairs]:
     folder = root / task.folder
     if task.folder == "multi30k":
         names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-        return {s: read_parallel(*(_file(folder, f"{n}.{x}") for x in _sides(task))) for s, n in names.items()}
+        return {s: read_parallel(*(find_file(folder, f"{n}.{x}") for x in _sides(task))) for s, n in names.items()}
     if task.folder == "wmt-ende-10k":
         names = {"train": "train", "valid": "val", "test": "test"}
-        found = {s: read_parallel(*(_file(folder, f"{x}-{n}.txt") for x in _sides(task))) for s, n in names.items()}
+        found = {s: read_parallel(*(find_file(folder, f"{x}-{n}.txt") for x in _sides(task))) for s, n in names.items()}
         return {s: Pairs(*([html.unescape(t) for t in side] for side in pairs)) for s, pairs in found.items()}
-    pairs = read_parallel(_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
+    pairs = read_parallel(find_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
     return _by_hash(pairs)
 
 
@@ -71,7 +71,8 @@ def _sides(task: Task) -> tuple[str, str]:
     return task.source, task.target
 
 
-def _file(folder: Path, name: str) -> Path:
+def find_file(folder: Path, name: str) -> Path:
+    """The file of this name, plain or compressed."""
     for suffix in ("", ".gz", ".xz"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"

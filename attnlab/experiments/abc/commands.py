@@ -1,0 +1,225 @@
+"""The commands ``attnlab reproduce abc-...``; each writes its rows into a folder as it finds them.
+
+A folder can be filled on one machine and collected on another: ``--collect`` trains nothing, reads the folders that
+``--work`` names, scores translations where there are any, and writes the results file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attnlab.experiments._experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+
+def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
+    parser.add_argument(
+        "--work", type=Path, nargs="+", required=True, help="the folder of the run, or those to collect"
+    )
+    parser.add_argument("--out", type=Path, default=Path(f"results/{name}.json"), help="(default: %(default)s)")
+    parser.add_argument("--collect", action="store_true", help="train nothing: write the results from what is there")
+    parser.add_argument("--seconds", type=float, default=seconds, help="for training (default: %(default)s)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
+
+
+def _with(config: Any, changes: list[str]) -> Any:
+    """The config with KEY=JSON changes; a dot reaches into a setting that has settings."""
+    for change in changes:
+        key, _, text = change.partition("=")
+        outer, dot, inner = key.partition(".")
+        known = [f.name for f in dataclasses.fields(config)]
+        if outer not in known:
+            raise ValueError(f"{type(config).__name__} has no setting {outer!r}; it has {', '.join(known)}")
+        if dot:
+            config = dataclasses.replace(config, **{outer: _with(getattr(config, outer), [f"{inner}={text}"])})
+            continue
+        value = json.loads(text)
+        config = dataclasses.replace(config, **{outer: tuple(value) if isinstance(value, list) else value})
+    return config
+
+
+def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
+    """The part that a run writes into; settings and versions are noted beside it."""
+    import torch
+
+    from attnlab.experiments.abc.collecting import begin
+    from attnlab.experiments.parts import Part
+
+    # Matrices of float32 go through the tensor cores; everything compared here does so alike.
+    torch.backends.cuda.matmul.allow_tf32 = True
+    work = options.work[0]
+    begin(work, dataclasses.asdict(config))
+    return Part(work / f"part-{label}.json", keys=module.KEYS)
+
+
+def _collected(
+    options: argparse.Namespace, module: Any, score: Callable[[Path], dict[str, list[dict[str, Any]]]] | None = None
+) -> None:
+    from attnlab.experiments.abc.collecting import collect
+
+    made = {} if score is None else {work: score(work) for work in options.work}
+    collect(module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made)
+    print(f"wrote {options.out.resolve()}")
+
+
+def _lm_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-lm", 900)
+    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote")
+    parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
+
+
+def _lm(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import lm
+
+    if not options.collect:
+        config = _with(lm.AbcLmConfig(), options.set)
+        part = _started(options, lm, config, "-".join(options.tables))
+        for table in options.tables:
+            share = options.seconds / len(options.tables)
+            lm.run_table(table, config, corpus=_needed(options, "corpus"), part=part, seconds=share)
+    _collected(options, lm)
+
+
+def _mt_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-mt", 600)
+    parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
+    parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
+    parser.add_argument("--variants", nargs="+", default=["3a", "5", "7"], help="sets: 3a, 5, 7, few")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+
+
+def _mt(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import mt
+
+    config = _with(mt.AbcMtConfig(), options.set)
+    if not options.collect:
+        runs = [(t, v, s) for s in options.seed for t in options.task for v in options.variants]
+        part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
+        for task, variants, seed in runs:
+            mt.run_task(
+                task, config, root=options.data, part=part, out=options.work[0], seconds=options.seconds / len(runs),
+                wanted=variants, seed=seed,
+            )  # fmt: skip
+    _scored(options, mt, lambda work: mt.score(work, options.data))
+
+
+def _doc_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-doc-mt", 300)
+    parser.add_argument("--data", type=Path, required=True, help="the folder in which tagalog lies")
+    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+
+
+def _doc(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import doc_mt
+
+    config = _with(doc_mt.AbcDocMtConfig(), options.set)
+    if not options.collect:
+        part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
+        for seed in options.seed:
+            share = options.seconds / len(options.seed)
+            doc_mt.run_documents(config, root=options.data, part=part, out=options.work[0], seconds=share, seed=seed)
+    _scored(options, doc_mt, lambda work: doc_mt.score_documents(work, options.data, config))
+
+
+def _scored(options: argparse.Namespace, module: Any, score: Callable[[Path], dict[str, list[dict[str, Any]]]]) -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("sacrebleu") is None and not options.collect:
+        print("translations are written; run this again with --collect where sacrebleu is installed")
+        return
+    _collected(options, module, score)
+
+
+def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-mlm", 300)
+    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote")
+    parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks")
+    parser.add_argument("--model", type=Path, help="a BERT masked LM (default: the shipped one)")
+    parser.add_argument("--speed", action="store_true", help="only measure speed and memory")
+
+
+def _mlm(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import mlm
+    from attnlab.experiments.demo import SHIPPED
+
+    if not options.collect:
+        config = _with(mlm.AbcMlmConfig(), options.set)
+        part = _started(options, mlm, config, "speed" if options.speed else "mlm")
+        if options.speed:
+            mlm.measure_speed(part)
+        else:
+            mlm.run_mlm(
+                config, corpus=_needed(options, "corpus"), glue=_needed(options, "glue"),
+                model=options.model or SHIPPED, part=part, seconds=options.seconds,
+            )  # fmt: skip
+    _collected(options, mlm)
+
+
+def _decoding_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-decoding", 0)
+
+
+def _decoding(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import decoding
+
+    if not options.collect:
+        config = _with(decoding.AbcDecodingConfig(), options.set)
+        decoding.run_decoding(config, part=_started(options, decoding, config, "decoding"))
+    _collected(options, decoding)
+
+
+def _distill_arguments(parser: argparse.ArgumentParser) -> None:
+    _shared(parser, "abc-distill", 40)
+    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote: for a masked LM")
+    parser.add_argument("--model", type=Path, help="a BERT masked LM, or with --sampled a causal LM (default: shipped)")
+    parser.add_argument("--sampled", action="store_true", help="learn from texts that the model writes itself")
+    parser.add_argument("--spec", default="abc-mlp:slots=64", help="(default: %(default)s)")
+    parser.add_argument("--rates", action="store_true", help="only measure the speed of each stage")
+
+
+def _distill(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc import distillation
+    from attnlab.experiments.demo import SHIPPED
+    from attnlab.experiments.parts import best_device
+    from attnlab.hf import load_model
+
+    if not options.collect:
+        config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
+        name = "sampled" if options.sampled else "masked"
+        part = _started(options, distillation, config, f"{name}-rates" if options.rates else name)
+        folder = options.model or SHIPPED
+        model = load_model(folder).model.float().to(best_device())
+        if options.sampled:
+            subject = distillation.sampled_subject(model, options.spec, name=Path(folder).name)
+        else:
+            subject = distillation.masked_subject(model, options.spec, _needed(options, "corpus"))
+        run = distillation.measure_rates if options.rates else distillation.run_subject
+        run(subject, config, part=part)
+    _collected(options, distillation)
+
+
+def _needed(options: argparse.Namespace, name: str) -> Path:
+    given = getattr(options, name)
+    if given is None:
+        raise ValueError(f"--{name} is needed, unless results are only collected (--collect)")
+    return given
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "abc-lm": Experiment("ABC's Table 2: language models that differ in their attention.", _lm_arguments, _lm),
+    "abc-mt": Experiment("ABC's Tables 3a, 5 and 7: translation with bounded memories.", _mt_arguments, _mt),
+    "abc-doc-mt": Experiment("ABC's Table 3b: translation of documents.", _doc_arguments, _doc),
+    "abc-mlm": Experiment("ABC's Table 4: a masked LM converted, continued, fine-tuned.", _mlm_arguments, _mlm),
+    "abc-decoding": Experiment(
+        "ABC's Figures 1 and 2 and Table 6: what decoding costs.", _decoding_arguments, _decoding
+    ),
+    "abc-distill": Experiment(
+        "Conversion made affordable: distillation against continued training.", _distill_arguments, _distill
+    ),
+}

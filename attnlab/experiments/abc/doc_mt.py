@@ -1,0 +1,136 @@
+"""``attnlab reproduce abc-doc-mt``: Table 3b, translation of documents in windows of four sentences.
+
+Documents are built from aligned news in the order of publication (Tagalog and English, one sentence a line): every
+``document`` lines in a row are one, as the boundaries of articles are not marked. The last lines are held out. An
+instance is a sentence and the up to three before it in its document, on both sides, with a separator between them. At
+test time the model writes the whole window, so its target context is its own prediction, and the last sentence counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.data import Pairs, read_parallel
+from attnlab.experiments.abc.mt import AbcMtConfig, Variant, corpus_bleu, hypotheses_file, run_variants
+from attnlab.experiments.abc.pairs import Corpus, find_file, tokenised
+from attnlab.experiments.parts import Part
+
+__all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcDocMtConfig", "run_documents", "score_documents", "windows"]
+
+NAME = "abc-doc-mt"
+DATA = "tagalog-english"
+KEYS = {"training": ["data", "seed", "set"], "losses": ["data", "variant", "seed"], "table_3b": ["model", "seed"]}
+NOTES = {
+    "table_3b": "SacreBLEU of the last sentence of each window, Tagalog to English news (18,905 lines to learn from), "
+    "beam 5, length penalty 0.6, the last weights averaged; the paper's is IWSLT14 Spanish to English.",
+}
+
+
+@dataclass(frozen=True)
+class AbcDocMtConfig:
+    """Table 10's right column, scaled down."""
+
+    translation: AbcMtConfig = field(
+        default_factory=lambda: AbcMtConfig(
+            vocab=4000,
+            widths=(128, 176, 224, 288),
+            longest=320,
+            warmup=400,
+            streams=2,
+            decode_batch=120,
+            held_out=None,
+        )
+    )
+    window: int = 4
+    document: int = 20
+    held_out: int = 600
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= self.document:
+            raise ValueError(f"a window of {self.window} does not fit into a document of {self.document}")
+
+
+def _variants(longest: int) -> tuple[Variant, ...]:
+    specs = {"Linformer": f"abc-linformer:slots={{n}},length={longest}", "ABC_RD": "abc-random:slots={n}"}
+    specs["ABC_MLP"] = "abc-mlp:slots={n}"
+    rows = [Variant(m, 128, 64, s.format(n=128), s.format(n=64)) for m, s in specs.items()]
+    return (Variant("BASE"), *rows)
+
+
+VARIANTS = _variants(320)
+
+
+def windows(rows: Sequence[Sequence[int]], *, size: int, document: int, separator: int) -> list[np.ndarray]:
+    """Each row after the up to ``size`` - 1 rows before it in its document, with a separator between them.
+
+    >>> [w.tolist() for w in windows([[5], [6], [7, 8], [9]], size=2, document=3, separator=4)]
+    [[5], [5, 4, 6], [6, 4, 7, 8], [9]]
+    """
+    found = []
+    for i in range(len(rows)):
+        first = max(i - size + 1, i // document * document)
+        joined: list[int] = []
+        for row in rows[first : i + 1]:
+            joined += ([separator] if joined else []) + [int(t) for t in row]
+        found.append(np.array(joined, np.int64))
+    return found
+
+
+def read_documents(root: Path, config: AbcDocMtConfig) -> dict[str, Pairs]:
+    """train, valid and test, each a run of consecutive lines."""
+    lines = read_parallel(find_file(root / "tagalog", "Tagalog.txt"), find_file(root / "tagalog", "English.txt"))
+    cuts = [0, len(lines.source) - 2 * config.held_out, len(lines.source) - config.held_out, len(lines.source)]
+    return {
+        split: Pairs(lines.source[lo:hi], lines.target[lo:hi])
+        for split, lo, hi in zip(("train", "valid", "test"), cuts, cuts[1:], strict=False)
+    }
+
+
+def run_documents(config: AbcDocMtConfig, *, root: Path, part: Part, out: Path, seconds: float, seed: int = 0) -> None:
+    """Train the four models side by side and write what they say of the test set."""
+    plain = tokenised(read_documents(root, config), vocab=config.translation.vocab)
+    separator = plain.tokeniser.specials.mask
+    assert separator is not None
+    ids: Any = {
+        split: tuple(windows(side, size=config.window, document=config.document, separator=separator) for side in sides)
+        for split, sides in plain.ids.items()
+    }
+    # Table 5 alone needs translations of a validation set.
+    corpus = _LastSentence(plain.tokeniser, plain.texts, {**ids, "valid": ([], [])}, separator)
+    run_variants(DATA, VARIANTS, config.translation, corpus, part=part, out=out, seconds=seconds, label="3b", seed=seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _LastSentence(Corpus):
+    """Of what a model says only the last sentence is kept."""
+
+    separator: int
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        said = list(tokens)
+        while self.separator in said:
+            said = said[said.index(self.separator) + 1 :]
+        return super().decode(said)
+
+
+def score_documents(out: Path, root: Path, config: AbcDocMtConfig) -> dict[str, list[dict[str, Any]]]:
+    """Table 3b from the hypotheses below ``out``."""
+    references = read_documents(root, config)["test"].target
+    rows = []
+    for v in VARIANTS:
+        for path in sorted((out / DATA).glob(f"{v.key}.*.beam.txt")):
+            seed = int(path.name.split(".")[-3])
+            assert path == hypotheses_file(out, DATA, v, seed, "beam")
+            bleu = corpus_bleu(path.read_text(encoding="utf-8").splitlines(), references)
+            rows.append(
+                {
+                    "model": v.model, "cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": seed,
+                    "converged": bleu >= 1.0,
+                }
+            )  # fmt: skip
+    return {"table_3b": rows}
