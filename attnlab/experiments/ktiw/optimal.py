@@ -11,7 +11,7 @@ from attnlab.data import IGNORED
 from attnlab.dynamics import agreement, optimal_attention, random_agreement
 from attnlab.experiments.ktiw.corpora import Corpus
 from attnlab.experiments.ktiw.readings import examples, read
-from attnlab.experiments.ktiw.study import _model
+from attnlab.experiments.ktiw.study import make_model
 from attnlab.experiments.parts import best_device
 from attnlab.models.lstm import Translator
 from attnlab.provenance import write_json
@@ -26,7 +26,7 @@ NUMBERS = 1 << 26
 def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128) -> dict[str, Any]:
     """A(alpha_opt, beta) of the trained ``linear`` run on some validation sentences, and how near alpha_opt is."""
     device = best_device()
-    model = _model(corpus, "linear")
+    model = make_model(corpus, "linear")
     step = load_model(model, folder / "linear", which="best")
     assert isinstance(model, Translator)
     model.to(device).eval()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from attnlab.provenance import write_json
 from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
 
-__all__ = ["RUNS", "StudyConfig", "run_study", "study_config"]
+__all__ = ["RUNS", "StudyConfig", "make_model", "run_chosen", "run_study", "study_config"]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
 SPLITS = ("valid", "train")
@@ -110,7 +110,8 @@ class _Watch(Callback):
                     tau = kendall_tau(u[:n], v[:n], lengths=on.lengths[:n])
                     values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
         if isinstance(model, Translator):
-            _translations(model, self.on["valid"], moment.run_dir / f"hypotheses-{moment.step:06d}.npz")
+            for split, on in self.on.items():
+                _translations(model, on, moment.run_dir / f"{split}-{moment.step:06d}.npz")
             _record_sentence(model, self.on["valid"], self.words, moment, values)
         return values
 
@@ -182,15 +183,31 @@ def run_study(
     device = best_device()
     on = {split: examples(corpus, split, count=config.count, device=device, batch=128) for split in SPLITS}
     gold: dict[str, dict[str, Tensor]] = {split: {} for split in SPLITS}
-    if "uniform" in runs:
+    if "uniform" in runs and not (folder / "uniform" / "result.json").exists():
         _proxies(corpus, config, folder, on, gold, device)
+    # Table 10 is of classifiers, and they have no other output layer.
+    not_here = "linear" if corpus.kind == "classification" else "frozen"
     for number, run in enumerate(RUNS):
-        if run not in runs:
+        if run not in runs or run == not_here or (folder / run / "result.json").exists():
             continue
         if run in ("second", "uniform", "frozen") and "alpha" not in gold["valid"]:
             _gold(corpus, config, folder, on, gold, device, wait=wait)
         _train(corpus, config, run, config.seed + number, folder / run, on, gold)
     return folder
+
+
+def run_chosen(
+    corpora: Sequence[Corpus], work: Path | str, *, runs: tuple[str, ...], steps: int | None, batch: int | None
+) -> None:
+    """``run_study`` of several data sets, with other numbers of steps or examples where they are given."""
+    for corpus in corpora:
+        config = study_config(corpus)
+        config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
+        folder = run_study(corpus, work, config=config, runs=runs)
+        if "linear" in runs and corpus.kind == "translation" and not (folder / "optimal.json").exists():
+            from attnlab.experiments.ktiw.optimal import optimal_agreement
+
+            optimal_agreement(corpus, folder)
 
 
 def _train(
@@ -203,7 +220,7 @@ def _train(
     gold: dict[str, dict[str, Tensor]],
 ) -> None:
     torch.manual_seed(seed)
-    model = _model(corpus, run)
+    model = make_model(corpus, run)
     if run == "frozen":
         freeze_probe(model)
     x, y = corpus.train
@@ -228,7 +245,8 @@ def _train(
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
 
 
-def _model(corpus: Corpus, run: str) -> Classifier | Translator:
+def make_model(corpus: Corpus, run: str) -> Classifier | Translator:
+    """The model of a run: A.8's sizes, with uniform attention or a linear output layer where the run says so."""
     attention = "uniform" if run == "uniform" else "softmax"
     if corpus.kind == "classification":
         return Classifier(ClassifierConfig(vocab=corpus.vocab, attention=attention))
@@ -253,16 +271,20 @@ def _gold(
         if time.monotonic() > until:
             raise ValueError(f"{reference} holds no finished run; train it first: its attention is what others meet")
         time.sleep(1)
-    model = _model(corpus, "reference")
+    model = make_model(corpus, "reference")
     load_model(model, reference, which="best")
     model.to(device).eval()
     for split, examples_of in on.items():
         found = read(model, examples_of)
         gold[split] |= {"alpha": found.alpha, "delta": saliency(model, examples_of)}
-    chance = {
-        split: 100 * float(random_agreement(g["alpha"], g["delta"], lengths=on[split].lengths, shuffles=5).nanmean())
-        for split, g in gold.items()
-    }
+    chance = {}
+    for split, g in gold.items():
+        lengths = on[split].lengths
+        noise = torch.rand(g["alpha"].shape, generator=torch.Generator().manual_seed(0)).to(device)
+        n = config.tau_rows
+        tau = kendall_tau(g["alpha"][:n], noise[:n], lengths=lengths[:n])
+        chance[split] = 100 * float(random_agreement(g["alpha"], noise, lengths=lengths, shuffles=5).nanmean())
+        chance[f"{split}_tau"] = 100 * float(tau.nanmean())
     write_json(folder / "chance.json", chance)
 
 
