@@ -97,11 +97,11 @@ def _attend_segment(
 ) -> tuple[Tensor, Memory] | None:
     length = q.shape[2]
     q, k, v, log, value = _in_chunks(q, k, v, log, value, floor)
-    highest = torch.cat([start.reference[:, None], log.detach().amax(2)], 1).cummax(1).values.clamp_min(floor)
-    if not normalise:
-        highest = torch.zeros_like(highest)
-    reference, decay = highest[:, 1:], (highest[:, :-1] - highest[:, 1:]).exp()
-    alpha = (log - reference.unsqueeze(2)).exp() if value is None else value.masked_fill(log <= floor, 0)
+    reference = _references(log.detach(), start, floor) if normalise else torch.zeros_like(log[:, :, 0])
+    # The start's reference may be finer than a logit; any reference of a chunk is as good as another near it.
+    previous = torch.cat([start.reference[:, None] if normalise else reference[:, :1], reference[:, :-1]], 1)
+    decay = (previous - reference).exp().to(q.dtype)
+    alpha = (log - reference.unsqueeze(2)).exp().to(q.dtype) if value is None else value.masked_fill(log <= floor, 0)
     with torch.no_grad():
         empty = _empty(log, start.total > 0, floor)
         cum = None
@@ -114,7 +114,13 @@ def _attend_segment(
                 return None
     out, K, V, total = _Chunks.apply(q, k, v, alpha, start.k, start.v, start.total, cum, empty, decay, scale)
     out = out.unflatten(2, (-1, CHUNK)).transpose(1, 2).flatten(2, 3)[:, :, :length]
-    return out, Memory(K, V, total, reference[:, -1])
+    return out, Memory(K, V, total, reference[:, -1].to(start.reference.dtype))
+
+
+def _references(log: Tensor, start: Memory, floor: float) -> Tensor:
+    """The largest logit up to the end of each chunk, (b, chunks, n)."""
+    highest = torch.cat([start.reference[:, None].to(log.dtype), log.amax(2)], 1).cummax(1).values
+    return highest[:, 1:].clamp_min(floor)
 
 
 def _in_chunks(
@@ -245,8 +251,10 @@ class _Chunks(torch.autograd.Function):
         of_totals = torch.zeros_like(decay)
         if cum is not None:
             dcum = _over_heads((dR * R).addcmul_(ds, s)).sum(1).div_(cum).neg_()
-            of_totals = dcum.sum(1).view_as(decay)
-            dalpha.add_(dcum).add_(of_totals.view(b * chunks, 1, -1)).sub_(dcum.cumsum(1))
+            # Not the total less the sum before: that would lose small gradients of late tokens in large early ones.
+            later = dcum.flip(1).cumsum(1).flip(1)
+            of_totals = later[:, 0].reshape(decay.shape)
+            dalpha.add_(later)
         of_sums, of_start_total = _scan_back(of_totals.unsqueeze(-1), of_total.unsqueeze(-1), decay)
         dalpha.add_(of_sums.flatten(0, 1).mT)
         gradients = [t.unflatten(0, (b, chunks)) for t in (dq, dk, dv, dalpha)]

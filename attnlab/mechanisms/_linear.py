@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,29 +11,46 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.shapes import Float, Int
 
-__all__ = ["FeatureMap", "LinearCache", "linear_attention"]
+__all__ = ["FeatureMap", "Gate", "LinearCache", "linear_attention"]
 
 FeatureMap = Callable[[Tensor], Tensor]
 
 
+class Gate(NamedTuple):
+    """A past that fades: S_t = exp(``stays_t``) S_{t-1} + ``enters_t`` phi(k_t) [v_t, 1]^T."""
+
+    stays: Float[Tensor, "b g k"]
+    enters: Float[Tensor, "b g k"]
+
+
 def linear_attention(
-    call: AttentionCall, phi: FeatureMap, phi_k: FeatureMap | None = None, *, chunk: int = 128
+    call: AttentionCall,
+    phi: FeatureMap,
+    phi_k: FeatureMap | None = None,
+    gate: Gate | None = None,
+    *,
+    chunk: int = 128,
 ) -> Float[Tensor, "b h q e"]:
     """The kernel's attention with key padding and causality, holding features of one chunk and one (f, e) state.
 
     ``phi`` maps (..., d) to (..., f); keys use ``phi_k`` where it is given. Half precision is accumulated in float32.
     """
-    return _continued(call, phi, phi_k or phi, None, chunk)[0]
+    return _continued(call, phi, phi_k or phi, gate, state=None, chunk=chunk)[0]
 
 
 class LinearCache:
     """The ``LayerCache`` of a kernel with a feature map: sum_j phi(k_j) [v_j, 1]^T, whose size no length changes.
 
-    ``maps`` gives (phi of queries, phi of keys) for a call.
+    ``maps`` gives (phi of queries, phi of keys) for a call, ``gate`` its gate.
     """
 
-    def __init__(self, batch: int, maps: Callable[[AttentionCall], tuple[FeatureMap, FeatureMap]]) -> None:
-        self.batch, self.maps = batch, maps
+    def __init__(
+        self,
+        batch: int,
+        maps: Callable[[AttentionCall], tuple[FeatureMap, FeatureMap]],
+        gate: Callable[[AttentionCall], Gate | None] | None = None,
+    ) -> None:
+        self.batch, self.maps, self.gate = batch, maps, gate
         self.state: Tensor | None = None
 
     def attend(
@@ -44,7 +62,8 @@ class LinearCache:
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
             )
         mechanism.refuse(call)
-        out, self.state = _continued(call, *self.maps(call), self.state, 128)
+        gate = None if self.gate is None else self.gate(call)
+        out, self.state = _continued(call, *self.maps(call), gate, state=self.state, chunk=128)
         return call, out
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
@@ -55,7 +74,13 @@ class LinearCache:
 
 
 def _continued(
-    call: AttentionCall, phi: FeatureMap, phi_k: FeatureMap, state: Tensor | None, chunk: int
+    call: AttentionCall,
+    phi: FeatureMap,
+    phi_k: FeatureMap,
+    gate: Gate | None,
+    *,
+    state: Tensor | None,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
     """The output for keys that follow those summed up in ``state``, and the sum over all of them."""
     assert call.mask is None, "a general mask has no linear form"
@@ -64,7 +89,7 @@ def _continued(
     call = hide_unseen(call)
     # Autocast would round the running sums to half precision at every chunk.
     with torch.autocast(call.q.device.type, enabled=False):
-        sums = _Sums(call, phi_k, kind)
+        sums = _Sums(call, phi_k, gate, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional
         top, state = run(queries, sums, phi, call.offset, chunk, state)
@@ -76,34 +101,51 @@ def _continued(
 class _Sums:
     """Key features and values of a range of keys; hidden keys have features of zero, values end in a 1."""
 
-    def __init__(self, call: AttentionCall, phi_k: FeatureMap, kind: torch.dtype) -> None:
-        self.k, self.v, self.phi_k, self.kind = call.k, call.v, phi_k, kind
+    def __init__(self, call: AttentionCall, phi_k: FeatureMap, gate: Gate | None, kind: torch.dtype) -> None:
+        self.k, self.v, self.phi_k, self.gate, self.kind = call.k, call.v, phi_k, gate, kind
         self.hidden = None if call.key_visible is None else ~call.key_visible[:, None, :, None]
         self.length = call.k.shape[2]
 
-    def part(self, lo: int, hi: int) -> tuple[Tensor, Tensor]:
-        """(features (b, g, 1, c, f), values with a one appended (b, g, 1, c, e + 1)) of keys lo to hi."""
+    def part(self, lo: int, hi: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features (b, g, 1, c, f) and values with a one appended (b, g, 1, c, e + 1) of keys lo to hi.
+
+        With a gate also the logarithm (b, g, 1, c) of what is left, after each key, of the state before ``lo``.
+        """
         features = self.phi_k(self.k[:, :, lo:hi].to(self.kind))
         if self.hidden is not None:
             features = features.masked_fill(self.hidden[:, :, lo:hi], 0)
+        left = None
+        if self.gate is not None:
+            features = features * self.gate.enters[:, :, lo:hi, None].to(self.kind)
+            stays = self.gate.stays[:, :, lo:hi].to(self.kind)
+            if self.hidden is not None:
+                stays = stays.masked_fill(self.hidden[:, :, lo:hi, 0], 0)
+            left = stays.cumsum(-1).unsqueeze(2)
         v = self.v[:, :, lo:hi].to(self.kind)
-        return features.unsqueeze(2), torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1).unsqueeze(2)
+        return features.unsqueeze(2), torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1).unsqueeze(2), left
 
-    def state(self, lo: int, hi: int, chunk: int) -> Tensor:
-        """sum_j phi(k_j) [v_j, 1]^T over keys lo to hi; an empty range gives the zero state."""
-        features, values = self.part(lo, min(hi, lo + chunk))
-        total = features.mT @ values
-        for start in range(lo + chunk, hi, chunk):
-            features, values = self.part(start, min(hi, start + chunk))
-            total = total + features.mT @ values
-        return total
+    def added(self, state: Tensor | None, lo: int, hi: int, chunk: int) -> Tensor:
+        """The state after keys lo to hi; an empty range adds nothing."""
+        for start in range(lo, max(hi, lo + 1), chunk):
+            state = _after(state, *self.part(start, min(hi, start + chunk)))
+        assert state is not None
+        return state
+
+
+def _after(state: Tensor | None, features: Tensor, values: Tensor, left: Tensor | None) -> Tensor:
+    """sum_j phi(k_j) [v_j, 1]^T with these keys added."""
+    if left is not None and left.shape[-1]:
+        last = left[..., -1:]
+        features = features * (last - left).exp().unsqueeze(-1)
+        state = None if state is None else state * last.exp().unsqueeze(-1)
+    new = features.mT @ values
+    return new if state is None else state + new
 
 
 def _bidirectional(
     q: Tensor, sums: _Sums, phi: FeatureMap, _offset: int, chunk: int, before: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    state = sums.state(0, sums.length, chunk)
-    state = state if before is None else before + state
+    state = sums.added(before, 0, sums.length, chunk)
     return torch.cat([phi(part) @ state for part in q.split(chunk, dim=3)], dim=3), state
 
 
@@ -112,14 +154,19 @@ def _causal(
 ) -> tuple[Tensor, Tensor]:
     # Keys before `lead` are seen by every query that sees anything; after them queries and keys advance together.
     lead, blind = max(0, min(offset, sums.length)), max(0, min(-offset, q.shape[3]))
-    state = sums.state(0, lead, chunk)
-    state = state if before is None else before + state
+    state = sums.added(before, 0, lead, chunk)
     parts = [q.new_zeros(*q.shape[:3], blind, state.shape[-1])]
     for lo in range(blind, q.shape[3], chunk):
         fq = phi(q[..., lo : lo + chunk, :])
         first = max(0, lo + offset)
-        fk, values = sums.part(first, min(sums.length, first + fq.shape[3]))
+        fk, values, left = sums.part(first, min(sums.length, first + fq.shape[3]))
         ahead = torch.ones(fq.shape[3], fk.shape[3], dtype=torch.bool, device=q.device).triu(1)
-        parts.append((fq @ fk.mT).masked_fill(ahead, 0) @ values + fq @ state)
-        state = state + fk.mT @ values
+        kappa, of_state = (fq @ fk.mT).masked_fill(ahead, 0), fq @ state
+        if left is not None and left.shape[-1]:
+            # A query after the last key reads what that one left.
+            at = torch.cat([left, left[..., -1:].expand(*left.shape[:3], fq.shape[3] - left.shape[3])], -1)
+            fade = (at.unsqueeze(-1) - left.unsqueeze(-2)).masked_fill(ahead, 0)
+            kappa, of_state = kappa * fade.exp(), of_state * at.exp().unsqueeze(-1)
+        parts.append(kappa @ values + of_state)
+        state = _after(state, fk, values, left)
     return torch.cat(parts, dim=3), state

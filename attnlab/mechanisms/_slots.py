@@ -28,17 +28,23 @@ CHUNK = 16
 
 @dataclass(frozen=True, eq=False)
 class Control:
-    """What each token writes: log alpha, ``FLOOR`` where it writes nothing; ``value`` is alpha itself, if signed."""
+    """What each token writes: log alpha, ``FLOOR`` where it writes nothing; ``value`` is alpha itself, if signed.
+
+    A gate makes the past fade: ``faded`` is the logarithm of what is left, after the call, of what was there before it.
+    Then log alpha is relative to the call's start, grows with the tokens, and comes in float64.
+    """
 
     log: Float[Tensor, "#b #g k n"]
     value: Float[Tensor, "#b #g k n"] | None = None
+    faded: Float[Tensor, "b g"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class SlotState:
     """The memory after some tokens; its size does not depend on how many there were.
 
-    ``z`` is log sum alpha for each slot, ``FLOOR`` while it is empty. ``count`` is the visible tokens so far.
+    ``z`` is log sum alpha for each slot, ``FLOOR`` while it is empty; in float64, because it enters through differences
+    and its rounding would add up over the steps. ``count`` is the visible tokens so far.
     """
 
     k: Float[Tensor, "b g n d"]
@@ -69,7 +75,8 @@ class SlotMechanism(Mechanism):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call, c, _ = _prepared(self, call, None)
-        q, k = grouped(call.q, call.groups).to(c.log.dtype), call.k.to(c.log.dtype)
+        kind = torch.promote_types(call.q.dtype, torch.float32)
+        q, k = grouped(call.q, call.groups).to(kind), call.k.to(kind)
         if not call.causal:
             return ungrouped(_dense(q, k, c, _timing(self, call), call.softmax_scale)).to(call.q.dtype)
         index = torch.arange(k.shape[2], device=k.device)
@@ -160,11 +167,12 @@ def _prepared(
     if state is None:
         empty = torch.zeros(b, g, mech.slots, d + e, dtype=kind, device=call.q.device)
         none_yet = torch.zeros(b, dtype=torch.long, device=call.q.device)
-        state = SlotState(empty[..., :d], empty[..., d:], empty.new_full((b, g, mech.slots), FLOOR), none_yet)
+        z = torch.full((b, g, mech.slots), FLOOR, dtype=torch.float64, device=call.q.device)
+        state = SlotState(empty[..., :d], empty[..., d:], z, none_yet)
     seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
     places = seen.cumsum(-1) - 1 + state.count[:, None]
     c = mech.control(call, places)
-    log = c.log.to(kind)
+    log = c.log.to(torch.promote_types(c.log.dtype, kind))
     if call.key_visible is not None:
         log = log.masked_fill(~seen[:, None, :, None], FLOOR)
     log = log.expand(b, g, n_k, mech.slots)
@@ -196,7 +204,7 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:-1], 0)
     z = c.log.logsumexp(2, keepdim=True)
-    phi = _phi(c.log, c.value, z, c.log.logcumsumexp(2), when).unsqueeze(2)
+    phi = _phi(c.log, c.value, z, c.log.logcumsumexp(2), when).to(k.dtype).unsqueeze(2)
     memory = phi.mT @ k.unsqueeze(2)
     return _read(scale * q @ memory.mT, z.unsqueeze(2)) @ phi.mT
 
@@ -205,23 +213,35 @@ def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -
     # Autocast would round the memory to half precision at every step; the meta device knows no autocast.
     with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
         call, c, state = _prepared(mech, call, state)
-        kind, when, scale = c.log.dtype, _timing(mech, call), call.softmax_scale
+        kind = torch.promote_types(call.q.dtype, torch.float32)
+        when, scale = _timing(mech, call), call.softmax_scale
         q, k, v = grouped(call.q, call.groups).to(kind), call.k.to(kind), call.v.to(kind)
-        if call.causal:
+        # A single token reads after it is written, causal or not.
+        if call.causal and not (call.offset == 0 and call.sizes[2:] == (1, 1)):
             out, state = _causal(q, k, v, c, state, when, scale, call.offset)
         else:
             state = _written(k, v, c, state, when)
             P = _read(scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
             out = P @ state.v.unsqueeze(2)
+        if c.faded is not None:
+            state = replace(state, z=state.z + c.faded.unsqueeze(-1))
     return ungrouped(out).to(call.q.dtype), state
 
 
 def _written(k: Tensor, v: Tensor, c: Control, state: SlotState, when: str) -> SlotState:
     """The memory after these keys."""
-    logs = torch.cat([state.z.unsqueeze(2), c.log], 2)
-    z = logs.logsumexp(2)
-    phi = _phi(c.log, c.value, z.unsqueeze(2), logs.logcumsumexp(2)[:, :, 1:] if when == "write" else c.log, when)
-    keep = (state.z - z).exp().unsqueeze(-1) if when == "read" else 1
+    if c.log.shape[2] == 0:
+        return state
+    new = c.log.logsumexp(2).double()
+    z = torch.logaddexp(state.z, new)
+    if when == "read":
+        # Shares of the new tokens among themselves, then of all of them beside the past: both sum to 1.
+        share = (new - z).exp().to(k.dtype).masked_fill(new <= FLOOR / 2, 0)
+        phi = c.log.softmax(2).to(k.dtype) * share.unsqueeze(2)
+        keep: Tensor | int = (state.z - z).exp().to(k.dtype).unsqueeze(-1)
+    else:
+        own = torch.cat([state.z.unsqueeze(2), c.log], 2).logcumsumexp(2)[:, :, 1:] if when == "write" else c.log
+        phi, keep = _phi(c.log, c.value, z.unsqueeze(2), own, when).to(k.dtype), 1
     return replace(state, k=keep * state.k + phi.mT @ k, v=keep * state.v + phi.mT @ v, z=z)
 
 
@@ -272,21 +292,22 @@ def _at_once(q: Tensor, k: Tensor, v: Tensor, log: Tensor, *rest: Any) -> tuple[
     q, k, v, log, *value = (t.flatten(0, 1) for t in (q, k, v, log, *value))
     z = state.z.flatten(0, 1)
     # 1 as a number, with the gradient of exp(z).
-    one = (z - z.detach()).exp() if when == "read" else torch.ones_like(z)
+    one = ((z - z.detach()).exp() if when == "read" else torch.ones_like(z)).to(k.dtype)
     start = Memory(
         one.unsqueeze(-1) * state.k.flatten(0, 1),
         one.unsqueeze(-1) * state.v.flatten(0, 1),
         one.masked_fill(z <= FLOOR / 2, 0),
         z.detach(),
     )
-    done = attend_chunks(
-        q, k, v, log, value[0] if value else None, start, normalise=when == "read", scale=scale, floor=FLOOR / 2
-    )
+    own = value[0] if value and when == "none" else None
+    done = attend_chunks(q, k, v, log, own, start, normalise=when == "read", scale=scale, floor=FLOOR / 2)
     if done is None:
         return None
     out, memory = done
-    K, V, new_z = memory.k, memory.v, torch.cat([z.unsqueeze(1), log], 1).logsumexp(1) if when == "none" else z
-    if when == "read":
+    K, V = memory.k, memory.v
+    if when == "none":
+        new_z = torch.logaddexp(z, log.logsumexp(1).double())
+    else:
         total = memory.total.masked_fill(memory.total == 0, 1)
         new_z = (memory.reference + total.log()).masked_fill(memory.total == 0, FLOOR)
         K, V = K / total.unsqueeze(-1), V / total.unsqueeze(-1)
@@ -304,8 +325,9 @@ def _advance(
     log = c.log.unsqueeze(2).expand(-1, -1, n_q, -1, -1).masked_fill(~past[:, :, None], FLOOR)
     start = state.z[:, :, None]
     z = torch.cat([start.unsqueeze(3).expand(-1, -1, n_q, -1, -1), log], 3).logsumexp(3)
-    phi = _phi(log, None if c.value is None else c.value.unsqueeze(2), z.unsqueeze(3), z[:, :, None, :n_k], when)
-    keep = (start - z).exp() if when == "read" else torch.ones_like(z)
+    value = None if c.value is None else c.value.unsqueeze(2)
+    phi = _phi(log, value, z.unsqueeze(3), z[:, :, None, :n_k], when).to(k.dtype)
+    keep = ((start - z).exp() if when == "read" else torch.ones_like(z)).to(k.dtype)
     # (b, g, r, q, n) throughout; a key ahead may be as large as it likes.
     products = (q @ k.unsqueeze(2).mT).masked_fill(~past, 0)
     s = keep.unsqueeze(2) * (q @ state.k.unsqueeze(2).mT) + torch.einsum("bgrtk,bgtkn->bgrtn", products, phi)

@@ -16,6 +16,8 @@ from attnlab.shapes import Float, Int
 __all__ = ["ACTIVATIONS", "AbcMlp"]
 
 ACTIVATIONS = ("exp", "relu", "sigmoid")
+# Where a gate's logit starts: a token's weight is halved after about a hundred others.
+GATE = 5.0
 
 
 @register(
@@ -25,6 +27,7 @@ ACTIVATIONS = ("exp", "relu", "sigmoid")
         "abc-mlp:slots=3,activation=relu",
         "abc-mlp:slots=3,activation=sigmoid",
         "abc-mlp:slots=3,normalise=write",
+        "abc-mlp:slots=3,gate=true",
     ),
 )
 @dataclass(eq=False)
@@ -33,12 +36,16 @@ class AbcMlp(SlotMechanism, nn.Module):
 
     W_phi is made at the first call, from ``seed``; ``tied`` layers of a model share one. ``normalise`` is "read" for
     Appendix B.1 and "write" for footnote 5; they differ only when causal. A ReLU may leave a slot empty.
+
+    ``gate`` favours recent tokens (ABC, 4, after Peng et al., 2021): with gamma_t = sigmoid(w x_t + b) in each KV head,
+    K~_t = gamma_t K~_{t-1} + (1 - gamma_t) alpha_t (x) k_t, and so V~ and the sum of alpha.
     """
 
     slots: int = 32
     activation: str = "exp"
     normalise: str = "read"
     tied: bool = True
+    gate: bool = False
     seed: int = 0
 
     exempt = {
@@ -49,9 +56,14 @@ class AbcMlp(SlotMechanism, nn.Module):
         check_slots(self.slots, self.normalise)
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        if self.gate and self.normalise != "read":
+            raise ValueError(f"gate needs normalise='read': the sum of alpha must fade too, got {self.normalise!r}")
         nn.Module.__init__(self)
         self.weight: nn.Parameter | None
-        self.register_parameter("weight", None)
+        self.gate_weight: nn.Parameter | None
+        self.gate_bias: nn.Parameter | None
+        for name in ("weight", "gate_weight", "gate_bias"):
+            self.register_parameter(name, None)
 
     @property
     def tied_across_layers(self) -> bool:
@@ -74,11 +86,27 @@ class AbcMlp(SlotMechanism, nn.Module):
         matrix = self._matrix(call).to(kind)
         # One product for all heads: (b, k, m) @ (m, g * n).
         u = (x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
-        if self.activation == "exp":
-            return Control(u)
         if self.activation == "sigmoid":
-            return Control(logsigmoid(u))
-        return Control(torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR))
+            u = logsigmoid(u)
+        elif self.activation == "relu":
+            u = torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR)
+        return self._gated(u, call) if self.gate else Control(u)
+
+    def _gated(self, log: Float[Tensor, "b g k n"], call: AttentionCall) -> Control:
+        """alpha_i (1 - gamma_i) / prod_{j <= i} gamma_j; the product up to the reader is the same for all i."""
+        x = call.x
+        assert x is not None, "refused before"
+        groups, m = log.shape[1], x.shape[-1]
+        if self.gate_weight is None or self.gate_bias is None:
+            self.gate_weight = nn.Parameter(torch.zeros(groups, m, device=x.device))
+            self.gate_bias = nn.Parameter(torch.full((groups,), GATE, device=x.device))
+        # float64, because these logarithms add up over the whole sequence and only their differences matter.
+        u = (x.to(log.dtype) @ self.gate_weight.to(log.dtype).mT + self.gate_bias.to(log.dtype)).mT.double()
+        stays = logsigmoid(u)
+        if call.key_visible is not None:
+            stays = stays.masked_fill(~call.key_visible.unsqueeze(1), 0)
+        product = stays.cumsum(-1)
+        return Control(log + (logsigmoid(-u) - product).unsqueeze(-1), faded=stays.sum(-1))
 
     def _matrix(self, call: AttentionCall) -> Float[Tensor, "g n m"]:
         assert call.x is not None

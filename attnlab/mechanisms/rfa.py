@@ -6,53 +6,113 @@ import functools
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, normalize
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
-from attnlab.mechanisms._linear import LinearCache, linear_attention
+from attnlab.attention import (
+    AttentionCall,
+    Mechanism,
+    grouped,
+    hide_unseen,
+    normalise,
+    repeat_groups,
+    ungrouped,
+    visible,
+)
+from attnlab.mechanisms._linear import Gate, LinearCache, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
 __all__ = ["Rfa"]
 
+# Where a gate's logit starts: a token's weight is halved after about a hundred others.
+GATE = 5.0
 
-@register("rfa", examples=("rfa:features=257",))
-@dataclass(frozen=True)
-class Rfa(Mechanism):
+
+@register("rfa", examples=("rfa:features=257", "rfa:features=257,gate=true"))
+@dataclass(eq=False)
+class Rfa(Mechanism, nn.Module):
     """phi(x) = F^-1/2 [sin(R x), cos(R x)] with R normal, so that <phi(q), phi(k)> estimates exp(-|q - k|^2 / 2).
 
     Queries and keys are first brought to length 1 (Peng et al., 2021), which makes this exp(<q, k>) up to a factor
     that cancels, and leaves no part to the softmax's scale. Estimates may be negative where F is small, so W is a
-    distribution only in expectation. The same R serves every head, batch and call. The paper's gate is not here.
+    distribution only in expectation. The same R serves every head, batch and call.
+
+    ``gate`` favours recent tokens: with gamma_t = sigmoid(w x_t + b), learned for each KV head, the sums over keys are
+    S_t = gamma_t S_{t-1} + (1 - gamma_t) phi(k_t) (x) v_t.
     """
 
     features: int = 64
+    gate: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
             raise ValueError(f"features must be an int of at least 1, got {self.features!r}")
+        nn.Module.__init__(self)
+        self.weight: nn.Parameter | None
+        self.bias: nn.Parameter | None
+        self.register_parameter("weight", None)
+        self.register_parameter("bias", None)
+        if self.gate:
+            why = "each key/value head has its own gate, so repeating heads adds some"
+            self.exempt = {"grouped_queries_equal_repeated_keys": why}
 
     def cannot(self) -> dict[str, str]:
-        return {
+        refused = {
             "bias": "features of q and of k alone have no place for a bias of the pair",
             "mask": "the sums over keys are shared by all queries, or by prefixes; a general mask needs one for each",
         }
+        if self.gate:
+            refused["no-x"] = "the gate is computed from what the keys were made from; pass x="
+        return refused
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)
         q, k = self._phi(grouped(call.q, call.groups)), self._phi(call.k).unsqueeze(2)
         kappa, seen = ungrouped(q @ k.mT), visible(call)
+        gate = self._gate(call)
+        if gate is not None and call.k.shape[2]:
+            # The product of gamma from a key to the reader, up to a factor of the reader's that cancels.
+            stays = gate.stays if call.key_visible is None else gate.stays.masked_fill(~call.key_visible[:, None], 0)
+            before = stays.double().cumsum(-1)
+            at = before[:, :, -1:, None]
+            if call.causal:
+                last = torch.arange(q.shape[3], device=q.device) + call.offset
+                at = before[:, :, last.clamp(0, before.shape[-1] - 1), None]
+            since = (at - before.unsqueeze(2)).clamp(max=0).exp().to(kappa) * gate.enters.unsqueeze(2).to(kappa)
+            kappa = kappa * repeat_groups(since, call.groups)
         return normalise(kappa if seen is None else kappa.masked_fill(~seen, 0)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Linear in the keys."""
-        return linear_attention(call, self._phi)
+        return linear_attention(call, self._phi, gate=self._gate(call))
 
     def make_cache(self, batch: int, _capacity: int) -> LinearCache:
         """An empty past of constant size."""
-        return LinearCache(batch, lambda call: (self._phi, self._phi))
+        return LinearCache(batch, lambda call: (self._phi, self._phi), self._gate)
+
+    def _gate(self, call: AttentionCall) -> Gate | None:
+        if not self.gate:
+            return None
+        x, groups = hide_unseen(call).x, call.k.shape[1]
+        assert x is not None, "refused before"
+        if x.shape[1] != call.k.shape[2]:
+            raise ValueError(
+                f"the gate needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}; "
+                "decode with make_cache(), which keeps the sums and not the keys"
+            )
+        if self.weight is None or self.bias is None:
+            self.weight = nn.Parameter(torch.zeros(groups, x.shape[-1], device=x.device))
+            self.bias = nn.Parameter(torch.full((groups,), GATE, device=x.device))
+        if self.weight.shape != (groups, x.shape[-1]):
+            raise ValueError(
+                f"the gate was made for (key/value heads, width of x) = {tuple(self.weight.shape)}, this call needs "
+                f"{(groups, x.shape[-1])}; make a mechanism for each shape"
+            )
+        kind = torch.promote_types(x.dtype, torch.float32)
+        u = (x.to(kind) @ self.weight.to(kind).mT + self.bias.to(kind)).mT
+        return Gate(logsigmoid(u), (-u).sigmoid())
 
     def _phi(self, t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
         kind = torch.promote_types(t.dtype, torch.float32)

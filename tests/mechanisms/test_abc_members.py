@@ -145,6 +145,44 @@ def test_mlp_by_hand(activation: str) -> None:
         assert_close(mech(replace(call, causal=True)), column(0, 16))
 
 
+def test_a_gate_lets_the_past_fade() -> None:
+    """gamma = 1/2, one slot, alpha = 1: v~_t = (v~_{t-1} z_{t-1} / 2 + v_t / 2) / z_t, z_t = z_{t-1} / 2 + 1/2."""
+    call = even(8, 16, 4, causal=True)
+    mech = AbcMlp(slots=1, gate=True)
+    mech(call)
+    assert mech.weight is not None
+    assert mech.gate_bias is not None
+    with torch.no_grad():
+        mech.weight.zero_()
+        mech.gate_bias.zero_()
+    # Weights 1; 1/3, 2/3; 1/7, 2/7, 4/7.
+    expected = column(8, 40 / 3, (8 + 32 + 16) / 7)
+    assert_close(mech(call), expected)
+    assert_close(mech.weights(call) @ call.v, expected)
+    rfa = al.mechanism("rfa:features=64,gate=true")
+    rfa(call)
+    with torch.no_grad():
+        rfa.bias.zero_()
+    # Keys of zero: phi is the same for all of them.
+    assert_close(rfa(call), expected)
+    with pytest.raises(ValueError, match="gate needs normalise='read'"):
+        AbcMlp(gate=True, normalise="write")
+
+
+def test_a_gate_is_exact_over_a_long_text() -> None:
+    """After 20,000 tokens the product of gates is exp(-14,000), and a slot still is the mean of the last few."""
+    length = 20_000
+    v = torch.arange(float(length))[None, None, :, None]
+    call = al.AttentionCall(torch.ones_like(v), torch.zeros_like(v), v, x=v[:, 0] * 0, causal=True)
+    mech = AbcMlp(slots=1, gate=True)
+    mech(replace(call, q=v[:, :, :1], k=v[:, :, :1], v=v[:, :, :1], x=v[:, 0, :1]))
+    with torch.no_grad():
+        mech.gate_bias.zero_()
+        out = mech(call)
+    # sum_i i 2^-i = 2: the mean lies one token back.
+    assert_close(out[0, 0, 100:, 0], v[0, 0, 100:, 0] - 1)
+
+
 def test_mlp_learns_per_kv_head_and_is_rebuilt_the_same() -> None:
     call = replace(self_call(length=7, heads=6, groups=2), causal=True)
     mech, again = al.mechanism("abc-mlp:slots=5"), al.mechanism("abc-mlp:slots=5")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.mechanisms import _chunked, _slots
+from attnlab.mechanisms._chunked import attend_chunks
 from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, SlotState, one_hot, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
 from tests.conformance.calls import padding, self_call
@@ -20,6 +23,7 @@ CAUSAL = (
     "abc-mlp:slots=3,activation=relu",
     "abc-mlp:slots=3,activation=sigmoid",
     "abc-mlp:slots=3,normalise=write",
+    "abc-mlp:slots=3,gate=true",
     "abc-random:slots=3",
     "abc-linformer:slots=3,length=128",
     "abc-compressive:slots=3,length=128",
@@ -144,7 +148,7 @@ def test_prefill_then_steps_equal_the_whole(spec: str, first: int, dtype: torch.
         parts.append(out)
     assert_close(torch.cat(parts, 2), whole)
     _, at_once = prefill(mech, call)
-    assert_close(state.z, at_once.z)
+    assert_close(state.z, at_once.z, dtype=dtype)
     assert state.count.tolist() == [5, 6]
 
 
@@ -208,6 +212,64 @@ def test_a_falling_control_keeps_the_first_tokens() -> None:
     assert_close(Logits(slots=1)(call), torch.full_like(v, 7))
     # And rising: always the newest.
     assert_close(Logits(slots=1)(replace(call, x=-x)), v + 7)
+
+
+@pytest.mark.parametrize(("jump", "at_once"), [(30.0, True), (60.0, False), (1e4, False)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_jump_in_the_control_is_exact_in_either_form(
+    jump: float, at_once: bool, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token 40 outweighs all before it; chunks that would lose those are worked off one by one."""
+    tried = []
+
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        tried.append(attend_chunks(*arguments, **settings))
+        return tried[-1]
+
+    monkeypatch.setattr(_slots, "attend_chunks", noted)
+    call = replace(self_call(torch.float32, length=150, heads=4, groups=groups), causal=True)
+    x = torch.randn(2, 150, 2)
+    x[:, 40:, 1] += jump
+    leaves = [t.detach().requires_grad_() for t in (call.q, call.k, call.v, x)]
+    fast = replace(call, **dict(zip(("q", "k", "v", "x"), leaves, strict=True)))
+    out = Logits()(fast)
+    assert [t is not None for t in tried] == [at_once]
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    dense = replace(call, **dict(zip(("q", "k", "v", "x"), exact, strict=True)))
+    expected = Logits().weights(dense) @ exact[2].repeat_interleave(groups, 1)
+    assert_close(out, expected, dtype=torch.float32)
+    probe = torch.randn_like(out)
+    gradients = torch.autograd.grad(out, leaves, probe)
+    for name, a, b in zip("qkvx", gradients, torch.autograd.grad(expected, exact, probe.double()), strict=True):
+        # Gradients are sums over up to 150 tokens.
+        torch.testing.assert_close(a.double(), b, rtol=2e-4, atol=2e-4, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_segments_carry_the_memory_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU with a long text: 3 segments of one chunk each, the last one not full."""
+    call = replace(self_call(length=150), causal=True, key_visible=torch.rand(2, 150) > 0.2)
+    mech = AbcMlp(slots=5)
+    leaves = [t.detach().requires_grad_() for t in (call.q, call.k, call.v, call.x)]
+    call = replace(call, **dict(zip(("q", "k", "v", "x"), leaves, strict=True)))
+    whole = mech(call)
+    probe = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, leaves, probe)
+    monkeypatch.setitem(_chunked.ROWS, "cpu", 1)
+    assert_close(mech(call), whole)
+    for a, b in zip(torch.autograd.grad(mech(call), leaves, probe), expected, strict=True):
+        assert_close(a, b)
+
+
+def test_early_tokens_keep_their_weight_over_100_000() -> None:
+    """One slot, equal control: the last output is the mean of all, and the first token's share of it is 1e-5."""
+    length = 100_000
+    v = torch.zeros(1, 1, length, 1)
+    v[0, 0, 0] = length
+    call = al.AttentionCall(v * 0, v * 0, v, x=torch.zeros(1, length, 1), causal=True)
+    out = Logits(slots=1)(call)[0, 0, :, 0]
+    assert_close(out, length / torch.arange(1.0, length + 1))
+    _, state = prefill(Logits(slots=1), call)
+    assert_close(state.v.flatten(), torch.ones(1))
 
 
 def test_the_state_does_not_grow() -> None:
