@@ -11,7 +11,7 @@ from attnlab.kernels._abc_output import read_states
 from attnlab.kernels._abc_plan import Plan, Units, units_of
 from attnlab.kernels._abc_state import scan_back, scan_states, write_states
 
-__all__ = ["Extras", "Grads", "State", "chunks_backward", "chunks_forward", "gathered", "make_states", "scan_sums", "seeded"]
+__all__ = ["Extras", "Grads", "State", "chunks_backward", "chunks_forward", "empty_state", "gathered", "make_states", "scan_sums", "seeded"]
 
 State = tuple[Tensor, Tensor, Tensor]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -27,7 +27,8 @@ def make_states(
     g, n_k, d = k.shape[1:]
     n = s.shape[3]
     states = torch.empty(units.count, g, 2, n, d, dtype=kind, device=k.device)
-    zs = torch.empty(2, units.count, g, n, dtype=torch.float32, device=k.device)
+    zs = torch.empty(units.count, g, n, dtype=torch.float32, device=k.device)
+    prefix = torch.empty_like(zs)
     tile = min(plan.wide, plan.BD, 64)
     if units.count:
         write_states[(units.count, g, triton.cdiv(d, tile))](
@@ -37,15 +38,20 @@ def make_states(
             VARLEN=units.table is not None, MASKED=visible is not None, CT=plan.CT, PREC=plan.PREC,
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
-    last = torch.empty(2, units.sequences, g, n, d, dtype=torch.float32, device=k.device)
-    last_z = torch.empty(units.sequences, g, n, dtype=torch.float32, device=k.device)
+    last = empty_state(units.sequences, g, n, d, k.device)
     first_k, first_v, first_z = first or (None, None, None)
     rows = _rows(units.sequences * g, n, plan)
     scan_states[(units.sequences * g, triton.cdiv(n, rows), 2)](
-        states, zs, zs[1], first_k, first_v, first_z, last[0], last[1], last_z, units.bounds, units.per_row, g, n,
+        states, zs, prefix, first_k, first_v, first_z, *last, units.bounds, units.per_row, g, n,
         D=d, BN=rows, BD=plan.wide, VARLEN=units.table is not None, STARTED=first is not None, STAGES=4, num_warps=4,
     )  # fmt: skip
-    return states, zs[1], (last[0], last[1], last_z)
+    return states, prefix, last
+
+
+def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device) -> State:
+    """Room for K~, V~ and z."""
+    k = torch.empty(rows, heads, slots, d, dtype=torch.float32, device=device)
+    return k, torch.empty_like(k), torch.empty(rows, heads, slots, dtype=torch.float32, device=device)
 
 
 def scan_sums(

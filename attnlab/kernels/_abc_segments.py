@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnlab.kernels._abc_along import back_along, mix_along, score_along, sum_along
-from attnlab.kernels._abc_launch import Extras, Grads, State, gathered, make_states, scan_sums, seeded
+from attnlab.kernels._abc_launch import Extras, Grads, State, empty_state, gathered, make_states, scan_sums, seeded
 from attnlab.kernels._abc_plan import Plan, Units, segment_size, units_of
 
 __all__ = ["segments_backward", "segments_forward"]
@@ -22,9 +22,8 @@ def segments_forward(
     units = _segments(q, plan, cu_seqlens)
     alone = _alone(units)
     if alone:
-        states = prefix = q.new_empty(0)
-        ends = torch.empty(2, b, g, n, d, dtype=torch.float32, device=q.device)
-        last = (ends[0], ends[1], torch.empty(b, g, n, dtype=torch.float32, device=q.device))
+        states, prefix = q.new_empty(0), q.new_empty(0)
+        last = empty_state(b, g, n, d, q.device)
     else:
         states, prefix, last = make_states(k, v, s, extras, units, plan, torch.float32)
     out = torch.empty_like(q)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
+from attnlab.kernels._abc_decode import fold_and_read
 from attnlab.kernels._abc_launch import Extras, Grads, State, chunks_backward, chunks_forward
 from attnlab.kernels._abc_plan import plan_for
 from attnlab.kernels._abc_segments import segments_backward, segments_forward
 
-__all__ = ["abc_attention"]
+__all__ = ["abc_attention", "abc_step"]
 
 
 def forward(
@@ -81,3 +83,31 @@ def abc_attention(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out, *last = _Abc.apply(q, k, v, control, *first, key_visible, cu_seqlens, causal, scale)
     return out, tuple(last)
+
+
+def abc_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    control: Tensor,
+    state: State,
+    *,
+    scale: float | None = None,
+    key_visible: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """The output for one more token; ``state`` (K~, V~, z) and ``count`` are updated in place, in one launch."""
+    b, h, _, d = q.shape
+    g, n = control.shape[1], control.shape[3]
+    out = torch.empty_like(q)
+    wide, heads = triton.next_power_of_2(d), triton.next_power_of_2(h // g)
+    padded = triton.next_power_of_2(n)
+    tile = max(1, min(padded, 8192 // (wide * heads)))
+    fold_and_read[(b, g)](
+        q, k, v, control, key_visible, *state, count, out,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2],
+        g, n, q.shape[-1] ** -0.5 if scale is None else scale,
+        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
+        MASKED=key_visible is not None, COUNTED=count is not None, num_warps=4 if tile * wide <= 4096 else 8,
+    )  # fmt: skip
+    return out
