@@ -17,27 +17,40 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["sparse_simplex"]
 
-# Supports of up to SMALL points are searched by full sweeps of swaps, over chains that start from the CHAINS nearest
-# and the CHAINS heaviest points, fewer of them where more than CROWD keys are seen; larger supports swap one point.
+# Supports of up to SMALL points are searched by full sweeps of swaps, in chains that start from the nearest and the
+# heaviest points; larger supports swap one point.
 SMALL, SWEEPS = 4, 2
-CHAINS, CHAINS_CROWDED, CROWD = 12, 2, 64
 # Points tried at each growth or swap.
 CANDIDATES = 3
+# Rows that see more keys than this are searched with less effort.
+CROWD = 64
+
+
+@dataclass(frozen=True)
+class _Effort:
+    """Chains from the nearest and from the heaviest points, and how many points get a closer look at each slot."""
+
+    chains: int
+    promising: int
+
+
+EFFORT, EFFORT_CROWDED = _Effort(chains=12, promising=CROWD), _Effort(chains=2, promising=16)
 
 
 @dataclass
 class _Problem:
-    """m problems: points (m's own group of k), targets, who may be chosen, and |v_i - o|^2."""
+    """m problems: points (m's own group of k), targets, who may be chosen, |v_i - o|^2, how many get a closer look."""
 
     points: Float[Tensor, "g k e"]
     target: Float[Tensor, "g n e"]
     seen: Bool[Tensor, "g n k"]
     far: Float[Tensor, "g n k"]
+    promising: int
 
     def repeat(self, copies: int) -> _Problem:
         """Every problem ``copies`` times, side by side."""
         target, seen, far = (t.repeat_interleave(copies, 1) for t in (self.target, self.seen, self.far))
-        return _Problem(self.points, target, seen, far)
+        return _Problem(self.points, target, seen, far, self.promising)
 
 
 @dataclass
@@ -63,36 +76,43 @@ def sparse_simplex(
     beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
     crowded = seen.sum(-1) > CROWD
     # A row's effort depends on that row alone, whatever it shares a batch with.
-    for rows, chains in ((crowded, CHAINS_CROWDED), (~crowded, CHAINS)):
-        columns = rows.any(0).nonzero().squeeze(1)
-        if columns.numel():
+    for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
+        # Fewer rows at once where there are more chains, for the same memory.
+        at_once = max(1, target.shape[1] * EFFORT_CROWDED.chains // effort.chains)
+        for columns in rows.any(0).nonzero().squeeze(1).split(at_once):
             at = (slice(None), columns)
-            found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, chains)
+            found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
             take = rows[at].unsqueeze(-1)
             keys[at] = torch.where(take, found.keys, keys[at])
             beta[at] = torch.where(take, found.beta, beta[at])
     return keys, beta
 
 
-def _search(target: Tensor, points: Tensor, seen: Tensor, alpha: Tensor, r: int, chains: int) -> _Solution:
+def _search(target: Tensor, points: Tensor, seen: Tensor, alpha: Tensor, r: int, effort: _Effort) -> _Solution:
     far = points.square().sum(-1).unsqueeze(1) - 2 * target @ points.mT + target.square().sum(-1, keepdim=True)
-    problem = _Problem(points, target, seen, far.clamp_min(0).masked_fill(~seen, torch.inf))
-    heaviest = alpha.masked_fill(~seen, -1).sort(dim=-1, descending=True, stable=True).indices
-    nearest = problem.far.sort(dim=-1, stable=True).indices
+    problem = _Problem(points, target, seen, far.clamp_min(0).masked_fill(~seen, torch.inf), effort.promising)
+    heaviest = _first(alpha.masked_fill(~seen, -1), max(r, effort.chains), descending=True)
+    nearest = _first(problem.far, effort.chains)
     best = _alone(problem, nearest[..., :1])
     # Chains keep their first point while they grow, so that their ends differ.
-    anchors = torch.cat([nearest[..., :chains], heaviest[..., :chains]], -1)
+    anchors = torch.cat([nearest, heaviest[..., : effort.chains]], -1)
     copies = anchors.shape[-1]
     many = problem.repeat(copies)
     chain = _alone(many, anchors.flatten(1).unsqueeze(-1))
     for size in range(2, r + 1):
         grown = _try_slot(problem, _widen(best), torch.full_like(best.keys[..., :1], size - 1))
-        best = _better(grown, _refit(problem, heaviest[..., :size], seen.gather(-1, heaviest[..., :size]), None))
+        top = heaviest[..., :size]
+        best = _better(grown, _refit(points, target, top, seen.gather(-1, top), None))
         best = _swap(problem, best)
         if size <= SMALL:
             chain = _try_slot(many, _widen(chain), torch.full_like(chain.keys[..., :1], size - 1))
             best = _better(best, _best_of(_swap(many, chain), copies))
     return best
+
+
+def _first(rank: Float[Tensor, "g n k"], count: int, *, descending: bool = False) -> Int[Tensor, "g n c"]:
+    """The first ``count`` in order, ties to the lowest index, without the memory of the rest."""
+    return rank.sort(dim=-1, descending=descending, stable=True).indices[..., :count].clone()
 
 
 def _alone(problem: _Problem, keys: Int[Tensor, "g n 1"]) -> _Solution:
@@ -142,79 +162,92 @@ def _swap(problem: _Problem, s: _Solution) -> _Solution:
 
 def _try_slot(problem: _Problem, s: _Solution, slot: Int[Tensor, "g n 1"]) -> _Solution:
     """The best of ``s`` and of its copies with another point in one slot; the points tried promise most on a line."""
-    size, n_k = s.keys.shape[-1], problem.far.shape[-1]
     without = s.filled.scatter(-1, slot, False)
-    rest = _refit(problem, s.keys, without, s.beta)
-    gain = _gain(problem, rest, exact=size <= SMALL)
+    rest = _refit(problem.points, problem.target, s.keys, without, s.beta)
+    gain = _gain(problem, rest)
     gain = gain.scatter_reduce(-1, s.keys, torch.where(s.filled, -1.0, torch.inf).double(), "amin")
-    tried = min(CANDIDATES, n_k)
-    promise, keys = gain.topk(tried, dim=-1)
-    for c in range(tried):
-        if not (promise[..., c] > 0).any():
-            break
-        other = s.keys.scatter(-1, slot, keys[..., c : c + 1])
-        filled = without.scatter(-1, slot, promise[..., c : c + 1] > 0)
-        s = _better(s, _refit(problem, other, filled, rest.beta))
-    return s
+    tried = min(CANDIDATES, gain.shape[-1])
+    if s.keys.shape[-1] > SMALL:
+        promise, keys = gain.topk(tried, dim=-1)
+    elif gain.shape[-1] <= problem.promising:
+        promise, keys = _with_whole_support(problem, rest, None, gain).topk(tried, dim=-1)
+    else:
+        gain, some = gain.topk(problem.promising, dim=-1)
+        promise, place = _with_whole_support(problem, rest, some, gain).topk(tried, dim=-1)
+        keys = some.gather(-1, place)
+
+    def copies(t: Tensor) -> Tensor:
+        return t.repeat_interleave(tried, 1)
+
+    at = copies(slot)
+    other = copies(s.keys).scatter(-1, at, keys.flatten(1).unsqueeze(-1))
+    filled = copies(without).scatter(-1, at, (promise > 0).flatten(1).unsqueeze(-1))
+    found = _refit(problem.points, copies(problem.target), other, filled, copies(rest.beta))
+    return _better(s, _best_of(found, tried))
 
 
-def _gain(problem: _Problem, s: _Solution, *, exact: bool) -> Float[Tensor, "g n k"]:
-    """How much the squared error falls on the way from the solution to each point; -1 where none may go.
-
-    ``exact``: where all weights on the support and the point stay positive, how much it falls with the best of them.
-    """
+def _gain(problem: _Problem, s: _Solution) -> Float[Tensor, "g n k"]:
+    """How much the squared error falls on the way from the solution to each point; -1 where none may go."""
     x = _residual(problem, s)
     square = x.square().sum(-1, keepdim=True)
     toward = x @ problem.points.mT - (x * problem.target).sum(-1, keepdim=True)
     fall, length = square - toward, square - 2 * toward + problem.far
     t = (fall / length.clamp_min(1e-300)).clamp(0, 1)
     gain = 2 * t * fall - t.square() * length
-    if exact:
-        gain = torch.maximum(gain, square - _error_with(problem, s))
     # With nothing chosen yet, the gain of a point is how near it is.
     alone = problem.far.masked_fill(~problem.seen, 0).amax(-1, keepdim=True) + 1 - problem.far
     gain = torch.where(s.filled.any(-1, keepdim=True), gain, alone)
     return gain.masked_fill(~problem.seen, -1)
 
 
-def _error_with(problem: _Problem, s: _Solution) -> Float[Tensor, "g n k"]:
-    """The squared error on the support and each point in turn; infinite where a weight would be negative.
+def _with_whole_support(
+    problem: _Problem, s: _Solution, keys: Int[Tensor, "g n m"] | None, gain: Float[Tensor, "g n m"]
+) -> Float[Tensor, "g n m"]:
+    """``gain`` of these keys (None: all), or more: the fall with the best weights on the support and the point.
+
+    Where these are not all positive, ``gain`` stands.
 
     With C = K + s 11^T bordered by one point, min y^T C y = 1 / 1^T C^-1 1 by Schur's complement.
     """
     active = s.beta > 0
-    m = _chosen(problem, s.keys).masked_fill(~active.unsqueeze(-1), 0)
+    m = _chosen(problem.points, problem.target, s.keys).masked_fill(~active.unsqueeze(-1), 0)
     scale = problem.far.masked_fill(~problem.seen, 0).amax(-1)[..., None, None].clamp_min(1e-300)
     ones = active.double().unsqueeze(-1)
     eye = torch.eye(m.shape[-2], dtype=m.dtype, device=m.device)
     system = m @ m.mT / scale + ones * ones.mT + torch.where(active, 1e-13, 1.0).unsqueeze(-1) * eye
-    border = m @ problem.points.mT.unsqueeze(1) - (m @ problem.target.unsqueeze(-1))
+    if keys is None:
+        far = problem.far.masked_fill(~problem.seen, 0)
+        border = m @ problem.points.mT.unsqueeze(1) - m @ problem.target.unsqueeze(-1)
+    else:
+        new = _chosen(problem.points, problem.target, keys)
+        far, border = new.square().sum(-1), m @ new.mT
     border = border / scale + ones
-    root, _ = torch.linalg.cholesky_ex(system)
-    solved = torch.cholesky_solve(torch.cat([ones, border], -1), root)
+    solved = _solve(system, torch.cat([ones, border], -1))
     one, border_solved = solved[..., :1], solved[..., 1:]
-    corner = problem.far / scale.squeeze(-1) + 1 - (border * border_solved).sum(-2)
-    new = (1 - border_solved.sum(-2)) / corner.clamp_min(1e-13)
-    old = one - border_solved * new.unsqueeze(-2)
-    total = old.sum(-2) + new
-    feasible = (new > 0) & (total > 0) & ((old > 0) | ~active.unsqueeze(-1)).all(-2) & problem.seen
-    error = (1 / total - 1) * scale.squeeze(-1)
-    return error.clamp_min(0).masked_fill(~feasible, torch.inf)
+    corner = far / scale.squeeze(-1) + 1 - (border * border_solved).sum(-2)
+    weight = (1 - border_solved.sum(-2)) / corner.clamp_min(1e-13)
+    old = one - border_solved * weight.unsqueeze(-2)
+    total = old.sum(-2) + weight
+    feasible = (weight > 0) & (total > 0) & ((old > 0) | ~active.unsqueeze(-1)).all(-2) & (gain >= 0)
+    error = ((1 / total - 1) * scale.squeeze(-1)).clamp_min(0)
+    square = _residual(problem, s).square().sum(-1, keepdim=True)
+    better = torch.maximum(gain, square - error)
+    return torch.where(feasible & s.filled.any(-1, keepdim=True), better, gain)
 
 
-def _chosen(problem: _Problem, keys: Int[Tensor, "g n s"]) -> Float[Tensor, "g n s e"]:
+def _chosen(points: Tensor, target: Tensor, keys: Int[Tensor, "g n s"]) -> Float[Tensor, "g n s e"]:
     """v_i - o of the chosen points."""
     g = torch.arange(keys.shape[0], device=keys.device)[:, None, None]
-    return problem.points[g, keys] - problem.target.unsqueeze(2)
+    return points[g, keys] - target.unsqueeze(2)
 
 
 def _residual(problem: _Problem, s: _Solution) -> Float[Tensor, "g n e"]:
-    return (s.beta.unsqueeze(-2) @ _chosen(problem, s.keys)).squeeze(-2)
+    return (s.beta.unsqueeze(-2) @ _chosen(problem.points, problem.target, s.keys)).squeeze(-2)
 
 
-def _refit(problem: _Problem, keys: Tensor, filled: Tensor, beta: Tensor | None) -> _Solution:
+def _refit(points: Tensor, target: Tensor, keys: Tensor, filled: Tensor, beta: Tensor | None) -> _Solution:
     """The best weights on the filled slots, from ``beta`` (empty slots count as zero) or from nothing."""
-    m = _chosen(problem, keys)
+    m = _chosen(points, target, keys)
     gram = (m @ m.mT).flatten(0, 1)
     usable = filled.flatten(0, 1)
     start = torch.zeros_like(gram[..., 0]) if beta is None else beta.flatten(0, 1) * usable
@@ -262,6 +295,19 @@ def _affine_minimum(k: Tensor, active: Tensor, scale: Tensor) -> Tensor:
     both = active.unsqueeze(-1) & active.unsqueeze(-2)
     eye = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
     system = torch.where(both, k / scale + 1, eye) + 1e-13 * eye
-    root, _ = torch.linalg.cholesky_ex(system)
-    y = torch.cholesky_solve(active.to(k.dtype).unsqueeze(-1), root).squeeze(-1)
+    y = _solve(system, active.to(k.dtype).unsqueeze(-1)).squeeze(-1)
     return y / y.sum(-1, keepdim=True)
+
+
+def _solve(system: Float[Tensor, "*m s s"], right: Float[Tensor, "*m s c"]) -> Float[Tensor, "*m s c"]:
+    """system^-1 right for positive definite systems: many small ones are eliminated at once, not one after another."""
+    size = system.shape[-1]
+    if size > 8:
+        return torch.cholesky_solve(right, torch.linalg.cholesky_ex(system)[0])
+    # The many lie innermost, so that every step is one long vector operation.
+    both = torch.cat([system, right], -1).flatten(0, -3).permute(1, 2, 0).contiguous()
+    for j in range(size):
+        line = both[j, j + 1 :] / both[j, j].clamp_min(1e-15)
+        both[:, j + 1 :] -= both[:, j, None] * line
+        both[j, j + 1 :] = line
+    return both[:, size:].permute(2, 0, 1).reshape(right.shape)

@@ -20,6 +20,9 @@ __all__ = ["ValueAware", "value_aware_distance"]
 
 CPU_CHUNK = 1 << 20
 GPU_CHUNK = 1 << 24
+# The search holds some 300 bytes for every key of a query.
+CPU_SEARCH = 1 << 17
+GPU_SEARCH = 1 << 23
 
 
 @register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
@@ -72,11 +75,9 @@ class ValueAware(Mechanism):
         return self.r == "d+1" or int(self.r) > call.v.shape[-1] or int(self.r) >= call.k.shape[2]
 
     def _chunks(self, call: AttentionCall) -> list[AttentionCall]:
-        budget = CPU_CHUNK if call.q.device.type == "cpu" else GPU_CHUNK
-        if not self._exact(call) and self.r != 1:
-            # The search holds some numbers for every key and every chosen key of a query.
-            budget //= max(1, int(self.r) // 8)
-        return query_chunks(call, budget)
+        searched = self.r != 1 and not self._exact(call)
+        budgets = (CPU_SEARCH, GPU_SEARCH) if searched else (CPU_CHUNK, GPU_CHUNK)
+        return query_chunks(call, budgets[call.q.device.type != "cpu"])
 
     def _weights(self, part: AttentionCall) -> Float[Tensor, "b h q k"]:
         if self._exact(part):
