@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -23,7 +23,7 @@ from attnlab.hf.contexts import record
 from attnlab.hf.convert import CONTAINER, is_converted
 from attnlab.hf.interface import installed_in
 from attnlab.loss import IGNORED
-from attnlab.trace import Trace
+from attnlab.trace import Kind, Trace
 
 __all__ = ["Distillation", "Lesson", "distill", "layer_error"]
 
@@ -109,11 +109,11 @@ def distill(
     return lessons
 
 
-def layer_error(trace: Trace, mechanisms: dict[tuple[str, int], Mechanism]) -> Tensor:
+def layer_error(trace: Trace, mechanisms: Mapping[tuple[Kind, int], Mechanism]) -> Tensor:
     """The mean over these layers of |(W - W^) v|^2 / |W v|^2, W^ by the mechanisms on the recorded calls."""
     errors = []
     for (kind, layer), mech in mechanisms.items():
-        taught = trace[kind, layer]  # type: ignore[index]
+        taught = trace[kind, layer]
         difference = (mech(taught.call) - taught.output).float()
         weight = _query_weight(taught.call)
         size = (taught.output.float().square() * weight).sum()

@@ -1,13 +1,14 @@
-"""Causal slots by four products of (length, length) matrices: at a few hundred tokens the fastest form on a GPU.
+"""Causal slots and kernels by products of (length, length) matrices: at a few hundred tokens fastest on a GPU.
 
-With E = exp(log alpha - its largest), Z = the sums of E over each prefix and A = tril(scale q k^T):
-P = softmax((A E) / Z), W = tril((P / Z) E^T). What the linear forms gain in memory they lose in launches.
+Slots: with E = exp(log alpha - its largest), Z = the sums of E over each prefix and A = tril(scale q k^T):
+P = softmax((A E) / Z), W = tril((P / Z) E^T). Kernels: W = tril(phi(q) phi(k)^T), its rows divided by their sums.
+What the linear forms gain in memory they lose in launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.hf.interface import installed_in
+from attnlab.mechanisms._linear import LinearCache
 from attnlab.mechanisms._slots import FLOOR, SlotMechanism
+from attnlab.mechanisms.kernelized import Kernelized
+from attnlab.mechanisms.rfa import Rfa
+from attnlab.mechanisms.t2r import T2R
 from attnlab.models.attention import attentions
 from attnlab.shapes import Float
 
-__all__ = ["DenseSlots", "dense_slots"]
+__all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
 
 
 class DenseSlots(Mechanism, nn.Module):
@@ -44,7 +49,8 @@ class DenseSlots(Mechanism, nn.Module):
         if not call.causal or call.offset or self.inner.normalise == "write" or call.sizes[2] != call.sizes[3]:
             return self.inner(call)
         call = hide_unseen(call)
-        E, Z = _written(self.inner, call)
+        with _full_precision(call):
+            E, Z = _written(self.inner, call)
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
         q, k, v = grouped(call.q, call.groups), call.k.unsqueeze(2), call.v.unsqueeze(2)
         E, Z = E.unsqueeze(2), Z.unsqueeze(2)
@@ -57,6 +63,39 @@ class DenseSlots(Mechanism, nn.Module):
         P = s.float().softmax(-1).masked_fill(empty, 0) * share
         W = (P.to(E.dtype) @ E.mT).masked_fill(~past, 0)
         return ungrouped(W.to(v.dtype) @ v).to(call.q.dtype)
+
+
+class DenseKernel(Mechanism, nn.Module):
+    """A kernel with a feature map (RFA, T2R, elu) in the dense form where it is causal."""
+
+    def __init__(self, inner: Mechanism) -> None:
+        nn.Module.__init__(self)
+        self.inner = inner
+
+    def cannot(self) -> dict[str, str]:
+        return self.inner.cannot()
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        return self.inner.reference(call)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """The output; features are made in float32 and multiplied in the precision of the call."""
+        if not call.causal or call.offset or call.key_visible is not None or call.sizes[2] != call.sizes[3]:
+            return self.inner(call)
+        cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)  # type: ignore[attr-defined]
+        phi, phi_k = cache.maps(call)
+        past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
+        with _full_precision(call):
+            q, k = phi(grouped(call.q, call.groups)).to(call.q.dtype), phi_k(call.k).unsqueeze(2).to(call.q.dtype)
+        kappa = (q @ k.mT).masked_fill(~past, 0)
+        total = kappa.sum(-1, keepdim=True, dtype=torch.float32)
+        out = (kappa @ call.v.unsqueeze(2)) / total.masked_fill(total == 0, 1)
+        return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype)
+
+
+def _full_precision(call: AttentionCall) -> AbstractContextManager[Any]:
+    """Controls, features and sums are made in float32, as in the linear forms; the products are not."""
+    return torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False)
 
 
 def _written(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b g k n"], Float[Tensor, "b g k n"]]:
@@ -81,17 +120,19 @@ def _prefix_sums(t: Tensor) -> Float[Tensor, "b g k n"]:
 
 
 @contextmanager
-def dense_slots(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's slot mechanisms run in the dense form; parameters stay where they are.
+def dense_attention(model: nn.Module) -> Iterator[None]:
+    """Inside, the model's slots and kernels run in the dense form; parameters stay where they are.
 
     The model is one of ours, or a Hugging Face model that was converted.
     """
     places: list[Any] = [*attentions(model), *(i for m in model.modules() if (i := installed_in(m)) is not None)]
-    places = [place for place in places if isinstance(place.mechanism, SlotMechanism)]
     own = [place.mechanism for place in places]
     try:
         for place, mech in zip(places, own, strict=True):
-            _put(place, DenseSlots(mech))
+            if isinstance(mech, SlotMechanism):
+                _put(place, DenseSlots(mech))
+            elif isinstance(mech, (Rfa, T2R)) or (isinstance(mech, Kernelized) and mech.kernel == "elu"):
+                _put(place, DenseKernel(mech))
         yield
     finally:
         for place, mech in zip(places, own, strict=True):

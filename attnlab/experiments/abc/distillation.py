@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attnlab.data import IGNORED, Blocks, MlmSource
-from attnlab.experiments.abc.dense import dense_slots
+from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.parts import Part
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.hf import convert
@@ -85,7 +85,8 @@ def sampled_subject(
     model: Any, spec: str, *, name: str, rows: int = 2048, length: int = 256, batch: int = 64, held_out: int = 128
 ) -> Subject:
     """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
-    device, written = next(model.parameters()).device, []
+    device = next(model.parameters()).device
+    written: list[Tensor] = []
     first = torch.full((min(512, rows), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
@@ -126,14 +127,14 @@ METHODS = tuple(STAGES)
 def run_subject(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
     """Every method for equally many seconds, from the same converted model."""
     start = convert(subject.model, subject.spec, copy=True)
-    with dense_slots(start):
+    with dense_attention(start):
         ends = held_out_loss(subject.model, subject), held_out_loss(start, subject)
     part.row("ends", subject=subject.name, spec=subject.spec, teacher=ends[0], converted=ends[1])
     for method in config.methods or METHODS:
         if part.has("summary", subject=subject.name, method=method):
             continue
         student = copy.deepcopy(start)
-        with dense_slots(student):
+        with dense_attention(student):
             _run_method(method, subject, student, config, part, ends)
 
 
@@ -170,7 +171,7 @@ def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDi
 def measure_rates(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
     """Table ``rates``; run it on a GPU that does nothing else."""
     student = convert(subject.model, subject.spec, copy=True)
-    with dense_slots(student):
+    with dense_attention(student):
         for stage in ("labels", "layers", "model"):
             seconds = step_seconds(stage, subject, student, config)
             part.row("rates", subject=subject.name, stage=stage, milliseconds=1000 * seconds)

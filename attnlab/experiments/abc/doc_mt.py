@@ -40,7 +40,8 @@ class AbcDocMtConfig:
             vocab=4000,
             widths=(128, 176, 224, 288),
             longest=320,
-            warmup=400,
+            tokens=8192,
+            steps=100_000,
             streams=2,
             decode_batch=120,
             held_out=None,
@@ -65,7 +66,7 @@ def _variants(longest: int) -> tuple[Variant, ...]:
 VARIANTS = _variants(320)
 
 
-def windows(rows: Sequence[Sequence[int]], *, size: int, document: int, separator: int) -> list[np.ndarray]:
+def windows(rows: Sequence[Any], *, size: int, document: int, separator: int) -> list[np.ndarray]:
     """Each row after the up to ``size`` - 1 rows before it in its document, with a separator between them.
 
     >>> [w.tolist() for w in windows([[5], [6], [7, 8], [9]], size=2, document=3, separator=4)]

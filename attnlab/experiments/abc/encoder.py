@@ -43,7 +43,7 @@ def from_bert(theirs: Any) -> Transformer:
     encoder: Any = ours.encoder
     own_head: Any = ours.head
     with torch.no_grad():
-        ours.tokens.weight.copy_(e.word_embeddings.weight)  # type: ignore[union-attr, operator]
+        ours.tokens.weight.copy_(e.word_embeddings.weight)  # type: ignore[operator]
         encoder.positions.weight.copy_(e.position_embeddings.weight + e.token_type_embeddings.weight[:1])
         _copy(encoder.embed_norm, e.LayerNorm)
         for block, layer in zip(encoder.blocks, theirs.bert.encoder.layer, strict=True):

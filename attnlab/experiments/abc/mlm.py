@@ -77,6 +77,7 @@ class AbcMlmConfig:
     seeds: Mapping[str, tuple[int, ...]] | None = None
     epochs: Mapping[str, float] | None = None
     tune_length: int = 128
+    # Twice as many where the training set is large.
     tune_batch: int = 32
     tune_lr: float = 1e-4
     # Examples of a task; None: all.
@@ -119,9 +120,10 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             loss = masked_loss(some[v.key], stores, config)
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
     every = {(v, True): models[v.key] for v in VARIANTS} | {(v, False): before[v.key] for v in VARIANTS}
-    for task in sorted(config.tasks, key=lambda t: t == "SST-2"):
-        for seed in config.seeds_of(task):
-            _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
+    # Every task once, then the other seeds: where time runs out, what there is covers all tasks.
+    runs = [(seed, task) for task in config.tasks for seed in config.seeds_of(task)]
+    for seed, task in sorted(runs, key=lambda run: run[0]):
+        _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
 
 
 def _converted(base: Transformer, variant: Variant) -> Transformer:
@@ -155,7 +157,8 @@ def _fine_tune(
 ) -> None:
     rows = {split: read_glue(glue, TASKS[task], split)[: config.tune_limit] for split in ("train", "dev")}
     examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
-    source = _Wide(GlueSource(examples["train"], config.tune_batch, config.tune_length, False, 2, seed))
+    size = config.tune_batch * (2 if task == "SST-2" else 1)
+    source = _Wide(GlueSource(examples["train"], size, config.tune_length, False, 2, seed))
     steps = max(1, round(config.epochs_of(task) * source.source.steps_per_epoch))
     models = {
         f"{v.key}-{continued}": Classifier(encoder, classes=2, seed=seed)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnlab.data.parallel import padded
-from attnlab.experiments.abc.dense import dense_slots
+from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.fit import fit
 from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part, best_device
@@ -42,6 +42,10 @@ NAME = "abc-mt"
 KEYS = {
     "training": ["data", "seed", "set"],
     "losses": ["data", "variant", "seed"],
+    "table_3a": ["model", "cross", "causal", "seed"],
+    "table_3a_other": ["data", "model", "cross", "causal", "seed"],
+    "table_5": ["cross", "causal", "seed"],
+    "table_7": ["model", "cross", "causal", "seed"],
 }
 NOTES = {
     "table_3a": "SacreBLEU on Multi30k's test set of 2016, English to German; beam 5, length penalty 0.6, the last "
@@ -115,8 +119,10 @@ class AbcMtConfig:
     layers: int = 3
     hidden: int = 1024
     dropout: float = 0.3
-    tokens: int = 8192
-    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    tokens: int = 4096
+    # The same for all models that are compared, as long as the time suffices.
+    steps: int = 3000
+    widths: tuple[int, ...] = (24, 36, 56)
     lr: float = 2e-3
     warmup: int = 400
     label_smoothing: float = 0.1
@@ -201,13 +207,14 @@ def run_variants(
 
     with ExitStack() as stack:
         for model in models.values():
-            stack.enter_context(dense_slots(model))
+            stack.enter_context(dense_attention(model))
         found = fit(
             models,
             source,
             term=Translation(label_smoothing=config.label_smoothing),
             recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
             schedule=Schedule("inverse_sqrt", warmup=config.warmup),
+            steps=config.steps,
             seconds=seconds,
             streams=config.streams,
             every=source.steps_per_epoch,
@@ -240,7 +247,7 @@ def _translate_all(
     if corpus.ids["valid"][0]:
         greedy = translate(model, corpus, corpus.ids["valid"][0][: config.held_out], beams=1, config=config)
         _write(hypotheses_file(out, name, v, seed, "greedy"), greedy)
-    # dense_slots is over: the names in a snapshot are those of the dense form.
+    # dense_attention is over: the names in a snapshot are those of the dense form.
     model.load_state_dict({n.replace(".inner", ""): t for n, t in average(snapshots).items()})
     best = translate(model, corpus, corpus.ids["test"][0][: config.held_out], beams=config.beams, config=config)
     _write(hypotheses_file(out, name, v, seed, "beam"), best)
