@@ -138,8 +138,15 @@ def _install(
     }
     placed = [(mech, site) for mech, sites in groups.values() for site in sites]
     switch_for_good(model, on=True)
-    for mech, site in placed:
-        install(site.module, Installed(mech, site.kind, site.layer, site.name, drop_bias))
+    installed = {
+        (site.kind, site.layer): Installed(mech, site.kind, site.layer, site.name, drop_bias) for mech, site in placed
+    }
+    for (kind, layer), mine in installed.items():
+        after = installed.get((kind, layer + 1))
+        if after is not None and all(hasattr(one.mechanism, "memory_after") for one in (mine, after)):
+            mine.hands_on = after.handed = {}
+    for _, site in placed:
+        install(site.module, installed[site.kind, site.layer])
     try:
         _run_once(model, example)
         # Parameters made at the first call are there now.

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -83,8 +83,10 @@ class Installed:
     layer: int
     name: str
     drop_bias: bool = False
-    # The memories of the layers of this kind, by layer, where the mechanism reads the previous layer's.
-    memories: dict[int, Tensor] | None = None
+    # By thread, what the layer before has handed on; the object is shared with it. None where nothing comes.
+    handed: dict[int, Tensor] | None = None
+    # The same towards the next layer.
+    hands_on: dict[int, Tensor] | None = None
     given: Given = field(default_factory=dict)
     hook: Any = None
 
@@ -275,6 +277,8 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
             attended = out.transpose(1, 2)
         else:
             try:
+                if installed is not None and mech is installed.mechanism:
+                    call = _with_memory(installed, call)
                 if memory is None:
                     attended = mech(call)
                 else:
@@ -290,6 +294,23 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         return attended.transpose(1, 2).contiguous(), weights
 
     return attend
+
+
+def _with_memory(installed: Installed, call: AttentionCall) -> AttentionCall:
+    """The call with the previous layer's memory, if the mechanism reads it (LUNA), and this layer's handed on."""
+    thread = threading.get_ident()
+    if call.k.shape[2] == 0:
+        return call
+    if installed.handed is not None:
+        if thread not in installed.handed:
+            raise ValueError(
+                f"{installed.mechanism!r} reads the previous layer's memory, but that layer has not just run; turn off "
+                "gradient checkpointing, which runs layers alone"
+            )
+        call = replace(call, memory=installed.handed.pop(thread).to(call.q.dtype))
+    if installed.hands_on is not None:
+        installed.hands_on[thread] = installed.mechanism.memory_after(call)  # type: ignore[attr-defined]
+    return call
 
 
 def _chosen(live: _Live | None, installed: Installed | None, dropped: float) -> tuple[Mechanism, bool]:

@@ -18,7 +18,18 @@ from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, un
 from attnlab.mechanisms._chunked import Memory, attend_chunks
 from attnlab.shapes import Float, Int
 
-__all__ = ["FLOOR", "Control", "SlotCache", "SlotMechanism", "SlotState", "check_slots", "one_hot", "prefill", "step"]
+__all__ = [
+    "FLOOR",
+    "Control",
+    "SlotCache",
+    "SlotMechanism",
+    "SlotState",
+    "check_slots",
+    "one_hot",
+    "places_of",
+    "prefill",
+    "step",
+]
 
 # The logarithm of nothing. Finite, because differences of infinities are NaN and so are their gradients.
 FLOOR = -1e30
@@ -51,6 +62,9 @@ class SlotState:
     v: Float[Tensor, "b g n e"]
     z: Float[Tensor, "b g n"]
     count: Int[Tensor, " b"]
+
+
+Fused = tuple[Tensor, SlotState] | None
 
 
 class SlotMechanism(Mechanism):
@@ -92,6 +106,10 @@ class SlotMechanism(Mechanism):
         """Time and memory linear in the keys, forward and backward."""
         return _attend(self, call, None)[0]
 
+    def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
+        """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
+        return None
+
     def make_cache(self, batch: int, _capacity: int) -> SlotCache:
         """An empty past of constant size."""
         return SlotCache(batch)
@@ -112,7 +130,14 @@ class SlotCache:
             raise ValueError(
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
             )
-        out, self.state = prefill(mechanism, call) if self.state is None else step(mechanism, call, self.state)
+        # The state is this cache's own.
+        fused = None if self.state is None else mechanism.fused(call, self.state, in_place=True)
+        if fused is not None:
+            out, self.state = fused
+        elif self.state is None:
+            out, self.state = prefill(mechanism, call)
+        else:
+            out, self.state = step(mechanism, call, self.state)
         return call, out
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
@@ -142,6 +167,13 @@ def check_slots(slots: int, normalise: str = "read") -> None:
         raise ValueError(f"normalise must be one of {', '.join(NORMALISE)}, got {normalise!r}")
 
 
+def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
+    """The number of each key among the visible ones, from 0; what that of a hidden key is does not matter."""
+    if call.key_visible is not None:
+        return call.key_visible.cumsum(-1) - 1
+    return torch.arange(call.k.shape[2], device=call.q.device).expand(call.k.shape[0], -1)
+
+
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
     """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
     mine = slot[..., None] == torch.arange(slots, device=slot.device)
@@ -169,14 +201,14 @@ def _prepared(
         none_yet = torch.zeros(b, dtype=torch.long, device=call.q.device)
         z = torch.full((b, g, mech.slots), FLOOR, dtype=torch.float64, device=call.q.device)
         state = SlotState(empty[..., :d], empty[..., d:], z, none_yet)
-    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
-    places = seen.cumsum(-1) - 1 + state.count[:, None]
+    places = places_of(call) + state.count[:, None]
     c = mech.control(call, places)
     log = c.log.to(torch.promote_types(c.log.dtype, kind))
+    new = torch.full_like(state.count, n_k)
     if call.key_visible is not None:
-        log = log.masked_fill(~seen[:, None, :, None], FLOOR)
-    log = log.expand(b, g, n_k, mech.slots)
-    return call, replace(c, log=log), replace(state, count=state.count + seen.sum(-1))
+        log = log.masked_fill(~call.key_visible[:, None, :, None], FLOOR)
+        new = call.key_visible.sum(-1)
+    return call, replace(c, log=log.expand(b, g, n_k, mech.slots)), replace(state, count=state.count + new)
 
 
 def _timing(mech: SlotMechanism, call: AttentionCall) -> str:
@@ -210,6 +242,9 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 
 
 def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
+    fused = mech.fused(call, state)
+    if fused is not None:
+        return fused
     # Autocast would round the memory to half precision at every step; the meta device knows no autocast.
     with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
         call, c, state = _prepared(mech, call, state)

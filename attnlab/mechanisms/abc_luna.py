@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots
+from attnlab.attention import AttentionCall, hide_unseen
+from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, check_slots, places_of
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
 
@@ -18,7 +18,8 @@ __all__ = ["AbcLuna", "MemoryMechanism"]
 class MemoryMechanism(SlotMechanism, nn.Module):
     """phi_i = [softmax(X~ X^T)]_{:, i}, X~ the previous layer's memory, X the layer's input (ABC, Eq. 16).
 
-    ``call.memory`` is X~, (batch, slots, width of x); a first layer, which is given none, has a learned one.
+    ``call.memory`` is X~, (batch, slots, width of x); a first layer, which is given none, has a learned one. A model
+    hands ``memory_after(call)`` on to the next layer.
     """
 
     seed: int
@@ -40,7 +41,21 @@ class MemoryMechanism(SlotMechanism, nn.Module):
         if x.shape[1] != call.k.shape[2]:
             raise ValueError(f"the control needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}")
         kind = torch.promote_types(x.dtype, torch.float32)
+        if x.shape[1] == 0:
+            # A cross-attention's later steps bring nothing to write.
+            return x.new_zeros(x.shape[0], 0, self.slots, dtype=kind)
         return x.to(kind) @ self._memory(call).to(kind).mT * x.shape[-1] ** -0.5
+
+    def memory_after(self, call: AttentionCall) -> Float[Tensor, "b n m"]:
+        """X~ of this layer: sum_i phi_i (x) x_i, each slot a mean of the inputs by the same control."""
+        self.refuse(call)
+        call = hide_unseen(call)
+        assert call.x is not None, "refused before"
+        log = self.control(call, places_of(call)).log[:, 0]
+        if call.key_visible is not None:
+            log = log.masked_fill(~call.key_visible.unsqueeze(-1), FLOOR)
+        phi = log.softmax(1).masked_fill(log <= FLOOR / 2, 0)
+        return (phi.mT @ call.x.to(phi.dtype)).to(call.x.dtype)
 
     def _memory(self, call: AttentionCall) -> Tensor:
         assert call.x is not None

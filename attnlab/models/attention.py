@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -15,7 +16,14 @@ from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Attention", "Observer", "attentions", "make_mechanisms", "put_mechanism", "swapped"]
+__all__ = ["Attention", "Carried", "Observer", "attentions", "make_mechanisms", "put_mechanism", "swapped"]
+
+
+@dataclass
+class Carried:
+    """The memory that one layer hands on to the next, where its mechanism has one (LUNA, shared workspace)."""
+
+    memory: Tensor | None = None
 
 
 class Attention(nn.Module):
@@ -43,6 +51,7 @@ class Attention(nn.Module):
         positions: Int[Tensor, "#b q"],
         key_visible: Bool[Tensor, "b k"] | None = None,
         cache: LayerCache | None = None,
+        carried: Carried | None = None,
     ) -> Float[Tensor, "b q m"]:
         """Self-attention; with a cache, ``h`` is the new tokens and ``key_visible`` covers the old ones too."""
         q, k, v = (self._split(t) for t in self.qkv(h).chunk(3, dim=-1))
@@ -51,6 +60,7 @@ class Attention(nn.Module):
         new_visible = key_visible if key_visible is None else key_visible[:, -k.shape[2] :]
         # Under autocast h is wider than q.
         call = AttentionCall(q, k, v, x=h.to(q.dtype), key_visible=new_visible, causal=self.kind == "decoder")
+        call = self._hand_on(call, carried)
         if cache is None:
             return self._finish(call, self.mechanism(call))
         return self._finish(*cache.attend(self.mechanism, call, key_visible=key_visible))
@@ -62,6 +72,7 @@ class Attention(nn.Module):
         source: Float[Tensor, "b k m"],
         source_visible: Bool[Tensor, "b k"] | None = None,
         cache: SourceCache | None = None,
+        carried: Carried | None = None,
     ) -> Float[Tensor, "b q m"]:
         """Cross-attention: queries from ``h``, keys and values from ``source``, made once where there is a cache."""
         (q,) = self._project(h, 0, 1)
@@ -78,7 +89,7 @@ class Attention(nn.Module):
                 cache.state = self.make_cache(h.shape[0], source.shape[1])
             else:
                 cache.k, cache.v = k, v
-        call = AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible)
+        call = self._hand_on(AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible), carried)
         if cache is not None and cache.state is not None:
             return self._finish(*cache.state.attend(self.mechanism, call, key_visible=source_visible))
         return self._finish(call, self.mechanism(call))
@@ -87,6 +98,16 @@ class Attention(nn.Module):
         """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
         own = getattr(self.mechanism, "make_cache", None)
         return KeyValueCache(capacity) if own is None else own(batch, capacity)
+
+    def _hand_on(self, call: AttentionCall, carried: Carried | None) -> AttentionCall:
+        """The call with the previous layer's memory; this layer's takes its place for the next."""
+        make = getattr(self.mechanism, "memory_after", None)
+        if carried is None or make is None or call.k.shape[2] == 0:
+            return call
+        if carried.memory is not None:
+            call = replace(call, memory=carried.memory.to(call.q.dtype))
+        carried.memory = make(call)
+        return call
 
     def _project(self, t: Float[Tensor, "b n m"], first: int, last: int) -> list[Float[Tensor, "b h n d"]]:
         """Those of q, k and v (0, 1, 2) from ``first`` up to ``last``."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from attnlab.attention import Mechanism
-from attnlab.models.attention import Attention, attentions, make_mechanisms
+from attnlab.models.attention import Attention, Carried, attentions, make_mechanisms
 from attnlab.models.cache import Cache, LayerCache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig
 from attnlab.models.converting import convert_attention
@@ -82,14 +82,19 @@ class Block(nn.Module):
         source: Source | None = None,
         cache: LayerCache | None = None,
         source_cache: SourceCache | None = None,
+        carried: tuple[Carried, Carried] | None = None,
     ) -> Float[Tensor, "b q m"]:
         """One layer; pre-norm is h + f(norm(h)), post-norm is norm(h + f(h))."""
+        own, cross = carried or (None, None)
         t = self.attention_norm(h) if self.pre else h
-        h = h + self.dropout(self.attention(t, positions=positions, key_visible=visible, cache=cache))
+        seen = self.attention(t, positions=positions, key_visible=visible, cache=cache, carried=own)
+        h = h + self.dropout(seen)
         h = h if self.pre else self.attention_norm(h)
         if source is not None:
             t = self.cross_norm(h) if self.pre else h
-            seen = self.cross.cross(t, source=source.hidden, source_visible=source.visible, cache=source_cache)
+            seen = self.cross.cross(
+                t, source=source.hidden, source_visible=source.visible, cache=source_cache, carried=cross
+            )
             h = h + self.dropout(seen)
             h = h if self.pre else self.cross_norm(h)
         t = self.feed_norm(h) if self.pre else h
@@ -126,6 +131,7 @@ class Stack(nn.Module):
     ) -> Float[Tensor, "b q m"]:
         """The hidden states above the last block."""
         h = self._embed(vectors, positions)
+        carried = Carried(), Carried()
         for i, block in enumerate(self.blocks):
             after = block(
                 h,
@@ -134,6 +140,7 @@ class Stack(nn.Module):
                 source=source,
                 cache=None if cache is None else cache.layers[i],
                 source_cache=None if cache is None or source is None else cache.cross[i],
+                carried=carried,
             )
             h = self._drop_layer(h, after)
         return h if self.norm is None else self.norm(h)

@@ -169,7 +169,7 @@ def test_without_an_end_token() -> None:
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_a_mechanism_may_bring_its_own_cache(kind: str) -> None:
+def test_a_mechanism_may_bring_its_own_cache(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seam: an object with ``attend`` and ``select``; here, elu attention as a running sum of constant size."""
     model = tiny(kind, vocab=13, causal_attention="kernel:elu", cross_attention="kernel:elu")
 
@@ -197,8 +197,8 @@ def test_a_mechanism_may_bring_its_own_cache(kind: str) -> None:
     _, prompt, mask = ragged("left")
     settings = {**arguments(kind), "attention_mask": mask, "max_new": 7, "beams": 3}
     expected = beam_search(model, prompt, **settings)
-    for layer in attentions(model, ("decoder", "cross")):
-        object.__setattr__(layer.mechanism, "make_cache", lambda batch, capacity: RunningSum())
+    for cls in {type(layer.mechanism) for layer in attentions(model, ("decoder", "cross"))}:
+        monkeypatch.setattr(cls, "make_cache", lambda mechanism, batch, capacity: RunningSum())
     assert isinstance(model.make_cache(4, 9).layers[0], RunningSum)
     same(beam_search(model, prompt, **settings), expected)
 
