@@ -3,7 +3,7 @@
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.explore import Subject, explore
 from attnlab.guidance import Guidance, guide, pattern_audit
-from attnlab.hf import Plan, convert, is_converted, load_model, record, swap, swap_plan
+from attnlab.hf import Distillation, Plan, convert, distill, is_converted, load_model, record, swap, swap_plan
 from attnlab.mechanisms.abc_cluster import AbcCluster
 from attnlab.mechanisms.abc_compressive import AbcCompressive
 from attnlab.mechanisms.abc_dilated import AbcDilated
@@ -52,6 +52,7 @@ __all__ = [
     "AbcWindow",
     "AbcWorkspace",
     "AttentionCall",
+    "Distillation",
     "EffectiveAttention",
     "EffectiveSoftmax",
     "Guidance",
@@ -74,6 +75,7 @@ __all__ = [
     "alternative_attention",
     "approximation_error",
     "convert",
+    "distill",
     "effective_attention",
     "effective_from_output",
     "explore",

@@ -2,7 +2,19 @@
 
 from attnlab.hf.contexts import record, swap
 from attnlab.hf.convert import convert, is_converted
+from attnlab.hf.distill import Distillation, distill
 from attnlab.hf.load import LoadedModel, load_model
 from attnlab.hf.plan import Plan, swap_plan
 
-__all__ = ["LoadedModel", "Plan", "convert", "is_converted", "load_model", "record", "swap", "swap_plan"]
+__all__ = [
+    "Distillation",
+    "LoadedModel",
+    "Plan",
+    "convert",
+    "distill",
+    "is_converted",
+    "load_model",
+    "record",
+    "swap",
+    "swap_plan",
+]

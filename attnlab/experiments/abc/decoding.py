@@ -57,6 +57,10 @@ class AbcDecodingConfig:
     # Steps timed together, so that a clock's reading is long beside its error.
     together: int = 10
 
+    def __post_init__(self) -> None:
+        if len(self.lengths) < 4 or list(self.lengths) != sorted(set(self.lengths)):
+            raise ValueError(f"exponents need at least four rising lengths, got {self.lengths}")
+
 
 def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
     """Every model at every length, then the figures and exponents."""
