@@ -176,14 +176,15 @@ class _Packer:
             reading["thumbnail"] = list(small.shape[1:])
             signed = _signed(reading, w)
             key = f"{number}.{layer.kind}.{layer.layer}.{name}"
-            code = partial(encode, signed=signed, precise=self.settings.precise)
+            precise = self.settings.precise
+            full = whole and small.shape != w.shape
             # Thumbnails are looked at together, so a layer's are one stream; whole maps one by one.
-            thumbnails = code(small)
+            thumbnails = encode(small, signed=signed, precise=precise and not full)
             entry: dict[str, Any] = {"signed": signed, "whole": whole}
             entry["small"] = self._put(f"{key}.small", thumbnails, [squeeze(b"".join(thumbnails.heads))])
             last = thumbnails
-            if whole and small.shape != w.shape:
-                coded = list(threads.map(lambda one, code=code: _squeezed(code(one)), w[:, None]))
+            if full:
+                coded = list(threads.map(partial(_squeezed, signed=signed, precise=precise), w[:, None]))
                 last = Coded((), tuple(one.scales[0] for one, _ in coded), sum(one.missing for one, _ in coded))
                 entry["full"] = self._put(key, last, [stream for _, stream in coded])
             self.missing += last.missing
@@ -198,7 +199,8 @@ class _Packer:
         return {"blob": blob, "lengths": [len(stream) for stream in streams], "scales": scales}
 
 
-def _squeezed(coded: Coded) -> tuple[Coded, bytes]:
+def _squeezed(maps: np.ndarray, *, signed: bool, precise: bool) -> tuple[Coded, bytes]:
+    coded = encode(maps, signed=signed, precise=precise)
     return coded, squeeze(coded.heads[0])
 
 

@@ -107,8 +107,9 @@ export class Payload {
       return known;
     }
     const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
-    const bytes = await this.#bytes(part, at, rows * cols);
-    const { precise } = this.meta;
+    // A thumbnail beside a whole map is stored in 8 bits either way.
+    const precise = this.meta.precise && !(part === entry.small && entry.full);
+    const bytes = await this.#bytes(part, at, rows * cols * (precise ? 2 : 1));
     const scale = part.scales[at];
     const values = numbersOf(bytes, { precise, scale, signed: entry.signed });
     const blocks = rows < reading.size[0] || cols < reading.size[1] ? reading.size : null;
@@ -118,11 +119,10 @@ export class Payload {
   }
 
   // Whole maps are streams of their own; the thumbnails of a layer are one stream, kept once it is unpacked.
-  async #bytes(part, at, cells) {
+  async #bytes(part, at, size) {
     const unpack = (start, length) => inflate(fromBase64(this.#read(part.blob).slice(start, start + length)));
     if (part.lengths.length === part.scales.length && part.scales.length > 1) return unpack(part.lengths.slice(0, at).reduce((a, b) => a + b, 0), part.lengths[at]);
     if (!this.#layers.has(part.blob)) this.#layers.set(part.blob, unpack(0, part.lengths[0]));
-    const size = cells * (this.meta.precise ? 2 : 1);
     return (await this.#layers.get(part.blob)).subarray(at * size, (at + 1) * size);
   }
 

@@ -8,14 +8,20 @@ const LEGEND = 46;
 const PADDING = 8;
 export const CLOSEST = 64;
 
+const widths = new WeakMap();
+const widestOf = (ruler, names) => {
+  if (!widths.has(names)) {
+    ruler.font = `12px ${FONT}`;
+    let most = 0;
+    for (const name of names) most = Math.max(most, ruler.measureText(name).width);
+    widths.set(names, most);
+  }
+  return widths.get(names);
+};
+
 export const heatLayout = (ruler, { rows, cols }, width, tallest) => {
-  ruler.font = `12px ${FONT}`;
   const widest = Math.min(108, width * 0.24);
-  const wide = (names) => {
-    let most = 18;
-    for (const name of names) most = Math.max(most, Math.min(widest, ruler.measureText(name).width + 10));
-    return most;
-  };
+  const wide = (names) => Math.max(18, Math.min(widest, widestOf(ruler, names) + 10));
   const [left, over] = [wide(rows), wide(cols)];
   const cell = Math.min(52, (width - left - PADDING) / cols.length, Math.max(120, tallest - over - LEGEND) / rows.length);
   // A map of few columns keeps some width, so that its legend has room.

@@ -14,25 +14,47 @@ export const linesLayout = (view, width, tallest) => {
   return { row, content, column, height: Math.min(content, Math.max(tallest, 240)), left: column, right: width - column, width };
 };
 
-// [query, key, weight], strongest first; of one query only if one is chosen.
+const size = (weight) => {
+  const magnitude = Math.abs(weight);
+  return magnitude < Infinity ? magnitude : 0;
+};
+const bySize = (a, b) => size(b[2]) - size(a[2]) || a[0] - b[0] || a[1] - b[1];
+
+// [query, key, weight], strongest first: of every query, or of one, its largest weights until they make up ``mass``.
 export const strongest = (map, mass, query = null) => {
   const found = [];
-  const order = Array.from({ length: map.cols }, (_, j) => j);
-  const first = query ?? 0;
-  const last = query ?? map.rows - 1;
-  for (let i = first; i <= last; i++) {
+  const sorted = new Float32Array(map.cols);
+  for (let i = query ?? 0; i <= (query ?? map.rows - 1); i++) {
     const row = map.values.subarray(i * map.cols, (i + 1) * map.cols);
     let total = 0;
-    for (const weight of row) if (Math.abs(weight) < Infinity) total += Math.abs(weight);
-    let sum = 0;
-    for (const j of order.slice().sort((a, b) => Math.abs(row[b]) - Math.abs(row[a]) || a - b)) {
-      if (!(Math.abs(row[j]) > 0) || sum >= mass * total - 1e-9) break;
-      sum += Math.abs(row[j]);
-      found.push([i, j, row[j]]);
+    for (let j = 0; j < row.length; j++) total += sorted[j] = size(row[j]);
+    sorted.sort();
+    let [at, sum] = [row.length, 0];
+    while (at > 0 && sorted[at - 1] > 0 && sum < mass * total - 1e-9) sum += sorted[--at];
+    if (at === row.length) continue;
+    // Weights as large as the last one that is needed: the first of them, until there are enough.
+    let ties = 0;
+    for (let k = at; k < row.length && sorted[k] === sorted[at]; k++) ties++;
+    for (let j = 0; j < row.length; j++) {
+      const w = size(row[j]);
+      if (w > sorted[at] || (w === sorted[at] && ties-- > 0)) found.push([i, j, row[j]]);
     }
   }
-  found.sort((a, b) => Math.abs(b[2]) - Math.abs(a[2]));
-  return found.slice(0, MOST);
+  return found.sort(bySize).slice(0, MOST);
+};
+
+// The largest weights of a whole map, by counting sizes first: no sorting of what is not shown.
+export const largestPairs = (map, count) => {
+  const buckets = new Uint32Array(1025);
+  const bucket = (w) => Math.floor(size(w) / (map.top || 1) * 1024);
+  for (const w of map.values) buckets[bucket(w)]++;
+  let [least, sum] = [1025, 0];
+  while (least > 1 && sum < count) sum += buckets[--least];
+  const found = [];
+  for (let i = 0; i < map.values.length && found.length < 20 * count; i++) {
+    if (bucket(map.values[i]) >= least) found.push([Math.floor(i / map.cols), i % map.cols, map.values[i]]);
+  }
+  return found.sort(bySize).slice(0, count);
 };
 
 export const drawLines = (context, view) => {

@@ -1,5 +1,5 @@
 import { make, measured, number } from "./dom.js";
-import { strongest } from "./lines.js";
+import { largestPairs } from "./lines.js";
 import { itemOf } from "./maps.js";
 
 // The numbers behind the pictures, as tables: only the rows in sight are in the document.
@@ -103,7 +103,7 @@ export const weightRows = (app, views) => {
   const { q } = app.state;
   const chosen = q !== null && q < first.rows.length;
   const same = seen.filter((view) => view.map.rows === first.map.rows && view.map.cols === first.map.cols);
-  const pairs = chosen ? Array.from({ length: first.map.cols }, (_, j) => [q, j]) : strongest(first.map, 0.8).slice(0, 200).map(([i, j]) => [i, j]);
+  const pairs = chosen ? Array.from({ length: first.map.cols }, (_, j) => [q, j]) : largestPairs(first.map, 200).map(([i, j]) => [i, j]);
   const rows = pairs.map(([i, j]) => ({ i, j, weights: same.map((view) => view.map.values[i * view.map.cols + j]) }));
   const columns = [
     ...(chosen ? [] : [{ title: "from", value: (row) => first.rows[row.i], text: (row) => `${first.rows[row.i]} (${row.i})` }]),

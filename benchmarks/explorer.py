@@ -1,0 +1,214 @@
+"""The explorer against bertviz on the same attention: size of the file, time until it is drawn, nodes, memory.
+
+The model is BERT-base with random weights whose queries and keys are scaled until heads are as sharp as trained ones.
+The peer is optional: --peer names a folder with bertviz (pip install --no-deps --target DIR bertviz==1.4.1), and
+--libraries one with the three scripts it loads from a CDN (require.min.js, jquery.min.js, d3.min.js), which are served
+from there, since without them its page is blank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
+from attnlab.hf import record
+from attnlab.measure import median_seconds
+from attnlab.provenance import provenance, write_json
+from attnlab.reading.effective import effective_attention
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CDN = "https://cdnjs.cloudflare.com/"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peer", type=Path, help="a folder with bertviz")
+    parser.add_argument("--libraries", type=Path, help="a folder with the scripts it loads")
+    parser.add_argument("--peer-tokens", type=int, default=128)
+    parser.add_argument("--out", type=Path, help="where the result is written as JSON")
+    options = parser.parse_args()
+    rows, writing, peers = [], [], []
+    for n in options.tokens:
+        attention, effective, row = measure_writing(n, options)
+        writing.append(row)
+        for precise in (False, True):
+            rows.append(measure_page(attention, effective, n, precise=precise))
+        if options.peer and n == options.peer_tokens:
+            peers.append(measure_peer(attention, n, options, ours=rows[-2]))
+    for row in (*writing, *rows, *peers):
+        print(
+            "  ".join(
+                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+            )
+        )
+    if options.out:
+        config = {"layers": options.layers, "heads": 12, "width": 768, "repeats": options.repeats}
+        tables = {"writing": writing, "page": rows, "against_bertviz": peers}
+        write_json(options.out, {"name": "explorer", "config": config, "seed": 0, **provenance(), "tables": tables})
+
+
+@torch.no_grad()
+def measure_writing(n: int, options: argparse.Namespace) -> tuple[list[np.ndarray], list[np.ndarray], dict[str, Any]]:
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(num_hidden_layers=options.layers), add_pooling_layer=False).eval()
+    for layer in model.encoder.layer:
+        for linear in (layer.attention.self.query, layer.attention.self.key):
+            linear.weight.mul_(3.2)
+    ids = torch.randint(1000, 20000, (1, n))
+    with record(model) as trace:
+        model(input_ids=ids)
+    attention = [layer.weights()[0].numpy() for layer in trace]
+    effective = [effective_attention(layer).weights[0].numpy() for layer in trace]
+    folder = Path(tempfile.mkdtemp())
+
+    def write(*, precise: bool) -> None:
+        exploration(attention, effective, n, precise=precise).save(folder / "page.html")
+
+    jobs = {
+        "forward": lambda: model(input_ids=ids),
+        "write": lambda: write(precise=False),
+        "write_precise": lambda: write(precise=True),
+        "readings": lambda: [(layer.weights(), effective_attention(layer)) for layer in trace],
+    }
+    times = median_seconds(jobs, repeats=options.repeats)
+    shutil.rmtree(folder)
+    seconds = {f"{name}_ms": round(1000 * value, 1) for name, value in times.items()}
+    return (
+        attention,
+        effective,
+        {"tokens": n, **seconds, "write / forward": round(times["write"] / times["forward"], 3)},
+    )
+
+
+def exploration(attention: list[np.ndarray], effective: list[np.ndarray], n: int, *, precise: bool) -> Exploration:
+    layers = [
+        LayerMaps("encoder", i, {"standard": w, "effective": e}, {"entropy": [0.0] * len(w)})
+        for i, (w, e) in enumerate(zip(attention, effective, strict=True))
+    ]
+    text = {"source": Tokens(words(n), list(range(n)), [0] * n)}
+    return Exploration(pack([Item("BERT", text, layers)], title="BERT-base", type_names=("word",), precise=precise))
+
+
+def words(n: int) -> list[str]:
+    return [f"word{i}" for i in range(n)]
+
+
+def measure_page(attention: list[np.ndarray], effective: list[np.ndarray], n: int, *, precise: bool) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp())
+    page = exploration(attention, effective, n, precise=precise).save(folder / "page.html")
+    row: dict[str, Any] = {"tokens": n, "bits": 16 if precise else 8, "MB": round(page.stat().st_size / 1e6, 2)}
+    drawn = "html[data-drawn]:not([data-drawing])"
+    switch = """async (key) => {
+        const root = document.documentElement;
+        const times = [];
+        for (let i = 0; i < 24; i++) {
+            const start = performance.now();
+            document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, composed: true }));
+            while ("drawing" in root.dataset) await new Promise((resolve) => setTimeout(resolve, 0));
+            times.push(performance.now() - start);
+        }
+        return times;
+    }"""
+    with chromium() as browser:
+        opened = []
+        for _ in range(3):
+            tab = browser.new_page(viewport={"width": 1280, "height": 900})
+            start = time.perf_counter()
+            tab.goto(page.as_uri(), wait_until="commit")
+            tab.wait_for_selector(drawn, state="attached", timeout=120_000)
+            opened.append(time.perf_counter() - start)
+            if len(opened) < 3:
+                tab.close()
+        paint = tab.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        heads, layers = (tab.evaluate(switch, key) for key in ("ArrowRight", "ArrowDown"))
+        row |= {
+            "first_paint_s": round(paint / 1000, 3),
+            "grid_drawn_s": round(statistics.median(opened), 3),
+            "head_switch_ms": round(statistics.median(heads), 1),
+            "layer_switch_ms": round(statistics.median(layers), 1),
+            "nodes": tab.evaluate("document.querySelectorAll('*').length"),
+            "tab_MB": round(tab_memory(browser), 0),
+        }
+    shutil.rmtree(folder)
+    return row
+
+
+def measure_peer(
+    attention: list[np.ndarray], n: int, options: argparse.Namespace, *, ours: dict[str, Any]
+) -> dict[str, Any]:
+    sys.path.insert(0, str(options.peer))
+    from bertviz import model_view
+
+    folder = Path(tempfile.mkdtemp())
+    start = time.perf_counter()
+    tensors = [torch.from_numpy(w)[None] for w in attention]
+    html = model_view(tensors, words(n), html_action="return").data
+    page = folder / "page.html"
+    page.write_text(f"<!doctype html><body>{html}", encoding="utf-8")
+    writing = time.perf_counter() - start
+    with chromium() as browser:
+        tab = browser.new_page(viewport={"width": 1280, "height": 900})
+        tab.set_default_timeout(900_000)
+        served = {path.name: path for path in options.libraries.glob("*.js")}
+        tab.route(f"{CDN}**", lambda route: route.fulfill(path=str(served[route.request.url.rsplit("/", 1)[1]])))
+        start = time.perf_counter()
+        tab.goto(page.as_uri(), wait_until="commit", timeout=900_000)
+        tab.wait_for_selector("#vis svg line", state="attached", timeout=900_000)
+        tab.evaluate("new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 0)))")
+        drawn = time.perf_counter() - start
+        nodes = tab.evaluate("document.querySelectorAll('*').length")
+        memory = tab_memory(browser)
+    size = page.stat().st_size / 1e6
+    shutil.rmtree(folder)
+    return {
+        "tokens": n,
+        "bertviz_MB": round(size, 1),
+        "bertviz_write_s": round(writing, 2),
+        "bertviz_drawn_s": round(drawn, 1),
+        "bertviz_nodes": nodes,
+        "bertviz_tab_MB": round(memory),
+        "size ratio": round(size / ours["MB"], 1),
+        "time ratio": round(drawn / ours["grid_drawn_s"], 1),
+        "node ratio": round(nodes / ours["nodes"]),
+    }
+
+
+class chromium:  # noqa: N801 - a context manager that reads as a function
+    def __enter__(self) -> Any:
+        from playwright.sync_api import sync_playwright
+
+        self.playwright = sync_playwright().start()
+        self.browser = self.playwright.chromium.launch(executable_path=CHROMIUM)
+        return self.browser
+
+    def __exit__(self, *error: object) -> None:
+        self.browser.close()
+        self.playwright.stop()
+
+
+def tab_memory(browser: Any) -> float:
+    """The resident memory of the largest renderer in MB."""
+    import psutil
+
+    session = browser.new_browser_cdp_session()
+    told = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    return max(psutil.Process(int(one["id"])).memory_info().rss for one in told if one["type"] == "renderer") / 1e6
+
+
+if __name__ == "__main__":
+    main()
