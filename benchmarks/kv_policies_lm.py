@@ -2,8 +2,8 @@
 
     python benchmarks/kv_policies_lm.py STORES OUT --seconds 180
 
-STORES holds token stores (train, valid) and their tokenizer; OUT gets the model in half precision, its tokenizer, and the
-run's files. The number of steps is planned from the speed of the first ones, so that training takes ``--seconds``.
+STORES holds token stores (train, valid) and their tokenizer; OUT gets the model in half precision, its tokenizer and
+the run's files. The number of steps is planned from the speed of the first ones, so that training takes ``--seconds``.
 """
 
 from __future__ import annotations

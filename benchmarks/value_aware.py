@@ -2,6 +2,7 @@
 
 speed: top-r against SDPA, value-aware r = 1 against exact softmax in chunks of the same size, and their memory.
 support: the d + 1 keys of every query against a loop of scipy's NNLS. solver: 1 < r < d + 1 against all supports.
+whole: every mechanism and every oracle's keys at full length in one pass, with the memory of all of it (for a GPU).
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="a dry run on small shapes")
-    parser.add_argument("--part", action="append", choices=("speed", "support", "solver"))
+    parser.add_argument("--part", action="append", choices=("speed", "support", "solver", "whole"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path, help="a folder: write value_aware_<part>.json there")
     args = parser.parse_args()
     size = SIZES["tiny" if args.tiny else "full"]
-    parts = {"speed": speed, "support": support, "solver": solver}
+    parts = {"speed": speed, "support": support, "solver": solver, "whole": whole}
     tables = {}
-    for name in args.part or parts:
+    for name in args.part or ("speed", "support", "solver"):
         torch.manual_seed(0)
         with torch.inference_mode():
             tables[name] = parts[name](size, args.device, args.repeats)
@@ -130,6 +131,46 @@ def support(size: dict[str, int], device: str, repeats: int) -> list[dict[str, A
             "largest_output_error": float((found @ v[0] - exact[0]).abs().max()),
         }
     ]
+
+
+def whole(size: dict[str, int], device: str, repeats: int) -> list[dict[str, Any]]:
+    """Outputs, and the weights of the value-aware ones, at ``length`` and of the d + 1 keys at ``support`` too."""
+    before = Path(__file__).parent.parent / "results" / "value_aware_support.json"
+    loop = json.loads(before.read_text(encoding="utf-8"))["tables"]["support"][0] if before.exists() else None
+    calls = {
+        n: al.AttentionCall(*(torch.randn(1, size["heads"], n, size["d"], device=device) for _ in range(3)))
+        for n in (size["length"], size["support"])
+    }
+    specs = ["softmax", f"top-r:r={size['d'] + 1}", "value-aware:r=1", "value-aware:r=2", "value-aware:r=8"]
+    specs += ["value-aware:r=d+1", "window:r=64", "lsh:r=64,rounds=4", "orf:features=256"]
+    todo = [(spec, "output", size["length"]) for spec in specs]
+    todo += [("value-aware:r=d+1", "keys", n) for n in calls]
+    rows: list[dict[str, Any]] = []
+    for spec, what, n in todo:
+        call, mech = calls[n], al.mechanism(spec)
+        job = functools.partial(mech if what == "output" else mech.weights, call)
+        peer = functools.partial(al.Softmax() if what == "output" else al.Softmax().weights, call)
+        slow = what == "keys" or spec in ("value-aware:r=2", "value-aware:r=8")
+        seconds = median_seconds(
+            {"softmax": peer} if slow else {"softmax": peer, "mine": job}, repeats=repeats, device=device
+        )
+        start = time.perf_counter()
+        peak = peak_bytes(job, device=device)
+        # What takes seconds is run once, for its time and its memory together.
+        seconds.setdefault("mine", time.perf_counter() - start)
+        row = {"mechanism": spec, "what": what, "length": n, "seconds": seconds["mine"]}
+        row |= {"x_softmax": seconds["mine"] / seconds["softmax"], "peak_gb": peak / 1e9}
+        if what == "keys":
+            W = job()
+            row["largest_support"] = int((W > 0).sum(-1).max())
+            row["largest_output_error"] = float((W @ call.v - al.Softmax()(call)).abs().max())
+            if loop and loop["keys"] == n and loop["queries"] == W.shape[1] * n:
+                row["x_faster_than_nnls_on_the_cpu"] = loop["nnls_loop_seconds"] / seconds["mine"]
+        rows.append(row)
+        print(row, flush=True)
+    if device == "cuda":
+        rows.append({"mechanism": "all of it", "what": "one pass", "peak_gb": torch.cuda.memory_reserved() / 1e9})
+    return rows
 
 
 def solver(size: dict[str, int], device: str, _repeats: int) -> list[dict[str, Any]]:
