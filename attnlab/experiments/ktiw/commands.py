@@ -49,7 +49,7 @@ def _toy_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
 def _study(name: str, runs: Sequence[str]) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         from attnlab.experiments.ktiw.assemble import write_study_result
-        from attnlab.experiments.ktiw.study import run_chosen
+        from attnlab.experiments.ktiw.comparison import run_chosen
 
         _check_out(options.out)
         if not options.tables_only:

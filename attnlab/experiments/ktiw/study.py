@@ -1,14 +1,13 @@
-"""One data set of KTIW: the trainings its tables compare, each a run folder whose evaluations hold the agreements.
+"""One data set of KTIW: the trainings its tables compare, each a run folder that keeps what its checkpoints read.
 
 ``reference`` gives the gold alpha and Delta at its best checkpoint; ``second`` is the same model from another seed;
-``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1.
+``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1. Runs do not need
+each other, so they may be trained at once; ``comparison.py`` then compares them.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,25 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, LabelledSource, ParallelSource
-from attnlab.dynamics import agreement, kendall_tau, random_agreement
-from attnlab.dynamics.proxy import LogisticProxy, ProxyConfig, logistic_proxy, train_proxy
+from attnlab.dynamics import agreement
+from attnlab.dynamics.proxy import ProxyConfig
 from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import BOS, EOS, PAD, Examples, examples, proxy_rows, read, saliency
+from attnlab.experiments.ktiw.readings import BOS, EOS, PAD, Examples, examples, read
 from attnlab.experiments.parts import best_device
 from attnlab.loss import Loss
 from attnlab.models.lstm import Classifier, Translator, freeze_probe
 from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
 from attnlab.models.lstm_search import translate
-from attnlab.provenance import write_json
 from attnlab.reading.timeline import record_step
-from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
+from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
 
-__all__ = ["RUNS", "StudyConfig", "make_model", "run_chosen", "run_study", "study_config"]
+__all__ = ["RUNS", "StudyConfig", "make_model", "measured_on", "run_study", "shortened", "study_config"]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
 SPLITS = ("valid", "train")
+READINGS = "readings"
+# What the comparison needs of each run's checkpoints.
+KEPT = {"second": ("alpha", "beta"), "uniform": ("beta",), "frozen": ("alpha",)}
 LONG_TEXTS = 100
 # The source tokens of the sentence that a run's timeline shows.
 SENTENCE = 12
@@ -53,6 +54,8 @@ class StudyConfig:
     count: int = 4000
     # Rows of them that tau is measured on.
     tau_rows: int = 1000
+    # Texts are cut at so many words.
+    longest: int | None = None
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
     seed: int = 0
 
@@ -85,47 +88,33 @@ class LogOdds:
 
 
 class _Watch(Callback):
-    """At each evaluation: accuracy and loss on both splits, and the agreements that this run is there for."""
+    """At each evaluation: accuracy and loss on both splits, and alpha and beta kept for the comparison."""
 
-    def __init__(
-        self,
-        run: str,
-        on: dict[str, Examples],
-        gold: dict[str, dict[str, Tensor]],
-        config: StudyConfig,
-        words: tuple[str, ...],
-    ) -> None:
-        self.run, self.on, self.gold, self.config, self.words = run, on, gold, config, words
+    def __init__(self, run: str, on: dict[str, Examples], words: tuple[str, ...]) -> None:
+        self.run, self.on, self.words = run, on, words
 
     def on_evaluation(self, moment: Moment) -> dict[str, float]:
+        from safetensors.torch import save_file
+
         model: Any = moment.model
         values: dict[str, float] = {}
+        kept: dict[str, Tensor] = {}
         for split, on in self.on.items():
             found = read(model, on)
             values |= {f"{split}/accuracy": found.accuracy, f"{split}/loss": found.loss}
-            for name, (u, v) in _pairs(self.run, found, self.gold.get(split, {})).items():
-                values[f"{split}/{name}"] = 100 * float(agreement(u, v, lengths=on.lengths).nanmean())
-                if split == "valid":
-                    n = self.config.tau_rows
-                    tau = kendall_tau(u[:n], v[:n], lengths=on.lengths[:n])
-                    values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
+            own = agreement(found.alpha, found.beta, lengths=on.lengths).nanmean()
+            if self.run != "uniform":
+                values[f"{split}/alpha_beta_own"] = 100 * float(own)
+            kept |= {f"{split}.{name}": getattr(found, name).contiguous() for name in KEPT.get(self.run, ())}
+        if kept:
+            folder = moment.run_dir / READINGS
+            folder.mkdir(exist_ok=True)
+            save_file(kept, folder / f"step-{moment.step:08d}.safetensors")
         if isinstance(model, Translator):
             for split, on in self.on.items():
                 _translations(model, on, moment.run_dir / f"{split}-{moment.step:06d}.npz")
             _record_sentence(model, self.on["valid"], self.words, moment, values)
         return values
-
-
-def _pairs(run: str, found: Any, gold: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What each run is compared with; nothing for the reference itself."""
-    if run == "second":
-        return {"alpha_hat": (gold["alpha"], found.alpha), "alpha_beta": (gold["alpha"], found.beta)}
-    if run == "uniform":
-        proxies = {f"uf_{name}": (found.beta, gold[name]) for name in ("px", "log") if name in gold}
-        return {"alpha_uf": (gold["alpha"], found.beta), "delta_uf": (gold["delta"], found.beta), **proxies}
-    if run == "frozen":
-        return {"alpha_frozen": (gold["alpha"], found.alpha)}
-    return {"alpha_beta_own": (found.alpha, found.beta)}
 
 
 def _translations(model: Translator, on: Examples, path: Path) -> None:
@@ -163,62 +152,40 @@ def _record_sentence(
 
 
 def run_study(
-    corpus: Corpus,
-    work: Path | str,
-    *,
-    config: StudyConfig | None = None,
-    runs: tuple[str, ...] = RUNS,
-    wait: float = 0,
+    corpus: Corpus, work: Path | str, *, config: StudyConfig | None = None, runs: tuple[str, ...] = RUNS
 ) -> Path:
-    """Train what is not yet trained of a data set, into ``work``/<data set>/<run>; returns that folder.
-
-    Runs need the reference's checkpoint. Another process may be making it: ``wait`` is how many seconds to wait for it.
-    """
+    """Train what is not yet trained of a data set, into ``work``/<data set>/<run>; returns the data set's folder."""
     config = config or study_config(corpus)
     unknown = set(runs) - set(RUNS)
     if unknown:
         raise ValueError(f"unknown runs {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     folder = Path(work) / corpus.name
     folder.mkdir(parents=True, exist_ok=True)
-    device = best_device()
-    on = {split: examples(corpus, split, count=config.count, device=device, batch=128) for split in SPLITS}
-    gold: dict[str, dict[str, Tensor]] = {split: {} for split in SPLITS}
-    if "uniform" in runs and not (folder / "uniform" / "result.json").exists():
-        _proxies(corpus, config, folder, on, gold, device)
+    corpus = shortened(corpus, config.longest)
+    on = measured_on(corpus, config)
     # Table 10 is of classifiers, and they have no other output layer.
     not_here = "linear" if corpus.kind == "classification" else "frozen"
     for number, run in enumerate(RUNS):
-        if run not in runs or run == not_here or (folder / run / "result.json").exists():
-            continue
-        if run in ("second", "uniform", "frozen") and "alpha" not in gold["valid"]:
-            _gold(corpus, config, folder, on, gold, device, wait=wait)
-        _train(corpus, config, run, config.seed + number, folder / run, on, gold)
+        if run in runs and run != not_here and not (folder / run / "result.json").exists():
+            _train(corpus, config, run, config.seed + number, folder / run, on)
     return folder
 
 
-def run_chosen(
-    corpora: Sequence[Corpus], work: Path | str, *, runs: tuple[str, ...], steps: int | None, batch: int | None
-) -> None:
-    """``run_study`` of several data sets, with other numbers of steps or examples where they are given."""
-    for corpus in corpora:
-        config = study_config(corpus)
-        config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
-        folder = run_study(corpus, work, config=config, runs=runs)
-        if "linear" in runs and corpus.kind == "translation" and not (folder / "optimal.json").exists():
-            from attnlab.experiments.ktiw.optimal import optimal_agreement
-
-            optimal_agreement(corpus, folder)
+def measured_on(corpus: Corpus, config: StudyConfig) -> dict[str, Examples]:
+    """The examples of either split that agreements are measured on, always the same ones."""
+    device = best_device()
+    return {split: examples(corpus, split, count=config.count, device=device, batch=128) for split in SPLITS}
 
 
-def _train(
-    corpus: Corpus,
-    config: StudyConfig,
-    run: str,
-    seed: int,
-    folder: Path,
-    on: dict[str, Examples],
-    gold: dict[str, dict[str, Tensor]],
-) -> None:
+def shortened(corpus: Corpus, longest: int | None) -> Corpus:
+    """A classification's texts cut at ``longest`` words; None leaves them as they are."""
+    if longest is None or corpus.kind == "translation":
+        return corpus
+    train, valid = (([row[:longest] for row in rows], labels) for rows, labels in (corpus.train, corpus.valid))
+    return replace(corpus, train=train, valid=valid)
+
+
+def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Path, on: dict[str, Examples]) -> None:
     torch.manual_seed(seed)
     model = make_model(corpus, run)
     if run == "frozen":
@@ -241,7 +208,7 @@ def _train(
     )
     terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
     told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
-    watch = _Watch(run, on, gold, config, corpus.words)
+    watch = _Watch(run, on, corpus.words)
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
 
 
@@ -252,62 +219,3 @@ def make_model(corpus: Corpus, run: str) -> Classifier | Translator:
         return Classifier(ClassifierConfig(vocab=corpus.vocab, attention=attention))
     config = TranslatorConfig(vocab=corpus.vocab, dropout=0.5, attention=attention)
     return Translator(replace(config, output="linear") if run == "linear" else config)
-
-
-def _gold(
-    corpus: Corpus,
-    config: StudyConfig,
-    folder: Path,
-    on: dict[str, Examples],
-    gold: dict[str, dict[str, Tensor]],
-    device: torch.device,
-    *,
-    wait: float,
-) -> None:
-    """alpha and Delta of the reference's best checkpoint."""
-    reference = folder / "reference"
-    until = time.monotonic() + wait
-    while not (reference / "result.json").exists():
-        if time.monotonic() > until:
-            raise ValueError(f"{reference} holds no finished run; train it first: its attention is what others meet")
-        time.sleep(1)
-    model = make_model(corpus, "reference")
-    load_model(model, reference, which="best")
-    model.to(device).eval()
-    for split, examples_of in on.items():
-        found = read(model, examples_of)
-        gold[split] |= {"alpha": found.alpha, "delta": saliency(model, examples_of)}
-    chance = {}
-    for split, g in gold.items():
-        lengths = on[split].lengths
-        noise = torch.rand(g["alpha"].shape, generator=torch.Generator().manual_seed(0)).to(device)
-        n = config.tau_rows
-        tau = kendall_tau(g["alpha"][:n], noise[:n], lengths=lengths[:n])
-        chance[split] = 100 * float(random_agreement(g["alpha"], noise, lengths=lengths, shuffles=5).nanmean())
-        chance[f"{split}_tau"] = 100 * float(tau.nanmean())
-    write_json(folder / "chance.json", chance)
-
-
-def _proxies(
-    corpus: Corpus,
-    config: StudyConfig,
-    folder: Path,
-    on: dict[str, Examples],
-    gold: dict[str, dict[str, Tensor]],
-    device: torch.device,
-) -> None:
-    """The bag-of-words proxy, and for two classes the logistic regression it is equal to."""
-    outputs = 2 if corpus.kind == "classification" else corpus.vocab
-    fitted = train_proxy(
-        corpus.train, corpus.valid, words=corpus.vocab, outputs=outputs, config=config.proxy, device=device
-    )
-    told: dict[str, Any] = {"losses": fitted.losses}
-    logistic: LogisticProxy | None = None
-    if corpus.kind == "classification":
-        logistic = logistic_proxy(corpus.train, corpus.valid, words=corpus.vocab, device=device)
-        told |= {"penalty": logistic.penalty, "accuracy": {str(k): v for k, v in logistic.accuracy.items()}}
-    for split, examples_of in on.items():
-        gold[split]["px"] = proxy_rows(fitted.model, examples_of)
-        if logistic is not None:
-            gold[split]["log"] = proxy_rows(logistic, examples_of)
-    write_json(folder / "proxies.json", json.loads(json.dumps(told)))

@@ -35,10 +35,15 @@ class Study:
         return TITLES[self.folder.name]
 
     def evaluations(self, run: str) -> list[Row]:
-        """(step and values) of each evaluation of a run; none if it was not run."""
-        path = self.folder / run / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        return [{"step": row["step"], **row["values"]} for row in map(json.loads, lines) if row["kind"] == "eval"]
+        """(step and values) of each evaluation of a run, agreements included; none if it was not run."""
+        found: dict[int, Row] = {}
+        for name in ("metrics.jsonl", "agreements.jsonl"):
+            path = self.folder / run / name
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+            for row in map(json.loads, lines):
+                if row["kind"] == "eval":
+                    found.setdefault(row["step"], {"step": row["step"]}).update(row["values"])
+        return [found[step] for step in sorted(found)]
 
     def curve(self, run: str, value: str) -> list[tuple[int, float]]:
         """(step, value) of the evaluations that have it."""
