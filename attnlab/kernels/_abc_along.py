@@ -4,6 +4,8 @@ A segment is some chunks of one sequence; the state before it comes from ``write
 the first one. ``score_along`` and ``mix_along`` go forward, ``sum_along`` and ``back_along`` from the end.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -60,7 +62,7 @@ def score_along(
         memory = tl.load(first + at * per + slots[:, None] * D + cols, mask=there, other=0.0)
         z = tl.load(zs + at * n + slots, mask=slots < n, other=EMPTY)
     for i in range(0, length, C):
-        if MARKED:
+        if MARKED:  # noqa: SIM102
             if h % R == 0:
                 tl.store(chunk_z + (at * (L // C) + i // C) * n + slots, z, mask=slots < n)
         rows = i + tl.arange(0, C)
@@ -74,7 +76,7 @@ def score_along(
         out, e, w, top = score_chunk(past, own, x, z, CT, PREC)
         tl.store(scores + rows[:, None] * n + slots, out, mask=inside[:, None] & (slots < n))
         memory, z = _grown(memory, z, e, w, top, kd, PREC)
-    if ENDED:
+    if ENDED:  # noqa: SIM102
         if h % R == 0:
             at = seq.to(tl.int64) * G + g
             tl.store(last + at * n * D + slots[:, None] * D + cols, memory, mask=there)
@@ -128,7 +130,7 @@ def mix_along(
             out + rows[:, None] * sot + cols, result.to(out.dtype.element_ty), mask=inside[:, None] & (cols < D)
         )  # fmt: skip
         memory, z = _grown(memory, z, e, w, top, vd, PREC)
-    if ENDED:
+    if ENDED:  # noqa: SIM102
         if h % R == 0:
             at = seq.to(tl.int64) * G + g
             tl.store(last + at * n * D + slots[:, None] * D + cols, memory, mask=there)
@@ -144,7 +146,7 @@ def sum_along(
     """What a segment's queries give the keys (or values) before it, relative to z before it."""
     unit, h, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     g, heads = h // R, G * R
-    b, seq, start, length = locate(unit, table, T, NT, L, VARLEN)
+    b, _, start, length = locate(unit, table, T, NT, L, VARLEN)
     n = NP if FULL else N
     skip, row = start.to(tl.int64), b.to(tl.int64)
     side = ((row * heads + h) * T + skip) * n
@@ -162,7 +164,7 @@ def sum_along(
     memory = tl.zeros([NP, BD], tl.float32)
     c = tl.zeros([NP], tl.float32)
     chunks = (length + C - 1) // C
-    for j in range(0, chunks):
+    for j in range(chunks):
         i = (chunks - 1 - j) * C
         rows = i + tl.arange(0, C)
         inside = tl.arange(0, C) < C if EVEN else rows < length
@@ -203,7 +205,7 @@ def back_along(
     """
     unit, h, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     g, heads = h // R, G * R
-    b, seq, start, length = locate(unit, table, T, NT, L, VARLEN)
+    b, _, start, length = locate(unit, table, T, NT, L, VARLEN)
     n = NP if FULL else N
     skip, row = start.to(tl.int64), b.to(tl.int64)
     side = ((row * heads + h) * T + skip) * n
@@ -231,7 +233,7 @@ def back_along(
         memory = tl.load(after + at * n * D + slots[:, None] * D + cols, mask=there, other=0.0)
         c = tl.load(cs + at * n + slots, mask=slots < n, other=0.0)
     chunks = (length + C - 1) // C
-    for j in range(0, chunks):
+    for j in range(chunks):
         i = (chunks - 1 - j) * C
         rows = i + tl.arange(0, C)
         inside = tl.arange(0, C) < C if EVEN else rows < length
@@ -255,7 +257,9 @@ def back_along(
         to_own, logits, to_past, weight, keep = back_chunk(pairs, y, score, x, z, CT, PREC)
         held = memory.to(CT)
         later = tl.dot(kd, tl.trans(held), input_precision=PREC)
-        tl.store(ds + rows[:, None] * n + slots, (logits + weight * (later - c[None, :])).to(ds.dtype.element_ty), mask=kept)
+        tl.store(
+            ds + rows[:, None] * n + slots, (logits + weight * (later - c[None, :])).to(ds.dtype.element_ty), mask=kept
+        )
         result = tl.dot(weight.to(CT), held, input_precision=PREC)
         result = tl.dot(to_own, ad, result, input_precision=PREC)
         tl.store(dk + rows[:, None] * D + cols, result.to(dk.dtype.element_ty), mask=within)

@@ -5,6 +5,8 @@ exp(r - z_t). One r serves rows t whose running maximum lies at most WIDTH below
 a chunk, the rows that are left take the next r below. Almost always the first is enough.
 """
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton
@@ -93,4 +95,3 @@ def weigh(s, z, ref, tri, CT: tl.constexpr, PREC: tl.constexpr):
 def inverse_of(total):
     """1 / total; 0 for rows that another reference serves."""
     return tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)
-

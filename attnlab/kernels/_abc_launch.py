@@ -11,7 +11,18 @@ from attnlab.kernels._abc_output import read_states
 from attnlab.kernels._abc_plan import Plan, Units, units_of
 from attnlab.kernels._abc_state import scan_back, scan_states, write_states
 
-__all__ = ["Extras", "Grads", "State", "chunks_backward", "chunks_forward", "empty_state", "gathered", "make_states", "scan_sums", "seeded"]
+__all__ = [
+    "Extras",
+    "Grads",
+    "State",
+    "chunks_backward",
+    "chunks_forward",
+    "empty_state",
+    "gathered",
+    "make_states",
+    "scan_sums",
+    "seeded",
+]
 
 State = tuple[Tensor, Tensor, Tensor]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]

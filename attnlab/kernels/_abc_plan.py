@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Plan", "Units", "plan_for", "segment_size", "units_of"]
+__all__ = ["Plan", "Units", "plan_for", "segment_size", "unit_count", "units_of"]
 
 # Two programs for each multiprocessor of an H100 or H200, and the least chunks in a segment.
 PROGRAMS = 264
@@ -34,7 +34,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Units:
-    """Tokens cut into units of at most ``size``: ``count`` of them, ``per_row`` in a row unless sequences are packed."""
+    """Tokens cut into units of at most ``size``: ``count`` of them, ``per_row`` in a row unless they are packed."""
 
     size: int
     count: int
@@ -78,14 +78,21 @@ def segment_size(rows: int, length: int, C: int) -> int:
     return triton.cdiv(chunks, segments) * C
 
 
+def unit_count(batch: int, length: int, size: int, sequences: int | None) -> int:
+    """How many units ``units_of`` makes."""
+    if sequences is None:
+        return batch * triton.cdiv(length, size)
+    # At most one unit a sequence is not full; those that are not needed stay empty.
+    return length // size + sequences
+
+
 def units_of(batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
     """The units of a batch of rows, or of packed sequences; no word from the device is waited for."""
     if cu_seqlens is None:
         per_row = triton.cdiv(length, size)
         return Units(size, batch * per_row, per_row, batch, None, None)
     sequences = cu_seqlens.shape[0] - 1
-    # At most one unit a sequence is not full; those that are not needed stay empty.
-    count = length // size + sequences
+    count = unit_count(batch, length, size, sequences)
     cu = cu_seqlens.to(torch.int64)
     bounds = torch.cat([cu.new_zeros(1), ((cu.diff() + size - 1) // size).cumsum(0)])
     unit = torch.arange(count, device=cu.device)

@@ -1,5 +1,7 @@
 """The memory: what each unit of tokens writes, and the prefix over units."""
 
+# mypy: ignore-errors
+
 from __future__ import annotations
 
 import triton

@@ -7,42 +7,136 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels._abc_decode import fold_and_read
-from attnlab.kernels._abc_launch import Extras, Grads, State, chunks_backward, chunks_forward
-from attnlab.kernels._abc_plan import plan_for
-from attnlab.kernels._abc_segments import segments_backward, segments_forward
+from attnlab.kernels._abc_launch import State
+from attnlab.kernels._abc_ops import abc_forward, backward, forward
 
-__all__ = ["abc_attention", "abc_step"]
+__all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
 
-
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float
-) -> tuple[Tensor, State, list[Tensor]]:
-    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
-    if causal and plan.along and q.shape[2]:
-        return segments_forward(q, k, v, s, extras, scale, plan)
-    return chunks_forward(q, k, v, s, extras, causal, scale, plan)
+HEAD_SIZES = tuple(range(32, 257, 16))
+MOST_SLOTS = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def backward(
-    do: Tensor,
-    d_last: Grads,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    last: State,
-    saved: list[Tensor],
-    extras: Extras,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, ...]:
-    q, _, _, s = inputs
-    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
-    if do.stride(3) != 1:
-        do = do.contiguous()
-    if causal and plan.along and q.shape[2]:
-        return segments_backward(do, d_last, inputs, last, saved, extras, scale, plan)
-    return chunks_backward(do, d_last, inputs, last, saved, extras, causal, scale, plan)
+def abc_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    control: Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    key_visible: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    state: State | None = None,
+) -> tuple[Tensor, State]:
+    """out_t = V~_t^T softmax(scale K~_t q_t) (ABC, Eqs. 3-5, Appendix B.1), and the memory (K~, V~, z) at the end.
+
+    ``control`` is log alpha, (b, g, k, n). With ``causal`` the memory is that of the keys up to each query, else of all
+    keys. ``state`` is the memory before the first key. ``cu_seqlens`` (sequences + 1) packs sequences into one row,
+    and then the states have a row for each sequence. Everything has gradients but the integers and masks.
+    """
+    check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v, control = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, control))
+    if state is not None:
+        state = (state[0].contiguous(), state[1].contiguous(), state[2].contiguous())
+    if key_visible is not None:
+        key_visible = key_visible.contiguous()
+    first = state or (None, None, None)
+    if torch.compiler.is_compiling():
+        out, *last = abc_forward(q, k, v, control, key_visible, *first, cu_seqlens, causal, scale)[:4]
+    else:
+        # The same as the operator, with less to do on the host.
+        out, *last = _Eager.apply(q, k, v, control, *first, key_visible, cu_seqlens, causal, scale)
+    return out, (last[0], last[1], last[2])
 
 
-class _Abc(torch.autograd.Function):
+def abc_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    control: Tensor,
+    state: State,
+    *,
+    scale: float | None = None,
+    key_visible: Tensor | None = None,
+    count: Tensor | None = None,
+) -> Tensor:
+    """The output for one more token; ``state`` (K~, V~, z) and ``count`` are updated in place, in one launch.
+
+    It has no gradients, and may be captured in a CUDA graph.
+    """
+    check_sizes(q, k, v, control, causal=True, cu_seqlens=None)
+    if q.shape[2] != 1:
+        raise ValueError(f"a step takes one token, got {q.shape[2]}; use abc_attention(..., state=state)")
+    kinds = (torch.float32,), (torch.float32,), (torch.float32, torch.float64)
+    if not all(t.is_contiguous() and t.dtype in kind for t, kind in zip(state, kinds, strict=True)):
+        raise ValueError("the state is updated in place: K~ and V~ float32, z float32 or float64, all contiguous")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = torch.empty_like(q)
+    launch = _step if torch.compiler.is_compiling() else launch_step
+    launch(q, k, v, control, *state, key_visible, count, out, scale)
+    return out
+
+
+@torch.library.custom_op("attnlab::abc_step", mutates_args=("memory_k", "memory_v", "memory_z", "count", "out"))
+def _step(
+    q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
+    visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
+) -> None:  # fmt: skip
+    launch_step(q, k, v, control, memory_k, memory_v, memory_z, visible, count, out, scale)
+
+
+def launch_step(
+    q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
+    visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
+) -> None:  # fmt: skip
+    """The launch of one step, for callers that have checked what they pass."""
+    b, h, _, d = q.shape
+    g, n = control.shape[1], control.shape[3]
+    wide, heads = triton.next_power_of_2(d), triton.next_power_of_2(h // g)
+    padded = triton.next_power_of_2(n)
+    tile = max(1, min(padded, 8192 // (wide * heads)))
+    fold_and_read[(b, g)](
+        q, k, v, control, visible, memory_k, memory_v, memory_z, count, out,
+        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2], g, n, scale,
+        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
+        MASKED=visible is not None, COUNTED=count is not None, num_warps=4 if tile * wide <= 4096 else 8,
+    )  # fmt: skip
+
+
+def supports(call_width: int, value_width: int, slots: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels are made for these sizes."""
+    return call_width == value_width and call_width in HEAD_SIZES and slots <= MOST_SLOTS and dtype in DTYPES
+
+
+def check_sizes(q: Tensor, k: Tensor, v: Tensor, control: Tensor, *, causal: bool, cu_seqlens: Tensor | None) -> None:
+    """Raise unless the kernels are made for these shapes and dtypes."""
+    b, h, n_q, d = q.shape
+    g, n_k, n = control.shape[1:]
+    if k.shape != (b, g, n_k, d) or v.shape != k.shape:
+        raise ValueError(
+            f"k and v must be (batch, heads of control, length of control, width of q) = {(b, g, n_k, d)}, "
+            f"got {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if h % g:
+        raise ValueError(f"query heads must be a multiple of key heads, got {h} and {g}")
+    if d not in HEAD_SIZES or not 1 <= n <= MOST_SLOTS:
+        raise ValueError(
+            f"the kernels take head sizes from {HEAD_SIZES[0]} to {HEAD_SIZES[-1]} in steps of 16 and up to "
+            f"{MOST_SLOTS} slots, got {d} and {n}"
+        )
+    if q.dtype not in DTYPES or {k.dtype, v.dtype} != {q.dtype}:
+        raise ValueError(f"q, k and v must share float32, bfloat16 or float16, got {q.dtype}, {k.dtype}, {v.dtype}")
+    if causal and n_q != n_k:
+        raise ValueError(
+            f"causal attention needs as many queries as keys, got {n_q} and {n_k}; pass the past as state="
+        )
+    if cu_seqlens is not None and (b != 1 or n_q != n_k):
+        raise ValueError(f"packed sequences come as one row of queries and keys, got batch {b}, {n_q} and {n_k}")
+
+
+class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, s, first_k, first_v, first_z, visible, cu_seqlens, causal, scale):  # type: ignore[no-untyped-def]
         first = None if first_k is None else (first_k, first_v, first_z)
@@ -64,50 +158,3 @@ class _Abc(torch.autograd.Function):
             ctx.causal, ctx.scale,
         )  # fmt: skip
         return *grads, *[None] * (11 - len(grads))
-
-
-def abc_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    control: Tensor,
-    *,
-    causal: bool = True,
-    scale: float | None = None,
-    key_visible: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    state: State | None = None,
-) -> tuple[Tensor, State]:
-    """out_t = V~_t^T softmax(scale K~_t q_t) (ABC, Eqs. 3-5 and Appendix B.1) and the memory (K~, V~, z) at the end."""
-    first = state or (None, None, None)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    out, *last = _Abc.apply(q, k, v, control, *first, key_visible, cu_seqlens, causal, scale)
-    return out, tuple(last)
-
-
-def abc_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    control: Tensor,
-    state: State,
-    *,
-    scale: float | None = None,
-    key_visible: Tensor | None = None,
-    count: Tensor | None = None,
-) -> Tensor:
-    """The output for one more token; ``state`` (K~, V~, z) and ``count`` are updated in place, in one launch."""
-    b, h, _, d = q.shape
-    g, n = control.shape[1], control.shape[3]
-    out = torch.empty_like(q)
-    wide, heads = triton.next_power_of_2(d), triton.next_power_of_2(h // g)
-    padded = triton.next_power_of_2(n)
-    tile = max(1, min(padded, 8192 // (wide * heads)))
-    fold_and_read[(b, g)](
-        q, k, v, control, key_visible, *state, count, out,
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2],
-        g, n, q.shape[-1] ** -0.5 if scale is None else scale,
-        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
-        MASKED=key_visible is not None, COUNTED=count is not None, num_warps=4 if tile * wide <= 4096 else 8,
-    )  # fmt: skip
-    return out

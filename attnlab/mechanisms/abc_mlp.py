@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import linear, logsigmoid
 
-from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, check_slots
+from attnlab.attention import AttentionCall, hide_unseen
+from attnlab.mechanisms._slots import FLOOR, Control, Fused, SlotMechanism, SlotState, check_slots
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
 
@@ -75,13 +75,7 @@ class AbcMlp(SlotMechanism, nn.Module):
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """log alpha from x."""
-        x = call.x
-        assert x is not None, "refused before"
-        if x.shape[1] != call.k.shape[2]:
-            raise ValueError(
-                f"abc-mlp needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}; "
-                "decode with make_cache(), which keeps the slots and not the keys"
-            )
+        x = self._input(call)
         kind = torch.promote_types(x.dtype, torch.float32)
         matrix = self._matrix(call).to(kind)
         # One product for all heads: (b, k, m) @ (m, g * n).
@@ -91,6 +85,47 @@ class AbcMlp(SlotMechanism, nn.Module):
         elif self.activation == "relu":
             u = torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR)
         return self._gated(u, call) if self.gate else Control(u)
+
+    def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
+        """By the kernels of ``attnlab.kernels.abc_mlp``: on a GPU, for alpha = exp(W_phi x) divided at reading."""
+        n_q, n_k = call.sizes[2:]
+        at_reading = self.normalise == "read" or (self.normalise == "write" and not call.causal)
+        if not call.q.is_cuda or self.activation != "exp" or self.gate or not at_reading or n_q == 0 or n_k == 0:
+            return None
+        if call.offset or (call.causal and n_q != n_k):
+            return None
+        from attnlab.kernels import AVAILABLE
+
+        if not AVAILABLE:
+            return None
+        from attnlab.kernels.abc_mlp import abc_attention, abc_step, supports
+
+        if not supports(call.q.shape[-1], call.v.shape[-1], self.slots, call.q.dtype):
+            return None
+        call = hide_unseen(call)
+        x, matrix = self._input(call), self._matrix(call).to(call.q.dtype)
+        log = linear(x, matrix.flatten(0, 1)).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
+        seen, scale = call.key_visible, call.softmax_scale
+        if state is not None and in_place and n_q == n_k == 1 and not log.requires_grad and state.k.is_contiguous():
+            memory = (state.k, state.v, state.z)
+            out = abc_step(call.q, call.k, call.v, log, memory, scale=scale, key_visible=seen, count=state.count)
+            return out, state
+        first = None if state is None else (state.k.float(), state.v.float(), state.z.float())
+        out, (k, v, z) = abc_attention(
+            call.q, call.k, call.v, log, causal=call.causal, scale=scale, key_visible=seen, state=first
+        )
+        new = torch.full((k.shape[0],), n_k, device=k.device) if seen is None else seen.sum(-1)
+        return out, SlotState(k, v, z.double(), new if state is None else state.count + new)
+
+    def _input(self, call: AttentionCall) -> Float[Tensor, "b k m"]:
+        x = call.x
+        assert x is not None, "refused before"
+        if x.shape[1] != call.k.shape[2]:
+            raise ValueError(
+                f"abc-mlp needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}; "
+                "decode with make_cache(), which keeps the slots and not the keys"
+            )
+        return x
 
     def _gated(self, log: Float[Tensor, "b g k n"], call: AttentionCall) -> Control:
         """alpha_i (1 - gamma_i) / prod_{j <= i} gamma_j; the product up to the reader is the same for all i."""
