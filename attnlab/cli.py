@@ -330,6 +330,21 @@ def _explore(options: argparse.Namespace) -> None:
     run(options)
 
 
+def _diagnose_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="sentences, one a line; or a tsv of pairs")
+    parser.add_argument("target", type=Path, nargs="?", metavar="TARGET", help="their translations, line by line")
+    parser.add_argument("--lines", type=int, help="read only the first so many pairs")
+    parser.add_argument("--seed", type=int, default=0, help="of the random pairings (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _diagnose(options: argparse.Namespace) -> None:
+    from attnlab.experiments.ktiw.diagnose import diagnose_files, diagnosis_lines
+
+    found = diagnose_files(options.source, options.target, lines=options.lines, seed=options.seed)
+    print(json.dumps(found, indent=1, ensure_ascii=False) if options.json else "\n".join(diagnosis_lines(found)))
+
+
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "Compare approximations of attention on the small model that is shipped with attnlab, and write a page.",
@@ -366,6 +381,12 @@ COMMANDS: dict[str, Command] = {
         "attnlab bench -m kernel:elu --lengths 4096 8192",
         _bench_arguments,
         _bench,
+    ),
+    "diagnose": Command(
+        "Say before training whether word translation can be learned from a parallel corpus' co-occurrence counts.",
+        "attnlab diagnose train.en train.de",
+        _diagnose_arguments,
+        _diagnose,
     ),
     "reproduce": Command(
         "Run a paper's experiment and write its tables beside the paper's.",

@@ -14,7 +14,7 @@ from attnlab.dynamics import Bitext, bitext, count_table, learnable_from_cooccur
 from attnlab.experiments.ktiw.corpora import TITLES, Corpus
 from attnlab.provenance import provenance, write_json
 
-__all__ = ["diagnose", "diagnose_files", "write_diagnosis"]
+__all__ = ["diagnose", "diagnose_files", "diagnosis_lines", "write_diagnosis"]
 
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -47,6 +47,21 @@ def diagnose_files(
         raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")
     name = Path(source).name if target is None else f"{Path(source).name} / {Path(target).name}"
     return diagnose(bitext(*sides), name=name, seed=seed) | {"left_out": bad.count}
+
+
+def diagnosis_lines(found: dict[str, Any]) -> list[str]:
+    """The diagnosis in words."""
+    verdict = {
+        "fine": "fine: the counts tell which words translate to which, so a model can learn it before it attends",
+        "hopeless": "hopeless: the counts are those of sentences paired at random, so nothing tells where to attend",
+    }[found["verdict"]]
+    return [
+        verdict,
+        f"{found['excess']:.4f} bits a target word above chance ({found['bits']:.4f} against {found['by_chance']:.4f}, "
+        f"spread {found['spread']:.5f})",
+        f"{found['pairs']} pairs, {found['source_words']} and {found['target_words']} words, "
+        f"{found['table_entries']} of their pairs co-occur; {found['left_out']} pairs left out",
+    ]
 
 
 def write_diagnosis(corpora: Sequence[Corpus], out: Path | str, *, pairs: int = 5000) -> dict[str, Any]:
