@@ -1,0 +1,134 @@
+"""distill: the new parameters learn the teacher's outputs layer by layer, then the model its predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import attnlab as al
+from attnlab.hf.distill import Lesson, layer_error
+from tests import hf_zoo
+
+
+class Tokens:
+    """Rows of random tokens with some structure: each is its predecessor plus one, now and then a jump."""
+
+    def __init__(self, *, masked: bool) -> None:
+        self.masked = masked
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        draw = torch.Generator().manual_seed(step)
+        start = torch.randint(3, 50, (5, 1), generator=draw)
+        ids = 3 + (start + torch.arange(13)) % 50
+        if not self.masked:
+            return {"input_ids": ids}
+        hidden = torch.rand(ids.shape, generator=draw) < 0.3
+        return {"input_ids": ids.masked_fill(hidden, 3), "labels": ids.masked_fill(~hidden, -100)}
+
+
+def sharpened(name: str) -> Any:
+    """A random model whose attention is not nearly uniform, so that there is something to imitate."""
+    torch.manual_seed(0)
+    model = hf_zoo.build(name)
+    with torch.no_grad():
+        for parameter, p in model.named_parameters():
+            if p.dim() == 2 and ("query" in parameter or "q_proj" in parameter or "c_attn" in parameter):
+                p.mul_(8)
+    return model
+
+
+def errors(teacher: Any, student: Any, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
+    """(value-aware error of the student's attention on the teacher's calls, distance of their predictions)."""
+    inputs = {"input_ids": batch["input_ids"]}
+    with torch.no_grad(), al.record(teacher) as trace, al.record(student) as own:
+        wanted, given = teacher(**inputs).logits, student.eval()(**inputs).logits
+    mechanisms = {(layer.kind, layer.layer): layer.mechanism for layer in own}
+    return float(layer_error(trace, mechanisms).detach()), float((wanted.softmax(-1) - given.softmax(-1)).abs().sum())
+
+
+@pytest.mark.parametrize(("name", "masked"), [("bert", True), ("llama", False)])
+def test_each_stage_brings_the_student_nearer(name: str, masked: bool) -> None:
+    teacher, source = sharpened(name), Tokens(masked=masked)
+    student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
+    before = {n: p.detach().clone() for n, p in teacher.named_parameters()}
+    heard: list[Lesson] = []
+    found = [errors(teacher, student, source.batch(99))]
+    for steps in ((40, 0), (0, 60)):
+        settings = al.Distillation(layer_steps=steps[0], model_steps=steps[1], every=20, layer_lr=0.03, model_lr=3e-3)
+        lessons = al.distill(teacher, student, source, settings=settings, then=lambda x: heard.append(x))
+        assert lessons == heard[-len(lessons) :]
+        found.append(errors(teacher, student, source.batch(99)))
+    assert [(x.stage, x.step) for x in heard] == [
+        ("layers", 20), ("layers", 40), ("model", 20), ("model", 40), ("model", 60),
+    ]  # fmt: skip
+    assert found[1][0] < 0.9 * found[0][0]
+    assert found[2][1] < 0.8 * found[1][1]
+    assert all(torch.equal(before[n], p) for n, p in teacher.named_parameters())
+    assert all(p.requires_grad for p in student.parameters())
+
+
+def test_the_first_stage_changes_the_new_parameters_only() -> None:
+    teacher = sharpened("bert")
+    student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
+    before = {n: p.detach().clone() for n, p in student.named_parameters()}
+    al.distill(teacher, student, Tokens(masked=True), settings=al.Distillation(layer_steps=2, model_steps=0))
+    changed = {n for n, p in student.named_parameters() if not torch.equal(before[n], p)}
+    assert changed == {"attnlab.encoder.weight"}
+
+
+def test_the_error_of_the_same_attention_is_zero_and_of_none_is_one() -> None:
+    teacher = sharpened("llama")
+    with torch.no_grad(), al.record(teacher) as trace:
+        teacher(**Tokens(masked=False).batch(0))
+    same = layer_error(trace, {("decoder", i): al.Softmax() for i in range(3)})
+    assert float(same) < 1e-10
+
+    class Nothing(al.Mechanism):
+        def forward(self, call: al.AttentionCall) -> torch.Tensor:
+            return torch.zeros_like(al.Softmax()(call))
+
+    assert float(layer_error(trace, {("decoder", 1): Nothing()})) == pytest.approx(1.0)
+
+
+def test_padding_is_not_taught() -> None:
+    teacher = sharpened("bert")
+    ids, mask = torch.randint(3, 61, (2, 7)), torch.ones(2, 7, dtype=torch.long)
+    mask[1, 4:] = 0
+    errors = []
+    for filler in (5, 17):
+        with torch.no_grad(), al.record(teacher) as trace:
+            teacher(ids.masked_fill(mask == 0, filler), attention_mask=mask)
+        errors.append(layer_error(trace, {("encoder", 0): al.mechanism("abc-random:slots=2")}))
+    torch.testing.assert_close(errors[0], errors[1])
+
+
+def test_a_model_without_new_parameters_begins_with_the_second_stage() -> None:
+    teacher = sharpened("llama")
+    student = al.convert(teacher, "abc-random:slots=2", copy=True)
+    settings = al.Distillation(layer_steps=3, model_steps=2)
+    lessons = al.distill(teacher, student, Tokens(masked=False), settings=settings, then=lambda lesson: True)
+    assert [(x.stage, x.step) for x in lessons] == [("model", 2)]
+
+
+def test_strings_are_enough_with_the_models_tokenizer() -> None:
+    from attnlab.experiments.demo import SHIPPED
+
+    loaded = al.load_model(SHIPPED)
+    student = al.convert(loaded.model, "abc-mlp:slots=4", copy=True)
+    settings = al.Distillation(layer_steps=2, model_steps=1, batch=2, length=11)
+    texts = ["The old man went to the sea and came back with a fish.", "It rained."]
+    lessons = al.distill(loaded.model, student, texts, tokenizer=loaded.tokenizer, settings=settings)
+    assert [(x.stage, x.step) for x in lessons] == [("layers", 2), ("model", 1)]
+
+
+def test_what_cannot_be_taught_is_refused() -> None:
+    teacher = hf_zoo.build("bert")
+    student = al.convert(teacher, "abc-mlp:slots=2", copy=True)
+    with pytest.raises(ValueError, match="wants the model as it was"):
+        al.distill(teacher, teacher, Tokens(masked=True))
+    with pytest.raises(ValueError, match="tokenizer= is needed"):
+        al.distill(teacher, student, ["a text"])
+    with pytest.raises(ValueError, match="one stage must have some"):
+        al.Distillation(layer_steps=0, model_steps=0)
