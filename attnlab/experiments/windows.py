@@ -28,7 +28,7 @@ class Windows:
 def cut_windows(
     loaded: LoadedModel, text: str, *, length: int | None = None, most_tokens: int | None = None, seed: int = 0
 ) -> Windows:
-    """``text`` cut into windows of ``length`` tokens; 15 % of the tokens are masked where the model is an MLM."""
+    """``text`` cut into windows of ``length`` tokens; an MLM is to predict 15 % of them."""
     tokenizer = loaded.tokenizer
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
@@ -54,7 +54,7 @@ def cut_windows(
         ]
     ).bool()
     if loaded.task == "mlm":
-        input_ids, labels = _masked(input_ids, of_text, tokenizer.mask_token_id, seed)
+        input_ids, labels = _masked(input_ids, of_text, tokenizer, seed)
     else:
         labels = input_ids.masked_fill(~of_text, IGNORED)
     # Masks are drawn on the CPU, so that they are the same wherever the model is.
@@ -83,11 +83,20 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     return [], []
 
 
-def _masked(input_ids: Tensor, of_text: Tensor, mask_token: int | None, seed: int) -> tuple[Tensor, Tensor]:
-    """15 % of the text's tokens become [MASK]; at least one, so that a short text has an answer."""
-    if mask_token is None:
+def _masked(input_ids: Tensor, of_text: Tensor, tokenizer: Any, seed: int) -> tuple[Tensor, Tensor]:
+    """15 % of the text's tokens are labels: 80 % of them [MASK], 10 % another token, 10 % as they are (BERT; OVA, A.1).
+
+    At least one is, and becomes [MASK], so that a short text has an answer.
+    """
+    if tokenizer.mask_token_id is None:
         raise ValueError("the model predicts masked tokens, but its tokenizer has no mask token")
     generator = torch.Generator().manual_seed(seed)
     chance = torch.rand(input_ids.shape, generator=generator).masked_fill(~of_text, 2.0)
-    chosen = (chance < 0.15) | (chance == chance.min())
-    return input_ids.masked_fill(chosen, mask_token), input_ids.masked_fill(~chosen, IGNORED)
+    least = chance == chance.min()
+    chosen = (chance < 0.15) | least
+    words = torch.tensor(sorted(set(range(len(tokenizer))) - set(tokenizer.all_special_ids)))
+    other = words[torch.randint(len(words), input_ids.shape, generator=generator)]
+    # Given that chance < 0.15, chance / 0.15 is uniform again.
+    masked, replaced = (chance < 0.8 * 0.15) | least, (chance >= 0.8 * 0.15) & (chance < 0.9 * 0.15)
+    inputs = torch.where(masked, tokenizer.mask_token_id, torch.where(replaced, other, input_ids))
+    return inputs, input_ids.masked_fill(~chosen, IGNORED)

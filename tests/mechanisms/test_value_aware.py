@@ -99,6 +99,21 @@ def test_caratheodory_on_degenerate_values(kind: str) -> None:
     assert_close(found @ v / v.abs().max().clamp_min(1), w @ v / v.abs().max().clamp_min(1))
 
 
+@pytest.mark.parametrize("scale", [1.0, 9.0])
+def test_caratheodory_is_exact_to_rounding_and_a_row_does_not_see_the_others(scale: float) -> None:
+    """Group 1 has every value four times over, which the quick way cannot do."""
+    v = torch.randn(2, 101, 17, dtype=torch.float64)
+    v[1] = v[1, torch.arange(101) % 25]
+    w = torch.randn(2, 7, 101, dtype=torch.float64).mul(scale).softmax(-1)
+    found = caratheodory(w, v, block=3)
+    assert (found >= 0).all()
+    assert ((found > 0).sum(-1) <= 18).all()
+    assert (found @ v - w @ v).abs().max() < 1e-12
+    assert (found.sum(-1) - 1).abs().max() < 1e-12
+    alone = torch.stack([caratheodory(w[:, i : i + 1], v).squeeze(1) for i in range(7)], 1)
+    assert torch.equal(alone > 0, found > 0)
+
+
 @pytest.mark.parametrize("kernel", ["exp", "elu", "poly"])
 def test_r_of_d_plus_1_equals_exact_attention(kernel: str) -> None:
     q, k, v = (torch.randn(2, h, n, 3, dtype=torch.float64) for h, n in ((6, 5), (2, 23), (2, 23)))
@@ -162,6 +177,37 @@ def test_the_solver_finds_nearly_every_optimum() -> None:
     assert gap.min() > -1e-9
     assert gap.median() < 1e-9
     assert gap.quantile(0.95) < 0.05
+
+
+def test_a_row_of_many_keys_is_searched_like_a_row_of_few_when_it_sees_few() -> None:
+    n_k, few, d, r = 97, 23, 6, 3
+    v, alpha = torch.randn(1, n_k, d, dtype=torch.float64), torch.randn(1, 5, n_k, dtype=torch.float64).softmax(-1)
+    seen = torch.zeros(1, 5, n_k, dtype=torch.bool)
+    seen[..., :few] = True
+    alpha = alpha * seen
+    o = alpha @ v
+    keys, beta = sparse_simplex(o, v, seen, alpha, r)
+    cut_keys, cut_beta = sparse_simplex(o, v[:, :few], seen[..., :few], alpha[..., :few], r)
+    assert torch.equal(keys[beta > 0], cut_keys[cut_beta > 0])
+    assert_close(beta, cut_beta)
+
+
+def test_the_promises_hold_where_rows_see_many_keys() -> None:
+    n, n_k, d = 13, 131, 9
+    v, alpha = (
+        torch.randn(1, n_k, d, dtype=torch.float64),
+        torch.randn(1, n, n_k, dtype=torch.float64).mul(3).softmax(-1),
+    )
+    o, seen = alpha @ v, torch.ones(1, n, n_k, dtype=torch.bool)
+    before = (v - o.transpose(0, 1)).norm(dim=-1).amin(-1)
+    for r in (2, 3, 5, 8):
+        keys, beta = sparse_simplex(o, v, seen, alpha, r)
+        error = ((beta.unsqueeze(-2) @ v[0][keys]).squeeze(-2) - o).norm(dim=-1).squeeze(0)
+        assert (error <= before + 1e-12).all(), f"r = {r} is worse than a smaller one"
+        if r <= 3:
+            top = v[0][alpha.topk(r).indices].squeeze(0)
+            assert (error <= best_on(o.squeeze(0), top) + 1e-9).all(), f"r = {r} is worse than the top r"
+        before = error
 
 
 @pytest.mark.parametrize("r", ["1", "2", "d+1"])
