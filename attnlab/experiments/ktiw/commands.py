@@ -126,6 +126,34 @@ def _heads(options: argparse.Namespace) -> None:
     _tell(write_heads_result(options.work, options.out), options)
 
 
+def _alignment_arguments(parser: argparse.ArgumentParser) -> None:
+    _data_arguments(parser)
+    parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results/ktiw-alignment.json"), help="(default: %(default)s)")
+    parser.add_argument("--page", type=Path, help="also draw the figure on this page")
+
+
+def _alignment(options: argparse.Namespace) -> None:
+    from attnlab.experiments.ktiw.alignment import write_alignment
+
+    _check_out(options.out)
+    [corpus] = [c for c in _corpora(options, ("multi30k",)) if c.kind == "translation"]
+    _tell(write_alignment(corpus, options.work / corpus.name, options.out), options)
+
+
+def _figures_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
+
+
+def _figures(options: argparse.Namespace) -> None:
+    from attnlab.experiments.ktiw.figures import write_pictures
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    for path in write_pictures(options.results, options.out):
+        print(f"wrote {path.resolve()}")
+
+
 def _corpora(options: argparse.Namespace, only: Sequence[str] | None = None) -> list[Any]:
     from attnlab.experiments.ktiw.corpora import READERS, load_corpus, prepare
 
@@ -218,6 +246,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Ours: is word translation learnable from co-occurrence? The toy tasks' and the data sets' count tables.",
         _diagnosis_arguments,
         _diagnosis,
+    ),
+    "ktiw-alignment": Experiment(
+        "Ours: attention, lexical probe and IBM Model 1 side by side for a sentence.", _alignment_arguments, _alignment
+    ),
+    "ktiw-figures": Experiment(
+        "KTIW: Figures 1 and 3 to 8 as pictures, from the results that are there.", _figures_arguments, _figures
     ),
     "ktiw-transformers": Experiment(
         "Ours: KTIW's probes per head over the training of transformers.", _heads_arguments, _heads
