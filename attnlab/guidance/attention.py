@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, hide_unseen, repeat_groups
+from attnlab.guidance.halves import join_heads, split_heads
 from attnlab.guidance.loss import squared_error
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import Targets
@@ -45,18 +46,14 @@ class Groups:
 def attend_guided(call: AttentionCall, groups: Groups) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b s q"]]:
     """(the output of every head, each guided head's error in each row divided by the heads of its group)."""
     guided, rest = _split(call, groups.guided)
-    out, errors = (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups)
-    if rest is None:
-        return out, errors
-    # Joined as (b, q, h, e), which the output projection reads without a copy.
-    joined = torch.cat([t.transpose(1, 2) for t in (out, Softmax()(rest))], dim=2)
-    return joined.transpose(1, 2), errors
+    out, errors = (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups, call.q.shape[1])
+    return out if rest is None else join_heads(out, Softmax()(rest)), errors
 
 
 def errors_only(call: AttentionCall, groups: Groups) -> Float[Tensor, "b s q"]:
     """The errors of ``attend_guided``, for a layer whose output is computed elsewhere."""
     guided, _ = _split(call, groups.guided)
-    return (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups)[1]
+    return (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups, call.q.shape[1])[1]
 
 
 def guided_errors(W: Float[Tensor, "b s q k"], groups: Groups) -> Float[Tensor, "b s q"]:
@@ -65,12 +62,12 @@ def guided_errors(W: Float[Tensor, "b s q k"], groups: Groups) -> Float[Tensor, 
     return torch.cat(parts, dim=1)
 
 
-def _by_maps(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
+def _by_maps(call: AttentionCall, groups: Groups, heads: int) -> tuple[Tensor, Tensor]:
     W = Softmax().weights(call)
     return W @ hide_unseen(call).v, guided_errors(W, groups)
 
 
-def _by_kernel(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
+def _by_kernel(call: AttentionCall, groups: Groups, heads: int) -> tuple[Tensor, Tensor]:
     from attnlab.kernels.guided import guided_attention
 
     if groups.packed is None:
@@ -84,6 +81,7 @@ def _by_kernel(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
         causal=call.causal,
         offset=call.offset,
         scale=call.softmax_scale,
+        heads=heads,
     )
 
 
@@ -91,7 +89,7 @@ def pack(groups: Groups) -> Any:
     """The groups' targets as the kernel reads them."""
     from attnlab.kernels.guided import pack_labels
 
-    rows, keys, value, constant, weight, group = [], [], [], [], [], []
+    rows, keys, value, constant, weight, numbers = [], [], [], [], [], []
     for number, (own, t) in enumerate(groups):
         assert t.labels is not None
         pointing, share = t.values.shape[-1] > 0, t.share[:, 0]
@@ -101,14 +99,15 @@ def pack(groups: Groups) -> Any:
         weight.append(t.rows[:, 0].float() / len(own))
         rows.append(t.labels.rows)
         keys.append(t.labels.keys)
-        group += [number] * len(own)
+        # Filled on the device: a copy of a list to it would wait, and cannot be part of a captured graph.
+        numbers.append(rows[-1].new_full((len(own),), number))
     return pack_labels(
         torch.stack(rows, 1),
         torch.stack(keys, 1),
         value=torch.stack(value, 1),
         constant=torch.stack(constant, 1),
         weight=torch.stack(weight, 1),
-        group=torch.tensor(group, device=rows[0].device),
+        group=torch.cat(numbers),
     )
 
 
@@ -131,14 +130,15 @@ def _triton_is_there() -> bool:
 
 
 def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCall | None]:
-    """The calls of the first heads and of the others; split, since the gradient of a split is a single copy."""
+    """The calls of the first heads and of the others."""
     h = call.q.shape[1]
     full = replace(call, k=repeat_groups(call.k, call.groups), v=repeat_groups(call.v, call.groups))
     if guided == h:
         return full, None
 
     def halves(t: Tensor | None) -> tuple[Any, Any]:
-        return (t, t) if t is None or t.shape[1] == 1 < h else t.split([guided, h - guided], dim=1)
+        return (t, t) if t is None or t.shape[1] == 1 < h else (t[:, :guided], t[:, guided:])
 
-    both = {name: halves(getattr(full, name)) for name in ("q", "k", "v", "mask", "bias")}
+    both: dict[str, tuple[Any, Any]] = {name: halves(getattr(full, name)) for name in ("mask", "bias")}
+    both |= {name: split_heads(getattr(full, name), guided) for name in ("q", "k", "v")}
     return tuple(replace(full, **{name: t[i] for name, t in both.items()}) for i in range(2))  # type: ignore[return-value]

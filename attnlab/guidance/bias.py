@@ -1,18 +1,25 @@
-"""Guidance without a loss: the pattern added to the logits of the guided heads."""
+"""Guidance without a loss: the pattern added to the logits of the guided heads, for a batch or through a training."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.guidance.inputs import own_layers, watch_inputs
+from attnlab.guidance.loss import chosen_kind
 from attnlab.guidance.settings import Guidance
+from attnlab.hf.interface import Frame, attached
+from attnlab.hf.sites import find_sites
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
 from attnlab.shapes import Float, Int, Shaped
 
-__all__ = ["LogitBias", "pattern_bias"]
+__all__ = ["LogitBias", "bias_heads", "pattern_bias"]
 
 
 def pattern_bias(
@@ -54,3 +61,70 @@ class LogitBias(Mechanism):
     def _biased(self, call: AttentionCall) -> AttentionCall:
         bias = self.bias.to(call.q)
         return replace(call, bias=bias if call.bias is None else call.bias + bias)
+
+
+@dataclass(frozen=True, eq=False)
+class _BiasedSoftmax(Softmax):
+    """Softmax over scores to which the pattern of the texts under way is added."""
+
+    now: _Now
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        return super().reference(self.now.biased(call))
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        return super().forward(self.now.biased(call))
+
+
+@dataclass(eq=False)
+class _Now:
+    """The texts that the model reads, and their bias once a layer has asked for it."""
+
+    guidance: Guidance
+    strength: float
+    tokens: SpecialTokens | None
+    batch: dict[str, Any] | None = None
+    bias: Tensor | None = None
+
+    def begin(self, batch: dict[str, Any]) -> None:
+        self.batch, self.bias = batch, None
+
+    def biased(self, call: AttentionCall) -> AttentionCall:
+        if self.bias is None:
+            if self.batch is None:
+                raise ValueError("the model was not called with input_ids, from which the patterns are drawn")
+            made = pattern_bias(
+                self.guidance,
+                self.batch["input_ids"],
+                n_heads=call.q.shape[1],
+                strength=self.strength,
+                attention_mask=self.batch.get("attention_mask"),
+                causal=call.causal,
+                tokens=self.tokens,
+            )
+            self.bias = made.to(call.q)
+        return replace(call, bias=self.bias if call.bias is None else call.bias + self.bias)
+
+
+@contextmanager
+def bias_heads(
+    model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None = None, strength: float = 1.0
+) -> Iterator[None]:
+    """Inside the context the guided heads of every self-attention layer have ``strength`` times their pattern added.
+
+    A model that was trained so needs the bias when it is used, too. Models with one kind of self-attention.
+    """
+    own = own_layers(model)
+    sites = [] if own else find_sites(model)
+    kind = chosen_kind([x.kind for x in (own or sites)], guidance)
+    mech = _BiasedSoftmax(_Now(guidance, strength, tokens))
+    with ExitStack() as undo:
+        for remove in watch_inputs(model, mech.now.begin):
+            undo.callback(remove)
+        if sites:
+            undo.enter_context(attached(model, {s: Frame(mechanism=mech) for s in sites if s.kind == kind}))
+        for layer in own:
+            if layer.kind == kind:
+                undo.callback(setattr, layer, "mechanism", layer.mechanism)
+                layer.mechanism = mech
+        yield

@@ -47,7 +47,9 @@ class GaussianHeads(Mechanism):
         of_keys = keys.cumsum(-1) - 1
         own = torch.arange(n_q, device=keys.device) + call.offset
         of_queries = of_keys[:, own.clamp(0, max(n_k - 1, 0))]
-        shift = torch.tensor([self.shifts[i % len(self.shifts)] for i in range(h)], device=keys.device)
+        # Filled on the device, so that a captured graph can hold it.
+        turn = torch.arange(h, device=keys.device) % len(self.shifts)
+        shift = torch.stack([torch.full_like(turn, s) * (turn == i) for i, s in enumerate(self.shifts)]).sum(0)
         far = of_keys[:, None, None, :] - of_queries[:, None, :, None] - shift[:, None, None]
         s = -far.to(call.q.dtype).square() / (2 * self.std**2)
         seen = visible(call)

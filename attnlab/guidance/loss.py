@@ -16,7 +16,7 @@ from attnlab.patterns import SpecialTokens, Targets, overlap, pattern_targets
 from attnlab.shapes import Float, Int, Shaped
 from attnlab.trace import Kind, LayerTrace
 
-__all__ = ["guidance_loss", "guided_weights", "layer_targets", "squared_error"]
+__all__ = ["guidance_by_head", "guidance_loss", "guided_weights", "layer_targets", "squared_error"]
 
 
 def squared_error(W: Float[Tensor, "b h q k"], targets: Targets) -> Float[Tensor, "b h q"]:
@@ -65,6 +65,28 @@ def guidance_loss(
             errors = squared_error(guided_weights(layer, heads), drawn[key])
             total = total + errors.sum() / len(heads)
     return Loss(total, cells(guidance, input_ids, attention_mask, queries, query_mask))
+
+
+@torch.no_grad()
+def guidance_by_head(
+    trace: Iterable[LayerTrace],
+    guidance: Guidance,
+    input_ids: Int[Tensor, "b k"],
+    *,
+    attention_mask: Shaped[Tensor, "b k"] | None = None,
+    tokens: SpecialTokens | None = None,
+) -> Float[Tensor, "l h"]:
+    """Each self-attention head's mean squared error over the rows that have a target; NaN where a head has none."""
+    found = []
+    for layer in chosen_layers(trace, guidance):
+        errors = torch.full((layer.call.q.shape[1],), torch.nan, device=input_ids.device)
+        for name, heads in guidance.assign(len(errors)).items():
+            own = _of_heads(layer.call, heads)
+            targets = layer_targets(name, own, input_ids, attention_mask=attention_mask, tokens=tokens)
+            total = squared_error(guided_weights(layer, heads), targets).sum((0, 2))
+            errors[heads.start : heads.stop] = total / targets.rows.expand(-1, len(heads), -1).sum((0, 2))
+        found.append(errors)
+    return torch.stack(found)
 
 
 def guided_weights(layer: LayerTrace, heads: range) -> Float[Tensor, "b s q k"]:

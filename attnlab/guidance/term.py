@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
+from attnlab.guidance.inputs import own_layers, watch_inputs
 from attnlab.guidance.loss import cells, chosen_kind, layer_targets, refuse_missing
 from attnlab.guidance.settings import Guidance
 from attnlab.hf.interface import Frame, attached, stand_in
@@ -41,6 +41,7 @@ class GuidanceTerm:
     _batch: dict[str, Any] | None = field(default=None, repr=False)
     _groups: dict[tuple[object, ...], Groups] = field(default_factory=dict, repr=False)
     _errors: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _running: bool = field(default=False, repr=False)
 
     def __call__(self, model: nn.Module, output: Any, batch: Batch, step: int) -> Loss:
         """The sum over layers, pattern groups and rows, each group's divided by its heads, and its count."""
@@ -86,8 +87,21 @@ class GuidanceTerm:
 
     def begin(self, batch: dict[str, Any]) -> None:
         """A forward pass over these texts begins."""
-        self._batch = batch
+        self._batch, self._running = batch, True
         self._groups, self._errors = {}, {}
+
+    def end(self) -> None:
+        """The forward pass is over."""
+        self._running = False
+
+    def guides(self, call: AttentionCall) -> bool:
+        """Whether errors are wanted: not while a text is generated, token by token or by parts of the model.
+
+        With gradients they always are: checkpointing runs layers again after the forward pass is over.
+        """
+        if torch.is_grad_enabled():
+            return True
+        return self._running and self._texts(self._batch or {})["input_ids"].shape[1] == call.k.shape[2]
 
     def groups(self, call: AttentionCall) -> Groups:
         """Each pattern's heads and targets in a layer; layers that see the same share them."""
@@ -107,6 +121,8 @@ class GuidanceTerm:
 
     def note(self, layer: int, call: AttentionCall, mech: Mechanism) -> None:
         """Take the errors from the maps of a layer whose output was computed elsewhere."""
+        if not self.guides(call):
+            return
         groups = self.groups(call)
         if isinstance(mech, Softmax):
             self._errors[layer] = errors_only(call, groups)
@@ -115,6 +131,8 @@ class GuidanceTerm:
 
     def attend(self, layer: int, call: AttentionCall) -> Tensor:
         """A layer's output; its errors are kept."""
+        if not self.guides(call):
+            return Softmax()(call)
         out, self._errors[layer] = attend_guided(call, self.groups(call))
         return out
 
@@ -163,7 +181,7 @@ def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None 
         kinds = [layer.kind for layer in own] if own else [site.kind for site in find_sites(model)]
         term = GuidanceTerm(guidance, chosen_kind(kinds, guidance), tokens)
         refuse_missing(list(range(kinds.count(term.kind))), guidance, term.kind)
-        for remove in _watch_inputs(model, term):
+        for remove in watch_inputs(model, term.begin, term.end):
             undo.callback(remove)
         if own:
             for layer in own:
@@ -172,11 +190,6 @@ def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None 
         else:
             undo.enter_context(attached(model, _frames(model, term)))
         yield term
-
-
-def own_layers(model: nn.Module) -> list[Any]:
-    """The attention layers of a model of this package: modules that have a mechanism, a kind and a number."""
-    return [m for m in model.modules() if isinstance(getattr(m, "mechanism", None), Mechanism) and hasattr(m, "kind")]
 
 
 def _guided(kind: Kind, layer: int, term: GuidanceTerm) -> bool:
@@ -215,38 +228,6 @@ def _guide_own(layer: Any, term: GuidanceTerm) -> Undo:
         layer.mechanism = before
 
     return undo
-
-
-def _watch_inputs(model: nn.Module, term: GuidanceTerm) -> list[Undo]:
-    """Tell the term what the model reads: the arguments of the outermost module that takes ``input_ids``."""
-    inside = [0]
-    removes = []
-    for module in model.modules():
-        names = list(inspect.signature(module.forward).parameters)
-        if "input_ids" not in names:
-            continue
-
-        @torch.compiler.disable
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] = names) -> None:
-            inside[0] += 1
-            if inside[0] == 1:
-                term.begin(_with_decoder(module, {**dict(zip(names, args, strict=False)), **kwargs}))
-
-        @torch.compiler.disable
-        def after(*_: Any) -> None:
-            inside[0] -= 1
-
-        removes.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-        removes.append(module.register_forward_hook(after, always_call=True).remove)
-    return removes
-
-
-def _with_decoder(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """What the decoder reads where a model makes it from the labels."""
-    shifted = getattr(module, "prepare_decoder_input_ids_from_labels", None)
-    if given.get("decoder_input_ids") is not None or given.get("labels") is None or shifted is None:
-        return given
-    return {**given, "decoder_input_ids": shifted(given["labels"])}
 
 
 def _cut_mask(call: AttentionCall, heads: range) -> AttentionCall:

@@ -113,7 +113,7 @@ def attached(model: nn.Module, frames: Mapping[Site, Frame]) -> Iterator[None]:
 def install(module: nn.Module, installed: Installed) -> None:
     """Make a module attend by a mechanism outside of any context."""
     setattr(module, INSTALLED, installed)
-    installed.hook = module.register_forward_pre_hook(_note_given, with_kwargs=True)
+    installed.hook = module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
 
 
 def uninstall(module: nn.Module) -> None:
@@ -154,7 +154,7 @@ def _attach(site: Site, frame: Frame) -> None:
         live = _live.get(site.module)
         if live is None:
             live = _live[site.module] = _Live(site)
-            live.hook = site.module.register_forward_pre_hook(_note_given, with_kwargs=True)
+            live.hook = site.module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
         live.frames.append(frame)
 
 
@@ -214,11 +214,19 @@ def _registered(own: str) -> str:
     name = PREFIX + own
     if name not in AttentionInterface():
         AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
-        AttentionInterface.register(name, _standing_in_for(own))
+        AttentionInterface.register(name, _uncompiled(_standing_in_for(own)))
     return name
 
 
-@torch.compiler.disable
+@functools.cache
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile would take one layer's site for that of all layers; what lies between them it may compile.
+
+    Made when needed: torch's compiler takes long to import.
+    """
+    return torch.compiler.disable(function)
+
+
 def _note_given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     live, installed = _live.get(module), installed_in(module)
     names = _argument_names(type(module).forward)
@@ -254,8 +262,6 @@ def _swapped(live: _Live | None) -> bool:
 
 
 def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    # torch.compile would take the site of one layer for that of all; what lies between the layers it may compile.
-    @torch.compiler.disable
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:

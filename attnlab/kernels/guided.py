@@ -91,9 +91,13 @@ def guided_attention(
     causal: bool = False,
     offset: int = 0,
     scale: float,
+    heads: int = 0,
 ) -> tuple[Float[Tensor, "b h q d"], Float[Tensor, "b h q"]]:
-    """(softmax(scale q k^T) v, weight_i times the squared error of each row); both have gradients by q, k and v."""
-    return _Guided.apply(q, k, v, labels, key_visible, causal, offset, scale)
+    """(softmax(scale q k^T) v, weight_i times the squared error of each row); both have gradients by q, k and v.
+
+    The output and the gradients lie in tensors that have room for so many ``heads``, if that is more than q has.
+    """
+    return _Guided.apply(q, k, v, labels, key_visible, causal, offset, scale, heads)
 
 
 class _Guided(torch.autograd.Function):
@@ -108,11 +112,11 @@ class _Guided(torch.autograd.Function):
         causal: bool,
         offset: int,
         scale: float,
+        heads: int,
     ) -> tuple[Tensor, Tensor]:
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
         b, h, n_q, _ = q.shape
-        # Laid out as (b, q, h, d), so that joining heads needs no copy.
-        out = _empty_like(q)
+        out = _empty_like(q, heads)
         lse, error, slope = (q.new_empty(b, h, n_q, dtype=torch.float32) for _ in range(3))
         common = _common(q, k, labels, causal, offset, scale)
         rows, keys, value, constant, weight, _, ranges, group = labels
@@ -122,7 +126,7 @@ class _Guided(torch.autograd.Function):
             *_strides(q, k, v, out), **common, **_options(tile, q, k, key_visible),
         )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse, slope, key_visible, *labels)
-        ctx.settings = (causal, offset, scale)
+        ctx.settings, ctx.heads = (causal, offset, scale), heads
         return out, error
 
     @staticmethod
@@ -141,7 +145,7 @@ class _Guided(torch.autograd.Function):
         )  # fmt: skip
         ranges = (labels.key_ranges, labels.row_ranges)
         told = (labels.rows, labels.keys, labels.value, *ranges, labels.group, key_visible)
-        dq, dk, dv = (_empty_like(t) for t in (q, k, v))
+        dq, dk, dv = (_empty_like(t, ctx.heads) for t in (q, k, v))
         backward_kv[(triton.cdiv(k.shape[2], by_keys.keys), b * h)](
             q, k, v, grad, lse, delta, pull, *told, dk, dv,
             *_strides(q, k, v, grad, dk, dv), **common, **_options(by_keys, q, k, key_visible),
@@ -150,12 +154,13 @@ class _Guided(torch.autograd.Function):
             q, k, v, grad, lse, delta, pull, *told, dq,
             *_strides(q, k, v, grad, dq), **common, **_options(by_rows, q, k, key_visible),
         )  # fmt: skip
-        return dq, dk, dv, None, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None, None
 
 
-def _empty_like(t: Tensor) -> Tensor:
+def _empty_like(t: Tensor, heads: int) -> Tensor:
+    """Laid out as (b, n, h, d), as linear maps before and after attention read it."""
     b, h, n, d = t.shape
-    return t.new_empty(b, n, h, d).transpose(1, 2)
+    return t.new_empty(b, n, max(h, heads), d).transpose(1, 2)[:, :h]
 
 
 def _strides(*tensors: Tensor) -> list[int]:

@@ -221,12 +221,11 @@ def backward_kv(
         q = _tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
         grad = _tile(Grad + i[:, None] * gn + d[None, :], in_q[:, None] & in_d[None, :], WHOLE)
         # Keys are rows here. A row outside the text has lse = inf, and so no weight.
-        lse = tl.load(Lse + row + i, mask=in_q, other=float("inf"))
+        lse = tl.load(Lse + row + i) if WHOLE else tl.load(Lse + row + i, mask=in_q, other=float("inf"))
         s = _hide(tl.dot(k, q, input_precision=PRECISION), i[None, :], j[:, None], seen[:, None], offset, CAUSAL, CUT)
         p = tl.exp2(s * c - lse[None, :])
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
-        delta = tl.load(Delta + row + i, mask=in_q, other=0.0)
-        pull = tl.load(Pull + row + i, mask=in_q, other=0.0)
+        delta, pull = _tile(Delta + row + i, in_q, WHOLE), _tile(Pull + row + i, in_q, WHOLE)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION) + (pull[None, :] * p - delta[None, :])
         first, least, most = lo // SPAN, 1 << 30, -1
         for r in tl.static_range(BM // SPAN):

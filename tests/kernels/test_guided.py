@@ -95,3 +95,40 @@ def test_output_errors_and_gradients(monkeypatch: pytest.MonkeyPatch, how: dict[
         assert a.isfinite().all(), name
         assert_close(a, b)
         assert sizes["n_k"] == 1 or a.abs().max() > 0
+
+
+def test_a_layer_through_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guided heads by the kernel and the others by SDPA, checkpointed, are what maps and targets say."""
+    # Not above: it imports Triton.
+    from torch.utils.checkpoint import checkpoint
+
+    from attnlab.guidance import Guidance, attention, layer_targets
+    from attnlab.patterns import SpecialTokens
+
+    monkeypatch.setattr(guided, "BLOCKS", TILES)
+    monkeypatch.setattr(attention, "_kernel_serves", lambda call, groups: True)
+    ids = torch.randint(3, 9, (2, 37), device=DEVICE)
+    seen = torch.ones(2, 37, dtype=torch.bool, device=DEVICE)
+    seen[1, 30:] = False
+    heads = Guidance(heads={"next": 2, "period": 1, "same": 1}).assign(6)
+    leaves = [torch.randn(2, 6, 37, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+
+    def groups(call: al.AttentionCall) -> attention.Groups:
+        tokens = SpecialTokens(period=(5,))
+        return attention.Groups(heads, {n: layer_targets(n, call, ids, tokens=tokens) for n in heads})
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        call = al.AttentionCall(q, k, v, key_visible=seen)
+        return attention.attend_guided(call, groups(call))
+
+    call = al.AttentionCall(*leaves, key_visible=seen)
+    W = al.Softmax().weights(call)
+    wanted = W @ call.v, attention.guided_errors(W[:, :4], groups(call))
+    slopes = [torch.randn_like(t) for t in wanted]
+    expected = torch.autograd.grad(wanted, leaves, slopes)
+    for run in (layer, lambda *t: checkpoint(layer, *t, use_reentrant=False)):
+        found = run(*leaves)
+        for a, b in zip(found, wanted, strict=True):
+            assert_close(a, b)
+        for a, b in zip(torch.autograd.grad(found, leaves, slopes), expected, strict=True):
+            assert_close(a, b)

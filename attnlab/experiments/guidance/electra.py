@@ -1,0 +1,122 @@
+"""Part (c): replaced-token detection with and without guidance of both halves (Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from attnlab.data import Blocks, MlmSource, TokenStore
+from attnlab.data.tokenisers import Tokeniser
+from attnlab.experiments.guidance.learner import GuidedLearner, lanes, train_together
+from attnlab.experiments.guidance.mlm import special_ids, thinned
+from attnlab.experiments.guidance.settings import Arm, MlmConfig
+from attnlab.experiments.parts import Part, best_device
+from attnlab.guidance import GuidanceTerm, guide
+from attnlab.models import TransformerConfig
+from attnlab.models.electra import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
+from attnlab.patterns import SpecialTokens
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["ElectraConfig", "run_electra"]
+
+
+@dataclass(frozen=True)
+class ElectraConfig:
+    """Our ELECTRA: the masked LM's discriminator, and a generator a third as wide."""
+
+    base: MlmConfig = field(default_factory=MlmConfig)
+    generator_width: int = 96
+    generator_heads: int = 4
+
+
+class _Fed(Electra):
+    """Electra that is called as the learner calls a model: labels come with the inputs under another name."""
+
+    def forward(self, input_ids: torch.Tensor, masked_tokens: torch.Tensor) -> ElectraOutput:  # type: ignore[override]
+        return super().forward(input_ids, masked_tokens)
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    source: MlmSource
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        batch = self.source.batch(step)
+        return {"input_ids": batch["input_ids"], "masked_tokens": batch["labels"]}
+
+
+def run_electra(
+    config: ElectraConfig,
+    arms: Sequence[Arm],
+    *,
+    tokeniser: Tokeniser,
+    stores: Mapping[str, TokenStore],
+    part: Part,
+    seconds: float | None = None,
+) -> None:
+    """Train every arm on the same batches; rows of ``electra_runs`` and ``electra_curves``."""
+    base, device, tokens = config.base, best_device(), special_ids(tokeniser)
+    blocks = Blocks(stores["train"], tokeniser.specials, length=base.length, seed=base.seed)
+    source = _Renamed(MlmSource(blocks, base.batch, vocab_size=tokeniser.vocab_size, seed=base.seed))
+    with ExitStack() as stack:
+        learners = {
+            arm.name: _learner(config, arm, tokeniser.vocab_size, tokens, lane, stack, device)
+            for arm, lane in zip(arms, lanes(len(arms)), strict=True)
+        }
+        steps, spent = train_together(learners, source, steps=base.steps, seconds=seconds)
+        for arm in arms:
+            curve = learners[arm.name].curves()
+            last = max(1, len(curve.task) // 50)
+            told = {"arm": arm.name, "guided": arm.guided, "lr": arm.lr, "warmup": arm.warmup, "seed": base.seed}
+            loss = sum(curve.task[-last:]) / last
+            part.row("electra_runs", **told, steps=steps, seconds=round(spent, 1), loss=loss)
+            part.row("electra_curves", **told, **thinned(curve))
+
+
+def _learner(
+    config: ElectraConfig,
+    arm: Arm,
+    vocab: int,
+    tokens: SpecialTokens,
+    lane: tuple[Any, Any],
+    stack: ExitStack,
+    device: torch.device,
+) -> GuidedLearner:
+    base = config.base
+    torch.manual_seed(base.seed)
+    model = _Fed(
+        TransformerConfig(
+            kind="encoder",
+            vocab=-(-vocab // 64) * 64,
+            width=base.width,
+            heads=base.heads,
+            layers=arm.layers or base.layers,
+            max_length=base.length,
+            norm="post",
+            embed_norm=True,
+            head="none",
+            dropout=base.dropout,
+        ),
+        generator_width=config.generator_width,
+        generator_heads=config.generator_heads,
+    ).to(device)
+    terms: list[GuidanceTerm] = []
+    if arm.guided:
+        guidance = base.guidance(replace(arm, layers=None))
+        terms = [
+            stack.enter_context(guide(half, guidance, tokens=tokens)) for half in (model.generator, model.discriminator)
+        ]
+    return GuidedLearner(
+        model,
+        [GeneratedTokens(), ReplacedTokens()],
+        guidance=terms,
+        recipe=Recipe(lr=arm.lr, betas=base.betas, weight_decay=base.weight_decay, clip=base.clip),
+        schedule=Schedule("linear", warmup=round(arm.warmup * base.steps)),
+        steps=base.steps,
+        stream=lane[0],
+        pool=lane[1],
+    )

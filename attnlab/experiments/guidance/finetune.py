@@ -1,0 +1,79 @@
+"""Part (b): the pretrained models of an experiment fine-tuned side by side on GLUE's small tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlab.data.tokenisers import Tokeniser
+from attnlab.experiments.abc.encoder import Classified, Classifier
+from attnlab.experiments.abc.fit import fit
+from attnlab.experiments.abc.mlm import AbcMlmConfig, _accuracy, _Wide
+from attnlab.experiments.effective_glue import TASKS, GlueSource, encode, read_glue, subset
+from attnlab.experiments.parts import Part
+from attnlab.models import Transformer
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["TuneConfig", "fine_tune"]
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How the encoders are fine-tuned; the same for all."""
+
+    tasks: tuple[str, ...] = ("MRPC", "RTE", "SST-2")
+    length: int = 128
+    batch: int = 32
+    lr: float = 2e-4
+    weight_decay: float = 0.1
+    # Training examples at most, drawn once.
+    limit: int = 20_000
+    epochs: tuple[tuple[str, int], ...] = (("MRPC", 4), ("RTE", 4), ("SST-2", 2))
+    streams: int = 4
+    seed: int = 0
+
+
+class _Words:
+    """One of our tokenisers as ``encode`` calls Hugging Face's."""
+
+    def __init__(self, tokeniser: Tokeniser) -> None:
+        self.tokeniser = tokeniser
+        self.cls_token_id, self.sep_token_id = tokeniser.specials.bos, tokeniser.specials.eos
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = False) -> dict[str, Any]:
+        assert not add_special_tokens
+        return {"input_ids": self.tokeniser.encode_batch(texts)}
+
+
+def fine_tune(
+    encoders: Mapping[str, Transformer],
+    config: TuneConfig,
+    *,
+    tokeniser: Tokeniser,
+    glue: Path,
+    part: Part,
+    label: Mapping[str, Any],
+) -> None:
+    """Rows of ``finetuned``: the development accuracy of each encoder on each task."""
+    for task in config.tasks:
+        rows = {split: read_glue(glue, TASKS[task], split) for split in ("train", "dev")}
+        rows["train"] = subset(rows["train"], config.limit, seed=0)
+        examples = {split: encode(some, _Words(tokeniser), length=config.length) for split, some in rows.items()}
+        source = _Wide(GlueSource(examples["train"], config.batch, config.length, False, 2, config.seed))
+        steps = dict(config.epochs)[task] * source.source.steps_per_epoch
+        models = {name: Classifier(encoder, classes=2, seed=config.seed) for name, encoder in encoders.items()}
+        fit(
+            models,
+            source,
+            term=Classified(),
+            recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay),
+            schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
+            steps=steps,
+            streams=min(config.streams, len(models)),
+        )
+        reading = AbcMlmConfig(tune_length=config.length)
+        for name, model in models.items():
+            accuracy = 100 * _accuracy(model, examples["dev"], reading)
+            part.row("finetuned_runs", **label, task=task, arm=name, accuracy=accuracy, seed=config.seed)

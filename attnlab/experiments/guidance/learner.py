@@ -1,0 +1,137 @@
+"""Models with and without guidance side by side on the same batches; on a GPU each update is one captured graph."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.data import Source
+from attnlab.experiments.abc.fit import AHEAD, Learner
+from attnlab.guidance import GuidanceTerm
+from attnlab.training import Recipe, Schedule, Term
+
+__all__ = ["Curve", "GuidedLearner", "lanes", "train_together"]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The task's loss and L_AG at every update."""
+
+    task: list[float]
+    guidance: list[float]
+
+
+class GuidedLearner(Learner):
+    """A model with its own learning rate, and terms of guidance, whose weight is given with each update."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        terms: Sequence[Term],
+        *,
+        guidance: Sequence[GuidanceTerm] = (),
+        recipe: Recipe,
+        schedule: Schedule,
+        steps: int,
+        stream: Any = None,
+        pool: Any = None,
+    ) -> None:
+        super().__init__(model, terms[0], recipe, stream=stream, pool=pool)
+        self.terms, self.guidance, self.schedule, self.steps = terms, guidance, schedule, steps
+        self.alpha = torch.zeros((), device=self.device)
+        self.curve = torch.zeros(steps, 2, device=self.device)
+        self.at = torch.zeros(1, dtype=torch.long, device=self.device)
+
+    def advance(self, batch: Mapping[str, Tensor], step: int) -> None:
+        """Update number ``step``, counted from 0."""
+        alpha = self.guidance[0].weight(step) if self.guidance else 0.0
+        if self.cuda:
+            with torch.cuda.stream(self.stream):
+                self.alpha.fill_(alpha)
+        else:
+            self.alpha.fill_(alpha)
+        self.update(batch, self.recipe.lr * self.schedule.factor(step + 1, steps=self.steps))
+
+    def curves(self) -> Curve:
+        """What was noted so far."""
+        done = int(self.at)
+        task, guidance = self.curve[:done].T.tolist() if done else ([], [])
+        return Curve(task, guidance)
+
+    def _step(self, batch: dict[str, Tensor]) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        # A cached cast of a weight would outlive the graph that made it.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda, cache_enabled=False):
+            output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
+            task = self._mean(self.terms, output, batch)
+            pull = self._mean(self.guidance, output, batch)
+        (task + self.alpha * pull).backward()
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.curve.index_copy_(0, self.at, torch.stack([task, pull]).detach()[None].float())
+        self.at += 1
+
+    def _mean(self, terms: Sequence[Any], output: Any, batch: dict[str, Tensor]) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for term in terms:
+            found = term(self.model, output, batch, 0)
+            total = total + found.total / torch.as_tensor(found.count, device=self.device).clamp(min=1)
+        return total
+
+
+def train_together(
+    learners: Mapping[str, GuidedLearner],
+    source: Source,
+    *,
+    steps: int,
+    seconds: float | None = None,
+    look_at: Sequence[int] = (),
+    look: Callable[[int], None] | None = None,
+) -> tuple[int, float]:
+    """(updates made, seconds) of every learner on the same batches; ``look(step)`` at these steps, the device idle."""
+    began, waiting = time.monotonic(), deque[Any]()
+    cuda = next(iter(learners.values())).cuda
+    streams = {id(x.stream): x.stream for x in learners.values()}.values()
+    wanted, step = set(look_at), 0
+    for step in range(steps + 1):
+        if step in wanted and look is not None:
+            if cuda:
+                torch.cuda.synchronize()
+            look(step)
+            for learner in learners.values():
+                learner.model.train()
+        late = seconds is not None and time.monotonic() - began > seconds
+        if step == steps or late:
+            break
+        batch = source.batch(step)
+        if cuda:
+            batch = {name: t.pin_memory() for name, t in batch.items()}
+        for learner in learners.values():
+            learner.advance(batch, step)
+        if cuda:
+            # A pinned batch is kept until the device has read it.
+            waiting.append((batch, [stream.record_event() for stream in streams]))
+            if len(waiting) > AHEAD:
+                for event in waiting.popleft()[1]:
+                    event.synchronize()
+    if cuda:
+        torch.cuda.synchronize()
+    for learner in learners.values():
+        learner.model.eval()
+        learner.graphs.clear()
+    return step, time.monotonic() - began
+
+
+def lanes(count: int) -> list[tuple[Any, Any]]:
+    """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it."""
+    if not torch.cuda.is_available():
+        return [(None, None)] * count
+    return [(torch.cuda.Stream(), torch.cuda.graph_pool_handle()) for _ in range(count)]

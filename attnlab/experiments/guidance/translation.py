@@ -1,0 +1,172 @@
+"""Part (d): translation with guidance in encoder, decoder and cross-attention, beside hard-coded Gaussian heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.experiments.abc.mt import AbcMtConfig, translate
+from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
+from attnlab.experiments.guidance.learner import GuidedLearner, lanes, train_together
+from attnlab.experiments.guidance.mlm import period_ids, thinned
+from attnlab.experiments.parts import Part, best_device
+from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
+from attnlab.models import Transformer, Translation, named_config, swapped
+from attnlab.patterns import SpecialTokens
+from attnlab.provenance import write_atomic
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["MODELS", "TranslationConfig", "run_translation"]
+
+MODELS = ("BASE", "AG", "Gaussian")
+# What each kind of attention can follow: a decoder's Next is cut away, and delimiters stand at a text's end only.
+PATTERNS = {
+    "encoder": ("next", "prev", "first", "period"),
+    "decoder": ("prev", "first"),
+    "cross": ("next", "prev", "first", "period"),
+}
+
+
+@dataclass(frozen=True)
+class TranslationConfig:
+    """Our translation models; the paper's are transformer-base on IWSLT and WMT, English to German."""
+
+    task: str = "multi30k-en-de"
+    vocab: int = 4000
+    width: int = 256
+    heads: int = 8
+    layers: int = 4
+    hidden: int = 1024
+    dropout: float = 0.2
+    tokens: int = 4096
+    widths: tuple[int, ...] = (16, 24, 32, 48)
+    steps: int = 3000
+    hold: float = 0.1
+    lr: float = 1e-3
+    warmup: float = 0.1
+    alpha0: float = 10.0
+    label_smoothing: float = 0.1
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    looks: int = 12
+    held_out: int = 1000
+
+
+def run_translation(
+    config: TranslationConfig,
+    *,
+    root: Path,
+    part: Part,
+    out: Path,
+    seeds: Sequence[int],
+    models: Sequence[str] = MODELS,
+    seconds: float | None = None,
+) -> None:
+    """Train each model of each seed on the same batches; losses go to ``part``, what they translate to ``out``."""
+    corpus = tokenised(read_task(TASKS[config.task], root), vocab=config.vocab)
+    device, specials = best_device(), corpus.tokeniser.specials
+    assert specials.pad is not None
+    assert specials.bos is not None
+    assert specials.eos is not None
+    names = {f"{name}-{seed}": (name, seed) for seed in seeds for name in models}
+    with ExitStack() as stack:
+        learners, made = {}, {}
+        for (key, (name, seed)), lane in zip(names.items(), lanes(len(names)), strict=True):
+            made[key] = _build(config, corpus, seed).to(device)
+            learners[key] = _learner(config, corpus, name, made[key], lane, stack)
+        ends = {"pad": specials.pad, "bos": specials.bos, "eos": specials.eos}
+        source = ShapedSource(*corpus.ids["train"], **ends, tokens=config.tokens, widths=config.widths, seed=seeds[0])
+        valid = ShapedSource(*corpus.ids["valid"], **ends, tokens=1024, widths=config.widths)
+
+        def look(step: int) -> None:
+            for key, (name, seed) in names.items():
+                loss = _evaluate(made[key], valid)
+                part.row("translation_evaluations", arm=name, seed=seed, at=step, valid_nll=loss)
+
+        points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
+        steps, spent = train_together(learners, source, steps=config.steps, seconds=seconds, look_at=points, look=look)
+        for key, (name, seed) in names.items():
+            curve = learners[key].curves()
+            last = max(1, len(curve.task) // 50)
+            row = {"loss": sum(curve.task[-last:]) / last, "ag_loss": sum(curve.guidance[-last:]) / last}
+            nll = _evaluate(made[key], valid)
+            part.row(
+                "translation_runs", arm=name, seed=seed, steps=steps, seconds=round(spent, 1), valid_nll=nll, **row
+            )
+            part.row("translation_curves", arm=name, seed=seed, **thinned(curve))
+        # Gaussian heads must be in place when the model is used, so decoding belongs inside.
+        for key in names:
+            said = translate(
+                made[key], corpus, corpus.ids["test"][0][: config.held_out], beams=5, config=AbcMtConfig(longest=64)
+            )
+            out.mkdir(parents=True, exist_ok=True)
+            write_atomic(out / f"{key}.txt", "".join(f"{line}\n" for line in said))
+
+
+def _build(config: TranslationConfig, corpus: Corpus, seed: int) -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(
+        replace(
+            named_config("attnlab-translation"),
+            vocab=-(-corpus.tokeniser.vocab_size // 8) * 8,
+            width=config.width,
+            heads=config.heads,
+            layers=config.layers,
+            hidden=config.hidden,
+            dropout=config.dropout,
+            norm="post",
+        )
+    )
+
+
+def _learner(
+    config: TranslationConfig, corpus: Corpus, name: str, model: Transformer, lane: tuple[Any, Any], stack: ExitStack
+) -> GuidedLearner:
+    terms: list[GuidanceTerm] = []
+    if name == "Gaussian":
+        stack.enter_context(swapped(model, GaussianHeads(), kinds=("encoder", "decoder")))
+    if name == "AG":
+        specials = corpus.tokeniser.specials
+        ends = tuple(i for i in (specials.bos, specials.eos) if i is not None)
+        tokens = SpecialTokens(period_ids(corpus.tokeniser), ends)
+        for kind, patterns in PATTERNS.items():
+            guidance = Guidance(
+                fraction=0.5,
+                patterns=patterns,
+                # Per row, so that texts of all widths are pulled alike; alpha0 belongs to 512 tokens.
+                alpha0=config.alpha0 / 512,
+                reduction="row",
+                hold=round(config.hold * config.steps),
+                steps=config.steps,
+                kind=kind,
+            )
+            terms.append(stack.enter_context(guide(model, guidance, tokens=tokens)))
+    return GuidedLearner(
+        model,
+        [Translation(label_smoothing=config.label_smoothing)],
+        guidance=terms,
+        recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+        schedule=Schedule("inverse_sqrt", warmup=round(config.warmup * config.steps)),
+        steps=config.steps,
+        stream=lane[0],
+        pool=lane[1],
+    )
+
+
+@torch.no_grad()
+def _evaluate(model: Transformer, source: ShapedSource) -> float:
+    """-log p of a token of the held-out translations, without smoothing."""
+    model.eval()
+    device = next(model.parameters()).device
+    total = torch.zeros(2, device=device)
+    for step in range(min(8, source.steps_per_epoch)):
+        batch = {name: t.to(device) for name, t in source.batch(step).items()}
+        output = model(**{name: t for name, t in batch.items() if name != "labels"})
+        found = Translation(label_smoothing=0.0)(model, output, batch, 0)
+        total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
+    return float(total[0] / total[1])

@@ -1,0 +1,58 @@
+"""What a model reads and where it attends, seen from outside."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.attention import Mechanism
+
+__all__ = ["own_layers", "watch_inputs"]
+
+
+def own_layers(model: nn.Module) -> list[Any]:
+    """The attention layers of a model of this package: modules that have a mechanism, a kind and a number."""
+    return [m for m in model.modules() if isinstance(getattr(m, "mechanism", None), Mechanism) and hasattr(m, "kind")]
+
+
+def watch_inputs(
+    model: nn.Module, begin: Callable[[dict[str, Any]], None], end: Callable[[], None] = lambda: None
+) -> list[Callable[[], None]]:
+    """Tell ``begin`` what the model reads, the arguments of the outermost module that takes ``input_ids``, and ``end``.
+
+    The list undoes it.
+    """
+    inside = [0]
+    removes = []
+    for module in model.modules():
+        names = list(inspect.signature(module.forward).parameters)
+        if "input_ids" not in names:
+            continue
+
+        @torch.compiler.disable
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] = names) -> None:
+            inside[0] += 1
+            if inside[0] == 1:
+                begin(_with_decoder(module, {**dict(zip(names, args, strict=False)), **kwargs}))
+
+        @torch.compiler.disable
+        def after(*_: Any) -> None:
+            inside[0] -= 1
+            if inside[0] == 0:
+                end()
+
+        removes.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        removes.append(module.register_forward_hook(after, always_call=True).remove)
+    return removes
+
+
+def _with_decoder(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """What the decoder reads where a model makes it from the labels."""
+    shifted = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+    if given.get("decoder_input_ids") is not None or given.get("labels") is None or shifted is None:
+        return given
+    return {**given, "decoder_input_ids": shifted(given["labels"])}
