@@ -167,8 +167,6 @@ class _Packer:
         weights = sum(w.size for w in layer.maps.values())
         whole = chosen and self._stored + weights <= self.settings.limit
         self._stored += weights if whole else 0
-        if not whole:
-            self.left_out.append((layer.kind, layer.layer))
         for name, given in layer.maps.items():
             w = _checked(name, given, item, layer)
             reading = _reading(stack, name, layer)
@@ -178,6 +176,8 @@ class _Packer:
             key = f"{number}.{layer.kind}.{layer.layer}.{name}"
             precise = self.settings.precise
             full = whole and small.shape != w.shape
+            if not whole and small.shape != w.shape and (layer.kind, layer.layer) not in self.left_out:
+                self.left_out.append((layer.kind, layer.layer))
             # Thumbnails are looked at together, so a layer's are one stream; whole maps one by one.
             thumbnails = encode(small, signed=signed, precise=precise and not full)
             entry: dict[str, Any] = {"signed": signed, "whole": whole}

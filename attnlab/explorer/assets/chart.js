@@ -17,7 +17,7 @@ export const chartLayout = (width, height, steps, series) => {
   const values = series.flatMap((one) => one.points.map(([, y]) => y));
   const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
   const pad = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  const box = { left: 54, right: width - 14, top: 10, bottom: height - 26 };
+  const box = { left: 54, right: width - 24, top: 10, bottom: height - 26 };
   const [first, last] = [steps[0], steps.at(-1)];
   return {
     box, low: low - pad, high: high + pad, first, last,
