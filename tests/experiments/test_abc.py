@@ -1,0 +1,323 @@
+"""ABC's experiments in the small: the fast forms are the slow ones, side by side is one by one, rows find their place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlab as al
+from attnlab.experiments.abc import decoding, doc_mt, lm, mlm, mt
+from attnlab.experiments.abc.collecting import begin, collect
+from attnlab.experiments.abc.commands import EXPERIMENTS
+from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
+from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
+from attnlab.experiments.abc.fit import fit
+from attnlab.experiments.abc.pairs import ShapedSource, tokenised
+from attnlab.experiments.parts import Part
+from attnlab.models import CausalLM, MaskedLM, Transformer, TransformerConfig
+from attnlab.training import Recipe, Schedule
+from tests import hf_zoo
+from tests.tolerance import assert_close
+
+SLOTS = (
+    "abc-mlp:slots=5",
+    "abc-mlp:slots=3,activation=relu",
+    "abc-mlp:slots=3,activation=sigmoid",
+    "abc-random:slots=3",
+    "abc-linformer:slots=3,length=31",
+    "abc-mlp:slots=3,normalise=write",
+)
+KERNELS = ("rfa:features=64", "t2r:features=19", "kernel:elu")
+
+
+@pytest.mark.parametrize("spec", [*SLOTS, *KERNELS])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_dense_form_is_the_mechanism(spec: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    mech = al.mechanism(spec)
+    q, k, v = torch.randn(2, 4, 23, 8), torch.randn(2, 2, 23, 8), torch.randn(2, 2, 23, 8)
+    inputs = [t.requires_grad_() for t in (q, k, v, torch.randn(2, 23, 7))]
+    seen = torch.ones(2, 23, dtype=torch.bool)
+    seen[0, :3], seen[1, 20:] = False, False
+    call = al.AttentionCall(q, k, v, x=inputs[3], key_visible=seen if padded else None, causal=True)
+    dense = DenseSlots(mech) if spec in SLOTS else DenseKernel(mech)
+    outputs = [m(call) for m in (mech, dense)]
+    assert_close(outputs[1], outputs[0])
+    learned = list(mech.parameters()) if isinstance(mech, torch.nn.Module) else []
+    weight = torch.randn_like(outputs[0])
+    gradients = [torch.autograd.grad((out * weight).sum(), [*inputs, *learned], allow_unused=True) for out in outputs]
+    for slow, fast in zip(*gradients, strict=True):
+        if slow is not None:
+            assert_close(fast, slow)
+
+
+def test_the_dense_form_is_undone_and_leaves_the_names_of_parameters() -> None:
+    config = TransformerConfig(
+        kind="decoder", vocab=23, width=16, heads=2, layers=2, causal_attention=("abc-mlp:slots=3", "rfa")
+    )
+    model = Transformer(config)
+    names, kinds = list(model.state_dict()), [type(b.attention.mechanism) for b in model.decoder.blocks]
+    with dense_attention(model):
+        assert [type(b.attention.mechanism) for b in model.decoder.blocks] == [DenseSlots, DenseKernel]
+    assert list(model.state_dict()) == names
+    assert [type(b.attention.mechanism) for b in model.decoder.blocks] == kinds
+
+
+def test_a_converted_hugging_face_model_runs_densely_too() -> None:
+    model = al.convert(hf_zoo.build("llama"), "abc-mlp:slots=3")
+    tokens = torch.randint(3, 61, (2, 11))
+    with torch.no_grad():
+        expected = model(tokens).logits
+        with dense_attention(model):
+            assert_close(model(tokens).logits, expected)
+
+
+class Rows:
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, 23, (3, 7 + step % 2), generator=torch.Generator().manual_seed(step))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def small(seed: int, spec: str = "softmax") -> Transformer:
+    torch.manual_seed(seed)
+    return Transformer(
+        TransformerConfig(kind="decoder", vocab=23, width=16, heads=2, layers=1, causal_attention=spec, max_length=16)
+    )
+
+
+def test_side_by_side_is_one_by_one() -> None:
+    how: dict[str, Any] = {
+        "term": CausalLM(),
+        "recipe": Recipe(lr=1e-2),
+        "schedule": Schedule("linear", warmup=2),
+        "steps": 6,
+        "every": 2,
+    }
+    models = {"a": small(1), "b": small(2, "abc-mlp:slots=3")}
+    seen: list[int] = []
+    together = fit(models, Rows(), then=seen.append, **how)
+    assert together.steps == 6
+    assert seen == [2, 4, 6]
+    for name, seed, spec in (("a", 1, "softmax"), ("b", 2, "abc-mlp:slots=3")):
+        alone = {name: small(seed, spec)}
+        assert fit(alone, Rows(), **how).losses[name] == together.losses[name]
+        for p, other in zip(alone[name].parameters(), models[name].parameters(), strict=True):
+            assert torch.equal(p, other)
+    assert not models["a"].training
+
+
+def test_time_ends_a_training_and_its_schedule() -> None:
+    rates: list[float] = []
+
+    class Noted(Schedule):
+        def factor(self, t: int, *, steps: int) -> float:
+            rates.append(super().factor(t, steps=steps))
+            return rates[-1]
+
+    schedule = Noted("linear", warmup=2)
+    found = fit({"a": small(1)}, Rows(), term=CausalLM(), recipe=Recipe(), schedule=schedule, seconds=1.0, every=5)
+    assert found.steps == len(rates) > 10
+    assert 0.9 < found.seconds < 3
+    # The end of the schedule is where the time is over, give or take a noisy machine.
+    assert rates[-1] < 0.5
+    with pytest.raises(ValueError, match="steps, seconds or both"):
+        fit({"a": small(1)}, Rows(), term=CausalLM(), recipe=Recipe(), schedule=schedule)
+
+
+def test_bert_becomes_our_transformer() -> None:
+    theirs = hf_zoo.build("bert")
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(torch.randn_like(p) * 0.05)
+    ours = from_bert(theirs.eval())
+    tokens, mask = torch.randint(3, 61, (2, 11)), torch.ones(2, 11, dtype=torch.long)
+    mask[1, 7:] = 0
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=mask).logits
+        found = ours(tokens, attention_mask=mask).logits
+    assert_close(found[mask.bool()], expected[mask.bool()])
+
+
+def test_a_fixed_number_of_places_gives_the_same_loss() -> None:
+    model = from_bert(hf_zoo.build("bert"))
+    tokens = torch.randint(3, 61, (2, 29))
+    labels = torch.where(torch.rand(2, 29) < 0.2, tokens, -100)
+    batch = {"input_ids": tokens, "labels": labels}
+    output = model(tokens)
+    fixed, plain = (term(model, output, batch, 0) for term in (SomeMasked(), MaskedLM()))
+    torch.testing.assert_close(fixed.total, plain.total)
+    assert int(fixed.count) == int(plain.count) == int((labels != -100).sum())
+
+
+def test_classifiers_start_alike_and_leave_their_encoder_alone() -> None:
+    encoder = al.convert(from_bert(hf_zoo.build("bert")), "abc-mlp:slots=3")
+    before = {n: p.detach().clone() for n, p in encoder.named_parameters()}
+    first, second = (Classifier(encoder, classes=2, seed=5) for _ in range(2))
+    for p, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(p, other)
+    batch = {"input_ids": torch.randint(3, 61, (4, 7)), "labels": torch.tensor([0, 1, 1, 0])}
+
+    class Same:
+        def batch(self, step: int) -> dict[str, torch.Tensor]:
+            return batch
+
+    found = fit(
+        {"a": first},
+        Same(),
+        term=Classified(),
+        recipe=Recipe(lr=3e-3),
+        schedule=Schedule("constant"),
+        steps=20,
+        every=10,
+    )
+    assert found.losses["a"][-1] < 0.6
+    assert all(torch.equal(before[n], p) for n, p in encoder.named_parameters())
+
+
+PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
+
+
+def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
+    # The longer sides with their ends: 4 7 6 5 10 5 6 7 4 31, so four are narrow, five wide, and one is left out.
+    other = PAIRS[::-1][1:] + PAIRS[-1:]
+    source = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    assert source.left_out == 1
+    assert source.steps_per_epoch == 1 + 2
+    first = [source.batch(i) for i in range(source.steps_per_epoch)]
+    assert sorted(tuple(b["input_ids"].shape) for b in first) == [(2, 10), (2, 10), (4, 5)]
+    for batch in first:
+        assert batch["input_ids"].shape == batch["labels"].shape == batch["decoder_input_ids"].shape
+        assert torch.equal(batch["attention_mask"], batch["input_ids"] != 1)
+        ends = (batch["labels"] == 2).int().argmax(1)
+        for row, end in enumerate(ends.tolist()):
+            shifted = batch["decoder_input_ids"][row, 1 : end + 1]
+            assert torch.equal(shifted, batch["labels"][row, :end])
+            assert (batch["labels"][row, end + 1 :] == -100).all()
+    again = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    for i in (source.steps_per_epoch + 1, 0):
+        assert torch.equal(source.batch(i)["input_ids"], again.batch(i)["input_ids"])
+
+
+def test_the_papers_rows_are_all_there() -> None:
+    from attnlab.reports import paper_table
+
+    for table, variants in lm.TABLES.items():
+        assert {(r["model"], r["n"]) for r in paper_table("abc-lm", table)} == {(v.model, v.n) for v in variants}
+    named = {"3a": mt.TABLE_3A, "7": mt.TABLE_7}
+    ours = {(v.model, v.cross, v.causal) for v in named["3a"]}
+    assert {(r["model"], r["cross"], r["causal"]) for r in paper_table("abc-mt", "table_3a")} == ours
+    assert {(r["cross"], r["causal"]) for r in paper_table("abc-mt", "table_5")} == {
+        (v.cross, v.causal) for v in mt.TABLE_5
+    }
+    seven = {(v.model, v.cross, v.causal) for v in named["7"]} | {("BASE", None, None)}
+    seven |= {("MLP-exp", 32, n) for n in (8, 32)}
+    assert {(r["model"], r["cross"], r["causal"]) for r in paper_table("abc-mt", "table_7")} == seven
+    assert {r["model"] for r in paper_table("abc-doc-mt", "table_3b")} == {v.model for v in doc_mt.VARIANTS}
+    wanted = {(r["model"], r["n"]) for r in paper_table("abc-mlm", "table_4")}
+    assert wanted <= {(v.model, v.n) for v in mlm.VARIANTS}
+
+
+def test_only_the_last_sentence_of_a_window_counts() -> None:
+    from attnlab.data import Pairs
+
+    plain = tokenised({"train": Pairs(["one two", "three"], ["eins zwei", "drei"])}, vocab=270)
+    separator = plain.tokeniser.specials.mask
+    corpus = doc_mt._LastSentence(plain.tokeniser, plain.texts, plain.ids, separator)
+    one, two = plain.tokeniser.encode_batch(["one two", "drei"])
+    assert corpus.decode([*one, separator, *two, plain.tokeniser.specials.eos]) == "drei"
+
+
+def test_snapshots_are_averaged() -> None:
+    states = [{"w": torch.full((2,), float(i))} for i in (1, 2, 6)]
+    assert mt.average(states)["w"].tolist() == [3.0, 3.0]
+
+
+def test_results_are_collected_from_several_folders(tmp_path: Path) -> None:
+    for i, seed in enumerate((0, 1)):
+        work = tmp_path / f"run-{i}"
+        begin(work, {"width": 8}, seed=seed)
+        part = Part(work / "part-x.json", keys=lm.KEYS)
+        for ppl in (90.0, 100.0 + i):
+            part.row("table_2a", model="BASE", n=None, context=480, perplexity=ppl, seed=seed)
+    out = tmp_path / "results" / "abc-lm.json"
+    result = collect("abc-lm", [tmp_path / "run-0", tmp_path / "run-1"], out, keys=lm.KEYS, notes=lm.NOTES)
+    assert result == json.loads(out.read_text())
+    assert [(r["seed"], r["perplexity"], r["perplexity_paper"]) for r in result["tables"]["table_2a"]] == [
+        (0, 100.0, 19.0),
+        (1, 101.0, 19.0),
+    ]
+
+
+def run(name: str, *arguments: str) -> None:
+    from attnlab.cli import main
+
+    assert main(["reproduce", name, *arguments]) == 0
+
+
+def test_decoding_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "abc-decoding.json"
+    small = ("layers=1", "batch=2", "lengths=[4,8,16,32]", "repeats=1", "together=1")
+    run("abc-decoding", "--work", str(tmp_path / "work"), "--out", str(out), "--set", *small)
+    tables = json.loads(out.read_text())["tables"]
+    assert {r["model"] for r in tables["figure_1"]} == set(decoding.MODELS)
+    memory = {(r["model"], r["length"]): r["memory"] for r in tables["figure_2"]}
+    for name in decoding.MODELS:
+        grows = memory[name, 32] > 1.5 * memory[name, 8]
+        assert grows == (name == "softmax")
+    exponents = {(r["model"], r["quantity"]): r["exponent"] for r in tables["exponents"]}
+    assert exponents["softmax", "memory"] == pytest.approx(1, abs=0.1)
+    assert exponents["ABC_MLP", "memory"] == pytest.approx(0, abs=1e-9)
+    with pytest.raises(ValueError, match="four rising lengths"):
+        decoding.AbcDecodingConfig(lengths=(8, 4, 2, 1))
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    """Two toy languages in Multi30k's files: the second spells the first's words backwards."""
+    draw = np.random.default_rng(0)
+    words = ["red", "dog", "man", "runs", "blue", "house", "sees"]
+    folder = tmp_path / "data" / "multi30k"
+    folder.mkdir(parents=True)
+    for name, n in (("train", 160), ("val", 6), ("test_2016_flickr", 6)):
+        lines = [" ".join(draw.choice(words, draw.integers(3, 6))) for _ in range(n)]
+        for suffix, some in (("en", lines), ("de", [" ".join(w[::-1] for w in x.split()) for x in lines])):
+            with gzip.open(folder / f"{name}.{suffix}.gz", "wt") as file:
+                file.write("\n".join(some) + "\n")
+    return tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-mt.json", tmp_path / "work"
+    small = (
+        "vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "steps=3",
+        "streams=1", "decode_batch=3",
+    )  # fmt: skip
+    arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
+    run("abc-mt", *arguments)
+    tables = json.loads(out.read_text())["tables"]
+    assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
+    assert all("bleu_paper" in row or row["model"] == "MLP-ReLU" for row in tables["table_7"])
+    # Nothing is trained again; scores come from the files.
+    with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:
+        (work / "multi30k-en-de" / "BASE.0.beam.txt").write_text(file.read())
+    run("abc-mt", *arguments, "--collect")
+    tables = json.loads(out.read_text())["tables"]
+    assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
+
+
+def test_settings_of_a_command_are_checked() -> None:
+    from attnlab.experiments.abc.commands import _with
+
+    changed = _with(doc_mt.AbcDocMtConfig(), ["translation.width=8", "window=3"])
+    assert (changed.translation.width, changed.window) == (8, 3)
+    with pytest.raises(ValueError, match="has no setting 'widht'"):
+        _with(mt.AbcMtConfig(), ["widht=3"])
+    assert set(EXPERIMENTS) == {"abc-lm", "abc-mt", "abc-doc-mt", "abc-mlm", "abc-decoding", "abc-distill"}
