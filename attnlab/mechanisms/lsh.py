@@ -16,7 +16,7 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["Lsh"]
 
-CPU_CHUNK = 1 << 20
+CPU_CHUNK = 1 << 19
 
 
 @register("lsh", examples=("lsh:r=4,rounds=2", "lsh:r=14,rounds=1"))
@@ -71,8 +71,8 @@ def _weights(
     hits = torch.zeros_like(s)
     for mine, theirs in zip(of_queries, of_keys, strict=True):
         behind = mine.unsqueeze(-1) - theirs.unsqueeze(-2)
-        hits += (behind == 0) | (behind == 1)
-    return softmax(s + hits.log())
+        hits += (behind >= 0) & (behind <= 1)
+    return softmax(s + hits.log_())
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def _chunks(mech: Lsh, call: AttentionCall) -> tuple[Int[Tensor, "t b h q"], Int
         # As many chunks of queries as of keys, where there are more or fewer of them.
         place = place * n_keys[:, None, None] // queries.sum(-1).clamp_min(1)[:, None, None]
         of_queries.append((place // half).clamp_max((chunks - 1)[:, None, None]))
-    return torch.stack(of_queries), torch.stack(of_keys)
+    return torch.stack(of_queries).int(), torch.stack(of_keys).int()
 
 
 def _hash(x: Float[Tensor, "b h n d"], R: Float[Tensor, "c d"], chunks: Int[Tensor, " b"]) -> Int[Tensor, "b h n"]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +48,7 @@ class Orf(Mechanism):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)
-        log_q, log_k = self._logs(call)
+        log_q, log_k = self._log_phi(grouped(call.q, call.groups), call), self._log_phi(call.k, call).unsqueeze(2)
         # log <Phi(q), Phi(k)>: the definition needs no stabiliser.
         rows = [(row.unsqueeze(-2) + log_k).logsumexp(-1) for row in log_q.unbind(3)]
         s, seen = ungrouped(torch.stack(rows, 3)), visible(call)
@@ -58,28 +60,30 @@ class Orf(Mechanism):
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Linear in the keys: one state of (F, e + 1) per head, and one chunk of features."""
         call = hide_unseen(call)
-        log_q, log_k = self._logs(call)
-        v = call.v.to(log_q.dtype).unsqueeze(2)
-        v = torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
-        hidden = None if call.key_visible is None else ~call.key_visible[:, None, None, :, None]
-        if hidden is not None:
-            log_k = log_k.masked_fill(hidden, -torch.inf)
-        top = _causal(log_q, log_k, v, call.offset) if call.causal else _whole(log_q, log_k, v)
+        q = grouped(call.q, call.groups)
+
+        def queries(lo: int, hi: int) -> Tensor:
+            log_q = self._log_phi(q[..., lo:hi, :], call)
+            return (log_q - log_q.detach().amax(-1, keepdim=True)).exp()
+
+        def keys(lo: int, hi: int) -> tuple[Tensor, Tensor]:
+            """log Phi and (v, 1), whose last column sums up to the denominator."""
+            log_k = self._log_phi(call.k[..., lo:hi, :], call).unsqueeze(2)
+            if call.key_visible is not None:
+                log_k = log_k.masked_fill(~call.key_visible[:, None, None, lo:hi, None], -torch.inf)
+            v = call.v[..., lo:hi, :].to(log_k.dtype).unsqueeze(2)
+            return log_k, torch.cat([v, v.new_ones(*v.shape[:-1], 1)], -1)
+
+        top = _causal(queries, keys, call) if call.causal else _whole(queries, keys, call)
         total = top[..., -1:]
-        out = top[..., :-1] / total.masked_fill(total == 0, 1)
-        return ungrouped(out).to(call.q.dtype)
+        return ungrouped(top[..., :-1] / total.masked_fill(total == 0, 1)).to(call.q.dtype)
 
-    def _logs(self, call: AttentionCall) -> tuple[Float[Tensor, "b g r q f"], Float[Tensor, "b g 1 k f"]]:
-        """R x - |x|^2 / 2 of queries and keys, x being sqrt(scale) times them; at least float32."""
-        kind = torch.promote_types(call.q.dtype, torch.float32)
-        R = random_features(self.features, call.q.shape[-1], self.variant, self.seed).to(call.q.device, kind)
-        root = call.softmax_scale**0.5
-
-        def log_phi(t: Tensor) -> Tensor:
-            t = root * t.to(kind)
-            return t @ R.mT - t.square().sum(-1, keepdim=True) / 2
-
-        return log_phi(grouped(call.q, call.groups)), log_phi(call.k).unsqueeze(2)
+    def _log_phi(self, t: Tensor, call: AttentionCall) -> Tensor:
+        """R x - |x|^2 / 2 of queries or keys, x being sqrt(scale) times them; at least float32."""
+        kind = torch.promote_types(t.dtype, torch.float32)
+        R = random_features(self.features, t.shape[-1], self.variant, self.seed).to(t.device, kind)
+        t = call.softmax_scale**0.5 * t.to(kind)
+        return t @ R.mT - t.square().sum(-1, keepdim=True) / 2
 
 
 @functools.lru_cache(maxsize=32)
@@ -96,32 +100,55 @@ def random_features(features: int, d: int, variant: str, seed: int) -> Float[Ten
         return Q.mT.flatten(0, 1)[:features] * norms
 
 
-def _whole(log_q: Tensor, log_k: Tensor, v: Tensor) -> Tensor:
-    ceiling = _finite(log_k.detach().amax((-1, -2), keepdim=True)) if log_k.shape[3] else 0.0
-    state = (log_k - ceiling).exp().mT @ v
-    return _features(log_q) @ state
+class _State(NamedTuple):
+    """sum_j Phi(k_j) (v_j, 1)^T, and the maximum over the keys in it that it is divided by, as a logarithm."""
+
+    sums: Float[Tensor, "b g 1 f a"]
+    ceiling: Float[Tensor, "b g 1 1 1"]
+
+    def with_keys(self, log_k: Float[Tensor, "b g 1 k f"], values: Float[Tensor, "b g 1 k a"]) -> _State:
+        """The state with these keys too."""
+        if not log_k.shape[3]:
+            return self
+        higher = torch.maximum(self.ceiling, log_k.detach().amax((-1, -2), keepdim=True))
+        rest = self.sums * (self.ceiling - _finite(higher)).exp()
+        return _State(rest + (log_k - _finite(higher)).exp().mT @ values, higher)
 
 
-def _causal(log_q: Tensor, log_k: Tensor, v: Tensor, offset: int, chunk: int = 64) -> Tensor:
+Queries = Callable[[int, int], Tensor]
+Keys = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def _state_of(keys: Keys, n: int, chunk: int) -> _State:
+    """The state of the first n keys."""
+    log_k, values = keys(0, min(n, chunk))
+    sums = values.new_zeros(*values.shape[:3], log_k.shape[-1], values.shape[-1])
+    state = _State(sums, log_k.new_full((*log_k.shape[:3], 1, 1), -torch.inf)).with_keys(log_k, values)
+    for lo in range(chunk, n, chunk):
+        state = state.with_keys(*keys(lo, min(n, lo + chunk)))
+    return state
+
+
+def _whole(queries: Queries, keys: Keys, call: AttentionCall, chunk: int = 512) -> Tensor:
+    state = _state_of(keys, call.k.shape[2], chunk)
+    n_q = call.q.shape[2]
+    parts = [queries(lo, min(n_q, lo + chunk)) @ state.sums for lo in range(0, max(1, n_q), chunk)]
+    return torch.cat(parts, 3)
+
+
+def _causal(queries: Queries, keys: Keys, call: AttentionCall, chunk: int = 64) -> Tensor:
     """Chunks of queries; the state carries its own stabiliser, the maximum over the keys already in it."""
-    n_q, n_k = log_q.shape[3], log_k.shape[3]
+    n_q, n_k, offset = call.q.shape[2], call.k.shape[2], call.offset
     lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
-    ceiling = log_k.new_full((*log_k.shape[:3], 1, 1), -torch.inf)
-    state = v.new_zeros(*v.shape[:3], log_k.shape[-1], v.shape[-1])
-    if lead:
-        ceiling = log_k[..., :lead, :].detach().amax((-1, -2), keepdim=True)
-        state = (log_k[..., :lead, :] - _finite(ceiling)).exp().mT @ v[..., :lead, :]
-    parts = [v.new_zeros(*log_q.shape[:3], blind, v.shape[-1])]
+    state = _state_of(keys, lead, 512)
+    nothing = queries(0, blind)
+    parts = [nothing.new_zeros(*nothing.shape[:-1], state.sums.shape[-1])]
     for lo in range(blind, n_q, chunk):
-        phi_q = _features(log_q[..., lo : lo + chunk, :])
+        phi_q = queries(lo, min(n_q, lo + chunk))
         first = min(n_k, max(0, lo + offset))
-        here = slice(first, min(n_k, first + phi_q.shape[3]))
-        keys, values = log_k[..., here, :], v[..., here, :]
-        parts.append(_prefixes(phi_q, keys, values, state, ceiling))
-        if keys.shape[3]:
-            higher = torch.maximum(ceiling, keys.detach().amax((-1, -2), keepdim=True))
-            state = state * (ceiling - _finite(higher)).exp() + (keys - _finite(higher)).exp().mT @ values
-            ceiling = higher
+        log_k, values = keys(first, min(n_k, first + phi_q.shape[3]))
+        parts.append(_prefixes(phi_q, log_k, values, state.sums, state.ceiling))
+        state = state.with_keys(log_k, values)
     return torch.cat(parts, 3)
 
 
@@ -139,10 +166,6 @@ def _prefixes(phi_q: Tensor, keys: Tensor, values: Tensor, state: Tensor, ceilin
     near = (phi_q @ (keys - peak).exp().mT) * (peak.mT - level).exp()
     near = near.masked_fill(~seen, 0)
     return near @ values + (ceiling - level).exp() * (phi_q @ state)
-
-
-def _features(log_q: Tensor) -> Tensor:
-    return (log_q - log_q.detach().amax(-1, keepdim=True)).exp()
 
 
 def _finite(t: Tensor) -> Tensor:
