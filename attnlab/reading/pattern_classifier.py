@@ -14,7 +14,9 @@ from torch.nn.functional import cross_entropy
 from attnlab.hf import record
 from attnlab.provenance import write_atomic
 from attnlab.reading.effective import effective_attention
+from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_data import CLASSES, SIZE, LabelledMaps, load_labelled, picture
+from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
 from attnlab.shapes import Bool, Float, Int
 
@@ -22,11 +24,13 @@ __all__ = [
     "PatternNet",
     "classify",
     "confusion_rows",
+    "cross_validated",
     "leave_one_model_out",
     "load_classifier",
     "pattern_shares",
     "pattern_table",
     "save_classifier",
+    "score_answers",
     "scores",
     "shipped_maps",
     "train_classifier",
@@ -36,14 +40,16 @@ SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "patterns"
 
 
 class PatternNet(nn.Module):
-    """Four convolutions over a 48 x 48 picture, then the strongest and mean response of each filter."""
+    """Four convolutions over a 48 x 48 picture and its column and diagonal means, with ``pattern_features`` beside."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 16, hidden: int = 48) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 3 * width, 4 * width]
         self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in sizes[1:])
-        self.out = nn.Linear(2 * sizes[-1] + 2 * SIZE, len(CLASSES))
+        self.join = nn.Linear(2 * sizes[-1] + feature_count(SIZE), hidden)
+        self.drop = nn.Dropout(0.3)
+        self.out = nn.Linear(hidden, len(CLASSES))
 
     def forward(self, x: Float[Tensor, "n size size"]) -> Float[Tensor, "n classes"]:
         """Logits of the classes."""
@@ -52,31 +58,41 @@ class PatternNet(nn.Module):
         planes = torch.stack([x, columns[:, None].expand_as(x), _along_diagonals(diagonals)], 1)
         for conv, norm in zip(self.layers, self.norms, strict=True):
             planes = nn.functional.max_pool2d(torch.relu(norm(conv(planes))), 2)
-        summary = torch.cat([planes.amax((-1, -2)), planes.mean((-1, -2))], -1)
-        near = diagonals[:, SIZE // 2 : SIZE // 2 + SIZE]
-        return self.out(torch.cat([summary, columns.sort(-1, descending=True).values, near], -1))
+        summary = torch.cat([planes.amax((-1, -2)), planes.mean((-1, -2)), pattern_features(x)], -1)
+        return self.out(self.drop(torch.relu(self.join(summary))))
 
 
 def train_classifier(
-    real: LabelledMaps | None = None, *, generated: int = 4000, epochs: int = 12, real_share: float = 0.5, seed: int = 0
+    real: LabelledMaps | None = None,
+    *,
+    made: tuple[Tensor, Tensor] | None = None,
+    generated: int = 4000,
+    steps: int = 800,
+    real_share: float = 0.6,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> PatternNet:
-    """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch."""
+    """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch.
+
+    ``made`` are pictures and labels of ``generated_pictures``, for many trainings on the same ones.
+    """
     torch.manual_seed(seed)
-    net = PatternNet()
-    made, made_labels = generated_pictures(generated, seed=seed)
+    net = PatternNet().to(device)
     chosen = torch.Generator().manual_seed(seed)
-    batch, steps = 64, epochs * max(1, generated // 64)
-    # Classes that are rare among the real maps weigh as much as the others.
+    others, other_labels = (t.to(device) for t in made or generated_pictures(generated, seed=seed))
+    batch = 64
+    # Classes that are rare among the real maps weigh more than their number.
     pictures, labels, odds = _real(real)
+    pictures, labels = pictures.to(device), labels.to(device)
     optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
     for _ in range(steps):
-        at = torch.randint(len(made), (batch,), generator=chosen)
-        x, y = made[at], made_labels[at]
+        at = torch.randint(len(others), (batch,), generator=chosen).to(device)
+        x, y = others[at], other_labels[at]
         if len(pictures):
-            some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen)
+            some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen).to(device)
             x, y = torch.cat([x[len(some) :], pictures[some]]), torch.cat([y[len(some) :], labels[some]])
-        loss = cross_entropy(net(_varied(x, chosen)), y, label_smoothing=0.05)
+        loss = cross_entropy(net(varied(x, chosen)), y, label_smoothing=0.1)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -135,8 +151,13 @@ def pattern_table(
 @torch.no_grad()
 def scores(net: PatternNet, maps: LabelledMaps) -> dict[str, Any]:
     """Confusion matrix (rows: labels, columns: answers), F1 per class, its mean over classes present, accuracy."""
-    answers = net(torch.from_numpy(maps.pictures).float() / 255).argmax(-1)
-    labels = torch.tensor(maps.labels())
+    place = net.out.weight.device
+    answers = net((torch.from_numpy(maps.pictures).float() / 255).to(place)).argmax(-1).cpu()
+    return score_answers(answers, torch.tensor(maps.labels()))
+
+
+def score_answers(answers: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, Any]:
+    """``scores`` of answers that are already there, such as those of a cross-validation."""
     n = len(CLASSES)
     confusion = torch.bincount(labels * n + answers, minlength=n * n).view(n, n)
     right, asked, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
@@ -155,14 +176,36 @@ def scores(net: PatternNet, maps: LabelledMaps) -> dict[str, Any]:
     }
 
 
-def leave_one_model_out(maps: LabelledMaps, *, generated: int = 3000, epochs: int = 8, seed: int = 0) -> dict[str, Any]:
-    """``scores`` on each model's real maps of a network that has seen generated maps and the other models' only."""
-    models = sorted({entry["model"] for entry in maps.entries})
+def leave_one_model_out(maps: LabelledMaps, *, seed: int = 0, **training: Any) -> dict[str, Any]:
+    """``scores`` on each model's real maps of a network that has seen generated maps and the other models' only.
+
+    Models of one ``family`` (continued from one another) are held out together. ``training`` goes to
+    ``train_classifier``.
+    """
+    families = sorted({_family(entry) for entry in maps.entries})
     found = {}
-    for held in models:
-        rest = maps.of(model for model in models if model != held)
-        found[held] = scores(train_classifier(rest, generated=generated, epochs=epochs, seed=seed), maps.of([held]))
+    for held in families:
+        inside = [i for i, entry in enumerate(maps.entries) if _family(entry) == held]
+        outside = [i for i, entry in enumerate(maps.entries) if _family(entry) != held]
+        found[held] = scores(train_classifier(maps.at(outside), seed=seed, **training), maps.at(inside))
     return found
+
+
+def cross_validated(maps: LabelledMaps, *, folds: int = 5, seed: int = 0, **training: Any) -> dict[str, Any]:
+    """``scores`` on maps held out at random, the paper's way: other maps of the same models were seen in training."""
+    order = torch.randperm(len(maps.entries), generator=torch.Generator().manual_seed(seed))
+    answers = torch.zeros(len(order), dtype=torch.long)
+    for fold in order.chunk(folds):
+        kept = sorted(set(order.tolist()) - set(fold.tolist()))
+        net = train_classifier(maps.at(kept), seed=seed, **training)
+        pictures = torch.from_numpy(maps.pictures[fold.numpy()]).float() / 255
+        with torch.no_grad():
+            answers[fold] = net(pictures.to(net.out.weight.device)).argmax(-1).cpu()
+    return score_answers(answers, torch.tensor(maps.labels()))
+
+
+def _family(entry: Mapping[str, Any]) -> str:
+    return entry.get("family", entry["model"])
 
 
 def save_classifier(net: PatternNet, path: Path | str | None = None) -> Path:
@@ -196,14 +239,6 @@ def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:
     labels = torch.tensor(real.labels())
     counts = torch.bincount(labels, minlength=len(CLASSES)).float()
     return torch.from_numpy(real.pictures).float() / 255, labels, counts[labels].rsqrt()
-
-
-def _varied(x: Tensor, chosen: torch.Generator) -> Tensor:
-    """Other exposures of the same map: contrast, brightness, a little noise."""
-    n = len(x)
-    power = torch.empty(n, 1, 1).uniform_(0.7, 1.4, generator=chosen)
-    x = x.clamp(min=0) ** power * torch.empty(n, 1, 1).uniform_(0.8, 1.0, generator=chosen)
-    return (x + 0.03 * torch.randn(x.shape, generator=chosen)).clamp(0, 1)
 
 
 def _offsets() -> Tensor:

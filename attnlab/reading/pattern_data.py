@@ -56,8 +56,11 @@ class LabelledMaps:
     def of(self, models: Iterable[str]) -> LabelledMaps:
         """The maps of some models only: splits are by model, so that no model is on both sides."""
         chosen = set(models)
-        at = [i for i, entry in enumerate(self.entries) if entry["model"] in chosen]
-        return LabelledMaps(self.pictures[at], [self.entries[i] for i in at])
+        return self.at([i for i, entry in enumerate(self.entries) if entry["model"] in chosen])
+
+    def at(self, places: Sequence[int]) -> LabelledMaps:
+        """The maps at some places."""
+        return LabelledMaps(self.pictures[list(places)], [self.entries[i] for i in places])
 
 
 def picture(maps: Float[Tensor, "n q k"], size: int = SIZE) -> Float[Tensor, "n size size"]:

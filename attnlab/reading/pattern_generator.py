@@ -33,17 +33,25 @@ def _map(label: int, chosen: torch.Generator) -> Tensor:
         scores = scores + _columns(n, chosen)
     if "diagonal" in name:
         scores = scores + _diagonals(n, chosen)
+    if name in ("vertical", "vertical+diagonal") and _chance(0.3, chosen):
+        # Segments show through most patterns of a model that has read pairs.
+        scores = scores + 0.25 * _blocks(n, chosen)
     if name == "block":
-        scores = scores + _blocks(n, chosen)
+        # Keys differ within a segment, and what no segment needs goes to the first token or along the diagonal.
+        scores = scores + _blocks(n, chosen) + torch.randn(1, n, generator=chosen) * _between(0.0, 0.7, chosen)
+        if _chance(0.4, chosen):
+            scores = scores + 0.35 * _diagonals(n, chosen)
+        if _chance(0.6, chosen):
+            scores[:, 0] += _between(1.0, 6.0, chosen)
     if name == "heterogeneous":
         grid = torch.randn(1, n, generator=chosen) * torch.randn(n, 1, generator=chosen)
         scores = scores * _between(0.6, 2.0, chosen) + grid * _between(0.0, 0.7, chosen) + _patches(n, chosen)
-    if name != "block" and float(torch.rand((), generator=chosen)) < 0.4:
+    if name != "block" and _chance(0.4, chosen):
         # A causal model's first token takes what the others do not need, faintly at least.
         scores[:, 0] += _between(0.0, 1.5, chosen)
         return normalise(torch.exp(scores).tril()[None, None])[0, 0]
     w = torch.softmax(scores, -1)
-    if float(torch.rand((), generator=chosen)) < 0.5:
+    if _chance(0.5, chosen):
         # Effective attention spreads a floor under the pattern and cuts its peaks.
         w = w.clamp(max=float(w.max()) * _between(0.3, 1.0, chosen)) + _between(0.0, 0.5, chosen) / n
     return w
@@ -52,12 +60,12 @@ def _map(label: int, chosen: torch.Generator) -> Tensor:
 def _columns(n: int, chosen: torch.Generator) -> Tensor:
     """A few delimiters, or many columns of different weight."""
     heights = torch.zeros(n)
-    if float(torch.rand((), generator=chosen)) < 0.5:
+    if _chance(0.5, chosen):
         heights[0] = _between(2.0, 6.0, chosen)
     few = int(_between(1.0, 4.0, chosen))
     heights[torch.randint(n, (few,), generator=chosen)] = _between(2.0, 5.0, chosen)
     rows = torch.ones(n, 1)
-    if float(torch.rand((), generator=chosen)) < 0.6:
+    if _chance(0.6, chosen):
         heights = heights * 0.7 + torch.randn(n, generator=chosen) * _between(0.7, 1.6, chosen)
         # Not every query follows the columns.
         rows = 1 - _between(0.0, 0.8, chosen) * torch.rand(n, 1, generator=chosen)
@@ -70,7 +78,7 @@ def _diagonals(n: int, chosen: torch.Generator) -> Tensor:
     shift, width, height = int(_between(-2.0, 3.0, chosen)), _between(0.5, 3.0, chosen), _between(2.5, 6.0, chosen)
     far = (i[:, None] + shift - i).abs()
     band = height * torch.exp(-((far / width) ** 2))
-    if float(torch.rand((), generator=chosen)) < 0.4:
+    if _chance(0.4, chosen):
         other = int(_between(n / 6, n / 2, chosen))
         parallel = torch.minimum((i[:, None] + other - i).abs(), (i[:, None] - other - i).abs())
         band = band + 0.6 * height * torch.exp(-((parallel / width) ** 2))
@@ -83,16 +91,20 @@ def _blocks(n: int, chosen: torch.Generator) -> Tensor:
     segment = sum((torch.arange(n) >= cut).long() for cut in cuts)
     assert isinstance(segment, Tensor)
     same = (segment[:, None] == segment).float()
-    if float(torch.rand((), generator=chosen)) < 0.2:
+    if _chance(0.1, chosen):
         # Segments may also attend to one another.
         same = 1 - same
-    return same * _between(1.0, 3.0, chosen)
+    return same * _between(1.2, 4.0, chosen)
 
 
 def _patches(n: int, chosen: torch.Generator) -> Tensor:
     """Spots and smears without a plan."""
     coarse = torch.randn(1, 1, max(2, n // 6), max(2, n // 6), generator=chosen) * _between(0.3, 1.2, chosen)
     return torch.nn.functional.interpolate(coarse, (n, n), mode="bilinear", align_corners=False)[0, 0]
+
+
+def _chance(share: float, chosen: torch.Generator) -> bool:
+    return float(torch.rand((), generator=chosen)) < share
 
 
 def _between(low: float, high: float, chosen: torch.Generator) -> float:

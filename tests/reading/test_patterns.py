@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_classifier import (
     PatternNet,
     classify,
     confusion_rows,
+    cross_validated,
+    leave_one_model_out,
     load_classifier,
     pattern_shares,
     pattern_table,
@@ -31,6 +34,7 @@ from attnlab.reading.pattern_data import (
     save_labelled,
     write_png,
 )
+from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
 
 
@@ -112,11 +116,64 @@ def test_generated_maps_are_reproducible_and_evenly_spread() -> None:
 
 
 def test_training_on_generated_maps_beats_chance_on_others() -> None:
-    net = train_classifier(None, generated=320, epochs=4)
+    net = train_classifier(None, generated=300, steps=25)
     pictures, labels = generated_pictures(100, seed=99)
     with torch.no_grad():
         right = (net(pictures).argmax(-1) == labels).float().mean()
     assert right > 0.4
+
+
+def test_features_are_the_definitions_measured() -> None:
+    x = torch.zeros(4, SIZE, SIZE)
+    x[0, :, 7] = 1
+    x[1] = torch.eye(SIZE)
+    x[2, : SIZE // 2, : SIZE // 2] = x[2, SIZE // 2 :, SIZE // 2 :] = 1
+    x[3, :, 0] = 1
+    found = pattern_features(x)
+    assert found.shape == (4, feature_count(SIZE))
+    first, darkest = found[:, :3], found[:, 3:39].view(4, 3, 12)
+    # The first column of the last; one dark column in the first and the last; none along a diagonal.
+    assert first[:, 1].tolist() == [0, 0, 0.5, 1]
+    assert darkest[[0, 1, 3], 1, 0].tolist() == [1, 0, 1]
+    diagonals = found[:, 39 : 39 + 63].view(4, 3, 21)
+    assert diagonals[:, 1, 10].tolist() == [0, 1, 1, 0]
+    squares = found[:, -len(range(8, 41, 2)) * 2 :][:, :17]
+    # A cut where the squares meet tells inside from outside.
+    assert squares[2].argmax() == list(range(8, 41, 2)).index(SIZE // 2)
+    assert squares[2].max() == 1
+
+
+def test_a_causal_column_is_judged_by_the_rows_that_see_it() -> None:
+    x = torch.zeros(1, SIZE, SIZE)
+    x[0, :, 24] = 1
+    darkest = pattern_features(x.tril())[:, 3:39].view(3, 12)
+    assert darkest[1, 0] == 1
+
+
+def test_variations_keep_what_a_label_is_about() -> None:
+    lines = torch.stack([torch.eye(SIZE), torch.zeros(SIZE, SIZE), torch.ones(SIZE, SIZE).tril()])
+    lines[1, :, [0, -1]] = 1
+    x = lines.repeat(7, 1, 1)
+    found = varied(x, torch.Generator().manual_seed(0))
+    assert found.shape == x.shape
+    assert 0 <= found.min() <= found.max() <= 1
+    again = varied(x, torch.Generator().manual_seed(0))
+    assert torch.equal(found, again)
+    # A diagonal stays dark, and what is ahead of a causal map's queries stays blank.
+    assert found[0::3].diagonal(dim1=1, dim2=2).median(-1).values.min() > 0.5
+    assert found[2::3].triu(SIZE // 8).max() == 0
+
+
+def test_held_out_models_and_maps() -> None:
+    entries = [
+        {"model": m, "family": "a" if m == "c" else m, "label": CLASSES[i % 5]} for i, m in enumerate("aabbcc" * 3)
+    ]
+    maps = LabelledMaps(np.random.default_rng(0).integers(0, 255, (18, SIZE, SIZE), dtype=np.uint8), entries)
+    made = generated_pictures(5)
+    found = leave_one_model_out(maps, made=made, steps=1)
+    # A model that was continued from another is held out with it.
+    assert {name: s["maps"] for name, s in found.items()} == {"a": 12, "b": 6}
+    assert cross_validated(maps, folds=2, made=made, steps=1)["maps"] == 18
 
 
 def test_scores_by_hand() -> None:
@@ -136,7 +193,12 @@ def test_scores_by_hand() -> None:
 
 def test_the_shipped_maps_are_many_and_of_several_models() -> None:
     maps = shipped_maps()
-    assert len(maps.entries) >= 400
+    assert len(maps.entries) >= 600
+    assert sum(e["label"] == "block" for e in maps.entries) >= 50
+    # Nearly all maps that were looked at twice got one answer.
+    twice = [e["passes"] for e in maps.entries if len(e["passes"]) > 1]
+    assert len(twice) >= 400
+    assert sum(a == b for a, b, *_ in twice) > 0.8 * len(twice)
     assert len({e["model"] for e in maps.entries}) >= 3
     assert {e["reading"] for e in maps.entries} == {"standard", "effective"}
 
