@@ -74,8 +74,8 @@ def agreement_curves(tables: Tables) -> str:
 def alignment(tables: Tables) -> str:
     """alpha, beta and IBM Model 1's alpha for one sentence."""
     rows = tables["alignment"]
-    source = rows[0]["source"]
-    target = [row["target"] for row in rows]
+    source = [word.replace("▁", " ").strip() for word in rows[0]["source"]]
+    target = [row["target"].replace("▁", " ").strip() for row in rows]
     names = (("alpha", "attention, alpha"), ("beta", "probe, beta"), ("ibm", "IBM Model 1"))
     return matrices([Matrix(title, [row[name] for row in rows], target, source) for name, title in names], cell=20)
 

@@ -53,7 +53,7 @@ class Matrix:
 def line_panels(panels: Sequence[Panel], *, across: int = 2) -> str:
     """The panels side by side, ``across`` in a row, each with the key of its named lines."""
     across = min(across, len(panels))
-    key = 15 * max(len([line for line in panel.lines if line.name]) for panel in panels)
+    key = 10 + 15 * max(len([line for line in panel.lines if line.name]) for panel in panels)
     tall = HEIGHT + key
     drawn = []
     for i, panel in enumerate(panels):
@@ -77,14 +77,15 @@ def matrices(given: Sequence[Matrix], *, cell: int = 22) -> str:
             y = top + i * cell
             parts.append(f'<text x="{left - 5:.1f}" y="{y + 0.65 * cell:.1f}" text-anchor="end">{escape(word)}</text>')
             for j, value in enumerate(row):
-                share = 0.0 if high == low else (value - low) / (high - low)
+                share = 0.5 if high == low else (value - low) / (high - low)
                 told = f"<title>{value:.3g}</title>"
                 parts.append(
                     f'<rect x="{left + j * cell:.1f}" y="{y:.1f}" width="{cell - 1}" height="{cell - 1}" '
                     f'fill="#4c72b0" fill-opacity="{0.05 + 0.95 * share:.3f}">{told}</rect>'
                 )
         drawn.append(f'<g transform="translate({x:.0f},0)">{"".join(parts)}</g>')
-        x += left + len(m.columns) * cell + 16
+        # A title may be wider than its matrix.
+        x += left + max(len(m.columns) * cell, 6.6 * len(m.title)) + 16
         tall = max(tall, top + len(m.rows) * cell + 6)
     return _svg(math.ceil(x), math.ceil(tall), "".join(drawn))
 
@@ -118,7 +119,7 @@ def _panel(panel: Panel) -> str:
         look = 'stroke-width="1" stroke-opacity="0.6"' if line.thin else 'stroke-width="2"'
         parts.append(f'<path d="M{points}" stroke="{line.colour}" {look}/>')
     for i, line in enumerate(line for line in panel.lines if line.name):
-        y = HEIGHT + 15 * i
+        y = HEIGHT + 10 + 15 * i
         parts.append(f'<path d="M{LEFT} {y - 4}h16" stroke="{line.colour}" stroke-width="2"/>')
         parts.append(f'<text x="{LEFT + 22}" y="{y}">{escape(line.name)}</text>')
     return "".join(parts)

@@ -1,0 +1,229 @@
+"""KTIW's experiments end to end on tiny sizes: trainings, comparison, tables, pictures, commands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab.cli import main
+from attnlab.dynamics import ProxyConfig, agreement
+from attnlab.experiments.ktiw import permutations
+from attnlab.experiments.ktiw.comparison import compare_runs
+from attnlab.experiments.ktiw.corpora import Corpus, save_corpus
+from attnlab.experiments.ktiw.figures import write_pictures
+from attnlab.experiments.ktiw.local import LocalConfig, log_odds, run_figure_7
+from attnlab.experiments.ktiw.optimal import optimal_agreement
+from attnlab.experiments.ktiw.permutations import PermutationsConfig, run_figure_3, run_figure_6, run_section_6_2
+from attnlab.experiments.ktiw.readings import examples, read, saliency
+from attnlab.experiments.ktiw.rows import Rows
+from attnlab.experiments.ktiw.study import StudyConfig, run_study, study_config
+from attnlab.experiments.ktiw.tables import Study, table_2, table_10, table_11
+from attnlab.experiments.ktiw.transformers import HeadsConfig, run_heads
+from attnlab.models.lstm import Classifier, Translator
+from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
+
+TINY = StudyConfig(
+    steps=3, batch=4, evaluate=(0, 2), evaluate_every=1, count=12, tau_rows=8, proxy=ProxyConfig(epochs=1)
+)
+
+
+def classification(n: int = 24) -> Corpus:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(4, 17, rng.integers(2, 8)) for _ in range(n)]
+    labels = np.arange(n) % 2
+    return Corpus("sst-trees", "classification", tuple(map(str, range(17))), (rows, labels), (rows, labels))
+
+
+def translation(n: int = 14) -> Corpus:
+    rng = np.random.default_rng(0)
+    x = [rng.integers(4, 17, rng.integers(2, 6)) for _ in range(n)]
+    words = ("<pad>", "<unk>", "<s>", "</s>", *(f"▁w{i}" for i in range(13)))
+    return Corpus("multi30k", "translation", words, (x, [row[::-1].copy() for row in x]), (x, x))
+
+
+def test_the_papers_settings() -> None:
+    config = study_config(classification())
+    assert config.evaluate_at()[:9] == (0, 10, 50, 100, 150, 200, 250, 500, 750)
+    assert (config.steps, config.batch, config.evaluate_at()[-1], config.proxy.lr) == (4000, 32, 4000, 1.5e-4)
+    config = study_config(translation(160))
+    assert (config.steps, config.batch, config.lr, config.proxy.lr) == (200, 16, 1e-3, 1e-3)
+    assert replace(config, steps=6000).evaluate_at() == (0, 50, 100, 500, 1000, 1500, 3500, 5500, 6000)
+
+
+def test_readings_are_the_models_own_numbers() -> None:
+    corpus = translation()
+    on = examples(corpus, "valid", count=5, device=torch.device("cpu"), batch=2)
+    torch.manual_seed(0)
+    model = Translator(TranslatorConfig(vocab=17, width=6)).eval()
+    found = read(model, on)
+    assert len(on.lengths) == sum(int((b["labels"] >= 0).sum()) for b in on.batches) == len(found.alpha)
+    first = on.batches[0]
+    y, length = int(first["labels"][0, 1]), int(on.lengths[1])
+    out = model(
+        first["input_ids"], decoder_input_ids=first["decoder_input_ids"], attention_mask=first["attention_mask"]
+    )
+    p = model.predict(out.source.hidden[0, :length], out.states[0, 1].expand(length, -1)).log_softmax(-1)[:, y]
+    torch.testing.assert_close(found.beta[1, :length], p.detach())
+    delta = saliency(model, on)
+    assert delta.shape == found.alpha.shape
+    assert not model.encoder.training
+    # A little more of a word changes the loss by -Delta.
+    scale = torch.ones(first["input_ids"].shape)
+    scale[0, 1] += 1e-2
+    nll = []
+    for factor in (torch.ones_like(scale), scale):
+        source = model.encode(
+            model.tokens(first["input_ids"]) * factor.unsqueeze(2), attention_mask=first["attention_mask"]
+        )
+        s, _ = model.decode(first["decoder_input_ids"], source.state)
+        logits = model.predict(model.attention(s, source=source), s)
+        nll.append(float(-logits[0, 1].log_softmax(-1)[y].detach()))
+    assert float(delta[1, 1]) == pytest.approx(-(nll[1] - nll[0]) / 1e-2, rel=0.05, abs=1e-4)
+
+
+def test_a_classification_from_training_to_tables(tmp_path: Path) -> None:
+    corpus = classification()
+    folder = run_study(corpus, tmp_path, config=TINY)
+    assert not (folder / "linear").exists()
+    compare_runs(corpus, folder, config=TINY)
+    study = Study(folder)
+    [row] = table_2([study])
+    for name in ("a_alpha_uf", "a_uf_px", "a_delta_uf", "a_alpha_beta", "a_random", "xi_alpha_uf", "xi_star"):
+        assert 0 <= row[name] <= 100, name
+    assert row["a_alpha_uf_paper"] == 19.85
+    assert row["a_alpha_uf"] == max(round(value, 2) for _, value in study.curve("uniform", "valid/alpha_uf"))
+    assert set(table_10([study])[0]) >= {"a_alpha_frozen", "a_alpha_uf", "a_alpha_frozen_paper"}
+    assert set(table_11([study])[0]) >= {"a_uf_px", "a_uf_log"}
+    [tau] = table_2([study], tau=True, results="ktiw-tau", table="table_3")
+    assert -100 <= tau["a_alpha_uf"] <= 100
+    # What is finished is not trained again.
+    finished = (folder / "reference" / "metrics.jsonl").read_bytes()
+    run_study(corpus, tmp_path, config=TINY)
+    assert (folder / "reference" / "metrics.jsonl").read_bytes() == finished
+
+
+def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    corpus = translation()
+    work, prepared = tmp_path / "work", tmp_path / "prepared"
+    prepared.mkdir()
+    save_corpus(corpus, prepared / "multi30k.npz.xz")
+    folder = run_study(corpus, work, config=TINY)
+    compare_runs(corpus, folder, config=TINY)
+    told = optimal_agreement(corpus, folder, sentences=3)
+    assert told["solved"] == 1
+    assert 0 <= told["a_opt_beta"] <= 100
+    for name, tables in {
+        "ktiw-table2": {"table_2", "table_6", "curve", "second"},
+        "ktiw-tau": {"table_3", "table_4"},
+        "ktiw-train": {"table_7", "table_8"},
+        "ktiw-optimal": {"appendix_a1"},
+    }.items():
+        out = tmp_path / f"{name}.json"
+        arguments = ["--prepared", str(prepared), "--work", str(work), "--out", str(out), "--tables-only"]
+        assert main(["reproduce", name, *arguments]) == 0
+        result = json.loads(out.read_text())
+        assert set(result["tables"]) == tables
+        assert result["device"]
+        assert result["config"]["Multi30k"]["steps"] == 3
+    out = tmp_path / "ktiw-alignment.json"
+    arguments = [
+        "--prepared",
+        str(prepared),
+        "--work",
+        str(work),
+        "--out",
+        str(out),
+        "--page",
+        str(tmp_path / "p.html"),
+    ]
+    assert main(["reproduce", "ktiw-alignment", *arguments]) == 0
+    assert "<svg" in (tmp_path / "p.html").read_text()
+    rows = json.loads(out.read_text())["tables"]["alignment"]
+    assert sum(rows[0]["alpha"]) == pytest.approx(1, abs=0.01)
+    assert sum(rows[0]["ibm"]) == pytest.approx(1, abs=0.01)
+    written = write_pictures(tmp_path, tmp_path)
+    assert {path.name for path in written} >= {
+        "dynamics-counts.svg",
+        "dynamics-alignment.svg",
+        "dynamics-agreement.svg",
+    }
+
+
+def test_comparison_needs_a_reference(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no reference run"):
+        compare_runs(classification(), tmp_path, config=TINY)
+    with pytest.raises(ValueError, match="unknown runs thrid"):
+        run_study(classification(), tmp_path, config=TINY, runs=("thrid",))
+
+
+def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PermutationsConfig(
+        seeds=2, length=4, batch=3, width=5, steps=20, head_steps=10, permute_steps=10, heads=2, candidates=4, pool=9
+    )
+    rows = Rows(tmp_path / "toys.json")
+    run_figure_3(config, rows)
+    run_section_6_2(config, rows)
+    assert {(r["panel"], r["data"]) for r in rows.tables["figure_3"]} == {
+        (panel, data) for panel in ("permutations", "mixture") for data in ("hard", "control")
+    }
+    assert [r["step"] for r in rows.tables["figure_3_curves"][:3]] == [0, 10, 20]
+    assert {r["task"] for r in rows.tables["section_6_2"]} == {"copy", "permute"}
+    # An untrained model is bad by any measure: all three scenarios but the one that needs a good head.
+    run_figure_6(config, rows)
+    assert {r["verdict"] for r in rows.tables["heads"]} == {"bad"}
+    assert {r["heads"] for r in rows.tables["figure_6"]} == {"random", "all bad"}
+    monkeypatch.setattr(permutations, "LEARNED", -1.0)
+    judged = Rows(tmp_path / "judged.json")
+    good, bad = permutations.judge_heads(config, judged)
+    assert (good, bad) == ([0, 1, 2, 3], [])
+    run_figure_7(LocalConfig(steps=2, count=9, evaluate_every=1, embedding=3, width=3, seeds=1), rows)
+    assert {r["encoder"] for r in rows.tables["figure_7"]} == {"both ways", "left to right"}
+    assert Rows.load(tmp_path / "toys.json").tables == json.loads(json.dumps(rows.tables))
+
+
+def test_heads_keep_what_they_are_alone() -> None:
+    config = PermutationsConfig(length=4, width=5)
+    task = permutations.figure_3_tasks(config)["permutations", "hard"]
+    both = permutations._with_heads(config, task, [7, 9])
+    alone = permutations._with_heads(config, task, [9])
+    assert torch.equal(both.attention.query.weight[5:], alone.attention.query.weight)
+    assert torch.equal(both.hidden.weight, alone.hidden.weight)  # type: ignore[union-attr]
+
+
+def test_log_odds_by_hand() -> None:
+    model = Classifier(ClassifierConfig(vocab=5, embedding=3, width=2, attention="uniform"))
+    batch = {
+        "input_ids": torch.tensor([[2, 1, 3], [2, 3, 1], [2, 3, 3]]),
+        "labels": torch.tensor([1, 1, 0]),
+        "position": torch.tensor([1, 2, -1]),
+    }
+    gamma = model.output(model(batch["input_ids"]).source.hidden).squeeze(2)
+    told = log_odds(model, batch)
+    # The second has nothing after its keyword, the third has none.
+    assert told["keyword"] == round(float(gamma[0, 1].detach()), 4)
+    assert told["after"] == told["last"] == round(float(gamma[0, 2].detach()), 4)
+
+
+@pytest.mark.parametrize("family", ["attnlab", "bart"])
+def test_heads_of_transformers(tmp_path: Path, family: str) -> None:
+    size = {"width": 8, "heads": 2, "layers": 1, "steps": 2, "batch": 4, "sentences": 3, "evaluate": (0, 2)}
+    run_heads(translation(), tmp_path, config=HeadsConfig(family=family, **size))  # type: ignore[arg-type]
+    out = tmp_path / "heads.json"
+    assert main(["reproduce", "ktiw-transformers", "--tables-only", "--work", str(tmp_path), "--out", str(out)]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [row["head"] for row in tables["heads"]] == ["layer 0 head 0", "layer 0 head 1"]
+    for row in tables["heads"]:
+        assert all(0 <= row[name] <= 100 for name in ("a_alpha_beta", "a_alpha_uf", "a_own", "a_own_alone"))
+    with pytest.raises(ValueError, match="family must be attnlab or bart"):
+        run_heads(translation(), tmp_path, config=HeadsConfig(family="t5"))
+
+
+def test_agreement_of_length_one_is_one() -> None:
+    """A sentence of one word: there is nothing to choose, so A is 1."""
+    assert agreement(torch.rand(3, 1), torch.rand(3, 1)).tolist() == [1, 1, 1]
