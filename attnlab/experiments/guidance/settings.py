@@ -95,7 +95,7 @@ class MlmConfig:
     batch: int = 64
     steps: int = 4000
     # Shares of the steps: how long alpha stays at alpha0, and at how many steps the models are evaluated.
-    hold: float = 0.2
+    hold: float = 0.3
     looks: int = 16
     dropout: float = 0.1
     betas: tuple[float, float] = (0.9, 0.98)

@@ -40,7 +40,7 @@ class TranslationConfig:
     vocab: int = 4000
     width: int = 256
     heads: int = 8
-    layers: int = 4
+    layers: int = 3
     hidden: int = 1024
     dropout: float = 0.2
     tokens: int = 4096
