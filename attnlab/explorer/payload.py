@@ -162,7 +162,10 @@ class _Packer:
         at = len(stack["layers"])
         stack["layers"].append(layer.layer)
         for name, values in layer.statistics.items():
-            stack["statistics"].setdefault(name, [None] * at).append([_plain(value) for value in values])
+            known = stack["statistics"].setdefault(name, [])
+            # Layers before this one that had no such number.
+            known += [None] * (at - len(known))
+            known.append([_plain(value) for value in values])
         chosen = self.settings.layers is None or layer.layer in self.settings.layers
         weights = sum(w.size for w in layer.maps.values())
         whole = chosen and self._stored + weights <= self.settings.limit
@@ -170,6 +173,8 @@ class _Packer:
         for name, given in layer.maps.items():
             w = _checked(name, given, item, layer)
             reading = _reading(stack, name, layer)
+            if len(reading["layers"]) != at:
+                raise ValueError(f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it")
             small = pooled(w, self.settings.size)
             reading["thumbnail"] = list(small.shape[1:])
             signed = _signed(reading, w)
@@ -180,8 +185,8 @@ class _Packer:
                 self.left_out.append((layer.kind, layer.layer))
             # Thumbnails are looked at together, so a layer's are one stream; whole maps one by one.
             thumbnails = encode(small, signed=signed, precise=precise and not full)
-            entry: dict[str, Any] = {"signed": signed, "whole": whole}
-            entry["small"] = self._put(f"{key}.small", thumbnails, [squeeze(b"".join(thumbnails.heads))])
+            small_part = self._put(f"{key}.small", thumbnails, [squeeze(b"".join(thumbnails.heads))])
+            entry: dict[str, Any] = {"signed": signed, "small": small_part}
             last = thumbnails
             if full:
                 coded = list(threads.map(partial(_squeezed, signed=signed, precise=precise), w[:, None]))

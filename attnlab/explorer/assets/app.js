@@ -3,7 +3,7 @@ import { chartLayout, drawChart } from "./chart.js";
 import { Payload } from "./data.js";
 import { choice, make, number, options } from "./dom.js";
 import { exportMenu } from "./exports.js";
-import { gridView } from "./grid.js";
+import { gridView, initials } from "./grid.js";
 import { helpDialog, onKey } from "./keys.js";
 import { itemOf, mergesWords, paneMap, placeOf } from "./maps.js";
 import { paneView } from "./pane.js";
@@ -261,7 +261,12 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     const view = app.paneViews[state.active]?.view();
     const hits = wanted && view ? [...view.rows].filter((name) => name.toLowerCase().includes(wanted)).length : 0;
     found.textContent = wanted ? `${hits} found` : "";
-    gridNote.textContent = state.grid === "maps" ? "A row per layer, a column per head. Click one, or walk with the arrow keys." : (meta.columns.find((column) => column.key === state.grid)?.help ?? "");
+    gridNote.textContent = state.grid === "maps" ? "A row per layer, a column per head. Click one, or walk with the arrow keys." : `${meta.columns.find((column) => column.key === state.grid)?.help ?? ""}${wordsOf(stack)}`;
+  };
+  // What the letters in the grid stand for.
+  const wordsOf = (stack) => {
+    const words = [...new Set((stack?.statistics[state.grid] ?? []).flat().filter((value) => typeof value === "string"))].sort();
+    return words.length ? `: ${words.map((word) => `${initials(word)} ${word}`).join(", ")}` : "";
   };
 
   const facts = () => {

@@ -58,6 +58,22 @@ export const difference = (a, b) => {
   return mapOf(a.rows, a.cols, values, { signed: true, blocks: a.blocks, error: a.error + b.error });
 };
 
+// A picture of a map with more cells than the screen has dots: of every block its largest weight, so that no line is lost.
+export const shrunk = (map, most) => {
+  const [rows, cols] = [Math.min(map.rows, most), Math.min(map.cols, most)];
+  const values = new Float32Array(rows * cols);
+  const into = Uint32Array.from({ length: map.cols }, (_, j) => Math.floor(j * cols / map.cols));
+  for (let i = 0; i < map.rows; i++) {
+    const start = Math.floor(i * rows / map.rows) * cols;
+    for (let j = 0, at = i * map.cols; j < map.cols; j++, at++) {
+      const place = start + into[j];
+      const w = map.values[at];
+      if (Math.abs(w) > Math.abs(values[place]) || w !== w) values[place] = w;
+    }
+  }
+  return { ...map, rows, cols, values };
+};
+
 // Tokens become words: weights are summed over a word's keys and averaged over its queries.
 export const merged = (map, rows, cols) => {
   const [height, width] = [rows.groups.length, cols ? cols.groups.length : map.cols];

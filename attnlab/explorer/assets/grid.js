@@ -10,6 +10,9 @@ const MARGIN = 26;
 const SMALLEST = 13;
 const LARGEST = 96;
 
+// A word in a small cell.
+export const initials = (text) => text.split("+").map((word) => word[0]).join("+");
+
 const layoutOf = (stack, width) => {
   const heads = stack.headCount;
   const perRow = Math.max(1, Math.min(heads, Math.floor((width - MARGIN) / SMALLEST)));
@@ -85,7 +88,7 @@ export const gridView = (app) => {
       context.font = `${Math.min(11, size / 3.6)}px ${FONT}`;
       context.textAlign = "center";
       context.textBaseline = "middle";
-      const text = typeof value === "string" ? value.split("+").map((word) => word[0]).join("+") : number(value, 2);
+      const text = typeof value === "string" ? initials(value) : number(value, 2);
       context.fillText(text, x + size / 2, y + size / 2);
     }));
   };
@@ -107,7 +110,7 @@ export const gridView = (app) => {
     const place = placeOf(app, pane);
     if (!place) return;
     const [x, y] = cell(place.layer, place.head);
-    context.strokeStyle = app.palette()["cat-1"];
+    context.strokeStyle = app.palette()[statistic(place.stack) ? "text" : "cat-1"];
     context.lineWidth = 2.5;
     context.strokeRect(x, y, frame.size, frame.size);
     canvas.setAttribute("aria-label", `All heads, ${paneTitle(app, pane)}; chosen: layer ${place.number}, head ${place.head}. The table of heads has their numbers.`);

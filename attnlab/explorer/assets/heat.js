@@ -86,15 +86,16 @@ const legend = (context, { map, top, linear, palette, layout, said }) => {
 };
 
 export const drawHeat = (context, view) => {
-  const { map, picture, rows, cols, layout, zoom, palette, marked, hits } = view;
+  const { map, rows, cols, layout, zoom, palette, marked, hits } = view;
   const size = layout.cell * zoom.s;
   context.save();
   context.beginPath();
   context.rect(layout.left, layout.over, layout.width, layout.height);
   context.clip();
-  context.imageSmoothingEnabled = size * (globalThis.devicePixelRatio || 1) < 1;
-  context.imageSmoothingQuality = "high";
-  context.drawImage(picture, zoom.x, zoom.y, map.cols / zoom.s, map.rows / zoom.s, layout.left, layout.over, layout.width, layout.height);
+  const picture = size * (globalThis.devicePixelRatio || 1) < 0.9 ? view.coarse() : view.fine();
+  context.imageSmoothingEnabled = false;
+  const [dx, dy] = [picture.width / map.cols, picture.height / map.rows];
+  context.drawImage(picture, zoom.x * dx, zoom.y * dy, picture.width / zoom.s, picture.height / zoom.s, layout.left, layout.over, layout.width, layout.height);
   for (const [i, j, pinned] of marked) {
     context.strokeStyle = palette["cat-1"];
     context.globalAlpha = pinned ? 0.9 : 0.6;

@@ -22,6 +22,14 @@ const bySize = (a, b) => size(b[2]) - size(a[2]) || a[0] - b[0] || a[1] - b[1];
 
 // [query, key, weight], strongest first: of every query, or of one, its largest weights until they make up ``mass``.
 export const strongest = (map, mass, query = null) => {
+  const key = `${mass} ${query}`;
+  if (lastLines.get(map)?.key !== key) lastLines.set(map, { key, found: findStrongest(map, mass, query) });
+  return lastLines.get(map).found;
+};
+
+// While the pointer moves, the same lines are drawn again and again.
+const lastLines = new WeakMap();
+const findStrongest = (map, mass, query) => {
   const found = [];
   const sorted = new Float32Array(map.cols);
   for (let i = query ?? 0; i <= (query ?? map.rows - 1); i++) {

@@ -1,4 +1,5 @@
 import { paint } from "./colour.js";
+import { shrunk } from "./data.js";
 import { make, measured, number, options } from "./dom.js";
 import { cellAt, drawHeat, fit, heatLayout } from "./heat.js";
 import { drawLines, lineRowAt, linesLayout, strongest } from "./lines.js";
@@ -8,6 +9,7 @@ import { sized } from "./surface.js";
 
 // One pane: what it shows, drawn as a map, as lines or as text, and what the pointer finds there.
 
+const COARSE = 720;
 const ruler = document.createElement("canvas").getContext("2d");
 
 export const paneView = (app, index) => {
@@ -133,7 +135,12 @@ export const paneView = (app, index) => {
       return true;
     }
     const { linear, shared } = app.state;
-    view.picture = paint(view.map, app.palette(), { top: (shared && app.sharedTop) || view.map.top, linear });
+    const [map, colours] = [view.map, app.palette()];
+    const look = { top: (shared && app.sharedTop) || map.top, linear };
+    // Each is painted when it is needed: of a very long text the coarse one, until somebody looks closer.
+    const once = (make_) => { let made = null; return () => made ??= make_(); };
+    view.fine = once(() => paint(map, colours, look));
+    view.coarse = once(() => Math.max(map.rows, map.cols) > COARSE ? paint(shrunk(map, COARSE), colours, look) : view.fine());
     canvas.setAttribute("aria-label", `${view.title}, ${view.headTitle}, as ${app.state.view}. The table of numbers below has the weights.`);
     return true;
   };
