@@ -38,14 +38,15 @@ KERNELS = ("rfa:features=64", "t2r:features=19", "kernel:elu")
 
 @pytest.mark.parametrize("spec", [*SLOTS, *KERNELS])
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_dense_form_is_the_mechanism(spec: str, padded: bool) -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_dense_form_is_the_mechanism(spec: str, padded: bool, causal: bool) -> None:
     torch.manual_seed(0)
     mech = al.mechanism(spec)
     q, k, v = torch.randn(2, 4, 23, 8), torch.randn(2, 2, 23, 8), torch.randn(2, 2, 23, 8)
     inputs = [t.requires_grad_() for t in (q, k, v, torch.randn(2, 23, 7))]
     seen = torch.ones(2, 23, dtype=torch.bool)
     seen[0, :3], seen[1, 20:] = False, False
-    call = al.AttentionCall(q, k, v, x=inputs[3], key_visible=seen if padded else None, causal=True)
+    call = al.AttentionCall(q, k, v, x=inputs[3], key_visible=seen if padded else None, causal=causal)
     dense = DenseSlots(mech) if spec in SLOTS else DenseKernel(mech)
     outputs = [m(call) for m in (mech, dense)]
     assert_close(outputs[1], outputs[0])

@@ -56,6 +56,7 @@ class AbcDecodingConfig:
     repeats: int = 7
     # Steps timed together, so that a clock's reading is long beside its error.
     together: int = 10
+    models: tuple[str, ...] = tuple(MODELS)
 
     def __post_init__(self) -> None:
         if len(self.lengths) < 4 or list(self.lengths) != sorted(set(self.lengths)):
@@ -66,7 +67,8 @@ def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
     """Every model at every length, then the figures and exponents."""
     device = best_device()
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    for name, (cross, causal) in MODELS.items():
+    for name in config.models:
+        cross, causal = MODELS[name]
         torch.manual_seed(0)
         wanted = replace(named_config(config.model), cross_attention=cross, causal_attention=causal, dropout=0.0)
         if config.layers is not None:

@@ -28,7 +28,7 @@ __all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
 
 
 class DenseSlots(Mechanism, nn.Module):
-    """A member of the family with the dense form where it is causal; elsewhere it is the member itself.
+    """A member of the family in the dense form; where that has none (a gate, a continued sequence) the member itself.
 
     A slot whose tokens so far weigh less than exp(-87) of its heaviest token anywhere counts as empty, in float32. That
     does not happen to controls as they are learned; the linear forms keep such tokens.
@@ -46,19 +46,39 @@ class DenseSlots(Mechanism, nn.Module):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The output; half precision stays half in the products."""
-        if not call.causal or call.offset or self.inner.normalise == "write" or call.sizes[2] != call.sizes[3]:
+        continued = call.causal and (call.offset != 0 or call.sizes[2] != call.sizes[3])
+        if continued or self.inner.normalise == "write" or getattr(self.inner, "gate", False):
             return self.inner(call)
+        self.refuse(call)
         call = hide_unseen(call)
         with _full_precision(call):
             E, Z = _written(self.inner, call)
+        return self._causal(call, E, Z) if call.causal else self._bidirectional(call, E, Z)
+
+    def _bidirectional(self, call: AttentionCall, E: Tensor, Z: Tensor) -> Tensor:
+        """All queries read what the last token left."""
+        E = E.expand(*call.k.shape[:2], -1, -1)
+        empty = Z[:, :, -1:].mT == 0
+        share = self._share(Z[:, :, -1:].mT, empty)
+        k, v = ((E.mT @ t) * share for t in (call.k, call.v))
+        s = call.softmax_scale * grouped(call.q, call.groups) @ k.to(call.q.dtype).unsqueeze(2).mT
+        empty = empty.mT.unsqueeze(2)
+        P = s.float().masked_fill(empty, FLOOR).softmax(-1).masked_fill(empty, 0)
+        return ungrouped(P.to(call.q.dtype) @ v.to(call.q.dtype).unsqueeze(2))
+
+    def _share(self, Z: Tensor, empty: Tensor) -> Tensor:
+        """What a slot is multiplied by when it is read: 1 / Z, or 1 where alpha is taken as it is; empty ones 0."""
+        if self.inner.normalise == "none":
+            return (~empty).to(Z.dtype)
+        return (1 / Z.masked_fill(empty, 1)).masked_fill(empty, 0)
+
+    def _causal(self, call: AttentionCall, E: Tensor, Z: Tensor) -> Tensor:
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
         q, k, v = grouped(call.q, call.groups), call.k.unsqueeze(2), call.v.unsqueeze(2)
         E, Z = E.unsqueeze(2), Z.unsqueeze(2)
         A = (call.softmax_scale * q @ k.mT).masked_fill(~past, 0)
         empty = Z == 0
-        share = (1 / Z.masked_fill(empty, 1)).masked_fill(empty, 0)
-        if self.inner.normalise == "none":
-            share = (~empty).to(share.dtype)
+        share = self._share(Z, empty)
         s = ((A @ E) * share).masked_fill(empty, FLOOR)
         P = s.float().softmax(-1).masked_fill(empty, 0) * share
         W = (P.to(E.dtype) @ E.mT).masked_fill(~past, 0)
@@ -80,7 +100,8 @@ class DenseKernel(Mechanism, nn.Module):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The output; features are made in float32 and multiplied in the precision of the call."""
-        if not call.causal or call.offset or call.key_visible is not None or call.sizes[2] != call.sizes[3]:
+        plain = call.causal and not call.offset and call.key_visible is None and call.sizes[2] == call.sizes[3]
+        if not plain or getattr(self.inner, "gate", False):
             return self.inner(call)
         cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)  # type: ignore[attr-defined]
         phi, phi_k = cache.maps(call)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from attnlab.data import Blocks, MlmSource
+from attnlab.data import Blocks, MlmSource, Source
+from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
-from attnlab.experiments.abc.fit import fit
+from attnlab.experiments.abc.fit import Fitted, fit
 from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, dev_batches, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.value_aware_common import Corpus
@@ -105,7 +108,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     stores = Corpus(corpus)
     tokeniser = stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
-    found = fit(
+    found = _fit(
         models,
         MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
         term=SomeMasked(),
@@ -124,6 +127,13 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     runs = [(seed, task) for task in config.tasks for seed in config.seeds_of(task)]
     for seed, task in sorted(runs, key=lambda run: run[0]):
         _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
+
+
+def _fit(models: Mapping[str, nn.Module], source: Source, **how: Any) -> Fitted:
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(dense_attention(model))
+        return fit(models, source, **how)
 
 
 def _converted(base: Transformer, variant: Variant) -> Transformer:
@@ -164,7 +174,7 @@ def _fine_tune(
         f"{v.key}-{continued}": Classifier(encoder, classes=2, seed=seed)
         for (v, continued), encoder in encoders.items()
     }
-    found = fit(
+    found = _fit(
         models,
         source,
         term=Classified(),
