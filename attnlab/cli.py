@@ -172,17 +172,18 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> None:
-    from attnlab.experiments.demo import demo
+    from attnlab.experiments.demo import demo, demo_exploration
     from attnlab.provenance import check_writable, write_atomic, write_json
     from attnlab.reports import compare_page
 
     options.out.mkdir(parents=True, exist_ok=True)
-    page, numbers = options.out / "index.html", options.out / "results.json"
+    page, numbers, explorer = (options.out / name for name in ("index.html", "results.json", "explorer.html"))
     check_writable(page)
     result, maps = demo(_compare_config(options))
     write_json(numbers, result)
-    write_atomic(page, compare_page(result | maps))
-    _show(result, options, written=[page, numbers])
+    demo_exploration().save(explorer)
+    write_atomic(page, compare_page(result | maps | {"explorer": explorer.name}))
+    _show(result, options, written=[page, explorer, numbers])
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -215,7 +215,9 @@ def test_demo_writes_its_page_and_its_numbers(tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "demo"
     assert main(["demo", "--out", str(out), *QUICK]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-2:] == [f"wrote {out / 'index.html'}", f"wrote {out / 'results.json'}"]
+    assert shown[-3:] == [f"wrote {out / name}" for name in ("index.html", "explorer.html", "results.json")]
+    assert "norm-based" in (out / "explorer.html").read_text()
+    assert 'href="explorer.html"' in (out / "index.html").read_text()
     result = json.loads((out / "results.json").read_text())
     assert [row["mechanism"] for row in result["rows"]] == ["softmax", "top-r:r=2"]
     page = (out / "index.html").read_text()

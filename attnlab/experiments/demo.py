@@ -10,10 +10,12 @@ import torch
 import attnlab
 from attnlab.data import bundled_text
 from attnlab.experiments.compare import CompareConfig, compare
+from attnlab.experiments.explore import READINGS, ExploreConfig, explore_models
+from attnlab.explorer import Exploration
 from attnlab.hf import LoadedModel, load_model, record
 from attnlab.reading.effective import effective_attention
 
-__all__ = ["PASSAGE", "SHIPPED", "demo", "shipped_model"]
+__all__ = ["PASSAGE", "SHIPPED", "demo", "demo_exploration", "shipped_model"]
 
 SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
 
@@ -39,6 +41,12 @@ def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     loaded = shipped_model()
     result = compare(loaded, bundled_text(), config=config, model_name="attnlab's shipped MLM", text_name="Shakespeare")
     return result | {"name": "demo", "introduction": INTRODUCTION}, _maps(loaded)
+
+
+def demo_exploration() -> Exploration:
+    """Every reading of the shipped model's attention over ``PASSAGE``."""
+    config = ExploreConfig(readings=READINGS)
+    return explore_models({"attnlab's shipped MLM": shipped_model()}, [PASSAGE], config=config)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from attnlab.hf.load import max_length
 from attnlab.patterns import SpecialTokens, special_tokens
 from attnlab.provenance import provenance
 
-__all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject"]
+__all__ = ["READINGS", "ExploreConfig", "explore_models", "parse_layers", "subject"]
 
 # Tokens that a sequence-to-sequence model writes where no target text is given.
 WRITTEN = 64

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from attnlab.reports.audit import audit_section
 from attnlab.reports.charts import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart
 from attnlab.reports.html import Html, breakable, element, page
 from attnlab.reports.maps import map_viewer
@@ -67,10 +68,13 @@ def compare_page(result: Mapping[str, Any]) -> str:
         _sweeps(result),
         recommendation_section(result.get("recommendation")),
         _layers(result),
+        audit_section(result.get("patterns")),
         _maps(result),
         section("How to read the columns", explained(MEANINGS)),
         section("What was run", facts(_facts(result, model, text)), config_list(result.get("config") or {})),
-        download_json({k: v for k, v in result.items() if k != "maps"}, name=str(result.get("name", "compare"))),
+        download_json(
+            {k: v for k, v in result.items() if k not in ("maps", "explorer")}, name=str(result.get("name", "compare"))
+        ),
     ]
     scripts = ("report.js", "maps.js") if result.get("maps") else ("report.js",)
     return page(title, body, subtitle="demo" if demo else "comparison", scripts=scripts)
@@ -274,7 +278,11 @@ def _maps(result: Mapping[str, Any]) -> Html | None:
         "The weights of every head on one piece of the text. Blue is weight; where weights can be negative, blue is "
     )
     about += "below zero and orange above."
-    return section("Attention maps", map_viewer(tokens, maps), about=about)
+    closer = None
+    if result.get("explorer"):
+        link = element("a", "the same attention in the explorer", href=str(result["explorer"]))
+        closer = element("p", "Look closer: ", link, ".")
+    return section("Attention maps", map_viewer(tokens, maps), closer, about=about)
 
 
 def _facts(result: Mapping[str, Any], model: Row, text: Row) -> list[tuple[str, object]]:
