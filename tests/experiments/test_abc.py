@@ -17,6 +17,7 @@ from attnlab.experiments.abc.collecting import begin, collect
 from attnlab.experiments.abc.commands import EXPERIMENTS
 from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
 from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
+from attnlab.experiments.abc.family import family_rows
 from attnlab.experiments.abc.fit import fit
 from attnlab.experiments.abc.pairs import ShapedSource, tokenised
 from attnlab.experiments.parts import Part
@@ -321,4 +322,20 @@ def test_settings_of_a_command_are_checked() -> None:
     assert (changed.translation.width, changed.window) == (8, 3)
     with pytest.raises(ValueError, match="has no setting 'widht'"):
         _with(mt.AbcMtConfig(), ["widht=3"])
-    assert set(EXPERIMENTS) == {"abc-lm", "abc-mt", "abc-doc-mt", "abc-mlm", "abc-decoding", "abc-distill"}
+    names = {"abc-lm", "abc-mt", "abc-doc-mt", "abc-mlm", "abc-decoding", "abc-distill", "abc-family"}
+    assert set(EXPERIMENTS) == names
+
+
+def test_the_table_of_the_family_is_what_the_code_says() -> None:
+    kept = Path(al.__file__).parents[1] / "results" / "abc-family.json"
+    if not kept.exists():
+        pytest.skip("results/ is not beside the package")
+    rows = family_rows()
+    assert json.loads(kept.read_text())["tables"]["family"] == rows, "run attnlab reproduce abc-family"
+    of = {row["member"].strip("`"): row for row in rows}
+    assert {name for name, row in of.items() if row["causal"].startswith("no")} == {
+        "abc-cluster", "abc-compressive", "abc-luna", "abc-workspace",
+    }  # fmt: skip
+    assert {name for name, row in of.items() if row["depends_on"] == "content"} == {
+        "abc-cluster", "abc-luna", "abc-mlp", "abc-workspace",
+    }  # fmt: skip

@@ -204,6 +204,17 @@ def _distill(options: argparse.Namespace) -> None:
     _collected(options, distillation)
 
 
+def _family_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("results/abc-family.json"), help="(default: %(default)s)")
+
+
+def _family(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc.family import write_family
+
+    write_family(options.out)
+    print(f"wrote {options.out.resolve()}")
+
+
 def _needed(options: argparse.Namespace, name: str) -> Path:
     given = getattr(options, name)
     if given is None:
@@ -221,5 +232,8 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.", _distill_arguments, _distill
+    ),
+    "abc-family": Experiment(
+        "The table of ABC's control strategies, from the code itself.", _family_arguments, _family
     ),
 }

@@ -1,0 +1,66 @@
+"""``attnlab reproduce abc-family``: the table of control strategies, read from the mechanisms themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.attention import AttentionCall
+from attnlab.provenance import write_json
+from attnlab.registry import all_mechanisms, mechanism, mechanism_names
+
+__all__ = ["NAME", "family_rows", "write_family"]
+
+NAME = "abc-family"
+
+
+def family_rows() -> list[dict[str, Any]]:
+    """For each member: its control, what it learns, whether it may be causal, and how large its past is."""
+    return [_row(name) for name in mechanism_names() if name.startswith("abc-")]
+
+
+def write_family(out: Path) -> None:
+    """The table as a results file; it depends on the code alone, so it names no device."""
+    write_json(out, {"name": NAME, "paper": "ABC", "config": {}, "tables": {"family": family_rows()}})
+
+
+def _row(name: str) -> dict[str, Any]:
+    spec = next(spec for spec in all_mechanisms() if spec.partition(":")[0] == name)
+    mech = mechanism(spec)
+    # The first sentence of a member's docstring is its control in the paper's symbols.
+    said = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
+    control, _, rest = said.partition(" (")
+    where = re.search(r"ABC, ([^()]*)\)", rest)
+    refused = mech.cannot()
+    return {
+        "member": f"`{name}`",
+        "control": control.replace("``", "`").rstrip(".,:"),
+        "paper": where[1] if where else None,
+        "depends_on": _depends_on(mech, refused),
+        "learned": _learned(mech),
+        "causal": "no: " + refused["causal"] if "causal" in refused else "yes",
+    }
+
+
+def _depends_on(mech: Any, refused: dict[str, str]) -> str:
+    """The content of tokens where it needs what keys were made from, or changes with the keys; else positions."""
+    if "no-x" in refused:
+        return "content"
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 9, 4).unbind()
+    control = getattr(mech, "control", None)
+    if control is None:
+        return "position"
+    places = torch.arange(9)[None]
+    logs = [control(AttentionCall(q, keys, v), places).log for keys in (k, torch.randn_like(k))]
+    return "position" if torch.equal(*logs) else "content"
+
+
+def _learned(mech: Any) -> str:
+    if not isinstance(mech, nn.Module):
+        return "nothing"
+    return "tied across layers" if getattr(mech, "tied_across_layers", False) else "in each layer"
