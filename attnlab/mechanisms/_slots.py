@@ -189,6 +189,30 @@ def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None
     return _attend(mech, call, state)
 
 
+def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> bool:
+    """A token decoded without gradients, into a memory that nobody else holds."""
+    if torch.is_grad_enabled() or mech.normalise != "read" or call.sizes[2:] != (1, 1) or call.k.shape[0] == 0:
+        return False
+    return torch.is_inference_mode_enabled() or not state.k.is_inference()
+
+
+def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tuple[Tensor, SlotState]:
+    """``step`` for one token, in place: K~ + phi (k - K~) with phi = alpha / (alpha + exp z), one pass over K~."""
+    mech.refuse(call)
+    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+        call, c, state = _prepared(mech, call, state)
+        kind, log = state.k.dtype, c.log[:, :, 0]
+        phi = (log - state.z).sigmoid().to(kind).masked_fill(log <= FLOOR / 2, 0).unsqueeze(-1)
+        z = torch.logaddexp(state.z, log.double())
+        state.k.lerp_(call.k.to(kind), phi)
+        state.v.lerp_(call.v.to(kind), phi)
+        s = call.softmax_scale * grouped(call.q, call.groups).to(kind).squeeze(3) @ state.k.mT
+        out = _read(s, z.unsqueeze(2)) @ state.v
+        if c.faded is not None:
+            z = z + c.faded.unsqueeze(-1)
+    return ungrouped(out).unsqueeze(2).to(call.q.dtype), replace(state, z=z)
+
+
 def _prepared(
     mech: SlotMechanism, call: AttentionCall, state: SlotState | None
 ) -> tuple[AttentionCall, Control, SlotState]:

@@ -173,6 +173,26 @@ def test_the_cache_of_a_layer(spec: str, first: int) -> None:
         cache.attend(mech, tokens(call, 0, 1), key_visible=None)
 
 
+@pytest.mark.parametrize("spec", ["abc-mlp:slots=5", "abc-mlp:slots=3,activation=relu", "abc-mlp:slots=3,gate=true"])
+@pytest.mark.parametrize("first", [0, 1, 4])
+def test_steps_without_gradients_overwrite_their_own_memory_only(spec: str, first: int) -> None:
+    seen = padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1, 1]])
+    call = replace(self_call(length=7, heads=6, groups=2), causal=True, key_visible=seen)
+    mech = al.mechanism(spec)
+    whole, cache = mech(call), mech.make_cache(2, 7)
+    with torch.inference_mode():
+        cache.attend(mech, tokens(call, 0, first), key_visible=None)
+    begun = cache.state
+    kept = begun.k.clone()
+    for t, context in zip(range(first, 7), [torch.no_grad, torch.inference_mode] * 4, strict=False):
+        with context():
+            _, out = cache.attend(mech, tokens(call, t, t + 1), key_visible=None)
+        assert_close(out, whole[:, :, t : t + 1], what=f"token {t}")
+    # An inference tensor cannot be written outside of its mode, so the first step left it alone.
+    assert torch.equal(begun.k, kept)
+    assert_close(cache.state.z, prefill(mech, call)[1].z)
+
+
 @pytest.mark.parametrize("spec", ["abc-mlp:slots=5", "abc-window:slots=3", "abc-compressive:slots=3"])
 def test_cross_attention_keeps_the_memory_of_the_source(spec: str) -> None:
     call = replace(self_call(length=7), key_visible=padding([[1] * 7, [1] * 4 + [0] * 3]))
