@@ -16,12 +16,15 @@ from attnlab.experiments.quality import model_inputs, quality
 from attnlab.experiments.recommend import CANDIDATES, RecommendConfig, halves, recommend
 from attnlab.experiments.sweep import sweep_r
 from attnlab.experiments.windows import Windows, batches, cut_windows
+from attnlab.guidance import pattern_audit
 from attnlab.hf import LoadedModel, record, swap
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.patterns import special_tokens
 from attnlab.provenance import provenance
 from attnlab.reading.approximation import ApproximationError, approximation_error
 from attnlab.registry import mechanism
+from attnlab.reports.audit import audit_lines
 from attnlab.trace import Trace
 
 __all__ = ["DEFAULT_MECHANISMS", "CompareConfig", "compare"]
@@ -112,6 +115,7 @@ def compare(
         "ranking_differs": approximation_error(trace, Softmax()).summary()["ranking_differs"],
         "rows": rows,
         "layers": layers,
+        "patterns": _audit(loaded, windows, trace, config.traced),
     }
     if config.sweep:
         result["sweeps"], result["sweep_notes"] = sweep_r(loaded, windows, trace, batch=config.batch)
@@ -139,6 +143,13 @@ def _traced(loaded: LoadedModel, windows: Windows, count: int) -> Trace:
     with swap(loaded.model, Softmax()), record(loaded.model) as trace:
         loaded.model(**model_inputs(loaded, batch))
     return trace
+
+
+def _audit(loaded: LoadedModel, windows: Windows, trace: Trace, count: int) -> list[dict[str, Any]]:
+    """How closely each head follows each pattern of attention guidance, on the windows that were traced."""
+    batch = next(batches(windows, size=count))
+    mask = batch["attention_mask"]
+    return pattern_audit(trace, batch["input_ids"], attention_mask=mask, tokens=special_tokens(loaded.tokenizer))
 
 
 def _cost(
@@ -215,7 +226,7 @@ def table_lines(result: dict[str, Any]) -> Sequence[str]:
     whole = [row for row in body if not row[1].startswith("refused")]
     widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
     widths[0] = max(len(row[0]) for row in body)
-    return [
+    lines = [
         "  ".join(
             [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         )
@@ -223,3 +234,4 @@ def table_lines(result: dict[str, Any]) -> Sequence[str]:
         else f"{row[0].ljust(widths[0])}  {row[1]}"
         for row in body
     ]
+    return [*lines, *audit_lines(result.get("patterns", []))]
