@@ -31,8 +31,8 @@ from attnlab.reading.effective import (
     EffectiveAttention,
     effective_attention,
     effective_from_output,
-    read_effective,
 )
+from attnlab.reading.effective_layers import read_effective
 from attnlab.reading.faithfulness import faithfulness
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
 from attnlab.trace import LayerTrace, Trace

@@ -18,7 +18,8 @@ from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms._projection import column_basis
 from attnlab.mechanisms.softmax import softmax
 from attnlab.provenance import provenance
-from attnlab.reading.effective import effective_attention, effective_from_output, read_effective
+from attnlab.reading.effective import effective_attention, effective_from_output
+from attnlab.reading.effective_layers import read_effective
 
 # BERT-base at the paper's batch and length; --tiny is the dry run.
 SIZES = {

@@ -14,7 +14,8 @@ from attnlab.hf import record
 from attnlab.measure import median_seconds
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.correlation import bootstrap_interval
-from attnlab.reading.effective import effective_attention, read_effective
+from attnlab.reading.effective import effective_attention
+from attnlab.reading.effective_layers import read_effective
 from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness
 from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.trace import LayerTrace

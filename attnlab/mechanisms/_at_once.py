@@ -20,26 +20,25 @@ __all__ = ["project_at_once"]
 def project_at_once(
     w: Float[Tensor, "b g r k"], v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b 1 k"] | None
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
-    """(W_perp, rank, trivial, doubtful); where ``doubtful``, the others mean nothing. No gradient reaches ``v``."""
+    """(W_perp, rank, trivial, doubtful) of weights and values that are zero at hidden keys.
+
+    Where ``doubtful``, the others mean nothing. No gradient reaches ``v``.
+    """
     b, g, k, e = v.shape
-    v = v.detach()
-    if seen is not None:
-        w = w.masked_fill(~seen[:, :, None], 0)
-        v = v.masked_fill(~seen[..., None], 0)
-        count = seen.sum(-1).expand(b, g)
-    else:
-        count = torch.full((b, g), k, device=v.device)
-    x = v.double()
-    size = x.square().sum((-1, -2))
+    x = v.detach().double()
+    count = torch.full((b, g), k, device=v.device) if seen is None else seen.sum(-1).expand(b, g)
     if k <= e:
-        whiten, sound = _whitening(_rows_gram(x, seen, size), size, independence_limit(v.dtype, max(k, e)))
+        gram = x @ x.mT
+        size = _trace(gram)
+        _, sound = _whitening(_with_hidden(gram, seen, size), size, independence_limit(v.dtype, max(k, e)))
         return w, count, sound, ~sound
-    gram, limit = x.mT @ x, torch.full((), SAFE_CONDITION, dtype=torch.float64, device=v.device)
+    gram = x.mT @ x
+    size, limit = _trace(gram), SAFE_CONDITION
     if seen is not None:
         short = count <= e
         first, exists, _ = first_visible(x, seen, e)
-        gram = torch.where(short[..., None, None], _rows_gram(first, exists, size), gram)
-        limit = torch.where(short, independence_limit(v.dtype, max(k, e)), limit)
+        gram = torch.where(short[..., None, None], _with_hidden(first @ first.mT, exists, size), gram)
+        limit = torch.where(short, independence_limit(v.dtype, max(k, e)), SAFE_CONDITION)
     whiten, sound = _whitening(gram, size, limit)
     columns = (x @ whiten).to(w.dtype)
     found = (w @ columns) @ columns.mT
@@ -49,9 +48,12 @@ def project_at_once(
     return torch.where(trivial[..., None, None], w, found), count.clamp(max=e), trivial, ~sound
 
 
-def _rows_gram(x: Tensor, exists: Tensor | None, size: Tensor) -> Tensor:
-    """V V^T; a key that is not there gets a direction of its own, of the size of the others."""
-    gram = x @ x.mT
+def _trace(gram: Tensor) -> Tensor:
+    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def _with_hidden(gram: Tensor, exists: Tensor | None, size: Tensor) -> Tensor:
+    """V V^T in which a key that is not there has a direction of its own, of the size of the others."""
     if exists is None:
         return gram
     return gram + torch.diag_embed((~exists).double() * torch.where(size > 0, size, 1)[..., None])

@@ -87,6 +87,8 @@ def project(
     if w.is_cuda and rtol is None and at_once_serves(v):
         from attnlab.mechanisms._at_once import project_at_once
 
+        if seen is not None:
+            w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
         found, rank, trivial, doubtful = project_at_once(w, v, seen)
         if not bool(doubtful.any()):
             return found, rank, trivial

@@ -7,8 +7,8 @@ from attnlab.reading.effective import (
     EffectiveRows,
     effective_attention,
     effective_from_output,
-    read_effective,
 )
+from attnlab.reading.effective_layers import EffectiveLayers, read_effective
 from attnlab.reading.faithfulness import Faithfulness, faithfulness
 from attnlab.reading.gradient import gradient_times_attention, output_gradients
 from attnlab.reading.heads import attention_distance, attention_entropy
@@ -25,6 +25,7 @@ __all__ = [
     "AlternativeAttention",
     "ApproximationError",
     "EffectiveAttention",
+    "EffectiveLayers",
     "EffectiveRows",
     "Faithfulness",
     "ReadingTable",

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, repeat_groups, scores, ungrouped
-from attnlab.hf import swap
-from attnlab.hf.sites import Layers
-from attnlab.mechanisms._at_once import project_at_once
+from attnlab.attention import grouped, repeat_groups, ungrouped
 from attnlab.mechanisms._effective import effective_map
 from attnlab.mechanisms._prefix import Prefixes, prefix_coefficients
-from attnlab.mechanisms._projection import at_once_serves, column_basis, first_visible, gathered_rows
-from attnlab.mechanisms.softmax import Softmax
+from attnlab.mechanisms._projection import column_basis, first_visible, gathered_rows
 from attnlab.reading._given import Given, given
 from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
 
 __all__ = [
     "EffectiveAttention",
-    "EffectiveLayers",
     "EffectiveRows",
     "effective_attention",
     "effective_from_output",
-    "read_effective",
+    "effective_given",
+    "head_norms",
+    "ratio",
+    "weighed",
 ]
 
 # Elements of a chunk of the map when it is made from outputs, and of one that is made from weights on a CPU.
 CHUNK, CACHED = 1 << 22, 1 << 19
-# Layers that a GPU projects as one batch: many small factorisations keep it busy, one layer's do not.
-LAYERS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,137 +69,11 @@ def effective_attention(
     >>> e.weights, e.rank.item()
     (tensor([[[[0.2000, 0.2000, 0.4000]]]]), 1)
     """
-    return _effective(given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask), rtol)
+    return effective_given(given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask), rtol)
 
 
-@contextmanager
-def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[EffectiveLayers]:
-    """Inside the context every softmax layer of ``model`` makes its W once, attends by it, and adds its effective map.
-
-    An evaluation with every map and residual costs little more than an eager one; the sequence grows by one item per
-    layer and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
-    """
-    found = EffectiveLayers()
-    with swap(model, _Reader(found), layers=layers):
-        yield found
-
-
-class EffectiveLayers(Sequence[EffectiveAttention]):
-    """The effective attention of each layer in the order of their calls.
-
-    On a GPU, layers whose queries all see the same keys are projected several at a time while the model goes on, and
-    what that leaves in doubt is looked at when an item is asked for: until then nothing waits for the device.
-    """
-
-    def __init__(self) -> None:
-        self._settled: list[EffectiveAttention] = []
-        self._launched: list[_Launched] = []
-        self._waiting: list[tuple[Given, Tensor]] = []
-
-    def __len__(self) -> int:
-        return len(self._settled) + sum(len(group.layers) for group in self._launched) + len(self._waiting)
-
-    @overload
-    def __getitem__(self, index: int) -> EffectiveAttention: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[EffectiveAttention]: ...
-    def __getitem__(self, index: int | slice) -> EffectiveAttention | list[EffectiveAttention]:
-        self._settle()
-        return self._settled[index]
-
-    def clear(self) -> None:
-        """Forget everything, before the next batch."""
-        for held in (self._settled, self._launched, self._waiting):
-            held.clear()
-
-    def add(self, g: Given, output: Tensor) -> None:
-        """Take one layer's weights, values and output."""
-        if not g.rows.is_cuda or g.causal or g.mask is not None or not at_once_serves(g.values):
-            self._settle()
-            self._settled.append(_effective(g, None, output))
-            return
-        if self._waiting and not _alike(self._waiting[0][0], g):
-            self._launch()
-        self._waiting.append((g, output))
-        if len(self._waiting) == LAYERS_AT_ONCE:
-            self._launch()
-
-    def _launch(self) -> None:
-        if self._waiting:
-            self._launched.append(_launch(self._waiting))
-            self._waiting = []
-
-    def _settle(self) -> None:
-        self._launch()
-        if not self._launched:
-            return
-        doubtful = torch.stack([group.doubtful.any() for group in self._launched]).tolist()
-        for group, some in zip(self._launched, doubtful, strict=True):
-            parts = zip(*(t.chunk(len(group.layers)) for t in (*group.found, group.doubtful)), strict=True)
-            for (g, output), (*found, unsure) in zip(group.layers, parts, strict=True):
-                again = some and bool(unsure.any())
-                self._settled.append(_effective(g, None, output) if again else EffectiveAttention(*found))
-        self._launched = []
-
-
-@dataclass(frozen=True, eq=False)
-class _Launched:
-    layers: list[tuple[Given, Tensor]]
-    # The fields of an EffectiveAttention for all layers, and which heads of them are in doubt.
-    found: tuple[Tensor, ...]
-    doubtful: Bool[Tensor, "b h"]
-
-
-def _alike(a: Given, b: Given) -> bool:
-    same = a.rows.shape == b.rows.shape and a.values.shape == b.values.shape and a.rows.dtype == b.rows.dtype
-    return same and a.key_visible is b.key_visible and a.rows.device == b.rows.device
-
-
-@torch.no_grad()
-def _launch(layers: list[tuple[Given, Tensor]]) -> _Launched:
-    """The projection and its residual, for several layers as one batch."""
-    first = layers[0][0]
-    wide = torch.promote_types(first.rows.dtype, torch.float32)
-    w, v = (torch.cat([getattr(g, name) for g, _ in layers]).to(wide) for name in ("rows", "values"))
-    output = torch.cat([o for _, o in layers]).to(wide)
-    seen = first.key_visible
-    if seen is not None:
-        seen = seen.repeat(len(layers), 1)[:, None]
-        v = v.masked_fill(~seen[..., None], 0)
-    groups = w.shape[1] // v.shape[1]
-    found, *facts = project_at_once(grouped(w, groups).flatten(2, 3), v, seen)
-    found = ungrouped(found.unflatten(2, (groups, w.shape[2])))
-    rank, trivial, doubtful = (repeat_groups(t, groups) for t in facts)
-    lost = _norm(
-        torch.baddbmm(output.flatten(0, 1), found.flatten(0, 1), repeat_groups(v, groups).flatten(0, 1), beta=-1)
-    )
-    residual = _ratio(lost.view_as(rank).to(wide), _norm(output))
-    # A projection is orthogonal: what it takes away is what the squares lack.
-    whole = _norm(w).square()
-    removed = _ratio((whole - _norm(found).square()).clamp(min=0), whole)
-    rank, trivial = (t[..., None].expand(*t.shape, w.shape[2]) for t in (rank, trivial))
-    return _Launched(layers, (found.to(first.rows.dtype), residual, rank, removed, trivial), doubtful)
-
-
-class _Reader(Mechanism):
-    def __init__(self, found: EffectiveLayers) -> None:
-        self.found = found
-
-    def reference(self, call: AttentionCall) -> Tensor:
-        if call.key_visible is None and not call.causal and call.mask is None and call.bias is None:
-            # No row can be empty, so the careful softmax is not needed.
-            return torch.softmax(scores(call), -1)
-        return Softmax().reference(call)
-
-    def forward(self, call: AttentionCall) -> Tensor:
-        w = self.reference(call)
-        g = Given(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
-        output = _times(w, g.clean_values())
-        self.found.add(g, output)
-        return output
-
-
-def _effective(g: Given, rtol: float | None, output: Tensor | None = None) -> EffectiveAttention:
+def effective_given(g: Given, rtol: float | None, output: Tensor | None = None) -> EffectiveAttention:
+    """``effective_attention`` of input that was checked; ``output`` is W V where it is already known."""
     step = g.rows.shape[0]
     if g.rows.device.type == "cpu" and step:
         # Item by item, what is made on the way stays in the processor's cache.
@@ -226,9 +94,9 @@ def _effective_items(g: Given, rtol: float | None, output: Tensor | None) -> tup
         difference = w - found
         wide = torch.promote_types(v.dtype, torch.float32)
         if output is None:
-            output = _times(w.to(wide), v.to(wide))
-        residual = _ratio(_norm(_times(difference.to(wide), v.to(wide))), _norm(output))
-        removed = _ratio(_norm(difference), _norm(w)).square()
+            output = weighed(w.to(wide), v.to(wide))
+        residual = ratio(head_norms(weighed(difference.to(wide), v.to(wide))), head_norms(output))
+        removed = ratio(head_norms(difference), head_norms(w)).square()
     return found, residual, rank, removed, trivial
 
 
@@ -273,8 +141,8 @@ class EffectiveRows:
         lost = torch.zeros(output.shape[:2], device=v.device, dtype=torch.promote_types(v.dtype, torch.float32))
         for lo, rows in self.chunks(size):
             part = output[:, :, lo : lo + rows.shape[2]]
-            lost += (_times(rows.to(lost.dtype), v.to(lost.dtype)) - part).square().sum((-1, -2))
-        return _ratio(lost.sqrt(), _norm(output.to(lost.dtype)))
+            lost += (weighed(rows.to(lost.dtype), v.to(lost.dtype)) - part).square().sum((-1, -2))
+        return ratio(lost.sqrt(), head_norms(output.to(lost.dtype)))
 
 
 def effective_from_output(
@@ -344,13 +212,16 @@ def _with_lead(found: Tensor, a: Tensor, p: Prefixes, lo: int, hi: int) -> Tenso
     return torch.where(lead, direct, found)
 
 
-def _times(w: Tensor, v: Tensor) -> Tensor:
+def weighed(w: Float[Tensor, "b h q k"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q e"]:
+    """W V, each group of query heads with its values."""
     return ungrouped(grouped(w, w.shape[1] // v.shape[1]) @ v.unsqueeze(2))
 
 
-def _norm(t: Tensor) -> Tensor:
+def head_norms(t: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h"]:
+    """The length of each head's matrix."""
     return torch.linalg.vector_norm(t, dim=(-1, -2), dtype=torch.promote_types(t.dtype, torch.float32))
 
 
-def _ratio(top: Tensor, bottom: Tensor) -> Tensor:
+def ratio(top: Float[Tensor, "b h"], bottom: Float[Tensor, "b h"]) -> Float[Tensor, "b h"]:
+    """Top over bottom, and the top itself where the bottom is zero."""
     return torch.where(bottom == 0, top, top / bottom.masked_fill(bottom == 0, 1))
