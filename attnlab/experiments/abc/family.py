@@ -33,8 +33,8 @@ def _row(name: str) -> dict[str, Any]:
     mech = mechanism(spec)
     # The first sentence of a member's docstring is its control in the paper's symbols.
     said = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
-    control, _, rest = said.partition(" (")
-    where = re.search(r"ABC, ([^()]*)\)", rest)
+    where = re.search(r" \((?:[^()]*; )?ABC, ([^()]*)\)", said)
+    control = said[: where.start()] if where else said
     refused = mech.cannot()
     return {
         "member": f"`{name}`",
