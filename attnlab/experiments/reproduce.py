@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attnlab.experiments._experiment import Experiment
 from attnlab.experiments.abc.commands import EXPERIMENTS as ABC
+from attnlab.experiments.guidance.commands import EXPERIMENTS as GUIDANCE
 from attnlab.experiments.ktiw.commands import EXPERIMENTS as KTIW
 
 __all__ = ["EXPERIMENTS", "Experiment"]
@@ -131,5 +132,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _maps,
     ),
     **ABC,
+    **GUIDANCE,
     **KTIW,
 }

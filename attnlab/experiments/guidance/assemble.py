@@ -1,0 +1,319 @@
+"""From what the parts of the reproduction left to results/guidance.json: its tables, and what they mean."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.provenance import provenance, write_json
+
+__all__ = ["NOTES", "assemble", "best_arm", "converged_at", "drops_at", "reaches_at"]
+
+Row = Mapping[str, Any]
+# What tells rows of a table apart; of several with the same, the last counts.
+KEYS = {
+    "runs": ("part", "depth", "language", "arm", "seed"),
+    "curves": ("part", "depth", "language", "arm", "seed"),
+    "evaluations": ("part", "depth", "language", "arm", "seed", "at"),
+    "finetuned_runs": ("training", "task", "arm", "seed"),
+    "electra_runs": ("arm", "seed"),
+    "electra_curves": ("arm", "seed"),
+    "translation_runs": ("arm", "seed"),
+    "translation_curves": ("arm", "seed"),
+    "translation_evaluations": ("arm", "seed", "at"),
+    "bleu": ("arm", "seed"),
+}
+# A loss has left its plateau when it is this far (nats) below the loss of guessing words by their frequency.
+LEFT = 0.5
+CONVERGED = 0.95
+NOTES = {
+    "tuning": "Every learning rate with every warm-up (a share of the steps), with and without guidance; the loss is that "
+    "of masked tokens in held-out articles after the last update.",
+    "convergence": "The best of the arms tuned on seed 0, over the seeds. steps: updates until the training loss (mean "
+    "of the last 2 % of updates) reaches the last one of the model without guidance; for that model, all updates.",
+    "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "
+    "loss is half a nat below that of guessing by frequency, where it would stay for long.",
+    "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up.",
+    "electra": "plateau_steps: updates until the generator's and the detector's loss together have left their plateau.",
+    "translation": "loss: training, label-smoothed, the mean of the last 2 % of updates; valid_nll without smoothing.",
+    "low_resource": "The loss of masked tokens in held-out texts.",
+    "ablations": "As tuning, one setting of the best guided arm changed at a time. closeness is not measured here.",
+}
+
+
+def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: Path | None = None) -> dict[str, Any]:
+    """Gather every part's JSON below ``work`` (and the tables in ``keep``, an earlier result) and write ``out``."""
+    tables = _gathered(work, keep)
+    made = {
+        "tuning": tuning(tables),
+        "convergence": convergence(tables),
+        "ag_loss": ag_loss(tables),
+        "finetuned": finetuned(tables),
+        "electra": electra(tables),
+        "translation": translation(tables),
+        "low_resource": low_resource(tables),
+        "ablations": ablated(tables),
+    }
+    result = {
+        "name": "guidance",
+        "paper": "AG",
+        "config": dict(config),
+        "seed": 0,
+        **provenance(),
+        "notes": NOTES,
+        "tables": {name: rows for name, rows in made.items() if rows},
+        # What the tables were made from, so that a later run can add to it.
+        "raw": tables,
+    }
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def _gathered(work: Path, keep: Path | None) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in KEYS}
+    contents: list[Mapping[str, Iterable[dict[str, Any]]]] = []
+    if keep is not None and keep.exists():
+        contents.append(json.loads(keep.read_text(encoding="utf-8")).get("raw", {}))
+    contents += [json.loads(p.read_text(encoding="utf-8")).get("tables", {}) for p in sorted(work.rglob("*.json"))
+                 if p.parent.name != "steps"]  # fmt: skip
+    for content in contents:
+        for name, keys in KEYS.items():
+            for row in content.get(name, []):
+                found[name][tuple(row.get(key) for key in keys)] = row
+    return {name: list(rows.values()) for name, rows in found.items() if rows}
+
+
+def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) -> list[float]:
+    """At each point of a thinned curve, the mean over the last ``share`` of the whole training."""
+    width, found = max(1.0, share * at[-1]), []
+    for i, end in enumerate(at):
+        total = weight = 0.0
+        for j in range(i, -1, -1):
+            begin = at[j - 1] if j else 0
+            if at[j] <= end - width and j < i:
+                break
+            total += values[j] * (at[j] - begin)
+            weight += at[j] - begin
+        found.append(total / weight)
+    return found
+
+
+def converged_at(curve: Row) -> int | None:
+    """The first update at which 95 % of the fall of L_AG is done."""
+    values = curve["guidance"]
+    if not values or max(values) <= 0:
+        return None
+    smooth = mean_until(curve["at"], values, 0.005)
+    bound = smooth[0] - CONVERGED * (smooth[0] - min(smooth))
+    return next(at for at, value in zip(curve["at"], smooth, strict=True) if value <= bound)
+
+
+def drops_at(curve: Row, level: float) -> int | None:
+    """The first update at which the task's loss is half a nat below ``level``; None if it never is."""
+    smooth = mean_until(curve["at"], curve["task"], 0.01)
+    return next((at for at, value in zip(curve["at"], smooth, strict=True) if value < level - LEFT), None)
+
+
+def reaches_at(curve: Row, loss: float) -> int | None:
+    """The first update at which the smoothed training loss is at most ``loss``."""
+    smooth = mean_until(curve["at"], curve["task"])
+    return next((at for at, value in zip(curve["at"], smooth, strict=True) if value <= loss), None)
+
+
+Tables = Mapping[str, list[dict[str, Any]]]
+
+
+def _last_loss(tables: Tables, run: Row) -> float | None:
+    """The held-out loss at a run's last look."""
+    keys = ("part", "depth", "language", "arm", "seed")
+    own = [e for e in tables.get("evaluations", []) if all(e.get(k) == run.get(k) for k in keys)]
+    return max(own, key=lambda e: e["at"])["valid_loss"] if own else None
+
+
+def _curve(tables: Tables, run: Row) -> Row | None:
+    keys = ("part", "depth", "language", "arm", "seed")
+    return next((c for c in tables.get("curves", []) if all(c.get(k) == run.get(k) for k in keys)), None)
+
+
+def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
+    return [run for run in tables.get("runs", []) if run["part"] == part]
+
+
+def tuning(tables: Tables) -> list[dict[str, Any]]:
+    """Part (a): one row for each learning rate, warm-up and seed."""
+    columns = ("guided", "lr", "warmup", "seed", "steps")
+    rows = [
+        {**{c: run[c] for c in columns}, "loss": _last_loss(tables, run), "train_loss": run["loss"]}
+        for run in _runs(tables, "a")
+    ]
+    return sorted(rows, key=lambda r: (not r["guided"], -r["lr"], r["warmup"], r["seed"]))
+
+
+def _best_arms(runs: Sequence[Row], tables: Tables) -> dict[bool, str]:
+    """By guidance, the arm that ended lowest on the first seed."""
+    best = {}
+    for guided in (True, False):
+        own = [(loss, run["arm"]) for run in runs if run["guided"] == guided and run["seed"] == runs[0]["seed"]
+               and (loss := _last_loss(tables, run)) is not None]  # fmt: skip
+        if own:
+            best[guided] = min(own)[1]
+    return best
+
+
+def best_arm(tables: Tables) -> dict[bool, str]:
+    """By guidance, the name of the arm of part (a) that ended lowest on its first seed."""
+    runs = _runs(tables, "a")
+    return _best_arms(runs, tables) if runs else {}
+
+
+def convergence(tables: Tables) -> list[dict[str, Any]]:
+    """Parts (a) and (e): the best arms by depth and seed."""
+    rows = []
+    for depth in (8, 12, 16):
+        runs = [run for part in ("a", "e") for run in _runs(tables, part) if run["depth"] == depth]
+        if not runs:
+            continue
+        best = _best_arms(runs, tables)
+        for run in runs:
+            if best.get(run["guided"]) != run["arm"]:
+                continue
+            other = next((r for r in runs if not r["guided"] and r["arm"] == best.get(False)
+                          and r["seed"] == run["seed"]), None)  # fmt: skip
+            curve = _curve(tables, run)
+            if other is None or curve is None:
+                continue
+            steps = reaches_at(curve, other["loss"]) if run["guided"] else run["steps"]
+            told = {"lr": run["lr"], "warmup": run["warmup"], "loss": _last_loss(tables, run)}
+            rows.append({"layers": depth, "guided": run["guided"], "seed": run["seed"], **told, "steps": steps,
+                         "of_steps": run["steps"]})  # fmt: skip
+    return rows
+
+
+def guessing(tables: Tables) -> float:
+    """The loss of guessing by frequency, as the unguided runs of (a) show it: the plateau they reach first."""
+    levels = []
+    for run in _runs(tables, "a"):
+        curve = _curve(tables, run)
+        if run["guided"] or curve is None:
+            continue
+        smooth = mean_until(curve["at"], curve["task"], 0.01)
+        # Where the first steep fall is over: a hundredth of the training changes the loss by less than 0.05.
+        for i, at in enumerate(curve["at"]):
+            later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
+            if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 1:
+                levels.append(smooth[i])
+                break
+    return sum(levels) / len(levels) if levels else math.nan
+
+
+def ag_loss(tables: Tables) -> list[dict[str, Any]]:
+    """Figure 5 in two numbers, for every seed of the best guided arm of (a)."""
+    runs = _runs(tables, "a")
+    if not runs:
+        return []
+    best, level, rows = _best_arms(runs, tables).get(True), guessing(tables), []
+    for run in runs:
+        curve = _curve(tables, run)
+        if run["arm"] != best or curve is None:
+            continue
+        converged, drop, steps = converged_at(curve), drops_at(curve, level), curve["at"][-1]
+        row = {"seed": run["seed"], "arm": run["arm"], "steps": steps, "ag_converged": converged, "mlm_drop": drop}
+        shares = {
+            "ag_converged_share": converged / steps if converged else None,
+            "mlm_drop_share": drop / steps if drop else None,
+        }
+        rows.append({**row, **shares, "plateau_loss": level})
+    return rows
+
+
+def finetuned(tables: Tables) -> list[dict[str, Any]]:
+    """Part (b)."""
+    rows = [
+        {
+            "task": r["task"],
+            "training": r["training"],
+            "guided": r["arm"].startswith("AG"),
+            "accuracy": r["accuracy"],
+            "seed": r["seed"],
+        }
+        for r in tables.get("finetuned_runs", [])
+    ]
+    return sorted(rows, key=lambda r: (r["training"] != "short", r["task"], not r["guided"], r["seed"]))
+
+
+def electra(tables: Tables) -> list[dict[str, Any]]:
+    """Part (c): the better arm with and without guidance, and when its loss left the plateau."""
+    runs, rows = tables.get("electra_runs", []), []
+    for guided in (True, False):
+        own = [run for run in runs if run["guided"] == guided]
+        if not own:
+            continue
+        run = min(own, key=lambda r: r["loss"])
+        curve = next(c for c in tables["electra_curves"] if c["arm"] == run["arm"] and c["seed"] == run["seed"])
+        level = _plateau(curve)
+        left = drops_at(curve, level)
+        told = {"guided": guided, "lr": run["lr"], "warmup": run["warmup"], "loss": run["loss"], "plateau_loss": level}
+        rows.append({**told, "plateau_steps": run["steps"] if left is None else left, "of_steps": run["steps"]})
+    return rows
+
+
+def _plateau(curve: Row) -> float:
+    """Where the first steep fall of a curve is over."""
+    smooth = mean_until(curve["at"], curve["task"], 0.01)
+    for i, at in enumerate(curve["at"]):
+        later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
+        if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 0.5:
+            return smooth[i]
+    return smooth[-1]
+
+
+def translation(tables: Tables) -> list[dict[str, Any]]:
+    """Part (d)."""
+    scores = {(r["arm"], r["seed"]): r["bleu"] for r in tables.get("bleu", [])}
+    return [
+        {
+            "model": r["arm"],
+            "seed": r["seed"],
+            "loss": r["loss"],
+            "valid_nll": r["valid_nll"],
+            "bleu": scores.get((r["arm"], r["seed"])),
+            "steps": r["steps"],
+        }
+        for r in tables.get("translation_runs", [])
+    ]
+
+
+def low_resource(tables: Tables) -> list[dict[str, Any]]:
+    """Part (f)."""
+    runs, rows = _runs(tables, "f"), []
+    for language in dict.fromkeys(run["language"] for run in runs):
+        own = [run for run in runs if run["language"] == language]
+        best = _best_arms(own, tables)
+        rows += [
+            {
+                "language": language,
+                "guided": run["guided"],
+                "lr": run["lr"],
+                "warmup": run["warmup"],
+                "loss": _last_loss(tables, run),
+                "seed": run["seed"],
+            }
+            for run in own
+            if best.get(run["guided"]) == run["arm"]
+        ]
+    return rows
+
+
+def ablated(tables: Tables) -> list[dict[str, Any]]:
+    """Part (g)."""
+    rows = []
+    for run in _runs(tables, "g"):
+        curve = _curve(tables, run)
+        told = {name: run[name] for name in ("alpha0", "fraction", "patterns", "bias", "seed")}
+        drop = drops_at(curve, guessing(tables)) if curve is not None and _runs(tables, "a") else None
+        rows.append({"arm": run["arm"], **told, "loss": _last_loss(tables, run), "mlm_drop": drop})
+    return rows

@@ -1,0 +1,86 @@
+"""``attnlab reproduce guidance`` and ``guidance-patterns``: attention guidance's experiments and its Figure 4."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from attnlab.experiments._experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+
+def _study_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--only", default="a", help="parts, such as a,d: (a) to (g) in order of importance (default: a)"
+    )
+    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote: for a, b, c, e and g")
+    parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks: for b")
+    parser.add_argument("--translation", type=Path, help="the folder that holds multi30k: for d")
+    parser.add_argument("--oromo", type=Path, help="the Oromo news articles: for f")
+    parser.add_argument("--tagalog", type=Path, help="the Filipino lines: for f")
+    parser.add_argument("--work", type=Path, default=Path("runs/guidance"), help="the parts (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results/guidance.json"), help="(default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
+    parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+    parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the parts there are")
+    parser.add_argument("--page", type=Path, help="also draw the figures on this page")
+
+
+def _study(options: argparse.Namespace) -> None:
+    from attnlab.experiments.guidance.figures import write_figures
+    from attnlab.experiments.guidance.study import Places, StudyConfig, run_parts
+    from attnlab.provenance import check_writable
+
+    check_writable(options.out)
+    config = StudyConfig()
+    if options.steps is not None:
+        mlm = replace(config.mlm, steps=options.steps)
+        config = replace(
+            config,
+            mlm=mlm,
+            electra=replace(config.electra, base=mlm),
+            translation=replace(config.translation, steps=options.steps),
+        )
+    places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
+    only = [] if options.tables_only else options.only.split(",")
+    result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
+    print(f"wrote {options.out.resolve()}")
+    if options.page is not None:
+        write_figures(result, options.page)
+        print(f"wrote {options.page.resolve()}")
+
+
+def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--text", help="a sentence (default: that of Figure 4)")
+    parser.add_argument("--model", type=Path, help="a model's folder, whose tokenizer cuts the text")
+    parser.add_argument("--out", type=Path, default=Path("patterns.html"), help="the page (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the maps as JSON")
+
+
+def _patterns(options: argparse.Namespace) -> None:
+    from attnlab.experiments.guidance.figure4 import SENTENCE, write_patterns_page
+    from attnlab.provenance import check_writable
+
+    check_writable(options.out)
+    tokenizer = None
+    if options.model is not None:
+        from attnlab.hf import load_model
+
+        tokenizer = load_model(options.model).tokenizer
+    maps = write_patterns_page(options.out, text=options.text or SENTENCE, tokenizer=tokenizer)
+    print(json.dumps(maps) if options.json else f"wrote {options.out.resolve()}")
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "guidance": Experiment(
+        "Attention guidance: masked LMs, ELECTRA and translation with and without it, in parts (a) to (g).",
+        _study_arguments,
+        _study,
+    ),
+    "guidance-patterns": Experiment(
+        "Attention guidance: Figure 4, its patterns over a sentence.", _patterns_arguments, _patterns
+    ),
+}

@@ -1,0 +1,252 @@
+"""``attnlab reproduce guidance``: the parts (a) to (g), each on its own, so that results grow over several runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attnlab.data import TokenStore, load_store, load_tokeniser, read_text, records, tokenise, train_bpe
+from attnlab.data.tokenisers import Tokeniser
+from attnlab.experiments.guidance.assemble import assemble, best_arm
+from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
+from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
+from attnlab.experiments.guidance.mlm import run_arms, with_layers
+from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
+from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
+from attnlab.experiments.parts import Part
+from attnlab.provenance import write_json
+
+__all__ = ["PARTS", "Places", "StudyConfig", "low_resource_stores", "run_parts", "score_translations"]
+
+PARTS = {
+    "a": "12 layers with and without guidance, tuned alike, three seeds (Figure 5)",
+    "b": "fine-tuned accuracy after a shorter and a longer pretraining (Table 9)",
+    "c": "ELECTRA (Figure 6)",
+    "d": "translation: BASE, AG, hard-coded Gaussian (Figure 7)",
+    "e": "8 and 16 layers",
+    "f": "little text: Oromo and Filipino",
+    "g": "ablations of alpha0, lambda and patterns, and a bias in place of the loss",
+}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the data lie; a part asks only for its own."""
+
+    corpus: Path | None = None
+    glue: Path | None = None
+    translation: Path | None = None
+    oromo: Path | None = None
+    tagalog: Path | None = None
+
+    def need(self, name: str, part: str) -> Path:
+        """The folder, or an error that says which option to give."""
+        found = getattr(self, name)
+        if found is None:
+            raise ValueError(f"part ({part}) needs --{name}")
+        return Path(found)
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What is trained; the steps of each part are those of its config."""
+
+    mlm: MlmConfig = field(default_factory=MlmConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
+    electra: ElectraConfig = field(default_factory=ElectraConfig)
+    translation: TranslationConfig = field(default_factory=TranslationConfig)
+    # The ratio and the sizes follow Table 11, for narrower models.
+    lrs: tuple[float, ...] = (1e-3, 5e-4)
+    warmups: tuple[float, ...] = (0.0, 0.1)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    depths: tuple[int, ...] = (8, 16)
+    low_resource_vocab: int = 8000
+
+
+def run_parts(
+    config: StudyConfig,
+    only: Sequence[str],
+    *,
+    places: Places,
+    work: Path,
+    out: Path,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """Run the parts in order of importance, gather all that ``work`` and an earlier ``out`` hold, and write ``out``."""
+    unknown = [name for name in only if name not in PARTS]
+    if unknown:
+        raise ValueError(f"no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
+    work.mkdir(parents=True, exist_ok=True)
+    run: dict[str, Callable[..., None]] = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
+                                           "g": part_g}  # fmt: skip
+    began = time.monotonic()
+    for name in [name for name in PARTS if name in only]:
+        left = None if seconds is None else seconds - (time.monotonic() - began)
+        if left is not None and left <= 0:
+            break
+        run[name](config, places, work, left)
+        assemble(work, out, config=asdict(config), keep=out)
+    return assemble(work, out, config=asdict(config), keep=out)
+
+
+def _wiki(places: Places, part: str) -> tuple[Tokeniser, dict[str, TokenStore]]:
+    home = places.need("corpus", part)
+    return load_tokeniser(home / "tokenizer"), {name: load_store(home / name) for name in ("train", "valid")}
+
+
+def _best(config: StudyConfig, work: Path) -> dict[bool, Arm]:
+    """The arms that part (a) found best on the first seed; the highest rate with a warm-up where it was not run."""
+    usual = {guided: Arm(guided, config.lrs[0], config.warmups[-1]) for guided in (True, False)}
+    path = work / "a.json"
+    if not path.exists():
+        return usual
+    found = best_arm(json.loads(path.read_text(encoding="utf-8"))["tables"])
+    every = {arm.name: arm for arm in arms(config.lrs, config.warmups)}
+    return {guided: every.get(found.get(guided, ""), arm) for guided, arm in usual.items()}
+
+
+def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """Tune on the first seed, then the best arms on the others; the heads of the best guided one are recorded."""
+    tokeniser, stores = _wiki(places, "a")
+    part, share = Part(work / "a.json"), None if seconds is None else seconds / (len(config.seeds) + 1)
+    for i, seed in enumerate(config.seeds):
+        todo = arms(config.lrs, config.warmups) if i == 0 else list(_best(config, work).values())
+        recorded = (Arm(True, config.lrs[0], config.warmups[-1]).name, work / "timeline") if i == 0 else None
+        run_arms(
+            replace(config.mlm, seed=seed),
+            todo,
+            tokeniser=tokeniser,
+            stores=stores,
+            part=part,
+            label={"part": "a", "depth": config.mlm.layers},
+            seconds=None if share is None else share * (2 if i == 0 else 1),
+            timeline=recorded,
+        )
+
+
+def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """The best arms pretrained for 7/8 of the steps and for all of them, each fine-tuned."""
+    tokeniser, stores = _wiki(places, "b")
+    part, glue = Part(work / "b.json"), places.need("glue", "b")
+    for training, steps in (("short", round(config.mlm.steps * 7 / 8)), ("long", config.mlm.steps)):
+        for seed in config.seeds:
+            mlm = replace(config.mlm, seed=seed, steps=steps)
+            label = {"part": "b", "depth": mlm.layers, "training": training}
+            chosen = list(_best(config, work).values())
+            got = run_arms(mlm, chosen, tokeniser=tokeniser, stores=stores, part=part, label=label)
+            fine_tune(
+                got.models,
+                replace(config.tune, seed=seed),
+                tokeniser=tokeniser,
+                glue=glue,
+                part=part,
+                label={"training": training, "steps": got.steps},
+                seconds=seconds,
+            )
+
+
+def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """ELECTRA, tuned as (a) is."""
+    tokeniser, stores = _wiki(places, "c")
+    todo = arms(config.lrs[1:], config.warmups)
+    run_electra(config.electra, todo, tokeniser=tokeniser, stores=stores, part=Part(work / "c.json"), seconds=seconds)
+
+
+def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """Translation, and BLEU where sacrebleu is installed."""
+    root = places.need("translation", "d")
+    part, said = Part(work / "d.json"), work / "translations"
+    run_translation(config.translation, root=root, part=part, out=said, seeds=config.seeds[:2], seconds=seconds)
+    score_translations(config.translation, root=root, said=said, out=work / "bleu.json")
+
+
+def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """The best arms at other depths."""
+    tokeniser, stores = _wiki(places, "e")
+    for depth in config.depths:
+        run_arms(
+            config.mlm,
+            with_layers(list(_best(config, work).values()), depth),
+            tokeniser=tokeniser,
+            stores=stores,
+            part=Part(work / f"e{depth}.json"),
+            label={"part": "e", "depth": depth},
+            seconds=None if seconds is None else seconds / len(config.depths),
+        )
+
+
+def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """The best arms on little text, each language with a vocabulary of its own."""
+    for language in ("oromo", "tagalog"):
+        tokeniser, stores = low_resource_stores(places.need(language, "f"), language, config.low_resource_vocab)
+        run_arms(
+            config.mlm,
+            list(_best(config, work).values()),
+            tokeniser=tokeniser,
+            stores=stores,
+            part=Part(work / f"f-{language}.json"),
+            label={"part": "f", "depth": config.mlm.layers, "language": language},
+            seconds=None if seconds is None else seconds / 2,
+        )
+
+
+def part_g(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
+    """One setting of the best guided arm changed at a time."""
+    tokeniser, stores = _wiki(places, "g")
+    best = _best(config, work)
+    run_arms(
+        config.mlm,
+        [*best.values(), *ablations(best[True])],
+        tokeniser=tokeniser,
+        stores=stores,
+        part=Part(work / "g.json"),
+        label={"part": "g", "depth": config.mlm.layers},
+        seconds=seconds,
+    )
+
+
+def low_resource_stores(folder: Path, language: str, vocab: int) -> tuple[Tokeniser, dict[str, TokenStore]]:
+    """A tokeniser learned from the training texts, and the texts by it: Oromo's news, or the Filipino half of pairs."""
+    texts = _texts(folder, language)
+    tokeniser = train_bpe(texts["train"], vocab_size=vocab)
+    return tokeniser, {split: tokenise(some, tokeniser) for split, some in texts.items()}
+
+
+def _texts(folder: Path, language: str) -> dict[str, list[str]]:
+    if language == "oromo":
+        files = {"train": "train.tsv", "valid": "dev.tsv"}
+        return {split: [row["text"] for _, row in records(_there(folder, name), columns=["text"])]
+                for split, name in files.items()}  # fmt: skip
+    lines = [line for line in read_text(_there(folder, "Tagalog.txt")).splitlines() if line.strip()]
+    held_out = len(lines) // 20
+    return {"train": lines[held_out:], "valid": lines[:held_out]}
+
+
+def _there(folder: Path, name: str) -> Path:
+    for suffix in ("", ".xz", ".gz"):
+        if (folder / f"{name}{suffix}").exists():
+            return folder / f"{name}{suffix}"
+    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz)")
+
+
+def score_translations(config: TranslationConfig, *, root: Path, said: Path, out: Path) -> list[dict[str, Any]]:
+    """SacreBLEU of every file of translations; nothing where sacrebleu is not installed."""
+    from attnlab.experiments.abc.mt import corpus_bleu
+    from attnlab.experiments.abc.pairs import TASKS, read_task
+
+    references = read_task(TASKS[config.task], root)["test"].target
+    rows = []
+    for path in sorted(said.glob("*.txt")):
+        name, _, seed = path.stem.rpartition("-")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            bleu = corpus_bleu(lines, references[: len(lines)])
+        except ImportError:
+            return []
+        rows.append({"arm": name, "seed": int(seed), "bleu": bleu, "sentences": len(lines)})
+    write_json(out, {"tables": {"bleu": rows}})
+    return rows
