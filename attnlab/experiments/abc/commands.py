@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.experiments._experiment import Experiment
+from attnlab.provenance import write_json
 
 __all__ = ["EXPERIMENTS"]
 
@@ -202,6 +203,8 @@ def _distill(options: argparse.Namespace) -> None:
         run = distillation.measure_rates if options.rates else distillation.run_subject
         run(subject, config, part=part)
     _collected(options, distillation)
+    result = json.loads(options.out.read_text(encoding="utf-8"))
+    write_json(options.out, {**result, "tables": distillation.with_time_alone(result["tables"])})
 
 
 def _family_arguments(parser: argparse.ArgumentParser) -> None:

@@ -168,6 +168,29 @@ def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDi
     return (lessons[-1].seconds - lessons[0].seconds) / config.probe
 
 
+def with_time_alone(tables: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The tables with ``h200_seconds`` in curve and summary, where the speed alone on the device is known.
+
+    >>> rates = [{"subject": "a", "stage": "layers", "milliseconds": 500.0}]
+    >>> curve = [{"subject": "a", "method": "m", "stage": "layers", "step": 4}]
+    >>> with_time_alone({"rates": rates, "curve": curve, "summary": [{"subject": "a", "method": "m"}]})["summary"]
+    [{'subject': 'a', 'method': 'm', 'h200_seconds': 2.0}]
+    """
+    alone = {(row["subject"], row["stage"]): row["milliseconds"] / 1000 for row in tables.get("rates", [])}
+    spent: dict[tuple[str, str], dict[str, float]] = {}
+    curve = []
+    for row in tables.get("curve", []):
+        key, rate = (row["subject"], row["method"]), alone.get((row["subject"], row["stage"]))
+        if rate is None:
+            return tables
+        spent.setdefault(key, {})[row["stage"]] = row["step"] * rate
+        curve.append({**row, "h200_seconds": sum(spent[key].values())})
+    summary = [
+        {**row, "h200_seconds": sum(spent[row["subject"], row["method"]].values())} for row in tables.get("summary", [])
+    ]
+    return {**tables, "curve": curve, "summary": summary}
+
+
 def measure_rates(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
     """Table ``rates``; run it on a GPU that does nothing else."""
     student = convert(subject.model, subject.spec, copy=True)
