@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from attnlab.explorer.payload import Packed
-from attnlab.reports.colours import theme_css
-from attnlab.reports.html import Html, asset, data, element
 
 __all__ = ["explorer_page", "script", "style"]
 
@@ -23,6 +21,9 @@ EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 
 def explorer_page(packed: Packed) -> bytes:
     """The whole file, as bytes: a page of many maps is large, and is not copied more often than needed."""
+    # Reports' parts are imported when a page is made: importing attnlab should not import them.
+    from attnlab.reports.html import Html, data, element
+
     code, css = script("page"), style()
     policy = (
         f"default-src 'none'; script-src 'sha256-{_digest(code)}'; style-src 'sha256-{_digest(css)}'; "
@@ -77,6 +78,9 @@ def _source(name: str) -> str:
 @cache
 def style(*, host: bool = False) -> str:
     """The colours and the style that reports have too, and the explorer's own; for a shadow root if ``host``."""
+    from attnlab.reports.colours import theme_css
+    from attnlab.reports.html import asset
+
     css = theme_css() + asset("report.css") + (ASSETS / "explorer.css").read_text(encoding="utf-8")
     if not host:
         return css

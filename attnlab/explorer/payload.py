@@ -174,7 +174,9 @@ class _Packer:
             w = _checked(name, given, item, layer)
             reading = _reading(stack, name, layer)
             if len(reading["layers"]) != at:
-                raise ValueError(f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it")
+                raise ValueError(
+                    f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it"
+                )
             small = pooled(w, self.settings.size)
             reading["thumbnail"] = list(small.shape[1:])
             signed = _signed(reading, w)
