@@ -72,8 +72,8 @@ def pack_labels(
 ) -> PackedLabels:
     """The labels as the kernel reads them; layers that see the same texts share them."""
     rows, keys, group = rows.int().contiguous(), keys.int().contiguous(), group.int()
-    numbers = (t.float().contiguous() for t in (value, constant, weight))
-    return PackedLabels(rows, keys, *numbers, _ranges(rows, -1), _ranges(keys, -2), group)
+    value, constant, weight = (t.float().contiguous() for t in (value, constant, weight))
+    return PackedLabels(rows, keys, value, constant, weight, _ranges(rows, -1), _ranges(keys, -2), group)
 
 
 def _ranges(labels: Int[Tensor, "b g n"], outside: int) -> Int[Tensor, "b g i two"]:

@@ -40,7 +40,7 @@ def audit_section(rows: Sequence[Row] | None) -> Html | None:
     judged = [row for row in rows if row["closeness"] is not None]
     followers = sorted((r for r in judged if r["closeness"] > FOLLOWS), key=lambda r: -r["closeness"])
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    grids = {}
+    grids: dict[str, Sequence[Sequence[float | None]]] = {}
     for kind in kinds:
         for pattern in dict.fromkeys(row["pattern"] for row in judged):
             own = [row for row in rows if row["kind"] == kind and row["pattern"] == pattern]

@@ -30,8 +30,8 @@ KEYS = {
 LEFT = 0.5
 CONVERGED = 0.95
 NOTES = {
-    "tuning": "Every learning rate with every warm-up (a share of the steps), with and without guidance; the loss is that "
-    "of masked tokens in held-out articles after the last update.",
+    "tuning": "Every learning rate with every warm-up (a share of the steps), with and without guidance. loss: that of "
+    "masked tokens in held-out articles after the last update.",
     "convergence": "The best of the arms tuned on seed 0, over the seeds. steps: updates until the training loss (mean "
     "of the last 2 % of updates) reaches the last one of the model without guidance; for that model, all updates.",
     "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ SHOWN = ("next", "prev", "first", "period", "delim", "same")
 
 def write_patterns_page(
     out: Path | str, *, text: str = SENTENCE, tokenizer: Any = None
-) -> dict[str, list[list[float]]]:
+) -> Mapping[str, Sequence[Sequence[float | None]]]:
     """Draw every pattern over ``text``; returns the maps by name.
 
     Without a tokenizer the words between spaces are the tokens, "." is a full stop, and <s> and </s> are delimiters. A
@@ -27,7 +28,7 @@ def write_patterns_page(
     """
     words, ids, tokens = _by_spaces(text) if tokenizer is None else _by_tokenizer(text, tokenizer)
     known = {"period": bool(tokens.period), "delim": bool(tokens.delimiters)}
-    maps = {
+    maps: dict[str, Sequence[Sequence[float | None]]] = {
         name: dense(pattern_targets(name, ids, tokens=tokens), keys=ids.shape[1])[0, 0].tolist()
         for name in SHOWN
         if known.get(name, True)

@@ -84,7 +84,7 @@ def run_arms(
     models = {arm.name: build(config, arm, vocab=tokeniser.vocab_size, seed=config.seed).to(device) for arm in arms}
     source, held_out = _sources(config, tokeniser, stores)
     with ExitStack() as stack:
-        learners = {}
+        learners: dict[str, GuidedLearner] = {}
         for i, (arm, lane) in enumerate(zip(arms, lanes(len(arms)), strict=True)):
             lane = lane if i < config.streams else (learners[arms[i % config.streams].name].stream, None)
             learners[arm.name] = _learner(config, arm, models[arm.name], tokens, lane, stack)

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnlab.data import TokenStore, load_store, load_tokeniser, read_text, records, tokenise, train_bpe
+import numpy as np
+
+from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.guidance.assemble import assemble, best_arm
 from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
@@ -213,13 +215,19 @@ def low_resource_stores(folder: Path, language: str, vocab: int) -> tuple[Tokeni
     """A tokeniser learned from the training texts, and the texts by it: Oromo's news, or the Filipino half of pairs."""
     texts = _texts(folder, language)
     tokeniser = train_bpe(texts["train"], vocab_size=vocab)
-    return tokeniser, {split: tokenise(some, tokeniser) for split, some in texts.items()}
+    return tokeniser, {split: _store(some, tokeniser) for split, some in texts.items()}
+
+
+def _store(texts: Sequence[str], tokeniser: Tokeniser) -> TokenStore:
+    rows = tokeniser.encode_batch(texts)
+    ends = np.cumsum([0, *(len(row) for row in rows)])
+    return TokenStore(np.concatenate([np.array(row, np.uint16) for row in rows]), ends)
 
 
 def _texts(folder: Path, language: str) -> dict[str, list[str]]:
     if language == "oromo":
         files = {"train": "train.tsv", "valid": "dev.tsv"}
-        return {split: [row["text"] for _, row in records(_there(folder, name), columns=["text"])]
+        return {split: [row["text"] for _, row in records(_there(folder, name), columns=["text"], malformed=Malformed("skip"))]
                 for split, name in files.items()}  # fmt: skip
     lines = [line for line in read_text(_there(folder, "Tagalog.txt")).splitlines() if line.strip()]
     held_out = len(lines) // 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config, swapped
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import write_atomic
+from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
 
 __all__ = ["MODELS", "TranslationConfig", "run_translation"]
 
 MODELS = ("BASE", "AG", "Gaussian")
 # What each kind of attention can follow: a decoder's Next is cut away, and delimiters stand at a text's end only.
-PATTERNS = {
+PATTERNS: dict[Kind, tuple[str, ...]] = {
     "encoder": ("next", "prev", "first", "period"),
     "decoder": ("prev", "first"),
     "cross": ("next", "prev", "first", "period"),
@@ -79,9 +81,11 @@ def run_translation(
         for (key, (name, seed)), lane in zip(names.items(), lanes(len(names)), strict=True):
             made[key] = _build(config, corpus, seed).to(device)
             learners[key] = _learner(config, corpus, name, made[key], lane, stack)
-        ends = {"pad": specials.pad, "bos": specials.bos, "eos": specials.eos}
-        source = ShapedSource(*corpus.ids["train"], **ends, tokens=config.tokens, widths=config.widths, seed=seeds[0])
-        valid = ShapedSource(*corpus.ids["valid"], **ends, tokens=1024, widths=config.widths)
+        shaped = partial(
+            ShapedSource, pad=specials.pad, bos=specials.bos, eos=specials.eos, widths=config.widths, seed=seeds[0]
+        )
+        source = shaped(*corpus.ids["train"], tokens=config.tokens)
+        valid = shaped(*corpus.ids["valid"], tokens=min(1024, config.tokens))
 
         def look(step: int) -> None:
             for key, (name, seed) in names.items():
