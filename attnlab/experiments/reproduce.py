@@ -91,6 +91,48 @@ def _effective(options: argparse.Namespace) -> None:
         print(f"wrote {options.page.resolve()}")
 
 
+def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="an encoder's folder (default: the shipped masked LM)")
+    parser.add_argument("--texts", type=Path, required=True, help="a text a line, or two with a tab between them")
+    parser.add_argument("--limit", type=int, help="the first lines only")
+    parser.add_argument("--out", type=Path, default=Path("patterns.json"), help="(default: %(default)s)")
+    parser.add_argument("--page", type=Path, help="also draw the figure on this page")
+
+
+def _patterns(options: argparse.Namespace) -> None:
+    from attnlab.experiments.demo import SHIPPED
+    from attnlab.experiments.effective_patterns import patterns_of_texts
+    from attnlab.hf import load_model
+
+    folder = options.model or SHIPPED
+    lines = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    found = patterns_of_texts(
+        load_model(folder), lines[: options.limit], name=Path(folder).name, out=options.out, page=options.page
+    )
+    for row in found["tables"]["table_2"]:
+        print(json.dumps(row))
+    print(f"wrote {options.out.resolve()}")
+
+
+def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("results/pattern_classifier.json"), help="(default: %(default)s)"
+    )
+    parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=700)
+
+
+def _classifier(options: argparse.Namespace) -> None:
+    from attnlab.experiments.effective_patterns import evaluate_classifier
+    from attnlab.reading.pattern_classifier import shipped_maps
+    from attnlab.reading.pattern_data import load_labelled
+
+    maps = shipped_maps() if options.maps is None else load_labelled(options.maps)
+    evaluate_classifier(maps, options.out, seeds=options.seeds, steps=options.steps)
+    print(f"wrote {options.out.resolve()}")
+
+
 def _maps_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="an encoder's folder (default: the shipped masked LM)")
     parser.add_argument("--text", required=True, help="a sentence")
@@ -125,6 +167,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
         _effective_arguments,
         _effective,
+    ),
+    "effective-patterns": Experiment(
+        "Effective attention: Table 2 and Figure 4 for any encoder and text file.", _patterns_arguments, _patterns
+    ),
+    "effective-classifier": Experiment(
+        "Effective attention: the pattern classifier, held out from models and from maps.",
+        _classifier_arguments,
+        _classifier,
     ),
     "effective-maps": Experiment(
         "Effective attention: Figures 2 and 7, the maps of one sentence and head, standard and effective.",

@@ -33,7 +33,8 @@ def project_at_once(
         _, sound = _whitening(_with_hidden(gram, seen, size), size, independence_limit(v.dtype, max(k, e)))
         return w, count, sound, ~sound
     gram = x.mT @ x
-    size, limit = _trace(gram), SAFE_CONDITION
+    size = _trace(gram)
+    limit: Tensor | float = SAFE_CONDITION
     if seen is not None:
         short = count <= e
         first, exists, _ = first_visible(x, seen, e)

@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from attnlab.cli import main
 from attnlab.experiments import effective_finetune
 from attnlab.experiments.effective import KEYS, collect, part_names, run
 from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
@@ -25,11 +27,13 @@ from attnlab.experiments.effective_glue import (
     tag_types,
 )
 from attnlab.experiments.effective_maps import write_maps_page
+from attnlab.experiments.effective_patterns import evaluate_classifier, patterns_of_texts
 from attnlab.experiments.effective_study import faithfulness_tables, short_input_rows, timing_rows
 from attnlab.experiments.effective_tables import Similarity, Tally, artefact_rows, authors_way, read_maps
 from attnlab.hf.load import load_model
 from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.reading.pattern_classifier import PatternNet
+from attnlab.reading.pattern_data import CLASSES, LabelledMaps
 from attnlab.reading.tagger import train_tagger
 from attnlab.reports.claims import effective as claims
 
@@ -340,6 +344,44 @@ def test_processes_merge_into_one_file(encoder: Path, glue: Path, tmp_path: Path
     late = run(config, only="RTE", out=out, work=tmp_path / "three", seconds=0.1)
     assert late["unfinished"] == {"RTE": None}
     assert json.loads(out.read_text())["tables"]["scores"]
+
+
+def test_patterns_of_any_encoder_and_texts(encoder: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat sees her .\ta dog sees the cat .\nthe dog .\n")
+    out, drawn = tmp_path / "patterns.json", tmp_path / "patterns.html"
+    command = ["reproduce", "effective-patterns", "--model", encoder, "--texts", texts, "--out", out, "--page", drawn]
+    main([str(word) for word in command])
+    tables = json.loads(out.read_text())["tables"]
+    assert [row["attention"] for row in tables["table_2"]] == ["standard", "effective"]
+    # Two layers, two readings.
+    assert len(tables["figure_4"]) == 4
+    assert tables["identity"][0]["inputs"] == 2
+    assert "Figure 4" in drawn.read_text()
+    with pytest.raises(ValueError, match="no text was given"):
+        patterns_of_texts(load_model(encoder), [], name="tiny")
+
+
+def test_the_classifier_s_result_averages_seeds_and_adds_up_confusions(tmp_path: Path) -> None:
+    entries = [
+        {"model": m, "label": name, "passes": [name, name if i % 4 else "block"]}
+        for i, (m, name) in enumerate(zip("aabb" * 5, CLASSES * 4, strict=True))
+    ]
+    pictures = np.random.default_rng(0).integers(0, 255, (20, 48, 48), dtype=np.uint8)
+    found = evaluate_classifier(LabelledMaps(pictures, entries), tmp_path / "c.json", seeds=2, steps=1, generated=5)
+    rows = found["tables"]["held_out_scores"]
+    assert [(row["split"], row["held_out"], row["maps"]) for row in rows] == [
+        ("models", "a", 10),
+        ("models", "b", 10),
+        ("maps", "a fifth of all", 20),
+    ]
+    counts = [sum(row[name] for name in CLASSES) for row in found["tables"]["confusion"] if row["split"] == "maps"]
+    assert sum(counts) == 2 * 20
+    everything = found["tables"]["agreement"][0]
+    # Of 20 maps, 5 got another answer, one of them the same by chance: block was its label.
+    assert (everything["maps"], everything["agreement"]) == (20, 0.8)
+    assert everything["kappa"] == pytest.approx((0.8 - 0.2) / (1 - 0.2))
+    assert json.loads((tmp_path / "c.json").read_text())["tables"] == found["tables"]
 
 
 def test_the_page_of_one_example(encoder: Path, tmp_path: Path) -> None:
