@@ -112,7 +112,7 @@ def _mt(options: argparse.Namespace) -> None:
 
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-doc-mt", 300)
-    parser.add_argument("--data", type=Path, required=True, help="the folder in which tagalog lies")
+    parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k, or tagalog, lies")
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
 
 
