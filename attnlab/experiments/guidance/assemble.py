@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,8 +111,10 @@ def converged_at(curve: Row) -> int | None:
     return next(at for at, value in zip(curve["at"], smooth, strict=True) if value <= bound)
 
 
-def drops_at(curve: Row, level: float) -> int | None:
+def drops_at(curve: Row, level: float | None) -> int | None:
     """The first update at which the task's loss is half a nat below ``level``; None if it never is."""
+    if level is None:
+        return None
     smooth = mean_until(curve["at"], curve["task"], 0.01)
     return next((at for at, value in zip(curve["at"], smooth, strict=True) if value < level - LEFT), None)
 
@@ -173,10 +174,9 @@ def best_arm(tables: Tables) -> dict[bool, str]:
 def convergence(tables: Tables) -> list[dict[str, Any]]:
     """Parts (a) and (e): the best arms by depth and seed."""
     rows = []
-    for depth in (8, 12, 16):
-        runs = [run for part in ("a", "e") for run in _runs(tables, part) if run["depth"] == depth]
-        if not runs:
-            continue
+    every = [run for part in ("a", "e") for run in _runs(tables, part)]
+    for depth in sorted({run["depth"] for run in every}):
+        runs = [run for run in every if run["depth"] == depth]
         best = _best_arms(runs, tables)
         for run in runs:
             if best.get(run["guided"]) != run["arm"]:
@@ -193,21 +193,21 @@ def convergence(tables: Tables) -> list[dict[str, Any]]:
     return rows
 
 
-def guessing(tables: Tables) -> float:
+def guessing(tables: Tables) -> float | None:
     """The loss of guessing by frequency, as the unguided runs of (a) show it: the plateau they reach first."""
-    levels = []
-    for run in _runs(tables, "a"):
-        curve = _curve(tables, run)
-        if run["guided"] or curve is None:
-            continue
-        smooth = mean_until(curve["at"], curve["task"], 0.01)
-        # Where the first steep fall is over: a hundredth of the training changes the loss by less than 0.05.
-        for i, at in enumerate(curve["at"]):
-            later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
-            if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 1:
-                levels.append(smooth[i])
-                break
-    return sum(levels) / len(levels) if levels else math.nan
+    curves = [_curve(tables, run) for run in _runs(tables, "a") if not run["guided"]]
+    levels = [level for curve in curves if curve is not None and (level := plateau(curve)) is not None]
+    return sum(levels) / len(levels) if levels else None
+
+
+def plateau(curve: Row) -> float | None:
+    """The loss where a curve's first steep fall is over: then 2 % of the training change it by less than 0.05."""
+    smooth = mean_until(curve["at"], curve["task"], 0.01)
+    for i, at in enumerate(curve["at"]):
+        later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
+        if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 0.5:
+            return smooth[i]
+    return None
 
 
 def ag_loss(tables: Tables) -> list[dict[str, Any]]:
@@ -254,21 +254,11 @@ def electra(tables: Tables) -> list[dict[str, Any]]:
             continue
         run = min(own, key=lambda r: r["loss"])
         curve = next(c for c in tables["electra_curves"] if c["arm"] == run["arm"] and c["seed"] == run["seed"])
-        level = _plateau(curve)
+        level = plateau(curve)
         left = drops_at(curve, level)
         told = {"guided": guided, "lr": run["lr"], "warmup": run["warmup"], "loss": run["loss"], "plateau_loss": level}
         rows.append({**told, "plateau_steps": run["steps"] if left is None else left, "of_steps": run["steps"]})
     return rows
-
-
-def _plateau(curve: Row) -> float:
-    """Where the first steep fall of a curve is over."""
-    smooth = mean_until(curve["at"], curve["task"], 0.01)
-    for i, at in enumerate(curve["at"]):
-        later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
-        if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 0.5:
-            return smooth[i]
-    return smooth[-1]
 
 
 def translation(tables: Tables) -> list[dict[str, Any]]:

@@ -226,12 +226,16 @@ def _store(texts: Sequence[str], tokeniser: Tokeniser) -> TokenStore:
 
 def _texts(folder: Path, language: str) -> dict[str, list[str]]:
     if language == "oromo":
-        files = {"train": "train.tsv", "valid": "dev.tsv"}
-        return {split: [row["text"] for _, row in records(_there(folder, name), columns=["text"], malformed=Malformed("skip"))]
-                for split, name in files.items()}  # fmt: skip
+        files = {"train": _there(folder, "train.tsv"), "valid": _there(folder, "dev.tsv")}
+        return {split: _column(path, "text") for split, path in files.items()}
     lines = [line for line in read_text(_there(folder, "Tagalog.txt")).splitlines() if line.strip()]
     held_out = len(lines) // 20
     return {"train": lines[held_out:], "valid": lines[:held_out]}
+
+
+def _column(path: Path, name: str) -> list[str]:
+    """A column of a tsv, without the few lines that hold a tab inside a field."""
+    return [row[name] for _, row in records(path, columns=[name], malformed=Malformed("skip"))]
 
 
 def _there(folder: Path, name: str) -> Path:
