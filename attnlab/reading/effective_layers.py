@@ -33,6 +33,8 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     An evaluation with every map and residual costs little more than an eager one; the sequence grows by one item per
     layer and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
     """
+    if any(p.is_meta for p in model.parameters()):
+        raise ValueError("the model is on the meta device and holds no numbers; load its weights first")
     found = EffectiveLayers()
     with swap(model, _Reader(found), layers=layers):
         yield found

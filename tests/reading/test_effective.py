@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from attnlab.reading import effective_layers
 from attnlab.reading._given import given
 from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import read_effective
+from attnlab.trace import LayerTrace
 
 
 def seen_by(shape, key_visible=None, causal=False, offset=0, mask=None) -> Tensor:
@@ -252,6 +255,33 @@ def test_any_mechanism_with_the_same_output_has_the_same_effective_attention(mas
     maps = [effective_attention(m.weights(call), call.v, **masks).weights for m in (exact, sparse)]
     assert (exact.weights(call) - sparse.weights(call)).abs().max() > 0.1
     torch.testing.assert_close(maps[0], maps[1], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("spec", ["top-r:r=3", "kernel:elu", "window:4", "abc-random:slots=5", "abc-window:slots=6"])
+@pytest.mark.parametrize("masks", [{}, {"causal": True, "key_visible": padding(2, 23)}])
+def test_every_mechanism_s_weights_have_an_effective_part(spec: str, masks: dict) -> None:
+    call, mech = _call(**masks), al.mechanism(spec)
+    found = effective_attention(LayerTrace(call, mech, mech(call), None, "encoder", 0, "a"))
+    assert found.residual.max() < 1e-5
+    assert not found.weights[~seen_by(found.weights.shape, **masks)].any()
+    # Another way to the same map: from the output alone.
+    again = effective_from_output(mech(call), call.v, **masks).weights()
+    torch.testing.assert_close(again, found.weights, atol=2e-4, rtol=0)
+
+
+def test_a_quantised_model_works_and_one_on_meta_says_what_is_missing() -> None:
+    from attnlab.hf import record
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(_bert(), {torch.nn.Linear}, dtype=torch.qint8)
+    ids = torch.arange(17)[None]
+    with torch.no_grad(), record(model) as trace, read_effective(model) as found:
+        model(ids)
+    assert found[1].residual.max() < 1e-5
+    torch.testing.assert_close(effective_attention(trace[1]).weights, found[1].weights)
+    with pytest.raises(ValueError, match="meta device"), read_effective(_bert().to("meta")):
+        pass
 
 
 def test_as_a_mechanism_it_has_softmax_s_output_and_the_effective_weights() -> None:
