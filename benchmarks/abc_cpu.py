@@ -54,6 +54,7 @@ def main() -> None:
         "attention": [attention(length, args.repeats) for length in size["lengths"]],
         "memory": [memory(length) for length in size["memory"]],
         "decoding": decoding(size, args.repeats),
+        "flatness": flatness(size, args.repeats),
     }
     for name, rows in tables.items():
         print(name)
@@ -131,6 +132,22 @@ def decoding(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
                 row["times_softmax"] = seconds["softmax"] / seconds[spec]
             rows.append(row)
     return rows
+
+
+def flatness(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
+    """One model after contexts of all lengths, in turns: the step's time over that at the shortest."""
+    model = Transformer(_config(size, f"abc-mlp:slots={SLOTS}")).eval()
+    with torch.inference_mode():
+        steps = {
+            str(context): _step(model, _filled(model, size["batch"], context, 64), size["batch"])
+            for context in size["contexts"]
+        }
+        seconds = median_seconds(steps, repeats=3 * repeats, warmup=3)
+    shortest = next(iter(seconds.values()))
+    return [
+        {"context": int(name), "tokens_per_s": size["batch"] / t, "times_shortest": t / shortest}
+        for name, t in seconds.items()
+    ]
 
 
 def _inputs(length: int) -> tuple[list[Tensor], Tensor, Tensor]:

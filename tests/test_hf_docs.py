@@ -10,7 +10,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "huggingface.md"
 
 def test_the_page_runs() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     namespace: dict = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), namespace)
