@@ -4,7 +4,7 @@ python benchmarks/kv_policies.py --model FOLDER [--text FILE_OR_STORE] [--sample
 
 ``--sampled`` reads text drawn from the model itself with a full cache: no model can do better there than the full
 cache, and what a policy loses is an estimate of the divergence between the two. ``--write`` keeps the rows of other
-models that are there.
+models that are there; ``--add FILE`` takes rows that were measured elsewhere.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from attnlab.reports import merge_results
 KEYS = {
     "perplexity": ["model", "text", "policy", "budget"],
     "against_mass": ["model", "text", "policy", "budget"],
+    "by_budget": ["model", "text", "policy"],
 }
 Row = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a decoder-only Hugging Face model")
+    parser.add_argument("--model", help="a decoder-only Hugging Face model")
+    parser.add_argument("--add", type=Path, help="a kv_policies.json of another machine, instead of a model")
     parser.add_argument(
         "--text", action="append", default=[], type=Path, help="held-out text (.xz and .gz are read), or a token store"
     )
@@ -52,6 +54,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, help="a folder: write kv_policies.json there")
     args = parser.parse_args()
+    if (args.model is None) == (args.add is None):
+        parser.error("name either a --model to measure or a file to --add")
+    path = args.write / "kv_policies.json" if args.write else None
+    old = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else None
+    if args.add:
+        found = json.loads(args.add.read_text(encoding="utf-8"))
+        if path:
+            write_json(path, together(old, found))
+        return
     loaded = load_model(args.model)
     model = loaded.model.to(args.device)
     name = Path(args.model).name
@@ -61,30 +72,47 @@ def main() -> None:
         text: lambda path=path: sequences(loaded.tokenizer, path, args.length, args.sequences)
         for text, path in texts.items()
     }
+    asked = ("budgets", "policies", "length", "sequences", "sinks", "device")
     result: Row = {
         "name": "kv_policies",
         "paper": "OVA",
-        "config": {
-            "models": {name: vars(args) | {"model": name, "text": list(texts), "write": None}},
-        },
+        "config": {"models": {name: {"texts": list(passages)} | {key: getattr(args, key) for key in asked}}},
         "seed": args.seed,
         "keys": KEYS,
         **provenance(),
-        "tables": {table: [] for table in KEYS},
+        "tables": {"perplexity": [], "against_mass": []},
     }
-    before = args.write / "kv_policies.json" if args.write else None
-    old = json.loads(before.read_text(encoding="utf-8")) if before and before.exists() else None
-    if old:
-        result["config"]["models"] = old["config"].get("models", {}) | result["config"]["models"]
     for text, draw in passages.items():
-        found = measure(model, draw().to(args.device), {"model": name, "text": text}, args)
-        result["tables"]["perplexity"] += found
-        result["tables"]["against_mass"] += against_mass(found)
-        if before:
-            shown = result | {"tables": without_losses(result["tables"])}
-            write_json(before, merge_results(old, shown) if old else shown)
+        rows = measure(model, draw().to(args.device), {"model": name, "text": text}, args)
+        result["tables"]["against_mass"] += against_mass(rows)
+        result["tables"]["perplexity"] += [{k: v for k, v in row.items() if k != "losses"} for row in rows]
+        if path:
+            write_json(path, together(old, result))
     if args.json:
-        print(json.dumps(result | {"tables": without_losses(result["tables"])}, indent=1))
+        print(json.dumps(together(None, result), indent=1))
+
+
+def together(old: Row | None, new: Row) -> Row:
+    """Both results, with one row per policy for the page."""
+    both = merge_results(old, new) if old else dict(new)
+    models = (old["config"].get("models", {}) if old else {}) | new["config"]["models"]
+    return both | {
+        "config": {"models": models},
+        "tables": both["tables"] | {"by_budget": by_budget(both["tables"]["perplexity"])},
+    }
+
+
+def by_budget(rows: list[Row]) -> list[Row]:
+    """Loss above the full cache's with the reach of its interval, a column for each budget."""
+    budgets = sorted({row["budget"] for row in rows if row["budget"]})
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        if row["budget"]:
+            key = (row["model"], row["text"], row["policy"])
+            empty = dict(zip(("model", "text", "policy"), key, strict=True)) | {f"{n} keys": None for n in budgets}
+            cell = f"{row['loss_over_full']:.3f} ± {row['plus_minus']:.3f}"
+            found.setdefault(key, empty)[f"{row['budget']} keys"] = cell
+    return list(found.values())
 
 
 def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> list[Row]:
@@ -151,13 +179,6 @@ def interval(differences: list[float]) -> tuple[float, float]:
     z, f = 1.959964, n - 1
     t = z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
     return statistics.fmean(differences), t * statistics.stdev(differences) / math.sqrt(n)
-
-
-def without_losses(tables: dict[str, list[Row]]) -> dict[str, list[Row]]:
-    return {
-        name: [{key: value for key, value in row.items() if key != "losses"} for row in rows]
-        for name, rows in tables.items()
-    }
 
 
 def sampled(model: Any, length: int, count: int, seed: int) -> Tensor:

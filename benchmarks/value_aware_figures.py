@@ -22,7 +22,9 @@ def main(folder: str) -> None:
     write_atomic(Path(folder) / "value-aware-geometry.svg", geometry())
     write_atomic(Path(folder) / "value-aware-error.svg", error_by_r())
     results = json.loads((Path(folder).parent / "results" / "kv_policies.json").read_text(encoding="utf-8"))
-    write_atomic(Path(folder) / "value-aware-cache.svg", cache(results["tables"]["perplexity"]))
+    rows = results["tables"]["perplexity"]
+    write_atomic(Path(folder) / "value-aware-cache.svg", cache(rows, "stories15M", "sampled"))
+    write_atomic(Path(folder) / "value-aware-cache-lm.svg", cache(rows, "kv-lm", "wikitext103-test"))
 
 
 def geometry() -> str:
@@ -71,12 +73,12 @@ def error_by_r() -> str:
     return _lines(series, "r, keys per query (d = 8)", "relative error of the output")
 
 
-def cache(rows: list[dict]) -> str:
-    """Loss above the full cache against the budget, on text sampled from the model."""
-    colours = {"value-aware": "#4c72b0", "leave-one-out": "#55a868", "mass": "#c44e52", "recency": "#8172b2"}
+def cache(rows: list[dict], model: str, text: str) -> str:
+    """Loss above the full cache against the budget."""
+    colours = {"value-aware": "#4c72b0", "leave-one-out": "#55a868", "mass": "#c44e52", "mass-norm": "#dd8452"}
     series = []
-    for policy, colour in {**colours, "random": "#999"}.items():
-        mine = [row for row in rows if row["policy"] == policy and row["text"] == "sampled"]
+    for policy, colour in {**colours, "recency": "#8172b2", "random": "#999"}.items():
+        mine = [row for row in rows if (row["model"], row["text"], row["policy"]) == (model, text, policy)]
         series.append((policy, colour, "", [row["budget"] for row in mine], [row["loss_over_full"] for row in mine]))
     return _lines(series, "budget, keys per head", "loss above the full cache")
 
