@@ -101,11 +101,13 @@ class GuidanceTerm:
         """
         if torch.is_grad_enabled():
             return True
-        return self._running and self._texts(self._batch or {})["input_ids"].shape[1] == call.k.shape[2]
+        if not self._running or self._batch is None or not isinstance(self._batch.get("input_ids"), Tensor):
+            return False
+        return self._texts(self._batch)["input_ids"].shape[1] == call.k.shape[2]
 
     def groups(self, call: AttentionCall) -> Groups:
         """Each pattern's heads and targets in a layer; layers that see the same share them."""
-        if self._batch is None:
+        if self._batch is None or not isinstance(self._batch.get("input_ids"), Tensor):
             raise ValueError("the guided model was not called with input_ids, from which the patterns are drawn")
         n_heads = call.q.shape[1]
         key = (n_heads, call.causal, call.offset, id(call.mask))

@@ -1,0 +1,193 @@
+"""The term that layers feed while they attend, against L_AG from recorded maps; what is refused, and what is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+
+import attnlab as al
+from attnlab.guidance import (
+    Guidance,
+    LogitBias,
+    bias_heads,
+    guidance_by_head,
+    guidance_loss,
+    guide,
+    pattern_bias,
+)
+from attnlab.models import Transformer, TransformerConfig, record_model
+from attnlab.patterns import SpecialTokens, special_tokens
+from tests.guidance.trained import TOKENS, bert, texts
+from tests.tolerance import assert_close
+
+GUIDANCE = Guidance(heads={"next": 1, "delim": 1, "period": 1}, reduction="row")
+
+
+def batch(count: int = 8) -> dict[str, torch.Tensor]:
+    rows = texts(count)
+    return {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "attention_mask")}
+
+
+def ours(**how: object) -> Transformer:
+    torch.manual_seed(1)
+    return Transformer(TransformerConfig(kind="encoder", vocab=31, width=32, heads=4, layers=2, **how))
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=31, intermediate_size=37, max_position_embeddings=64, **sizes))
+
+
+@pytest.mark.parametrize(
+    ("make", "recorder"),
+    [
+        (ours, record_model),
+        (lambda: ours(self_attention="kernel:elu"), record_model),
+        (bert, al.record),
+        (llama, al.record),
+    ],
+    ids=["ours", "ours, not softmax", "bert", "llama"],
+)
+def test_the_term_is_the_loss_of_the_recorded_maps(make: Callable[[], nn.Module], recorder: Callable) -> None:
+    given = batch()
+    slopes = []
+    for way in ("while attending", "recorded"):
+        model = make().eval()
+        if way == "recorded":
+            with recorder(model) as trace:
+                model(**given)
+            loss = guidance_loss(trace, GUIDANCE, **given, tokens=TOKENS)
+        else:
+            with guide(model, GUIDANCE, tokens=TOKENS) as term:
+                loss = term(model, model(**given), given, 0)
+            heads = term.by_head()
+        loss.total.backward()
+        slopes.append((loss, [p.grad for p in model.parameters()]))
+    (a, found), (b, wanted) = slopes
+    assert_close(a.total, b.total)
+    assert a.count == b.count
+    for x, y in zip(found, wanted, strict=True):
+        assert (x is None) == (y is None)
+        if x is not None:
+            assert_close(x, y)
+    by_head = guidance_by_head(trace, GUIDANCE, **given, tokens=TOKENS)
+    assert by_head[:, 3].isnan().all()
+    for layer in range(2):
+        assert_close(heads[layer], by_head[layer, :3])
+
+
+def test_the_models_output_is_the_same() -> None:
+    model, given = bert().eval(), batch()
+    plain = model(**given).logits
+    with guide(model, GUIDANCE, tokens=TOKENS):
+        assert_close(model(**given).logits, plain)
+
+
+def test_a_mechanism_that_was_swapped_in_stays() -> None:
+    model, given = bert().eval(), batch()
+    with al.swap(model, "top-r:r=2"):
+        plain = model(**given).logits
+        with guide(model, GUIDANCE, tokens=TOKENS) as term:
+            assert_close(model(**given).logits, plain)
+            assert term.total() > 0
+        with al.record(model) as trace:
+            model(**given)
+    assert_close(term.total(), guidance_loss(trace, GUIDANCE, **given, tokens=TOKENS).total)
+
+
+def test_texts_are_generated_without_guidance() -> None:
+    model = llama().eval()
+    plain = model.generate(torch.tensor([[1, 5, 6]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    with guide(model, Guidance(heads={"prev": 1})):
+        guided = model.generate(torch.tensor([[1, 5, 6]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert guided.tolist() == plain.tolist()
+
+
+def test_one_token_and_padding_only() -> None:
+    model = bert().eval()
+    with guide(model, Guidance(heads={"next": 1, "same": 1}, reduction="row")) as term:
+        model(input_ids=torch.tensor([[5]]))
+        # The one row attends to the one token, whatever the pattern.
+        assert_close(term.total(), torch.tensor(0.0))
+        assert term.last_count() == 1
+    with guide(model, GUIDANCE, tokens=TOKENS) as term:
+        model(input_ids=torch.zeros(2, 5, dtype=torch.long), attention_mask=torch.zeros(2, 5, dtype=torch.long))
+        assert (term.total().item(), int(term.last_count())) == (0.0, 0)
+
+
+def test_refusals() -> None:
+    model, given = bert(), batch()
+    with guide(model, Guidance(heads={"next": 5})), pytest.raises(ValueError, match="5 guided heads"):
+        model(**given)
+    with guide(model, Guidance(fraction=0.1)), pytest.raises(ValueError, match="rounds to none"):
+        model(**given)
+    with (
+        guide(model, Guidance(heads={"period": 1}), tokens=SpecialTokens()),
+        pytest.raises(ValueError, match="full stop"),
+    ):
+        model(**given)
+    with guide(model, GUIDANCE, tokens=TOKENS) as term, pytest.raises(ValueError, match="no guided layer has run"):
+        term.total()
+    with (
+        pytest.raises(ValueError, match=r"no encoder layers \[7\]"),
+        guide(model, Guidance(heads={"next": 1}, layers=(7,))),
+    ):
+        pass
+    with pytest.raises(ValueError, match="none of its modules calls"), guide(nn.Linear(2, 2), GUIDANCE):
+        pass
+    with guide(model, GUIDANCE, tokens=TOKENS), pytest.raises(ValueError, match="not called with input_ids"):
+        model(inputs_embeds=torch.randn(1, 3, 32))
+
+
+def test_a_tokenizer_without_a_period() -> None:
+    class Words:
+        pad_token_id, eos_token_id, bos_token_id = 0, 2, 1
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 5}
+
+    assert special_tokens(Words()) == SpecialTokens((), (1, 2))
+
+
+@pytest.mark.parametrize("make", [ours, bert], ids=["ours", "bert"])
+def test_a_bias_through_a_training(make: Callable[[], nn.Module]) -> None:
+    given, guidance = batch(), Guidance(heads={"prev": 2, "period": 1})
+    model = make().eval()
+    n_heads = 4
+    bias = pattern_bias(
+        guidance,
+        given["input_ids"],
+        n_heads=n_heads,
+        strength=3.0,
+        attention_mask=given["attention_mask"],
+        tokens=TOKENS,
+    )
+    with bias_heads(model, guidance, tokens=TOKENS, strength=3.0):
+        found = model(**given).logits
+        # Another batch has a bias of its own.
+        model(input_ids=given["input_ids"][:1, :5])
+    if isinstance(model, Transformer):
+        from attnlab.models import swapped
+
+        with swapped(model, LogitBias(bias)):
+            wanted = model(**given).logits
+    else:
+        with al.swap(model, LogitBias(bias)):
+            wanted = model(**given).logits
+    assert_close(found, wanted)
+    assert (found - model(**given).logits).abs().max() > 1e-3
+
+
+def test_reentrant_checkpointing_is_told_apart_from_evaluation() -> None:
+    model, given = bert(), batch()
+    with guide(model, GUIDANCE, tokens=TOKENS) as term:
+        with torch.no_grad():
+            model(**given)
+            assert term.total() > 0
+        with pytest.raises(ValueError, match="use_reentrant"):
+            term.total()
