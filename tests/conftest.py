@@ -11,15 +11,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import torch
 from jaxtyping import install_import_hook
+
+if not torch.cuda.is_available():
+    # Triton reads this when it is first imported; then its kernels run on the CPU.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 with install_import_hook("attnlab", "beartype.beartype"):
     import attnlab
     import attnlab.registry
 
     attnlab.all_mechanisms()
-
-import torch
 
 
 @pytest.fixture(autouse=True)

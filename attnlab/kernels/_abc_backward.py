@@ -7,23 +7,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import back_chunk, gradients, mix_chunk, score_chunk
-from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate
+from attnlab.kernels._abc_chunk import back_chunk, gradients, mix_chunk, score_chunk, soften
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, load_logits, locate
 
 __all__ = ["key_gradients", "query_gradients"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
 def query_gradients(
-    q, k, v, s, do, visible, states, zs, dq, scores, dps, sums, cs, table,
+    q, k, v, s, do, visible, states, zs, wide, dq, scores, dps, sums, cs, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
     sm, T, NT, G, R, N, scale,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dq; S and dP of each query and slot; and what the chunk hands to the keys and values before it."""
+    """dq; dP of each query and slot; and what the chunk hands to the keys and values before it, relative to z."""
     unit, h = tl.program_id(0), tl.program_id(1)
     g_head, heads = h // R, G * R
+    n = NP if FULL else N
+    if WIDE and tl.load(wide + unit * G + g_head) == 0:
+        return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     first, row = start.to(tl.int64), b.to(tl.int64)
     q += row * sqb + h * sqh + first * sqt
@@ -31,49 +35,45 @@ def query_gradients(
     dq += row * sdb + h * sdh + first * sdt
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < length
+    inside = rows < C if EVEN else rows < length
     ok = inside
+    kept = inside[:, None] & (slots < n)
     if CAUSAL:
-        at = (unit.to(tl.int64) * G + g_head) * N
+        at = (unit.to(tl.int64) * G + g_head) * n
         k += row * skb + g_head * skh + first * skt
         v += row * svb + g_head * svh + first * svt
         s += row * ssb + g_head * ssh + first * sst
         if MASKED:
             ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
     else:
-        at = (seq.to(tl.int64) * G + g_head) * N
+        at = (seq.to(tl.int64) * G + g_head) * n
     states += at * 2 * D
-    z = tl.load(zs + at + slots, mask=slots < N, other=-1e30)
+    z = tl.load(zs + at + slots, mask=slots < n, other=EMPTY)
 
     past_k = tl.zeros([C, NP], tl.float32)
     past_v = tl.zeros([C, NP], tl.float32)
-    own_k = tl.zeros([C, C], tl.float32)
     own_v = tl.zeros([C, C], tl.float32)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         here = inside[:, None] & (cols < D)
-        there = (slots < N)[:, None] & (cols < D)
-        qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
+        there = (slots < n)[:, None] & (cols < D)
         dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
-        memory = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-        past_k = tl.dot(qd, tl.trans(memory), past_k, input_precision=PREC)
-        memory = tl.load(states + N * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-        past_v = tl.dot(dod, tl.trans(memory), past_v, input_precision=PREC)
+        memory_v = tl.load(states + n * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+        past_v = tl.dot(dod, tl.trans(memory_v), past_v, input_precision=PREC)
         if CAUSAL:
-            kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
-            own_k = tl.dot(qd, tl.trans(kd), own_k, input_precision=PREC)
             own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
+        else:
+            qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
+            memory_k = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
+            past_k = tl.dot(qd, tl.trans(memory_k), past_k, input_precision=PREC)
 
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, N)
-        score, _, _, _ = score_chunk(past_k, own_k, x, z, CT, PREC)
-        dp, _, _, _ = score_chunk(past_v, own_v, x, z, CT, PREC)
-        score = tl.where(inside[:, None], score, float("-inf"))
-        side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
-        kept = inside[:, None] & (slots < N)
-        tl.store(scores + side, score, mask=kept)
+        x = load_logits(s, sst, rows, ok, slots, n)
+        side = ((row * heads + h) * T + first) * n + rows[:, None] * n + slots
+        dp = score_chunk(past_v, own_v, x, z, WIDE, CT, PREC)
         tl.store(dps + side, dp, mask=kept)
+        score = tl.load(scores + side, mask=kept, other=float("-inf"))
     else:
         score = tl.where((z > HALF_EMPTY)[None, :] & inside[:, None], past_k, float("-inf"))
         dp = past_v
@@ -82,20 +82,22 @@ def query_gradients(
     p, grad = gradients(score, dp, scale)
     score = tl.where(empty, 0.0, score)
     if CAUSAL:
-        grad_past, grad_own, _, _, _ = mix_chunk(grad, x, z, CT, PREC)
-        p_past, _, _, _, _ = mix_chunk(p, x, z, CT, PREC)
+        grad_past, grad_own = mix_chunk(grad, x, z, WIDE, CT, PREC)
+        p_past, _ = mix_chunk(p, x, z, WIDE, CT, PREC)
     else:
         grad_past = grad.to(CT)
         p_past = p.to(CT)
 
-    mine = (unit.to(tl.int64) * heads + h) * 2 * N
-    tl.store(cs + mine + slots, tl.sum(grad_past.to(tl.float32) * score, 0), mask=slots < N)
-    tl.store(cs + mine + N + slots, tl.sum(p_past.to(tl.float32) * dp, 0), mask=slots < N)
+    mine = (unit.to(tl.int64) * heads + h) * 2 * n
+    tl.store(cs + mine + slots, tl.sum(grad_past.to(tl.float32) * score, 0), mask=slots < n)
+    tl.store(cs + mine + n + slots, tl.sum(p_past.to(tl.float32) * dp, 0), mask=slots < n)
     sums += mine * D
+    to_k = tl.trans(grad_past)
+    to_v = tl.trans(p_past)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         here = inside[:, None] & (cols < D)
-        there = (slots < N)[:, None] & (cols < D)
+        there = (slots < n)[:, None] & (cols < D)
         memory = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
         out = tl.dot(grad_past, memory, input_precision=PREC)
         if CAUSAL:
@@ -103,93 +105,107 @@ def query_gradients(
             out = tl.dot(grad_own, kd, out, input_precision=PREC)
         tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=here)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
+        out = tl.dot(to_k, qd, input_precision=PREC)
+        tl.store(sums + slots[:, None] * D + cols, out.to(sums.dtype.element_ty), mask=there)
         dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
-        to_k = tl.dot(tl.trans(grad_past), qd, input_precision=PREC)
-        to_v = tl.dot(tl.trans(p_past), dod, input_precision=PREC)
-        tl.store(sums + slots[:, None] * D + cols, to_k.to(sums.dtype.element_ty), mask=there)
-        tl.store(sums + N * D + slots[:, None] * D + cols, to_v.to(sums.dtype.element_ty), mask=there)
+        out = tl.dot(to_v, dod, input_precision=PREC)
+        tl.store(sums + n * D + slots[:, None] * D + cols, out.to(sums.dtype.element_ty), mask=there)
 
 
 @triton.jit
+def _of_keys(scores, dps, kept, scale):
+    """g and S."""
+    score = tl.load(scores, mask=kept, other=float("-inf"))
+    empty = score == float("-inf")
+    dp = tl.where(empty, 0.0, tl.load(dps, mask=kept, other=0.0))
+    _, grad = gradients(score, dp, scale)
+    return grad, tl.where(empty, 0.0, score)
+
+
+@triton.jit
+def _of_values(scores, dps, kept, scale):
+    """p and dP."""
+    score = tl.load(scores, mask=kept, other=float("-inf"))
+    dp = tl.where(score == float("-inf"), 0.0, tl.load(dps, mask=kept, other=0.0))
+    return soften(score * scale), dp
+
+
+@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
 def key_gradients(
-    q, k, v, s, do, visible, zs, scores, dps, sums, cs, dk, dv, ds, table,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, scale,
+    q, k, v, s, do, visible, zs, wide, scores, dps, sums, cs, dk, dv, ds, table,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, scale, DS,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and ds of a chunk for one query head: from all queries after it, and from its own."""
-    unit, h = tl.program_id(0), tl.program_id(1)
+    """dk and its part of ds, or (odd programs) dv and its part, of a chunk and one query head."""
+    unit, h, which = tl.program_id(0) // 2, tl.program_id(1), tl.program_id(0) % 2
     g_head, heads = h // R, G * R
+    n = NP if FULL else N
+    if WIDE and tl.load(wide + unit * G + g_head) == 0:
+        return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     first, row = start.to(tl.int64), b.to(tl.int64)
-    k += row * skb + g_head * skh + first * skt
-    v += row * svb + g_head * svh + first * svt
+    if which == 0:
+        a = q + row * sqb + h * sqh + first * sqt
+        k = k + row * skb + g_head * skh + first * skt
+        sat = sqt
+    else:
+        a = do + row * sob + h * soh + first * sot
+        k = v + row * svb + g_head * svh + first * svt
+        dk = dv
+        skt = svt
+        sat = sot
     s += row * ssb + g_head * ssh + first * sst
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < length
+    inside = rows < C if EVEN else rows < length
     ok = inside
     if MASKED:
         ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-    x = load_logits(s, sst, rows, ok, slots, N)
-    side = ((row * heads + h) * T + first) * N + rows[:, None] * N + slots
-    kept = inside[:, None] & (slots < N)
+    kept = inside[:, None] & (slots < n)
+    side = ((row * heads + h) * T + first) * n + rows[:, None] * n + slots
 
     if CAUSAL:
-        q += row * sqb + h * sqh + first * sqt
-        do += row * sob + h * soh + first * sot
-        from_k = tl.zeros([C, C], tl.float32)
-        from_v = tl.zeros([C, C], tl.float32)
+        pairs = tl.zeros([C, C], tl.float32)
         for i in range(0, D, BD):
             cols = i + tl.arange(0, BD)
-            qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            ad = tl.load(a + rows[:, None] * sat + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
-            from_k = tl.dot(kd, tl.trans(qd), from_k, input_precision=PREC)
-            dod = tl.load(do + rows[:, None] * sot + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
-            vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
-            from_v = tl.dot(vd, tl.trans(dod), from_v, input_precision=PREC)
-        z = tl.load(zs + (unit.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
-        score = tl.load(scores + side, mask=kept, other=float("-inf"))
-        dp = tl.load(dps + side, mask=kept, other=0.0)
-        empty = score == float("-inf")
-        dp = tl.where(empty, 0.0, dp)
-        p, grad = gradients(score, dp, scale)
-        to_k, logits, _, weight, _ = back_chunk(from_k, grad, tl.where(empty, 0.0, score), x, z, CT, PREC)
-        to_v, more, _, _, _ = back_chunk(from_v, p, dp, x, z, CT, PREC)
-        logits += more
-        at = (unit.to(tl.int64) * heads + h) * 2 * N
+            pairs = tl.dot(kd, tl.trans(ad), pairs, input_precision=PREC)
+        # Two of the four stay in each branch; after it there are registers for no more.
+        if which == 0:
+            y, score = _of_keys(scores + side, dps + side, kept, scale)
+        else:
+            y, score = _of_values(scores + side, dps + side, kept, scale)
+        x = load_logits(s, sst, rows, ok, slots, n)
+        z = tl.load(zs + (unit.to(tl.int64) * G + g_head) * n + slots, mask=slots < n, other=EMPTY)
+        to_own, logits, weight = back_chunk(pairs, y, score, x, z, WIDE, CT, PREC)
+        at = ((unit.to(tl.int64) * heads + h) * 2 + which) * n
     else:
-        z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * N + slots, mask=slots < N, other=-1e30)
+        x = load_logits(s, sst, rows, ok, slots, n)
+        z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * n + slots, mask=slots < n, other=EMPTY)
         weight = tl.exp(tl.minimum(x - tl.maximum(z, HALF_EMPTY)[None, :], 0.0))
-        at = (seq.to(tl.int64) * heads + h) * 2 * N
+        at = ((seq.to(tl.int64) * heads + h) * 2 + which) * n
 
-    c = tl.load(cs + at + slots, mask=slots < N, other=0.0)
-    c += tl.load(cs + at + N + slots, mask=slots < N, other=0.0)
+    c = tl.load(cs + at + slots, mask=slots < n, other=0.0)
     after = tl.zeros([C, NP], tl.float32)
     sums += at * D
-    weight_c = weight.to(CT)
-    out = ((row * heads + h) * T + first) * D + rows[:, None] * D
+    rounded = weight.to(CT)
+    dk += ((row * heads + h) * T + first) * D
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
-        here = ok[:, None] & (cols < D)
-        there = (slots < N)[:, None] & (cols < D)
-        memory = tl.load(sums + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-        kd = tl.load(k + rows[:, None] * skt + cols, mask=here, other=0.0).to(CT)
+        memory = tl.load(
+            sums + slots[:, None] * D + cols, mask=(slots < n)[:, None] & (cols < D), other=0.0
+        ).to(CT)  # fmt: skip
+        kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & (cols < D), other=0.0).to(CT)
         after = tl.dot(kd, tl.trans(memory), after, input_precision=PREC)
-        grad_k = tl.dot(weight_c, memory, input_precision=PREC)
+        out = tl.dot(rounded, memory, input_precision=PREC)
         if CAUSAL:
-            qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
-            grad_k = tl.dot(to_k, qd, grad_k, input_precision=PREC)
-        tl.store(dk + out + cols, grad_k.to(dk.dtype.element_ty), mask=inside[:, None] & (cols < D))
-        memory = tl.load(sums + N * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-        vd = tl.load(v + rows[:, None] * svt + cols, mask=here, other=0.0).to(CT)
-        after = tl.dot(vd, tl.trans(memory), after, input_precision=PREC)
-        grad_v = tl.dot(weight_c, memory, input_precision=PREC)
-        if CAUSAL:
-            dod = tl.load(do + rows[:, None] * sot + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
-            grad_v = tl.dot(to_v, dod, grad_v, input_precision=PREC)
-        tl.store(dv + out + cols, grad_v.to(dv.dtype.element_ty), mask=inside[:, None] & (cols < D))
+            ad = tl.load(a + rows[:, None] * sat + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            out = tl.dot(to_own, ad, out, input_precision=PREC)
+        tl.store(dk + rows[:, None] * D + cols, out.to(dk.dtype.element_ty), mask=inside[:, None] & (cols < D))
     result = weight * (after - c[None, :])
     if CAUSAL:
         result += logits
-    tl.store(ds + side, result.to(ds.dtype.element_ty), mask=kept)
+    tl.store(ds + which.to(tl.int64) * DS + side, result.to(ds.dtype.element_ty), mask=kept)

@@ -3,8 +3,9 @@
 score: a_t K~_t[n] for each slot, which is S = q K~ and, for the gradient, dP = do V~;
 mix: sum_n y_t[n] V~_t[n], which is out = p V~ and, for the gradient, dq = g K~.
 
-``back_chunk`` is the gradient of both with respect to keys (or values) and logits. Each function has a short way, for
-chunks that one reference serves, and one that goes through the references.
+``back_chunk`` is the gradient of both with respect to keys (or values) and logits. With ``WIDE`` they go through the
+references that the chunk needs; without, they take the first for all rows, which is right for almost every chunk. A
+kernel made for both would need the registers of both, so there are two, and ``is_wide`` says which one's result holds.
 """
 
 # mypy: ignore-errors
@@ -25,7 +26,7 @@ from attnlab.kernels._abc_control import (
     weigh,
 )
 
-__all__ = ["back_chunk", "gradients", "mix_chunk", "score_chunk", "soften"]
+__all__ = ["back_chunk", "gradients", "is_wide", "mix_chunk", "score_chunk", "soften"]
 
 
 @triton.jit
@@ -45,61 +46,68 @@ def gradients(scores, dp, scale):
 
 
 @triton.jit
-def score_chunk(past, own, x, z, CT: tl.constexpr, PREC: tl.constexpr):
-    """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and exp(s - top), exp(z - top), top."""
+def is_wide(x, z):
+    """Whether the chunk needs more than one reference."""
+    top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
+    return (tl.max(top - lowest(x, z, top)) > WIDTH).to(tl.int32)
+
+
+@triton.jit
+def score_chunk(past, own, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
     tri = below.to(CT)
     own = tl.where(below, own, 0.0).to(CT)
     top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    low = lowest(x, z, top)
     e, w, total = weigh(x, z, top, tri, CT, PREC)
     scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse_of(total)
     written = total >= LEAST
-    if tl.max(top - low) > WIDTH:
+    if WIDE:
+        low = lowest(x, z, top)
         ref = next_reference(x, z, low, top)
         for _ in range(1, references(x, z, low, top)):
-            e2, w2, total = weigh(x, z, ref, tri, CT, PREC)
-            here = tl.dot(own, e2, past * w2[None, :], input_precision=PREC) * inverse_of(total)
+            e, w, total = weigh(x, z, ref, tri, CT, PREC)
+            here = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse_of(total)
             scores = tl.where(written, scores, here)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    return tl.where(written, scores, float("-inf")), e, w, top
+    return tl.where(written, scores, float("-inf"))
 
 
 @triton.jit
-def mix_chunk(y, x, z, CT: tl.constexpr, PREC: tl.constexpr):
-    """y_t to what each row takes of each slot of the past and of each key of its chunk; and as ``score_chunk``."""
+def mix_chunk(y, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """y_t to what each row takes of each slot of the past and of each key of its chunk."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
     tri = below.to(CT)
     top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    low = lowest(x, z, top)
     e, w, total = weigh(x, z, top, tri, CT, PREC)
     share = y * inverse_of(total)
     to_past = share * w[None, :]
     to_own = tl.dot(share.to(CT), tl.trans(e), input_precision=PREC)
-    if tl.max(top - low) > WIDTH:
+    if WIDE:
+        low = lowest(x, z, top)
         written = total >= LEAST
         ref = next_reference(x, z, low, top)
         for _ in range(1, references(x, z, low, top)):
-            e2, w2, total = weigh(x, z, ref, tri, CT, PREC)
+            e, w, total = weigh(x, z, ref, tri, CT, PREC)
             share = tl.where(written, 0.0, y * inverse_of(total))
-            to_past += share * w2[None, :]
-            to_own = tl.dot(share.to(CT), tl.trans(e2), to_own, input_precision=PREC)
+            to_past += share * w[None, :]
+            to_own = tl.dot(share.to(CT), tl.trans(e), to_own, input_precision=PREC)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    return to_past.to(CT), tl.where(below, to_own, 0.0).to(CT), e, w, top
+    return to_past.to(CT), tl.where(below, to_own, 0.0).to(CT)
 
 
 @triton.jit
-def back_chunk(pairs, y, scores, x, z, CT: tl.constexpr, PREC: tl.constexpr):
-    """What the chunk's rows give its keys and their logits, and y_t exp(z - z_t) for the keys before it.
+def back_chunk(pairs, y, scores, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """What the chunk's rows give its keys and their logits, and exp(s - z_end) for what comes after it.
 
     ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t); both terms take the same rounded y, or the
-    difference would drown where one key fills a slot. Last come exp(s - z_end) and exp(z - z_end).
+    difference would drown where one key fills a slot.
     """
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
@@ -108,26 +116,24 @@ def back_chunk(pairs, y, scores, x, z, CT: tl.constexpr, PREC: tl.constexpr):
     tri = (rows[:, None] >= rows).to(CT)
     pairs = tl.where(above, pairs, 0.0).to(CT)
     top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    low = lowest(x, z, top)
     e, w, total = weigh(x, z, top, tri, CT, PREC)
+    inverse = 1.0 / tl.maximum(w + tl.sum(e.to(tl.float32), 0), LEAST)
+    weight = e.to(tl.float32) * inverse[None, :]
     share = (y * inverse_of(total)).to(CT)
     to_own = tl.dot(e, tl.trans(share), input_precision=PREC)
     logits = _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
-    to_past = share.to(tl.float32) * w[None, :]
-    if tl.max(top - low) > WIDTH:
+    if WIDE:
+        low = lowest(x, z, top)
         written = total >= LEAST
         ref = next_reference(x, z, low, top)
         for _ in range(1, references(x, z, low, top)):
-            e2, w2, total = weigh(x, z, ref, tri, CT, PREC)
+            e, w, total = weigh(x, z, ref, tri, CT, PREC)
             share = tl.where(written, 0.0, y * inverse_of(total)).to(CT)
-            to_own = tl.dot(e2, tl.trans(share), to_own, input_precision=PREC)
-            logits += _logits(pairs, share, scores, later, CT, PREC) * e2.to(tl.float32)
-            to_past += share.to(tl.float32) * w2[None, :]
+            to_own = tl.dot(e, tl.trans(share), to_own, input_precision=PREC)
+            logits += _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    inverse = 1.0 / tl.maximum(w + tl.sum(e.to(tl.float32), 0), LEAST)
-    weight = tl.exp(x - top[None, :]) * inverse[None, :]
-    return tl.where(above, to_own, 0.0).to(CT), logits, to_past, weight, w * inverse
+    return tl.where(above, to_own, 0.0).to(CT), logits, weight
 
 
 @triton.jit

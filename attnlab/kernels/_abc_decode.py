@@ -54,7 +54,8 @@ def fold_and_read(
         new = tl.maximum(z, x)
         old_part = tl.exp((z - new).to(tl.float32))
         new_part = tl.where(x > HALF_EMPTY, tl.exp((x - new).to(tl.float32)), 0.0)
-        whole = old_part + new_part
+        # Empty slots have neither part where EMPTY is not the same number in both dtypes.
+        whole = tl.maximum(old_part + new_part, 1e-30)
         keep = old_part / whole
         write = new_part / whole
         new = tl.where(new > HALF_EMPTY, new + tl.log(whole).to(z.dtype), EMPTY)

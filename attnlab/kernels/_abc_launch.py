@@ -1,4 +1,4 @@
-"""Launches of the ABC kernels chunk by chunk: causal for any sizes, and all queries reading one memory."""
+"""Launches of the ABC kernels, forward and backward."""
 
 from __future__ import annotations
 
@@ -8,21 +8,10 @@ from torch import Tensor
 
 from attnlab.kernels._abc_backward import key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
-from attnlab.kernels._abc_plan import Plan, Units, units_of
+from attnlab.kernels._abc_plan import Plan, Units, plan_for, units_of
 from attnlab.kernels._abc_state import scan_back, scan_states, write_states
 
-__all__ = [
-    "Extras",
-    "Grads",
-    "State",
-    "chunks_backward",
-    "chunks_forward",
-    "empty_state",
-    "gathered",
-    "make_states",
-    "scan_sums",
-    "seeded",
-]
+__all__ = ["Extras", "Grads", "State", "backward", "empty_state", "forward"]
 
 State = tuple[Tensor, Tensor, Tensor]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -30,17 +19,17 @@ Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
 Extras = tuple[Tensor | None, State | None, Tensor | None]
 
 
-def make_states(
-    k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan, kind: torch.dtype
+def _make_states(
+    k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan
 ) -> tuple[Tensor, Tensor, State]:
     """The state before each unit, z before each unit, and the state after the last."""
     visible, first, _ = extras
     g, n_k, d = k.shape[1:]
     n = s.shape[3]
-    states = torch.empty(units.count, g, 2, n, d, dtype=kind, device=k.device)
+    states = torch.empty(units.count, g, 2, n, d, dtype=plan.state, device=k.device)
     zs = torch.empty(units.count, g, n, dtype=torch.float32, device=k.device)
     prefix = torch.empty_like(zs)
-    tile = min(plan.wide, plan.BD, 64)
+    tile = min(plan.BD, 64)
     if units.count:
         write_states[(units.count, g, triton.cdiv(d, tile))](
             k, v, s, visible, states, zs, units.table, *k.stride()[:3], *v.stride()[:3], *s.stride()[:3],
@@ -51,10 +40,11 @@ def make_states(
         )  # fmt: skip
     last = empty_state(units.sequences, g, n, d, k.device)
     first_k, first_v, first_z = first or (None, None, None)
-    rows = _rows(units.sequences * g, n, plan)
+    rows = _rows(units.sequences * g, n, d)
     scan_states[(units.sequences * g, triton.cdiv(n, rows), 2)](
         states, zs, prefix, first_k, first_v, first_z, *last, units.bounds, units.per_row, g, n,
-        D=d, BN=rows, BD=plan.wide, VARLEN=units.table is not None, STARTED=first is not None, STAGES=4, num_warps=4,
+        D=d, BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, STARTED=first is not None,
+        STAGES=4, num_warps=4,
     )  # fmt: skip
     return states, prefix, last
 
@@ -65,7 +55,7 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
     return k, torch.empty_like(k), torch.empty(rows, heads, slots, dtype=torch.float32, device=device)
 
 
-def scan_sums(
+def _scan_sums(
     sums: Tensor, cs: Tensor, prefix: Tensor, last_z: Tensor, seed: tuple[Tensor, Tensor] | None, units: Units,
     plan: Plan, *, decay: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -73,55 +63,64 @@ def scan_sums(
     _, h, _, n, d = sums.shape
     to = torch.empty(units.sequences, h, 2, n, d, dtype=torch.float32, device=sums.device)
     to_c = torch.empty(units.sequences, h, 2, n, dtype=torch.float32, device=sums.device)
-    rows = _rows(units.sequences * h, n, plan)
+    rows = _rows(units.sequences * h, n, d)
     seeds, seed_c = seed or (None, None)
     scan_back[(units.sequences * h, triton.cdiv(n, rows), 2)](
         sums, cs, prefix, last_z, seeds, seed_c, to, to_c, units.bounds, units.per_row, h, h // last_z.shape[1], n,
-        D=d, BN=rows, BD=plan.wide, VARLEN=units.table is not None, DECAY=decay, SEEDED=seed is not None, STAGES=4,
-        num_warps=4,
+        D=d, BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, DECAY=decay,
+        SEEDED=seed is not None, STAGES=4, num_warps=4,
     )  # fmt: skip
     return to, to_c
 
 
-def _rows(programs: int, n: int, plan: Plan) -> int:
+def _rows(programs: int, n: int, d: int) -> int:
     """Slots for each program of a scan: few where there are few sequences and heads."""
-    rows = min(plan.NP, 2048 // plan.wide)
+    rows = min(triton.next_power_of_2(n), 2048 // triton.next_power_of_2(d))
     while rows > 1 and programs * triton.cdiv(n, rows) < 256:
         rows //= 2
     return rows
 
 
-def chunks_forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float, plan: Plan
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float, train: bool
 ) -> tuple[Tensor, State, list[Tensor]]:
-    """The output, the memory after the last key, and what the backward pass needs: states and z."""
+    """The output, the memory after the last key, and for the backward pass: states, z, scores, and which are wide."""
     visible, _, cu_seqlens = extras
     b, h, n_q, d = q.shape
     g, n_k, n = k.shape[1], k.shape[2], s.shape[3]
+    plan = plan_for(d, n, q.dtype)
     units = units_of(b, n_k, plan.C if causal else 8 * plan.C, cu_seqlens)
-    states, prefix, last = make_states(k, v, s, extras, units, plan, plan.state)
+    states, prefix, last = _make_states(k, v, s, extras, units, plan)
     if not causal:
-        states, prefix = torch.stack(last[:2], 2).to(plan.state), last[2]
+        states, prefix = torch.stack(last[:2], 2).to(plan.state), last[2].clone()
         units = units_of(b, n_q, plan.C, cu_seqlens)
     out = torch.empty_like(q)
-    if n_q:
+    scores = torch.empty(b, h, n_q if causal and train else 0, n, dtype=torch.float32, device=q.device)
+    wide = torch.empty(units.count if causal else 0, g, dtype=torch.int32, device=q.device)
+    row = 0 if visible is None else visible.stride(0)
+    tiles = _tiles(plan, d, n, n_q, causal, units, visible) | {"SAVED": causal and train}
+    # The second launch finds nothing to do unless logits climb far within a chunk.
+    for again in (False, True) if causal else (False,):
         read_states[(units.count, h)](
-            q, k, v, s, visible, states, prefix, out, units.table,
+            q, k, v, s, visible, states, prefix, scores, wide, out, units.table,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *out.stride()[:3],
-            0 if visible is None else visible.stride(0), n_q, units.per_row, g, h // g, n, scale,
-            **_tiles(plan, d, causal, units, visible),
+            row, n_q, units.per_row, g, h // g, n, scale, WIDE=again, **tiles,
         )  # fmt: skip
-    return out, last, [states, prefix]
+    return out, last, [states, prefix, scores, wide]
 
 
-def _tiles(plan: Plan, d: int, causal: bool, units: Units, visible: Tensor | None) -> dict[str, object]:
+def _tiles(
+    plan: Plan, d: int, n: int, length: int, causal: bool, units: Units, visible: Tensor | None
+) -> dict[str, object]:
+    packed = units.table is not None
     return {
         "C": plan.C, "NP": plan.NP, "D": d, "BD": plan.BD, "CAUSAL": causal, "CT": plan.CT, "PREC": plan.PREC,
-        "VARLEN": units.table is not None, "MASKED": visible is not None, "num_warps": plan.warps, "num_stages": 1,
+        "EVEN": not packed and length % plan.C == 0, "FULL": n == plan.NP, "VARLEN": packed,
+        "MASKED": visible is not None, "num_warps": plan.warps, "num_stages": plan.stages,
     }  # fmt: skip
 
 
-def chunks_backward(
+def backward(
     do: Tensor,
     d_last: Grads,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
@@ -130,45 +129,45 @@ def chunks_backward(
     extras: Extras,
     causal: bool,
     scale: float,
-    plan: Plan,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, s, and of the first state where there was one."""
     visible, first, cu_seqlens = extras
     q, k, v, s = inputs
-    states, prefix = saved
+    states, prefix, scores, wide = saved
     b, h, n_q, d = q.shape
     g, n_k, n = k.shape[1], k.shape[2], s.shape[3]
+    plan = plan_for(d, n, q.dtype)
+    if do.stride(3) != 1:
+        do = do.contiguous()
     units = units_of(b, n_q, plan.C, cu_seqlens)
     row = 0 if visible is None else visible.stride(0)
     strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *do.stride()[:3]]
-    dq = torch.empty_like(q)
-    scores = torch.empty(2, b, h, n_q if causal else 0, n, dtype=torch.float32, device=q.device)
+    tiles = _tiles(plan, d, n, n_q, causal, units, visible)
+    dq, dps = torch.empty_like(q), torch.empty_like(scores)
     sums = torch.empty(units.count, h, 2, n, d, dtype=plan.state, device=q.device)
     cs = torch.empty(units.count, h, 2, n, dtype=torch.float32, device=q.device)
-    if n_q:
+    for again in (False, True) if causal else (False,):
         query_gradients[(units.count, h)](
-            q, k, v, s, do, visible, states, prefix, dq, scores, scores[1], sums, cs, units.table,
-            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, scale,
-            **_tiles(plan, d, causal, units, visible),
+            q, k, v, s, do, visible, states, prefix, wide, dq, scores, dps, sums, cs, units.table,
+            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, scale, WIDE=again, **tiles,
         )  # fmt: skip
-    seed = seeded(d_last, last, h // g)
-    to, to_c = scan_sums(sums, cs, prefix, last[2], seed, units, plan, decay=causal)
-    zs = prefix
+    to, to_c = _scan_sums(sums, cs, prefix, last[2], _seeded(d_last, last, h // g), units, plan, decay=causal)
     if not causal:
-        sums, cs, zs = to.to(plan.state), to_c, last[2]
+        sums, cs = to.to(plan.state), to_c
         units = units_of(b, n_k, plan.C, cu_seqlens)
+        tiles = _tiles(plan, d, n, n_k, causal, units, visible)
     dk = torch.empty(b, h, n_k, d, dtype=k.dtype, device=k.device)
     dv = torch.empty_like(dk)
-    ds = torch.empty(b, h, n_k, n, dtype=s.dtype, device=s.device)
-    if n_k:
-        key_gradients[(units.count, h)](
-            q, k, v, s, do, visible, zs, scores, scores[1], sums, cs, dk, dv, ds, units.table,
-            *strides, row, n_k, units.per_row, g, h // g, n, scale, **_tiles(plan, d, causal, units, visible),
+    ds = torch.empty(2, b, h, n_k, n, dtype=s.dtype, device=s.device)
+    for again in (False, True) if causal else (False,):
+        key_gradients[(2 * units.count, h)](
+            q, k, v, s, do, visible, prefix, wide, scores, dps, sums, cs, dk, dv, ds, units.table,
+            *strides, row, n_k, units.per_row, g, h // g, n, scale, ds[0].numel(), WIDE=again, **tiles,
         )  # fmt: skip
-    return gathered([dq, dk, dv, ds], to, to_c, h // g, first, None if causal else last[2])
+    return _gathered([dq, dk, dv, ds[0] + ds[1]], to, to_c, h // g, first, None if causal else last[2])
 
 
-def gathered(
+def _gathered(
     grads: list[Tensor], to: Tensor, to_c: Tensor, groups: int, first: State | None, last_z: Tensor | None
 ) -> tuple[Tensor, ...]:
     """Gradients summed over the query heads of a key head; those of the first state may be relative to ``last_z``."""
@@ -185,7 +184,7 @@ def gathered(
     return *grads, dk, dv, dz
 
 
-def seeded(d_last: Grads, last: State, groups: int) -> tuple[Tensor, Tensor] | None:
+def _seeded(d_last: Grads, last: State, groups: int) -> tuple[Tensor, Tensor] | None:
     """The gradient of the last state as if a query after the last token had read it; the first of a group takes it."""
     if all(grad is None for grad in d_last):
         return None

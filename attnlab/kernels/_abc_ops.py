@@ -5,42 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_launch import Extras, Grads, State, chunks_backward, chunks_forward, empty_state
-from attnlab.kernels._abc_plan import plan_for, segment_size, unit_count
-from attnlab.kernels._abc_segments import segments_backward, segments_forward
+from attnlab.kernels._abc_launch import State, backward, empty_state, forward
+from attnlab.kernels._abc_plan import plan_for, unit_count
 
-__all__ = ["abc_backward", "abc_forward", "backward", "forward"]
-
-
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float
-) -> tuple[Tensor, State, list[Tensor]]:
-    """The output, the memory at the end, and four tensors for the backward pass (two of them may be empty)."""
-    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
-    if causal and plan.along and q.shape[2]:
-        return segments_forward(q, k, v, s, extras, scale, plan)
-    out, last, saved = chunks_forward(q, k, v, s, extras, causal, scale, plan)
-    return out, last, [*saved, q.new_empty(0), q.new_empty(0)]
-
-
-def backward(
-    do: Tensor,
-    d_last: Grads,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    last: State,
-    saved: list[Tensor],
-    extras: Extras,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, s, and of the first state where there was one."""
-    q, _, _, s = inputs
-    plan = plan_for(q.shape[3], s.shape[3], q.dtype)
-    if do.stride(3) != 1:
-        do = do.contiguous()
-    if causal and plan.along and q.shape[2]:
-        return segments_backward(do, d_last, inputs, last, saved, extras, scale, plan)
-    return chunks_backward(do, d_last, inputs, last, saved[:2], extras, causal, scale, plan)
+__all__ = ["abc_backward", "abc_forward"]
 
 
 def _first(k: Tensor | None, v: Tensor | None, z: Tensor | None) -> State | None:
@@ -51,10 +19,11 @@ def _first(k: Tensor | None, v: Tensor | None, z: Tensor | None) -> State | None
 def abc_forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, visible: Tensor | None,
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
-    causal: bool, scale: float,
+    causal: bool, scale: float, train: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``forward`` as an operator: out, K~, V~, z and what the backward pass needs."""
-    out, last, saved = forward(q, k, v, s, (visible, _first(first_k, first_v, first_z), cu_seqlens), causal, scale)
+    extras = (visible, _first(first_k, first_v, first_z), cu_seqlens)
+    out, last, saved = forward(q, k, v, s, extras, causal, scale, train)
     return out, *last, saved[0], saved[1], saved[2], saved[3]
 
 
@@ -62,7 +31,7 @@ def abc_forward(
 def _(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, visible: Tensor | None,
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
-    causal: bool, scale: float,
+    causal: bool, scale: float, train: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     b, h, n_q, d = q.shape
     g, n = k.shape[1], s.shape[3]
@@ -71,17 +40,13 @@ def _(
     out, last = torch.empty_like(q), empty_state(rows, g, n, d, q.device)
     if not causal:
         states = q.new_empty(rows, g, 2, n, d, dtype=plan.state)
-        return out, *last, states, torch.empty_like(last[2]), q.new_empty(0), q.new_empty(0)
-    size = segment_size(b * h, n_q, plan.C) if plan.along else plan.C
-    units = unit_count(b, n_q, size, None if cu_seqlens is None else rows)
-    states = q.new_empty(units, g, 2, n, d, dtype=torch.float32 if plan.along else plan.state)
+        none = q.new_empty(b, h, 0, n, dtype=torch.float32)
+        return out, *last, states, torch.empty_like(last[2]), none, q.new_empty(0, g, dtype=torch.int32)
+    units = unit_count(b, n_q, plan.C, None if cu_seqlens is None else rows)
+    states = q.new_empty(units, g, 2, n, d, dtype=plan.state)
     prefix = q.new_empty(units, g, n, dtype=torch.float32)
-    if not plan.along:
-        return out, *last, states, prefix, q.new_empty(0), q.new_empty(0)
-    if units == b and cu_seqlens is None:
-        states, prefix = q.new_empty(0), q.new_empty(0)
-    scores = q.new_empty(b, h, n_q, n, dtype=torch.float32)
-    return out, *last, states, prefix, scores, q.new_empty(units, g, size // plan.C, n, dtype=torch.float32)
+    scores = q.new_empty(b, h, n_q if train else 0, n, dtype=torch.float32)
+    return out, *last, states, prefix, scores, q.new_empty(units, g, dtype=torch.int32)
 
 
 @torch.library.custom_op("attnlab::abc_backward", mutates_args=())
@@ -114,7 +79,7 @@ def _(
 
 
 def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, s, visible, *first, cu_seqlens, causal, scale = inputs
+    q, k, v, s, visible, *first, cu_seqlens, causal, scale, _ = inputs
     ctx.save_for_backward(q, k, v, s, *output[1:], visible, *first, cu_seqlens)
     ctx.causal, ctx.scale = causal, scale
     ctx.set_materialize_grads(False)
@@ -129,7 +94,7 @@ def _gradient(ctx, do, dk, dv, dz, *_):  # type: ignore[no-untyped-def]
         do, dk, dv, dz, q, k, v, s, last_k, last_v, last_z, saved, visible, *first, cu_seqlens, ctx.causal, ctx.scale
     )  # fmt: skip
     begun = grads[4:] if first[0] is not None else (None, None, None)
-    return *grads[:4], None, *begun, None, None, None
+    return *grads[:4], None, *begun, None, None, None, None
 
 
 abc_forward.register_autograd(_gradient, setup_context=_keep)

@@ -7,41 +7,45 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import mix_chunk, score_chunk, soften
-from attnlab.kernels._abc_control import HALF_EMPTY, load_logits, locate
+from attnlab.kernels._abc_chunk import is_wide, mix_chunk, score_chunk, soften
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, load_logits, locate
 
 __all__ = ["read_states"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
 def read_states(
-    q, k, v, s, visible, states, zs, o, table,
+    q, k, v, s, visible, states, zs, scores, wide, o, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, scale,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, SAVED: tl.constexpr, WIDE: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query."""
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
+    n = NP if FULL else N
+    if WIDE and tl.load(wide + unit * G + g) == 0:
+        return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     first, row = start.to(tl.int64), b.to(tl.int64)
     q += row * sqb + h * sqh + first * sqt
     o += row * sob + h * soh + first * sot
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < length
+    inside = rows < C if EVEN else rows < length
     ok = inside
     if CAUSAL:
-        at = (unit.to(tl.int64) * G + g) * N
+        at = (unit.to(tl.int64) * G + g) * n
         k += row * skb + g * skh + first * skt
         v += row * svb + g * svh + first * svt
         s += row * ssb + g * ssh + first * sst
         if MASKED:
             ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
     else:
-        at = (seq.to(tl.int64) * G + g) * N
+        at = (seq.to(tl.int64) * G + g) * n
     states += at * 2 * D
-    z = tl.load(zs + at + slots, mask=slots < N, other=-1e30)
+    z = tl.load(zs + at + slots, mask=slots < n, other=EMPTY)
 
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
@@ -49,7 +53,7 @@ def read_states(
         cols = i + tl.arange(0, BD)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
         memory = tl.load(
-            states + slots[:, None] * D + cols, mask=(slots < N)[:, None] & (cols < D), other=0.0
+            states + slots[:, None] * D + cols, mask=(slots < n)[:, None] & (cols < D), other=0.0
         ).to(CT)  # fmt: skip
         past = tl.dot(qd, tl.trans(memory), past, input_precision=PREC)
         if CAUSAL:
@@ -57,16 +61,21 @@ def read_states(
             products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
 
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, N)
-        scores, _, _, _ = score_chunk(past, products, x, z, CT, PREC)
-        to_past, to_own, _, _, _ = mix_chunk(soften(scores * scale), x, z, CT, PREC)
+        x = load_logits(s, sst, rows, ok, slots, n)
+        if not WIDE:
+            tl.store(wide + unit * G + g, is_wide(x, z))
+        score = score_chunk(past, products, x, z, WIDE, CT, PREC)
+        if SAVED:
+            side = ((row * G * R + h) * T + first) * n + rows[:, None] * n + slots
+            tl.store(scores + side, score, mask=inside[:, None] & (slots < n))
+        to_past, to_own = mix_chunk(soften(score * scale), x, z, WIDE, CT, PREC)
     else:
         to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past * scale, float("-inf"))).to(CT)
 
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         memory = tl.load(
-            states + N * D + slots[:, None] * D + cols, mask=(slots < N)[:, None] & (cols < D), other=0.0
+            states + n * D + slots[:, None] * D + cols, mask=(slots < n)[:, None] & (cols < D), other=0.0
         ).to(CT)  # fmt: skip
         out = tl.dot(to_past, memory, input_precision=PREC)
         if CAUSAL:

@@ -9,11 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["Plan", "Units", "plan_for", "segment_size", "unit_count", "units_of"]
-
-# Two programs for each multiprocessor of an H100 or H200, and the least chunks in a segment.
-PROGRAMS = 264
-CHUNKS = 4
+__all__ = ["Plan", "Units", "plan_for", "unit_count", "units_of"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +23,7 @@ class Plan:
     PREC: str
     state: torch.dtype
     warps: int
-    wide: int
-    along: bool
-    stages: int = 1
+    stages: int
 
 
 @dataclass(frozen=True)
@@ -47,35 +41,21 @@ class Units:
 def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16
-    # Products with fewer than 64 columns come out wrong on Hopper in bf16 (Triton 3.6).
-    NP = max(64 if half else 16, triton.next_power_of_2(slots))
-    wide = max(16, triton.next_power_of_2(d))
-    if half:
-        C = 64 if NP <= 128 else 32
-        BD = min(wide, 128 if NP <= 64 else 64)
-    else:
-        C = 32 if NP <= 64 else 16
-        BD = min(wide, 64 if NP <= 64 else 32)
-    warps = 4 if NP <= 64 else 8
+    # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
+    least = 64 if half else 16
+    NP = max(least, triton.next_power_of_2(slots))
+    C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 else 16)
     # float16 has too few exponents for the weights: its products are taken in tf32, which has its mantissa.
     return Plan(
         C=C,
         NP=NP,
-        BD=BD,
+        BD=64 if half else min(triton.next_power_of_2(d), 64 if NP <= 64 else 32),
         CT=tl.bfloat16 if half else tl.float32,
         PREC="tf32" if dtype == torch.float16 else "ieee",
         state=torch.bfloat16 if half else torch.float32,
-        warps=warps,
-        wide=wide,
-        along=half and NP * wide <= 8192,
+        warps=4 if NP <= 64 else 8,
+        stages=2 if half else 1,
     )
-
-
-def segment_size(rows: int, length: int, C: int) -> int:
-    """Tokens of a segment: enough segments to fill the GPU, and chunks enough in each to be worth its state."""
-    chunks = triton.cdiv(length, C)
-    segments = max(1, min(PROGRAMS // rows, chunks // CHUNKS))
-    return triton.cdiv(chunks, segments) * C
 
 
 def unit_count(batch: int, length: int, size: int, sequences: int | None) -> int:

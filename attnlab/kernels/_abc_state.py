@@ -12,7 +12,7 @@ from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, load_logits, locate
 __all__ = ["scan_back", "scan_states", "write_states"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "NT", "G", "N"])
 def write_states(
     k, v, s, visible, states, zs, table, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sm, T, NT, G, N, L,
     C: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
@@ -59,7 +59,7 @@ def write_states(
         tl.store(zs + at + slots, tl.where(total > 0, m + tl.log(total), EMPTY), mask=slots < n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NT", "G", "N"])
 def scan_states(
     states, zs, prefix, first_k, first_v, first_z, last_k, last_v, last_z, bounds, NT, G, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
@@ -109,7 +109,7 @@ def scan_states(
         tl.store(last_v + row * N * D + here, x, mask=wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NT", "H", "R", "N"])
 def scan_back(
     sums, cs, prefix, last_z, seeds, seed_c, to, to_c, bounds, NT, H, R, N,
     D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,

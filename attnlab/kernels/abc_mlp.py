@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels._abc_decode import fold_and_read
-from attnlab.kernels._abc_launch import State
-from attnlab.kernels._abc_ops import abc_forward, backward, forward
+from attnlab.kernels._abc_launch import State, backward, forward
+from attnlab.kernels._abc_ops import abc_forward
 
 __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
 
@@ -43,11 +43,16 @@ def abc_attention(
     if key_visible is not None:
         key_visible = key_visible.contiguous()
     first = state or (None, None, None)
+    tensors = (q, k, v, control, *first)
+    train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if torch.compiler.is_compiling():
-        out, *last = abc_forward(q, k, v, control, key_visible, *first, cu_seqlens, causal, scale)[:4]
-    else:
+        out, *last = abc_forward(q, k, v, control, key_visible, *first, cu_seqlens, causal, scale, train)[:4]
+    elif train:
         # The same as the operator, with less to do on the host.
-        out, *last = _Eager.apply(q, k, v, control, *first, key_visible, cu_seqlens, causal, scale)
+        out, *last = _Eager.apply(*tensors, key_visible, cu_seqlens, causal, scale)
+    else:
+        extras = (key_visible, state, cu_seqlens)
+        out, last, _ = forward(q, k, v, control, extras, causal, scale, False)
     return out, (last[0], last[1], last[2])
 
 
@@ -140,7 +145,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, s, first_k, first_v, first_z, visible, cu_seqlens, causal, scale):  # type: ignore[no-untyped-def]
         first = None if first_k is None else (first_k, first_v, first_z)
-        out, last, saved = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale)
+        out, last, saved = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale, True)
         ctx.save_for_backward(q, k, v, s, *last, *saved, visible, cu_seqlens, first_k, first_v, first_z)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)

@@ -1,0 +1,171 @@
+"""ABC_MLP's kernels through Triton's interpreter, in float32 and on small shapes; test_abc_gpu.py holds the rest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attnlab.kernels import _abc_launch, _abc_ops
+from attnlab.kernels.abc_mlp import abc_attention, abc_step
+from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, relative
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are tested there"),
+    # The interpreter's log of an empty slot, whose result is not taken.
+    pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 16 tokens, so that short texts have several."""
+    plan = _abc_launch.plan_for
+    for module in (_abc_launch, _abc_ops):
+        monkeypatch.setattr(module, "plan_for", lambda *key: replace(plan(*key), C=16))
+
+
+CAUSAL = [
+    Case(),
+    Case(length=1),
+    Case(length=63, slots=5, scale=8, heads=3, groups=3),
+    Case(length=41, scale=30, started=True, ended=True, masked=True, heads=4, groups=2),
+    Case(d=48, slots=20, length=33, batch=2, masked=True),
+    Case(length=59, packed=(5, 0, 33, 1, 20), started=True, ended=True, heads=4, groups=2, scale=3),
+]
+
+
+@pytest.mark.parametrize("case", CAUSAL, ids=str)
+def test_causal_kernels_equal_the_equations(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(causal=False),
+        Case(causal=False, keys=27, length=19, slots=7),
+        Case(causal=False, length=29, scale=30, masked=True, started=True, ended=True, heads=4, groups=2, batch=2),
+        Case(causal=False, length=38, packed=(5, 0, 33), started=True),
+    ],
+    ids=str,
+)
+def test_queries_that_read_one_memory_equal_the_equations(case: Case) -> None:
+    check(case)
+
+
+def test_logits_may_climb_any_distance_in_a_chunk() -> None:
+    """0, 100, 200, ... : every row is filled by its own key alone, so the output is v itself."""
+    q, k, v = (torch.randn(1, 2, 33, 32) for _ in range(3))
+    control = (100.0 * torch.arange(33))[None, None, :, None].expand(1, 2, 33, 4).contiguous()
+    out, (last_k, last_v, z) = abc_attention(q, k, v, control)
+    torch.testing.assert_close(out, v)
+    torch.testing.assert_close(last_k, k[:, :, -1:].expand(-1, -1, 4, -1))
+    torch.testing.assert_close(last_v, v[:, :, -1:].expand(-1, -1, 4, -1))
+    torch.testing.assert_close(z, torch.full_like(z, 3200.0))
+    # And falling: the first key stays.
+    out, _ = abc_attention(q, k, v, -control)
+    torch.testing.assert_close(out, v[:, :, :1].expand_as(v))
+
+
+def test_every_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is full of NaN, and none of it comes out."""
+    empty, empty_like = torch.empty, torch.empty_like
+
+    def poison(t: torch.Tensor) -> torch.Tensor:
+        return t.fill_(torch.nan) if t.is_floating_point() else t
+
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
+    check(Case(length=41, slots=5, masked=True, started=True, ended=True))
+
+
+def test_a_run_repeats_bit_for_bit() -> None:
+    made, _, _ = inputs(Case(length=50, heads=4, groups=2))
+    runs = []
+    for _ in range(2):
+        out, _ = abc_attention(*made)
+        runs.append((out, *torch.autograd.grad(out.square().sum(), made)))
+    for first, second in zip(*runs, strict=True):
+        assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "d", "slots", "masked", "kind"),
+    [
+        (3, 3, 32, 8, False, torch.float32),
+        (4, 2, 48, 20, True, torch.float64),
+        (6, 2, 64, 7, True, torch.float32),
+        (2, 1, 32, 16, False, torch.float64),
+    ],
+)
+def test_steps_after_a_prefill_equal_the_whole(
+    heads: int, groups: int, d: int, slots: int, masked: bool, kind: torch.dtype
+) -> None:
+    case = Case(d=d, slots=slots, length=11, batch=2, heads=heads, groups=groups, scale=5, masked=masked)
+    made, seen, _ = inputs(case)
+    q, k, v, s = (t.detach() for t in made)
+    whole, end = dense(*(t.double() for t in (q, k, v, s)), causal=True, seen=seen, state=None)
+    head = [t[:, :, :4] for t in (q, k, v, s)]
+    first, state = abc_attention(*head, key_visible=None if seen is None else seen[:, :4])
+    state = (state[0], state[1], state[2].to(kind))
+    count = torch.zeros(2, dtype=torch.long)
+    outs = [first]
+    for t in range(4, 11):
+        now = [u[:, :, t : t + 1] for u in (q, k, v, s)]
+        outs.append(abc_step(*now, state, key_visible=None if seen is None else seen[:, t].contiguous(), count=count))
+    assert relative(torch.cat(outs, 2), whole) < 1e-6
+    for got, want in zip(state, end, strict=True):
+        assert relative(got, want) < 1e-6
+    assert count.tolist() == ([7, 7] if seen is None else seen[:, 4:].sum(1).tolist())
+
+
+def test_a_step_into_an_empty_memory_that_sees_nothing_gives_zeros() -> None:
+    q, k, v = (torch.randn(1, 1, 1, 32) for _ in range(3))
+    state = (torch.zeros(1, 1, 4, 32), torch.zeros(1, 1, 4, 32), torch.full((1, 1, 4), EMPTY))
+    out = abc_step(q, k, v, torch.randn(1, 1, 1, 4), state, key_visible=torch.zeros(1, dtype=torch.bool))
+    assert out.abs().sum() == 0
+    assert (state[2] == EMPTY).all()
+
+
+@pytest.mark.parametrize("case", [Case(length=20, started=True, ended=True), Case(length=20, causal=False)], ids=str)
+def test_the_operators_keep_what_their_fakes_promise(case: Case) -> None:
+    made, _, _ = inputs(case)
+    first = tuple(made[4:]) or (None, None, None)
+    arguments = (*made[:4], None, *first, None, case.causal, case.d**-0.5, True)
+    torch.library.opcheck(
+        _abc_ops.abc_forward, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+    )
+
+
+def test_compiled_equals_eager() -> None:
+    made, _, _ = inputs(Case(length=37, heads=4, groups=2))
+
+    def loss(*tensors: torch.Tensor) -> torch.Tensor:
+        return abc_attention(*tensors)[0].square().sum()
+
+    eager = torch.autograd.grad(loss(*made), made)
+    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*made), made)
+    for got, want in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d": 24}, "head sizes from 32 to 256 in steps of 16 and up to 256 slots, got 24 and 8"),
+        ({"slots": 257}, "got 32 and 257"),
+        ({"keys": 9}, "as many queries as keys, got 37 and 9"),
+        ({"packed": (37,), "batch": 2}, "one row"),
+    ],
+)
+def test_what_the_kernels_are_not_made_for_is_said(change: dict, message: str) -> None:
+    case = replace(Case(), **change)
+    made, _, _ = inputs(replace(case, packed=()))
+    bounds = torch.tensor([0, 37], dtype=torch.int32) if case.packed else None
+    with pytest.raises(ValueError, match=message):
+        abc_attention(*made, cu_seqlens=bounds)
