@@ -82,12 +82,12 @@ def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 32
 
 @torch.no_grad()
 def sampled_subject(
-    model: Any, spec: str, *, name: str, rows: int = 2048, length: int = 256, batch: int = 64, held_out: int = 128
+    model: Any, spec: str, *, name: str, rows: int = 4096, length: int = 256, batch: int = 64, held_out: int = 128
 ) -> Subject:
     """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
     device = next(model.parameters()).device
     written: list[Tensor] = []
-    first = torch.full((min(512, rows), 1), model.config.bos_token_id, device=device)
+    first = torch.full((min(1024, rows), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
