@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnlab.provenance import provenance, write_json
-from attnlab.reading.faithfulness import COMPARED, faithfulness
+from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness
 
 
 def main() -> None:
@@ -33,12 +33,12 @@ def main() -> None:
     for folder in args.model:
         name = Path(folder).name
         tables[name] = faithfulness(*_load(folder, lines[: args.limit], args.length), keys=args.keys).rows()
-        for against in ("head output", "prediction"):
+        for against in AGAINST:
             print(f"{name}, {against}: mean Spearman over layers")
             for reading in COMPARED:
                 rows = [r for r in tables[name] if r["reading"] == reading and r["against"] == against]
                 known = [r["spearman"] for r in rows if r["spearman"] is not None]
-                print(f"   {reading:10s} {sum(known) / max(1, len(known)):.3f}")
+                print(f"   {reading:14s} {sum(known) / max(1, len(known)):.3f}")
     if args.out:
         config = {"limit": args.limit, "keys": args.keys, "length": args.length, "texts": args.texts.name}
         result = {"name": "faithfulness", "paper": "effective", "config": config, "seed": 0}

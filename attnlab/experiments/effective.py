@@ -53,6 +53,8 @@ KEYS = {
     "lengths": ["task"],
     "faithfulness": ["task", "layer", "against", "reading"],
     "faithfulness_differences": ["task", "layer", "against", "first", "second"],
+    "faithfulness_summary": ["task", "against"],
+    "faithfulness_paired": ["task", "against", "first", "second"],
 }
 NOT_TESTABLE = {
     "effective-block-rises": "of 440 labelled maps that the pattern classifier learned from, four are of this class",
@@ -73,7 +75,11 @@ NOTES = {
     "float32, to which a square V is now and then singular (singular_share of the heads).",
     "lengths": "Dev inputs with no more tokens than a head is wide, where effective attention is standard attention: "
     "for this encoder, and for the paper's, whose heads are 64 wide.",
-    "faithfulness": "Does a reading say what hiding a key changes? Means over texts with 95 % bootstrap intervals.",
+    "faithfulness": "Does a reading say what hiding a key changes? Means over texts of more tokens than a head is wide "
+    "(on shorter ones effective attention is attention), with 95 % bootstrap intervals.",
+    "faithfulness_summary": "Spearman, all layers: a head's output when a key is hidden from one query; the prediction "
+    "when it is hidden from all of a layer, the others sharing its weight, or when its weight is set to zero.",
+    "faithfulness_paired": "Differences of Spearman of two readings on the same texts, all layers, 95 % intervals.",
 }
 
 
@@ -209,11 +215,14 @@ def _run_part(name: str, config: EffectiveConfig, work: Path) -> None:
 
 def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
     """What the parts have found so far, with the paper's numbers beside ours."""
-    from attnlab.experiments.effective_tables import artefact_rows
+    from attnlab.experiments.effective_tables import artefact_rows, paired_rows, summary_rows
 
     tables, facts = gather(work, names)
     if "table_2" in tables:
         tables["artefact"] = artefact_rows(tables["table_2"])
+    if "faithfulness" in tables:
+        tables["faithfulness_summary"] = summary_rows(tables["faithfulness"])
+        tables["faithfulness_paired"] = paired_rows(tables["faithfulness_differences"])
     joined = {
         table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
         for table in KEYS

@@ -19,7 +19,16 @@ from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_we
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["READINGS", "Similarity", "Tally", "artefact_rows", "authors_way", "read_maps"]
+__all__ = [
+    "READINGS",
+    "Similarity",
+    "Tally",
+    "artefact_rows",
+    "authors_way",
+    "paired_rows",
+    "read_maps",
+    "summary_rows",
+]
 
 READINGS = ("standard", "effective", "authors")
 TOKENS = {"[CLS]": "cls", "[SEP]": "sep"}
@@ -211,6 +220,22 @@ def artefact_rows(table_2: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 | {"authors_change": theirs[name] - whole[name], "artefact": theirs[name] - exact[name]}
             )
     return found
+
+
+def summary_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row per task and truth: the mean rank correlation of every reading with it, over all layers."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        if row["layer"] == "all":
+            one = found.setdefault((row["task"], row["against"]), {"task": row["task"], "against": row["against"]})
+            one[row["reading"].replace(" ", "_")] = row["spearman"]
+    return list(found.values())
+
+
+def paired_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What one reading has over another on the same texts, over all layers."""
+    kept = ("task", "against", "first", "second", "spearman", "spearman_low", "spearman_high")
+    return [{name: row[name] for name in kept} for row in rows if row["layer"] == "all"]
 
 
 def _sum_into(sums: dict[Any, list[Tensor]], key: Any, total: Tensor, count: Tensor) -> None:
