@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
 from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
@@ -42,7 +42,7 @@ COLUMNS = {
     "removed": ("removed", "Share of the squared weights that never reaches the output: |W - W⊥|² / |W|²"),
     "class": ("pattern", "What the map looks like, by the shipped classifier"),
     "follows": ("follows", "The pattern of attention guidance that the head is closest to"),
-    "closeness": ("closely", "1 if it is that pattern, 0 if it puts nothing there"),
+    "closeness": ("closeness", "How closely: 1 if it is that pattern, 0 if it puts nothing there"),
 }
 # torch's quantile, which the classifier's pictures need, takes 2^24 numbers at most.
 CLASSIFIED = 2048
@@ -116,6 +116,11 @@ def explore(
         precise=precise,
         layers=layers,
         heads=sum(layer.call.q.shape[1] for s in subjects for layer in s.trace),
+        notes=[
+            f"{spec} has parameters of its own, which no training has touched here: it shows how it starts."
+            for spec, mech in mechs.items()
+            if isinstance(mech, nn.Module)
+        ],
         about=about,
     )
     return Exploration(packed)

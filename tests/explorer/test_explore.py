@@ -178,6 +178,43 @@ def test_two_models_read_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [one["name"] for one in json.loads(capsys.readouterr().out)["shown"]] == ["mlm", "mlm (2)"]
 
 
+def saved(folder: Path, model: Any) -> str:
+    """A tiny model with the shipped tokenizer beside it."""
+    model.save_pretrained(folder)
+    shipped_model().tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_translators_and_language_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    size = len(shipped_model().tokenizer)
+    bart = tf.BartConfig(vocab_size=size, d_model=24, encoder_layers=2, decoder_layers=3, encoder_attention_heads=3, decoder_attention_heads=4, encoder_ffn_dim=7, decoder_ffn_dim=7, max_position_embeddings=80, forced_eos_token_id=None)  # fmt: skip
+    translator = saved(tmp_path / "bart", tf.BartForConditionalGeneration(bart))
+    page = str(tmp_path / "page.html")
+    for more in ([], ["--target", "Die alte Fähre."]):
+        assert main(["explore", translator, TEXT, "-o", page, "--rollout", "--json", *more]) == 0
+        kinds = json.loads(capsys.readouterr().out)["shown"][0]["kinds"]
+        assert {kind: (one["layers"], one["heads"]) for kind, one in kinds.items()} == {
+            "encoder": (2, 3),
+            "decoder": (3, 4),
+            "cross": (3, 4),
+        }
+    gpt = tf.GPT2Config(vocab_size=size, n_embd=24, n_layer=2, n_head=4, n_positions=64)
+    language_model = saved(tmp_path / "gpt", tf.GPT2LMHeadModel(gpt))
+    assert main(["explore", language_model, TEXT, "-o", page, "--all", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["shown"][0]["kinds"]) == ["decoder"]
+
+
+def test_a_mechanism_that_learns_is_shown_untrained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = str(tmp_path / "page.html")
+    argv = ["explore", str(SHIPPED), TEXT, "--compare-mechanism", "abc-mlp:slots=5", "-o", page, "--json"]
+    assert main(argv) == 0
+    told = json.loads(capsys.readouterr().out)
+    (shown,) = told["shown"]
+    assert told["notes"][0].startswith("abc-mlp:slots=5 has parameters of its own, which no training has touched")
+    assert shown["kinds"]["encoder"]["readings"][1] == "abc-mlp:slots=5"
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -1,5 +1,4 @@
 import { paletteOf } from "./colour.js";
-import { chartLayout, drawChart } from "./chart.js";
 import { Payload } from "./data.js";
 import { choice, make, number, options } from "./dom.js";
 import { exportMenu } from "./exports.js";
@@ -8,12 +7,11 @@ import { helpDialog, onKey } from "./keys.js";
 import { itemOf, mergesWords, paneMap, placeOf } from "./maps.js";
 import { paneView } from "./pane.js";
 import { firstState, fromFragment, toFragment } from "./state.js";
-import { sized } from "./surface.js";
+import { timelineView } from "./timeline.js";
 import { headRows, longTable, typeRows, weightRows } from "./tables.js";
 
 // The explorer: one state, and views that draw it. A change of state draws all of them again, once per frame.
 
-const FRAME = 700;
 const MOST_PANES = 3;
 
 export const mount = (host, root, meta, read, { linked = false } = {}) => {
@@ -116,22 +114,8 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   app.zoomBy = (factor) => app.paneViews[state.active]?.zoomBy(factor);
   app.focusSearch = () => { search.focus(); search.select(); };
   app.help = () => help.showModal();
-  app.goStep = (by) => timeline && app.set({ step: (state.step + by + meta.items.length) % meta.items.length });
-  let playing = null;
-  app.play = () => {
-    if (!timeline) return;
-    if (playing) {
-      clearInterval(playing);
-      playing = null;
-    } else {
-      if (state.step === meta.items.length - 1) app.set({ step: 0 });
-      playing = setInterval(() => {
-        if (state.step === meta.items.length - 1) app.play();
-        else app.goStep(1);
-      }, FRAME);
-    }
-    playButton.textContent = playing ? "Pause" : "Play";
-  };
+  app.goStep = (by) => timeCard?.goStep(by);
+  app.play = () => timeCard?.play();
 
   // The parts of the page.
   const theme = make("button", { type: "button", class: "theme", "aria-label": "Switch between light and dark", onclick: () => {
@@ -198,13 +182,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   const typeCard = make("section", { class: "card x-types" }, make("h2", {}, "By type of token"), typeTable.node,
     make("p", { class: "note" }, "The weight that a token's type receives: summed over its tokens, averaged over the tokens that look."));
 
-  const playButton = make("button", { type: "button", class: "x-play", title: "Play or pause (p)", onclick: () => app.play() }, "Play");
-  const slider = make("input", { type: "range", min: "0", max: String(meta.items.length - 1), step: "1", "aria-label": "Training step", oninput: () => app.set({ step: Number(slider.value) }) });
-  const stepLabel = make("strong", { class: "x-step", "aria-live": "polite" });
-  const scalarChoice = make("select", { "aria-label": "What the chart shows", onchange: () => app.set({ scalar: scalarChoice.value }) });
-  const chart = make("canvas", { class: "x-chart", role: "img" });
-  const chartNote = make("p", { class: "note", "aria-live": "polite" });
-  const timeCard = make("section", { class: "card x-time" }, make("div", { class: "x-time-bar" }, playButton, slider, stepLabel, scalarChoice), chart, chartNote);
+  const timeCard = timeline ? timelineView(app) : null;
 
   const error = meta.precise ? "Weights are stored in half precision (three to four digits)."
     : `Weights are stored in 8 bits with a scale for each head; a number is off by at most ${number(meta.error, 2)} here, and the readout says by how much in the head on show.`;
@@ -229,7 +207,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
       make("span", { class: "subtitle" }, make("strong", {}, meta.title), meta.subtitle ? ` ${meta.subtitle}` : ""), search, found, linked ? copy : null, helpButton, theme),
     make("main", { class: "x-page" },
       notes,
-      timeline ? timeCard : null,
+      timeCard?.node,
       main,
       about),
     help);
@@ -279,47 +257,6 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     return told.join(" · ");
   };
 
-  // The chart's lines: metrics of the run, scalars of the recorded steps.
-  const scalarNames = timeline ? [...new Set([...meta.items.flatMap((item) => Object.keys(item.scalars)), ...Object.keys(meta.metrics)])] : [];
-  const seriesOf = (name) => {
-    if (meta.metrics[name]) return [{ name, points: meta.metrics[name], strong: true }];
-    const at = meta.items.map((item) => [item.step, item.scalars[name]]);
-    const known = at.filter(([, value]) => typeof value === "number");
-    if (known.length) return [{ name, points: known, strong: true }];
-    const place = placeOf(app, state.panes[state.active]);
-    if (!place) return [];
-    const key = `${state.kind}.${place.number}`;
-    const line = (head) => ({ name: `head ${head}`, strong: head === place.head, points: at.flatMap(([step, value]) => typeof value?.[key]?.[head] === "number" ? [[step, value[key][head]]] : []) });
-    return Array.from({ length: place.heads }, (_, head) => line(head)).filter((one) => one.points.length).sort((a, b) => a.strong - b.strong);
-  };
-  let chartFrame = null;
-  const drawTimeline = () => {
-    if (!timeline) return;
-    slider.value = String(state.step);
-    const item = meta.items[state.step];
-    stepLabel.textContent = `step ${item.step.toLocaleString("en")}`;
-    slider.setAttribute("aria-valuetext", stepLabel.textContent);
-    const name = scalarNames.includes(state.scalar) ? state.scalar : scalarNames[0];
-    options(scalarChoice, scalarNames.map((one) => [one, one]), name ?? "");
-    scalarChoice.hidden = chart.hidden = chartNote.hidden = !name;
-    if (!name) return;
-    const series = seriesOf(name);
-    const width = chart.parentElement.clientWidth - 2;
-    chartFrame = chartLayout(width, 150, [meta.items[0].step, meta.items.at(-1).step], series);
-    drawChart(sized(chart, width, 150), { layout: chartFrame, series, now: item.step, palette: colours });
-    const strong = series.find((one) => one.strong);
-    const here = strong?.points.find(([step]) => step === item.step);
-    const which = strong && strong.name !== name ? `${name}, ${strong.name} of layer ${placeOf(app, state.panes[state.active]).number}` : name;
-    chartNote.textContent = here ? `${which}: ${number(here[1], 4)} at step ${item.step.toLocaleString("en")}` : strong ? which : `${name} is not recorded for this head`;
-    chart.setAttribute("aria-label", chartNote.textContent);
-  };
-  chart.addEventListener("pointerdown", (event) => {
-    if (!chartFrame) return;
-    const x = event.clientX - chart.getBoundingClientRect().left;
-    const distances = meta.items.map((item) => Math.abs(chartFrame.x(item.step) - x));
-    app.set({ step: distances.indexOf(Math.min(...distances)) });
-  });
-
   const render = async () => {
     const asked = ++app.version;
     rendering = true;
@@ -338,7 +275,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     const place = placeOf(app, state.panes[state.active]);
     headTitle.textContent = app.paneViews[state.active].view()?.headTitle.replace(/^l/, "L") ?? `Layer ${place?.number ?? 0}`;
     headFacts.textContent = facts();
-    drawTimeline();
+    timeCard?.draw();
     await grid.render();
     if (asked !== app.version) return;
     drawTables();

@@ -28,7 +28,7 @@ export const KEYS = [
   }],
   ["1 – 9", "the first, second, … thing that can be shown", Object.fromEntries(Array.from({ length: 9 }, (_, i) => [String(i + 1), (app) => app.showNumber(i)]))],
   ["m l t", "as a map, as lines, as text", { m: (app) => app.set({ view: "map" }), l: (app) => app.set({ view: "lines" }), t: (app) => app.set({ view: "text" }) }],
-  ["d", "less the first reading: the difference", { d: (app) => app.toggleDifference() }],
+  ["d", "minus the first reading: the difference", { d: (app) => app.toggleDifference() }],
   ["b", "one more pane beside, or back to one", { b: (app) => app.togglePanes() }],
   ["a", "encoder, decoder, cross", { a: (app) => app.nextKind() }],
   ["w", "merge tokens into words", { w: (app) => app.toggleWords() }],

@@ -20,12 +20,12 @@ export const paneView = (app, index) => {
     return { item, reading };
   };
   const show = make("select", { "aria-label": "What is shown", onchange: () => change(parse(show.value)) });
-  const less = make("select", { "aria-label": "Less", onchange: () => change({ minus: less.value ? parse(less.value) : null }) });
+  const less = make("select", { "aria-label": "Minus", onchange: () => change({ minus: less.value ? parse(less.value) : null }) });
   const close = make("button", { type: "button", class: "x-close", "aria-label": "Close this pane", title: "Close", onclick: () => app.closePane(index) }, "×");
   const canvas = make("canvas", { class: "x-large", tabindex: "0", role: "img" });
   const readout = make("p", { class: "readout x-readout", "aria-live": "polite" });
   const node = make("div", { class: "x-pane", onfocusin: () => index !== app.state.active && app.set({ active: index }) },
-    make("div", { class: "x-pane-bar" }, show, make("span", { class: "x-minus" }, "less"), less, close), canvas, readout);
+    make("div", { class: "x-pane-bar" }, show, make("span", { class: "x-minus" }, "minus"), less, close), canvas, readout);
   let view = null;
 
   const named = (spec) => [JSON.stringify([spec.item, spec.reading]), describe(app, spec)];
