@@ -56,6 +56,7 @@ def main() -> None:
         "decoding": decoding(size, args.repeats),
         "flatness": flatness(size, args.repeats),
     }
+    tables["decoding_at_a_glance"] = at_a_glance(tables["decoding"])
     for name, rows in tables.items():
         print(name)
         for row in rows:
@@ -148,6 +149,17 @@ def flatness(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
         {"context": int(name), "tokens_per_s": size["batch"] / t, "times_shortest": t / shortest}
         for name, t in seconds.items()
     ]
+
+
+def at_a_glance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tokens per second by context, one column per model."""
+    found: dict[int, dict[str, Any]] = {}
+    for row in rows:
+        line = found.setdefault(row["context"], {"context": row["context"]})
+        line[row["model"]] = row["tokens_per_s"]
+        if row["model"] == f"abc-mlp:slots={SLOTS}":
+            line["abc-mlp over softmax"] = row.get("times_softmax")
+    return list(found.values())
 
 
 def _inputs(length: int) -> tuple[list[Tensor], Tensor, Tensor]:

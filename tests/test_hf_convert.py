@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import attnlab as al
 from attnlab.attention import repeat_groups
+from attnlab.hf import reconvert
 from attnlab.models import Transformer, TransformerConfig, load_model, save_model
 from tests.hf_zoo import PAD, VOCABULARY, build, inputs, padding, real_logits
 from tests.test_hf_load import write_tokenizer
@@ -196,6 +197,21 @@ def test_partial_conversions_and_shards_come_back(tmp_path: Path) -> None:
     given = inputs(model)
     assert next(again.attnlab.parameters()).dtype == torch.float64
     assert_close(real_logits(again, given).float(), real_logits(model, given))
+
+
+def test_another_head_on_a_converted_body(tmp_path: Path) -> None:
+    model = converted("roberta")
+    model.save_pretrained(tmp_path)
+    classifier = tf.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2).eval()
+    assert not al.is_converted(classifier)
+    reconvert(classifier, tmp_path)
+    given = inputs(model, padding("right"))
+    bodies = [m.roberta(**given).last_hidden_state for m in (model, classifier)]
+    assert_close(*bodies)
+    with pytest.raises(ValueError, match="is converted already"):
+        reconvert(classifier, tmp_path)
+    with pytest.raises(ValueError, match="says nothing of a conversion"):
+        reconvert(build("roberta"), tmp_path)
 
 
 def saved(tmp_path: Path) -> Path:

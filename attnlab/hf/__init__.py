@@ -3,7 +3,7 @@
 from attnlab.hf.contexts import record, swap
 from attnlab.hf.convert import convert, is_converted
 from attnlab.hf.distill import Distillation, distill
-from attnlab.hf.load import LoadedModel, load_model
+from attnlab.hf.load import LoadedModel, load_model, reconvert
 from attnlab.hf.plan import Plan, swap_plan
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "distill",
     "is_converted",
     "load_model",
+    "reconvert",
     "record",
     "swap",
     "swap_plan",

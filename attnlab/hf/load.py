@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnlab.hf.convert import CONTAINER, restore_conversion
+from attnlab.hf.convert import CONTAINER, is_converted, restore_conversion
 
-__all__ = ["LoadedModel", "Task", "check_length", "load_model", "max_length"]
+__all__ = ["LoadedModel", "Task", "check_length", "load_model", "max_length", "reconvert"]
 
 Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 
@@ -79,7 +79,7 @@ def load_model(
         )
     if section is not None:
         try:
-            restore_conversion(model, section, read_tensors(name, new))
+            reconvert(model, name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     try:
@@ -108,16 +108,31 @@ def _quiet(converted: bool) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def read_tensors(name: str, wanted: Iterable[str]) -> dict[str, torch.Tensor]:
-    """These tensors from the weight files of a folder, or of a hub name that was loaded before."""
+def reconvert(model: Any, path_or_hub_name: str | Path) -> Any:
+    """Convert a model, in place, as the converted one in this folder is, with the parameters it learned.
+
+    For another head on a converted body: ``AutoModelForSequenceClassification.from_pretrained(folder)`` reads it all but
+    for the conversion.
+    """
+    section = getattr(model.config, CONTAINER, None)
+    if section is None:
+        raise ValueError(
+            f"the config of this {type(model).__name__} says nothing of a conversion; read the model from that folder"
+        )
+    if is_converted(model):
+        raise ValueError(f"this {type(model).__name__} is converted already")
+    return restore_conversion(model, section, _converted_tensors(str(path_or_hub_name)))
+
+
+def _converted_tensors(name: str) -> dict[str, torch.Tensor]:
+    """A conversion's parameters from the weight files of a folder, or of a hub name that was loaded before."""
     from safetensors import safe_open
 
-    files = _weight_files(Path(name)) if Path(name).is_dir() else _hub_files(name)
-    left, found = set(wanted), {}
-    for path in files:
+    folder = Path(name).expanduser()
+    found = {}
+    for path in _weight_files(folder) if folder.is_dir() else _hub_files(name):
         with safe_open(path, framework="pt") as file:
-            for key in left.intersection(file.keys()):
-                found[key] = file.get_tensor(key)
+            found.update({key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")})  # noqa: SIM118
     return found
 
 

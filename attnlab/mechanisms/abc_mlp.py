@@ -77,7 +77,8 @@ class AbcMlp(SlotMechanism, nn.Module):
         """log alpha from x."""
         x = self._input(call)
         kind = torch.promote_types(x.dtype, torch.float32)
-        matrix = self._matrix(call).to(kind)
+        # Layers that share this control may be on several devices.
+        matrix = self._matrix(call).to(x.device, kind)
         # One product for all heads: (b, k, m) @ (m, g * n).
         u = (x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
         if self.activation == "sigmoid":

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.measure import peak_bytes
 from attnlab.mechanisms import _chunked, _slots
 from attnlab.mechanisms._chunked import attend_chunks
 from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, SlotState, one_hot, prefill, step
@@ -150,6 +151,41 @@ def test_prefill_then_steps_equal_the_whole(spec: str, first: int, dtype: torch.
     _, at_once = prefill(mech, call)
     assert_close(state.z, at_once.z, dtype=dtype)
     assert state.count.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("spec", CAUSAL)
+@pytest.mark.parametrize("first", [0, 1, 4])
+@pytest.mark.parametrize("length", [7, 40])
+def test_gradients_flow_through_the_memory(spec: str, first: int, length: int) -> None:
+    """Backward through a prefill and single steps: what the whole gives, for rows with other padding each."""
+    seen = torch.rand(2, length) > 0.2
+    call = replace(self_call(length=length), causal=True, key_visible=seen)
+    leaves = [t.detach().requires_grad_() for t in (call.q, call.k, call.v, call.x)]
+    call = replace(call, **dict(zip(("q", "k", "v", "x"), leaves, strict=True)))
+    mech = al.mechanism(spec)
+    assert isinstance(mech, SlotMechanism)
+    whole = mech(call)
+    probe = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, leaves, probe, allow_unused=True, materialize_grads=True)
+    first = first * length // 7
+    out, state = prefill(mech, tokens(call, 0, first))
+    parts = [out]
+    for t in range(first, length):
+        out, state = step(mech, tokens(call, t, t + 1), state)
+        parts.append(out)
+    found = torch.autograd.grad(torch.cat(parts, 2), leaves, probe, allow_unused=True, materialize_grads=True)
+    for name, a, b in zip("qkvx", found, expected, strict=True):
+        assert_close(a, b, what=f"gradient of {name}")
+
+
+def test_training_memory_is_linear_in_the_length() -> None:
+    def both(length: int) -> None:
+        t = torch.randn(1, 2, length, 16, requires_grad=True)
+        x = torch.randn(1, length, 32, requires_grad=True)
+        AbcMlp(slots=8)(al.AttentionCall(t, t, t, x=x, causal=True)).sum().backward()
+
+    short, long = (peak_bytes(lambda n=n: both(n)) for n in (4096, 16384))
+    assert long < 4.4 * short
 
 
 @pytest.mark.parametrize("spec", CAUSAL + QUEUES)
