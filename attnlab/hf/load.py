@@ -111,8 +111,8 @@ def _quiet(converted: bool) -> Iterator[None]:
 def reconvert(model: Any, path_or_hub_name: str | Path) -> Any:
     """Convert a model, in place, as the converted one in this folder is, with the parameters it learned.
 
-    For another head on a converted body: ``AutoModelForSequenceClassification.from_pretrained(folder)`` reads it all but
-    for the conversion.
+    For another head on a converted body: ``AutoModelForSequenceClassification.from_pretrained(folder)`` reads all of it
+    but the conversion.
     """
     section = getattr(model.config, CONTAINER, None)
     if section is None:
