@@ -35,16 +35,19 @@ def _value_aware_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--work", type=Path, help="an empty folder for the runs")
     work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
     parser.add_argument("--out", type=Path, default=Path("results/value-aware.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--config", choices=("quick", "paper"), default="quick", help="paper: A.2 and Table 4, for days"
+    )
     parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
 
 
 def _value_aware(options: argparse.Namespace) -> None:
     from attnlab.experiments.demo import SHIPPED
-    from attnlab.experiments.value_aware import ValueAwareConfig, reproduce
+    from attnlab.experiments.value_aware import CONFIGS, reproduce
 
     reproduce(
-        ValueAwareConfig(),
+        CONFIGS[options.config],
         corpus=options.corpus,
         model=options.model or SHIPPED,
         out=options.out,

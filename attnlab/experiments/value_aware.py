@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.experiments.parts import Part, gather
-from attnlab.experiments.value_aware_common import Corpus, Meeting, ValueAwareConfig, plan_steps
+from attnlab.experiments.value_aware_common import CONFIGS, Corpus, Meeting, ValueAwareConfig, plan_steps
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
-__all__ = ["KEYS", "NAME", "ValueAwareConfig", "collect", "part_names", "reproduce", "run_part"]
+__all__ = ["CONFIGS", "KEYS", "NAME", "ValueAwareConfig", "collect", "part_names", "reproduce", "run_part"]
 
 NAME = "value-aware"
 ARMS = ("long", "short")

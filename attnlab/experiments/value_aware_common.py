@@ -18,7 +18,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
 from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every, train
 
-__all__ = ["Corpus", "Meeting", "ValueAwareConfig", "fit", "plan_steps"]
+__all__ = ["CONFIGS", "Corpus", "Meeting", "ValueAwareConfig", "fit", "plan_steps"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,24 @@ class ValueAwareConfig:
             raise ValueError(f"lm_context must lie between 0 and lm_length {self.lm_length}, got {self.lm_context}")
         if self.mlm_long > self.mlm_tokens:
             raise ValueError(f"a batch of {self.mlm_tokens} tokens holds no row of {self.mlm_long}")
+
+
+CONFIGS = {
+    "quick": ValueAwareConfig(),
+    # Table 4 (ROBERTA-512 and ROBERTA-4096: 8 instances of 512 tokens in a batch, as 8 rows or as one) and A.2.
+    "paper": ValueAwareConfig(
+        seed=42,
+        lm_batch=128,
+        lm_clip=None,
+        lm_steps=31_520,
+        mlm_short=512,
+        mlm_long=4096,
+        mlm_tokens=8 * 512,
+        mlm_lr=5e-6,
+        mlm_steps=2_476_000,
+        mlm_r=(1, 2, 4, 8, 16, 33, 64, 128, 256, 512, 1024, 2048, 4096),
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)

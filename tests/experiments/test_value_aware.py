@@ -11,7 +11,7 @@ import torch
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
 from attnlab.experiments.parts import Part
 from attnlab.experiments.value_aware import KEYS, collect, part_names, reproduce, run_part
-from attnlab.experiments.value_aware_common import Meeting, ValueAwareConfig, plan_steps
+from attnlab.experiments.value_aware_common import CONFIGS, Meeting, ValueAwareConfig, plan_steps
 from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
 from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
 from attnlab.models.attention import swapped
@@ -40,6 +40,17 @@ CONFIG = ValueAwareConfig(
     curve_points=1,
     eval_batch=5,
 )
+
+
+def test_the_papers_settings_have_a_name() -> None:
+    """Table 4 and A.2: 8 instances of 512 tokens in a batch, two epochs of ten million of them."""
+    paper = CONFIGS["paper"]
+    assert (paper.seed, paper.mlm_lr, paper.mlm_warmup, paper.mlm_clip, paper.mlm_dropout) == (42, 5e-6, 0.1, 5.0, 0.0)
+    assert (paper.mlm_short, paper.mlm_long, paper.mlm_tokens) == (512, 4096, 4096)
+    assert paper.mlm_steps == pytest.approx(2 * 10e6 / 8, rel=0.01)
+    assert (paper.lm_layers, paper.lm_width, paper.lm_width // paper.lm_heads, paper.lm_length) == (6, 512, 64, 512)
+    assert (paper.lm_batch, paper.lm_lr, paper.lm_clip, paper.lm_context) == (128, 5e-4, None, 400)
+    assert round(paper.lm_warmup * paper.lm_steps) == 4000
 
 
 @pytest.fixture(scope="module")
