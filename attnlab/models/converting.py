@@ -38,6 +38,9 @@ def convert_attention(model: Transformer, mechs: Mapping[Kind, Mechanism | str],
         mech = shared.get(layer.kind) or copy.deepcopy(mechanism(mechs[layer.kind]))
         if getattr(mech, "tied_across_layers", False):
             shared[layer.kind] = mech
+        if isinstance(mech, nn.Module):
+            # Parameters that are there before the first call (Linformer's) go where the model is.
+            mech.to(next(model.parameters()).device)
         put_mechanism(layer, mech)
         specs[layer.kind][layer.layer] = spec_of(mech)
     try:
