@@ -74,6 +74,7 @@ class AbcLmConfig:
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
+    streams: int = 1
     # With a context that all but fills a segment, every so many windows of the test set are scored.
     eval_every: int = 3
     # Windows of the test set; None: all.
@@ -149,6 +150,7 @@ def run_table(table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seco
                 recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
                 schedule=Schedule("cosine", warmup=config.warmup),
                 seconds=seconds / len(config.seeds),
+                streams=config.streams,
             )
             _tell(table, config, part, models, found, seed)
             for variant in TABLES[table]:
