@@ -38,7 +38,7 @@ class Blocks(NamedTuple):
 
 # For heads of up to 64, and for wider ones: the forward pass, dq, and dk with dv.
 BLOCKS = {
-    64: (Blocks(64, 64, 4, 3), Blocks(64, 128, 4, 2), Blocks(64, 64, 4, 3)),
+    64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3)),
     256: (Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 1)),
 }
 
