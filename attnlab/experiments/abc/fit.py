@@ -29,10 +29,11 @@ AHEAD = 24
 
 @dataclass(frozen=True)
 class Fitted:
-    """How far a training came, and what it took."""
+    """How far a training came, what it took, and each model's loss at the updates ``noted``."""
 
     steps: int
     seconds: float
+    noted: list[int]
     losses: dict[str, list[float]]
 
 
@@ -131,6 +132,7 @@ def fit(
     }
     _synchronise(cuda)
     clock, waiting, step = _Clock(steps, seconds), deque[Any](), 0
+    noted: list[int] = []
     losses: dict[str, list[float]] = {name: [] for name in models}
     while not clock.over(step):
         batch = source.batch(step)
@@ -149,6 +151,7 @@ def fit(
         if step % every == 0 or clock.over(step):
             _synchronise(cuda)
             clock.plan(step)
+            noted.append(step)
             for name, learner in learners.items():
                 losses[name].append(float(learner.loss))
             if then is not None:
@@ -156,7 +159,7 @@ def fit(
     for learner in learners.values():
         learner.model.eval()
         learner.graphs.clear()
-    return Fitted(step, clock.elapsed(), losses)
+    return Fitted(step, clock.elapsed(), noted, losses)
 
 
 class _Clock:

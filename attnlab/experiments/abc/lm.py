@@ -169,9 +169,8 @@ def _tell(
     for variant in TABLES[table]:
         losses = found.losses[variant.key]
         for i in range(0, len(losses), max(1, len(losses) // 10)):
-            part.row(
-                "curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=100 * (i + 1), loss=losses[i]
-            )
+            step = found.noted[i]
+            part.row("curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=step, loss=losses[i])
 
 
 def _score(
