@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,12 @@ def collect(
     keys: Mapping[str, Sequence[str]],
     notes: Mapping[str, str],
     made: Mapping[Path, Mapping[str, list[dict[str, Any]]]] | None = None,
+    untestable: Callable[[Mapping[str, list[dict[str, Any]]]], dict[str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Merge the folders' rows, and the tables ``made`` from a folder, into ``out``; later folders win."""
+    """Merge the folders' rows, and the tables ``made`` from a folder, into ``out``; later folders win.
+
+    ``untestable`` says of the tables which claims they cannot decide, and why.
+    """
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     for work in works:
         tables: dict[str, list[dict[str, Any]]] = {}
@@ -53,6 +57,8 @@ def collect(
         result = found if result is None else merge_results(result, found)
     if result is None:
         raise ValueError("no folder of runs was given; name at least one")
+    if untestable is not None:
+        result["not_testable"] = untestable(result["tables"])
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, result)
     return result

@@ -65,7 +65,10 @@ def _collected(
     from attnlab.experiments.abc.collecting import collect
 
     made = {} if score is None else {work: score(work) for work in options.work}
-    collect(module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made)
+    untestable = getattr(module, "untestable", None)
+    collect(
+        module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made, untestable=untestable
+    )
     print(f"wrote {options.out.resolve()}")
 
 

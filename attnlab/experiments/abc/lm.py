@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -206,6 +207,21 @@ def _windows(stores: Corpus, config: AbcLmConfig, device: torch.device, *, conte
     every = config.eval_every if context > config.length // 2 else 1
     chosen = slice(None, None if config.eval_rows is None else every * config.eval_rows, every)
     return _Batches(tokens[chosen], labels[chosen], config.eval_batch, device), ratio
+
+
+def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """Claims about a longer context need a model that has learned to use one."""
+    found: dict[int, list[float]] = {}
+    for row in tables.get("table_2a", []):
+        if row["model"] == "BASE":
+            found.setdefault(row["context"], []).append(row["perplexity"])
+    if 0 not in found or 480 not in found:
+        return {}
+    gain = 1 - (sum(found[480]) / len(found[480])) / (sum(found[0]) / len(found[0]))
+    if gain > 0.02:
+        return {}
+    why = f"BASE itself gains {100 * gain:.1f} % of perplexity from a context of 480: too little training to use one"
+    return {"abc-gap-grows-with-context": why, "abc-linformer-worsens-with-context": why}
 
 
 @dataclass(frozen=True, eq=False)
