@@ -98,10 +98,22 @@ def run_arms(
         curve = learners[arm.name].curves()
         row = _ended(curve)
         part.row(
-            "runs", **label, arm=arm.name, seed=config.seed, steps=steps, seconds=round(spent, 1), **_of(arm), **row
+            "runs",
+            **_told(label, arm),
+            arm=arm.name,
+            seed=config.seed,
+            steps=steps,
+            seconds=round(spent, 1),
+            **_of(arm),
+            **row,
         )
-        part.row("curves", **label, arm=arm.name, seed=config.seed, **thinned(curve))
+        part.row("curves", **_told(label, arm), arm=arm.name, seed=config.seed, **thinned(curve))
     return Pretrained(models, steps)
+
+
+def _told(label: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
+    """The label, with the arm's depth where it has one of its own."""
+    return dict(label) if arm.layers is None else {**label, "depth": arm.layers}
 
 
 def _of(arm: Arm) -> dict[str, Any]:
@@ -167,7 +179,7 @@ def _looker(
     def look(step: int) -> None:
         for arm in arms:
             loss = evaluate(learners[arm.name].model, held_out)
-            part.row("evaluations", **label, arm=arm.name, seed=config.seed, at=step, valid_loss=loss)
+            part.row("evaluations", **_told(label, arm), arm=arm.name, seed=config.seed, at=step, valid_loss=loss)
             if timeline is not None and timeline[0] == arm.name:
                 record_heads(
                     learners[arm.name].model, held_out[0], config, arm, tokeniser, tokens, timeline[1], step, loss
