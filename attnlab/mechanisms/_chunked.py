@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 
 from attnlab.shapes import Float
 
-__all__ = ["Memory", "attend_chunks"]
+__all__ = ["Memory", "attend_chunks", "segment_length"]
 
 CHUNK = 64
 # Rows of queries, over batch and heads, whose products are held at once: on a CPU about what its cache holds.
@@ -39,6 +39,12 @@ class Memory(NamedTuple):
     v: Float[Tensor, "b n e"]
     total: Float[Tensor, "b n"]
     reference: Float[Tensor, "b n"]
+
+
+def segment_length(q: Tensor) -> int:
+    """How many tokens of (..., q, d) to work on at once: a multiple of a chunk."""
+    rows = ROWS.get(q.device.type, MANY_ROWS) // max(1, q.shape[:-2].numel())
+    return max(CHUNK, rows // CHUNK * CHUNK)
 
 
 def attend_chunks(
@@ -58,43 +64,6 @@ def attend_chunks(
     A logit at or below ``floor`` writes nothing. Without ``normalise`` alpha is exp(a), or ``value``, and cum is 1.
     None if a logit exceeds all before it by so much that earlier tokens of its chunk would be lost in this form.
     """
-    rows = ROWS.get(q.device.type, MANY_ROWS) // max(1, q.shape[0] * q.shape[1])
-    size = max(CHUNK, rows // CHUNK * CHUNK)
-    # Split once: a slice for each segment would make a gradient as long as the sequence for each.
-    segments = zip(*(t.split(size, -2) for t in (q, k, v, log)), strict=True)
-    values = None if value is None else value.split(size, 1)
-    parts, memory = [], start
-    for i, (rows_q, rows_k, rows_v, rows_log) in enumerate(segments):
-        done = _attend_segment(
-            rows_q,
-            rows_k,
-            rows_v,
-            rows_log,
-            None if values is None else values[i],
-            memory,
-            normalise=normalise,
-            scale=scale,
-            floor=floor,
-        )
-        if done is None:
-            return None
-        parts.append(done[0])
-        memory = done[1]
-    return torch.cat(parts, 2), memory
-
-
-def _attend_segment(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log: Tensor,
-    value: Tensor | None,
-    start: Memory,
-    *,
-    normalise: bool,
-    scale: float,
-    floor: float,
-) -> tuple[Tensor, Memory] | None:
     length = q.shape[2]
     q, k, v, log, value = _in_chunks(q, k, v, log, value, floor)
     reference = _references(log.detach(), start, floor) if normalise else torch.zeros_like(log[:, :, 0])

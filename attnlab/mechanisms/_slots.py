@@ -6,21 +6,27 @@ P = softmax(q K~^T) over the slots that something was written into. A member say
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._chunked import Memory, attend_chunks
+from attnlab.mechanisms._slot_memory import (
+    FLOOR,
+    Control,
+    SlotState,
+    control_vectors,
+    read_causally,
+    read_slots,
+    written,
+)
 from attnlab.shapes import Float, Int
 
 __all__ = [
     "FLOOR",
     "Control",
+    "Fused",
     "SlotCache",
     "SlotMechanism",
     "SlotState",
@@ -31,39 +37,9 @@ __all__ = [
     "step",
 ]
 
-# The logarithm of nothing. Finite, because differences of infinities are NaN and so are their gradients.
-FLOOR = -1e30
 NORMALISE = ("read", "write", "none")
-CHUNK = 16
 
-
-@dataclass(frozen=True, eq=False)
-class Control:
-    """What each token writes: log alpha, ``FLOOR`` where it writes nothing; ``value`` is alpha itself, if signed.
-
-    A gate makes the past fade: ``faded`` is the logarithm of what is left, after the call, of what was there before it.
-    Then log alpha is relative to the call's start, grows with the tokens, and comes in float64.
-    """
-
-    log: Float[Tensor, "#b #g k n"]
-    value: Float[Tensor, "#b #g k n"] | None = None
-    faded: Float[Tensor, "b g"] | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class SlotState:
-    """The memory after some tokens; its size does not depend on how many there were.
-
-    ``z`` is log sum alpha for each slot, ``FLOOR`` while it is empty; in float64, because it enters through differences
-    and its rounding would add up over the steps. ``count`` is the visible tokens so far.
-    """
-
-    k: Float[Tensor, "b g n d"]
-    v: Float[Tensor, "b g n e"]
-    z: Float[Tensor, "b g n"]
-    count: Int[Tensor, " b"]
-
-
+# The output of a call and the memory after it, by a kernel; None where there is no kernel for it.
 Fused = tuple[Tensor, SlotState] | None
 
 
@@ -136,6 +112,8 @@ class SlotCache:
             out, self.state = fused
         elif self.state is None:
             out, self.state = prefill(mechanism, call)
+        elif _may_overwrite(mechanism, call, self.state):
+            out, self.state = _overwrite(mechanism, call, self.state)
         else:
             out, self.state = step(mechanism, call, self.state)
         return call, out
@@ -207,7 +185,7 @@ def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tu
         state.k.lerp_(call.k.to(kind), phi)
         state.v.lerp_(call.v.to(kind), phi)
         s = call.softmax_scale * grouped(call.q, call.groups).to(kind).squeeze(3) @ state.k.mT
-        out = _read(s, z.unsqueeze(2)) @ state.v
+        out = read_slots(s, z.unsqueeze(2)) @ state.v
         if c.faded is not None:
             z = z + c.faded.unsqueeze(-1)
     return ungrouped(out).unsqueeze(2).to(call.q.dtype), replace(state, z=z)
@@ -240,29 +218,14 @@ def _timing(mech: SlotMechanism, call: AttentionCall) -> str:
     return "read" if mech.normalise == "write" and not call.causal else mech.normalise
 
 
-def _phi(log: Tensor, value: Tensor | None, now: Tensor, own: Tensor, when: str) -> Tensor:
-    """Control vectors as they stand when read: ``now`` is z at that time, ``own`` z when the token was written."""
-    if when == "none":
-        phi = log.exp() if value is None else value.to(log.dtype).expand_as(log)
-    else:
-        phi = (log - (now if when == "read" else own)).exp()
-    return phi.masked_fill(log <= FLOOR / 2, 0)
-
-
-def _read(s: Tensor, z: Tensor) -> Tensor:
-    """P: softmax over the slots written; zeros where none is."""
-    empty = z <= FLOOR / 2
-    return s.masked_fill(empty, FLOOR).softmax(-1).masked_fill(empty, 0)
-
-
 def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
     """P Phi^T for queries that all read the memory after these keys."""
     if k.shape[2] == 0:
         return q.new_zeros(*q.shape[:-1], 0)
     z = c.log.logsumexp(2, keepdim=True)
-    phi = _phi(c.log, c.value, z, c.log.logcumsumexp(2), when).to(k.dtype).unsqueeze(2)
+    phi = control_vectors(c.log, c.value, z, c.log.logcumsumexp(2), when).to(k.dtype).unsqueeze(2)
     memory = phi.mT @ k.unsqueeze(2)
-    return _read(scale * q @ memory.mT, z.unsqueeze(2)) @ phi.mT
+    return read_slots(scale * q @ memory.mT, z.unsqueeze(2)) @ phi.mT
 
 
 def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
@@ -277,121 +240,11 @@ def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -
         q, k, v = grouped(call.q, call.groups).to(kind), call.k.to(kind), call.v.to(kind)
         # A single token reads after it is written, causal or not.
         if call.causal and not (call.offset == 0 and call.sizes[2:] == (1, 1)):
-            out, state = _causal(q, k, v, c, state, when, scale, call.offset)
+            out, state = read_causally(q, k, v, c, state, when, scale, call.offset)
         else:
-            state = _written(k, v, c, state, when)
-            P = _read(scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
+            state = written(k, v, c, state, when)
+            P = read_slots(scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
             out = P @ state.v.unsqueeze(2)
         if c.faded is not None:
             state = replace(state, z=state.z + c.faded.unsqueeze(-1))
     return ungrouped(out).to(call.q.dtype), state
-
-
-def _written(k: Tensor, v: Tensor, c: Control, state: SlotState, when: str) -> SlotState:
-    """The memory after these keys."""
-    if c.log.shape[2] == 0:
-        return state
-    new = c.log.logsumexp(2).double()
-    z = torch.logaddexp(state.z, new)
-    if when == "read":
-        # Shares of the new tokens among themselves, then of all of them beside the past: both sum to 1.
-        share = (new - z).exp().to(k.dtype).masked_fill(new <= FLOOR / 2, 0)
-        phi = c.log.softmax(2).to(k.dtype) * share.unsqueeze(2)
-        keep: Tensor | int = (state.z - z).exp().to(k.dtype).unsqueeze(-1)
-    else:
-        own = torch.cat([state.z.unsqueeze(2), c.log], 2).logcumsumexp(2)[:, :, 1:] if when == "write" else c.log
-        phi, keep = _phi(c.log, c.value, z.unsqueeze(2), own, when).to(k.dtype), 1
-    return replace(state, k=keep * state.k + phi.mT @ k, v=keep * state.v + phi.mT @ v, z=z)
-
-
-def _causal(
-    q: Tensor, k: Tensor, v: Tensor, c: Control, state: SlotState, when: str, scale: float, offset: int
-) -> tuple[Tensor, SlotState]:
-    # Keys before `lead` are seen by every query that sees anything; after them queries and keys advance together.
-    n_q, n_k = q.shape[3], k.shape[2]
-    lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
-
-    value = [] if c.value is None else [c.value.to(c.log.dtype).expand_as(c.log)]
-    if lead:
-        first = Control(*(t[:, :, :lead] for t in (c.log, *value)))
-        state = _written(k[:, :, :lead], v[:, :, :lead], first, state, when)
-    if _chunks_pay(q, n_q - blind, when):
-        done = _at_once(q[..., blind:, :], *(t[:, :, lead:] for t in (k, v, c.log, *value)), state, when, scale)
-        if done is not None:
-            return pad(done[0], (0, 0, blind, 0)), done[1]
-    parts = [q.new_zeros(*q.shape[:3], blind, v.shape[-1])]
-    # Split once: a slice for each chunk would make a gradient as long as the sequence for each.
-    chunks = [t[:, :, lead:].split(CHUNK, 2) for t in (k, v, c.log, *value)]
-    for i, rows in enumerate(q[..., blind:, :].split(CHUNK, 3) if blind < n_q else ()):
-        keys = [t[i][:, :, : rows.shape[3]] if i < len(t) else t[0][:, :, :0] for t in chunks]
-        arguments = (rows, keys[0], keys[1], Control(*keys[2:]), state, when, scale)
-        # A chunk's (q, k, n) products are made again for the backward pass, so that memory stays linear.
-        if torch.is_grad_enabled() and n_q > CHUNK:
-            out, state = checkpoint(_advance, *arguments, use_reentrant=False, preserve_rng_state=False)
-        else:
-            out, state = _advance(*arguments)
-        parts.append(out)
-    return torch.cat(parts, 3), state
-
-
-def _chunks_pay(q: Tensor, rows: int, when: str) -> bool:
-    """Not where a token is divided when written, and not where the host may not look at numbers."""
-    if when == "write" or rows <= CHUNK or q.is_meta:
-        return False
-    return not (q.is_cuda and torch.cuda.is_current_stream_capturing())
-
-
-def _at_once(q: Tensor, k: Tensor, v: Tensor, log: Tensor, *rest: Any) -> tuple[Tensor, SlotState] | None:
-    """All chunks in parallel; None where that would lose early tokens."""
-    *value, state, when, scale = rest
-    b, g, rows = q.shape[0], q.shape[1], q.shape[3]
-    absent = max(0, rows - k.shape[2])
-    k, v, *value = (pad(t[:, :, :rows], (0, 0, 0, absent)) for t in (k, v, *value))
-    log = pad(log[:, :, :rows], (0, 0, 0, absent), value=FLOOR)
-    q, k, v, log, *value = (t.flatten(0, 1) for t in (q, k, v, log, *value))
-    z = state.z.flatten(0, 1)
-    # 1 as a number, with the gradient of exp(z).
-    one = ((z - z.detach()).exp() if when == "read" else torch.ones_like(z)).to(k.dtype)
-    start = Memory(
-        one.unsqueeze(-1) * state.k.flatten(0, 1),
-        one.unsqueeze(-1) * state.v.flatten(0, 1),
-        one.masked_fill(z <= FLOOR / 2, 0),
-        z.detach(),
-    )
-    own = value[0] if value and when == "none" else None
-    done = attend_chunks(q, k, v, log, own, start, normalise=when == "read", scale=scale, floor=FLOOR / 2)
-    if done is None:
-        return None
-    out, memory = done
-    K, V = memory.k, memory.v
-    if when == "none":
-        new_z = torch.logaddexp(z, log.logsumexp(1).double())
-    else:
-        total = memory.total.masked_fill(memory.total == 0, 1)
-        new_z = (memory.reference + total.log()).masked_fill(memory.total == 0, FLOOR)
-        K, V = K / total.unsqueeze(-1), V / total.unsqueeze(-1)
-    shaped = [t.unflatten(0, (b, g)) for t in (K, V, new_z)]
-    return out.unflatten(0, (b, g)), replace(state, k=shaped[0], v=shaped[1], z=shaped[2])
-
-
-def _advance(
-    q: Tensor, k: Tensor, v: Tensor, c: Control, state: SlotState, when: str, scale: float
-) -> tuple[Tensor, SlotState]:
-    """Queries and keys that come one by one: query t reads the state and the first t + 1 of these keys."""
-    n_q, n_k = q.shape[3], k.shape[2]
-    past = torch.ones(n_q, n_k, dtype=torch.bool, device=q.device).tril()
-    # Each query has its own normaliser: factoring exp(log_i - z_t) into parts of i and of t would overflow.
-    log = c.log.unsqueeze(2).expand(-1, -1, n_q, -1, -1).masked_fill(~past[:, :, None], FLOOR)
-    start = state.z[:, :, None]
-    z = torch.cat([start.unsqueeze(3).expand(-1, -1, n_q, -1, -1), log], 3).logsumexp(3)
-    value = None if c.value is None else c.value.unsqueeze(2)
-    phi = _phi(log, value, z.unsqueeze(3), z[:, :, None, :n_k], when).to(k.dtype)
-    keep = ((start - z).exp() if when == "read" else torch.ones_like(z)).to(k.dtype)
-    # (b, g, r, q, n) throughout; a key ahead may be as large as it likes.
-    products = (q @ k.unsqueeze(2).mT).masked_fill(~past, 0)
-    s = keep.unsqueeze(2) * (q @ state.k.unsqueeze(2).mT) + torch.einsum("bgrtk,bgtkn->bgrtn", products, phi)
-    P = _read(scale * s, z.unsqueeze(2))
-    out = (P * keep.unsqueeze(2)) @ state.v.unsqueeze(2)
-    out = out + torch.einsum("bgrtn,bgtkn->bgrtk", P, phi) @ v.unsqueeze(2)
-    kept, last = keep[:, :, -1, :, None], phi[:, :, -1]
-    return out, replace(state, k=kept * state.k + last.mT @ k, v=kept * state.v + last.mT @ v, z=z[:, :, -1])

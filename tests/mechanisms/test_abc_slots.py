@@ -12,7 +12,7 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.measure import peak_bytes
-from attnlab.mechanisms import _chunked, _slots
+from attnlab.mechanisms import _chunked, _slot_memory
 from attnlab.mechanisms._chunked import attend_chunks
 from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, SlotState, one_hot, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
@@ -282,7 +282,7 @@ def test_a_jump_in_the_control_is_exact_in_either_form(
         tried.append(attend_chunks(*arguments, **settings))
         return tried[-1]
 
-    monkeypatch.setattr(_slots, "attend_chunks", noted)
+    monkeypatch.setattr(_slot_memory, "attend_chunks", noted)
     call = replace(self_call(torch.float32, length=150, heads=4, groups=groups), causal=True)
     x = torch.randn(2, 150, 2)
     x[:, 40:, 1] += jump
