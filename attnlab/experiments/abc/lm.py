@@ -58,24 +58,24 @@ class Variant:
 class AbcLmConfig:
     """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
 
-    width: int = 384
+    width: int = 256
     # Heads of 128, as the paper's.
-    heads: int = 3
-    layers: int = 6
+    heads: int = 2
+    layers: int = 4
     # Of Table 2b, which is twice as deep in the paper.
-    deep_layers: int = 8
+    deep_layers: int = 6
     layer_dropout: float = 0.2
     length: int = 512
-    batch: int = 32
+    batch: int = 8
     dropout: float = 0.1
-    lr: float = 1e-3
+    lr: float = 2e-3
     warmup: int = 200
     weight_decay: float = 0.01
     clip: float = 1.0
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
-    streams: int = 1
+    streams: int = 5
     # With a context that all but fills a segment, every so many windows of the test set are scored.
     eval_every: int = 3
     # Windows of the test set; None: all.
