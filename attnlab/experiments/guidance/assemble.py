@@ -29,6 +29,7 @@ KEYS = {
 LEFT = 0.5
 CONVERGED = 0.95
 NOTES = {
+    "summary": "Means over the seeds.",
     "tuning": "Every learning rate with every warm-up (a share of the steps), with and without guidance. loss: that of "
     "masked tokens in held-out articles after the last update.",
     "convergence": "The best of the arms tuned on seed 0, over the seeds. steps: updates until the training loss (mean "
@@ -45,7 +46,7 @@ NOTES = {
 
 def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """Gather every part's JSON below ``work`` (and the tables in ``keep``, an earlier result) and write ``out``."""
-    tables = _gathered(work, keep)
+    tables, where = _gathered(work, keep)
     made = {
         "tuning": tuning(tables),
         "convergence": convergence(tables),
@@ -56,12 +57,14 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
         "low_resource": low_resource(tables),
         "ablations": ablated(tables),
     }
+    made = {"summary": summary(made), **made}
     result = {
         "name": "guidance",
         "paper": "AG",
         "config": dict(config),
         "seed": 0,
-        **provenance(),
+        # Where the last part was trained, which need not be here.
+        **where,
         "notes": NOTES,
         "tables": {name: rows for name, rows in made.items() if rows},
         # What the tables were made from, so that a later run can add to it.
@@ -72,18 +75,24 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
     return result
 
 
-def _gathered(work: Path, keep: Path | None) -> dict[str, list[dict[str, Any]]]:
+def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
+    """(the rows of every table, versions and device of the last part)."""
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in KEYS}
+    where = provenance()
     contents: list[Mapping[str, Iterable[dict[str, Any]]]] = []
     if keep is not None and keep.exists():
-        contents.append(json.loads(keep.read_text(encoding="utf-8")).get("raw", {}))
-    contents += [json.loads(p.read_text(encoding="utf-8")).get("tables", {}) for p in sorted(work.rglob("*.json"))
-                 if p.parent.name != "steps"]  # fmt: skip
+        before = json.loads(keep.read_text(encoding="utf-8"))
+        contents.append(before.get("raw", {}))
+        where = {name: before[name] for name in where if name in before}
+    for path in sorted(p for p in work.rglob("*.json") if p.parent.name != "steps"):
+        part = json.loads(path.read_text(encoding="utf-8"))
+        contents.append(part.get("tables", {}))
+        where = part.get("facts", {}).get("provenance", where)
     for content in contents:
         for name, keys in KEYS.items():
             for row in content.get(name, []):
                 found[name][tuple(row.get(key) for key in keys)] = row
-    return {name: list(rows.values()) for name, rows in found.items() if rows}
+    return {name: list(rows.values()) for name, rows in found.items() if rows}, where
 
 
 def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) -> list[float]:
@@ -295,6 +304,36 @@ def low_resource(tables: Tables) -> list[dict[str, Any]]:
             for run in own
             if best.get(run["guided"]) == run["arm"]
         ]
+    return rows
+
+
+def summary(made: Tables) -> list[dict[str, Any]]:
+    """What came out, with and without guidance, in one table: means over the seeds."""
+    rows: list[dict[str, Any]] = []
+
+    def add(
+        what: str, found: Iterable[Row], column: str, key: str = "guided", values: tuple[Any, Any] = (True, False)
+    ) -> None:
+        both = [[r[column] for r in found if r[key] == value and r[column] is not None] for value in values]
+        if all(both):
+            guided, unguided = (sum(some) / len(some) for some in both)
+            rows.append({"what": what, "guided": guided, "unguided": unguided, "seeds": min(map(len, both))})
+
+    depths = sorted({row["layers"] for row in made["convergence"]}, key=lambda layers: (layers != 12, layers))
+    for layers in depths:
+        own = [row for row in made["convergence"] if row["layers"] == layers]
+        add(f"masked LM, {layers} layers: held-out loss", own, "loss")
+        add(f"masked LM, {layers} layers: updates to the unguided model's last loss", own, "steps")
+    for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
+        own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
+        add(f"{task} after the {training}er pretraining: accuracy, %", own, "accuracy")
+    add("ELECTRA: updates on the plateau", made["electra"], "plateau_steps")
+    add("ELECTRA: training loss", made["electra"], "loss")
+    for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):
+        add(f"translation: {told}", made["translation"], column, "model", ("AG", "BASE"))
+    for language in dict.fromkeys(row["language"] for row in made["low_resource"]):
+        own = [row for row in made["low_resource"] if row["language"] == language]
+        add(f"{language.capitalize()}: held-out loss", own, "loss")
     return rows
 
 

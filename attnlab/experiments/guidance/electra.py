@@ -19,6 +19,7 @@ from attnlab.guidance import GuidanceTerm, guide
 from attnlab.models import TransformerConfig
 from attnlab.models.electra import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
 from attnlab.patterns import SpecialTokens
+from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule
 
 __all__ = ["ElectraConfig", "run_electra"]
@@ -60,6 +61,7 @@ def run_electra(
 ) -> None:
     """Train every arm on the same batches; rows of ``electra_runs`` and ``electra_curves``."""
     base, device, tokens = config.base, best_device(), special_ids(tokeniser)
+    part.fact("provenance", provenance())
     blocks = Blocks(stores["train"], tokeniser.specials, length=base.length, seed=base.seed)
     source = _Renamed(MlmSource(blocks, base.batch, vocab_size=tokeniser.vocab_size, seed=base.seed))
     with ExitStack() as stack:

@@ -13,6 +13,7 @@ __all__ = ["figures_page", "write_figures"]
 
 Row = Mapping[str, Any]
 TABLES = (
+    ("summary", "With and without guidance"),
     ("tuning", "Part (a): every learning rate and warm-up"),
     ("convergence", "Parts (a) and (e): the best arms"),
     ("ag_loss", "Figure 5 in numbers"),

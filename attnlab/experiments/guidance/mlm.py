@@ -20,6 +20,7 @@ from attnlab.experiments.parts import Part, best_device
 from attnlab.guidance import GuidanceTerm, bias_heads, guide
 from attnlab.models import Transformer, TransformerConfig, record_model
 from attnlab.patterns import SpecialTokens
+from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule
 
 __all__ = ["Pretrained", "period_ids", "run_arms", "smoothed"]
@@ -81,6 +82,7 @@ def run_arms(
     ``timeline`` names an arm, and the run folder in which its maps of one text are recorded.
     """
     device, tokens = best_device(), special_ids(tokeniser)
+    part.fact("provenance", provenance())
     models = {arm.name: build(config, arm, vocab=tokeniser.vocab_size, seed=config.seed).to(device) for arm in arms}
     source, held_out = _sources(config, tokeniser, stores)
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from attnlab.experiments.parts import Part, best_device
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config, swapped
 from attnlab.patterns import SpecialTokens
-from attnlab.provenance import write_atomic
+from attnlab.provenance import provenance, write_atomic
 from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
 
@@ -71,6 +71,7 @@ def run_translation(
 ) -> None:
     """Train each model of each seed on the same batches; losses go to ``part``, what they translate to ``out``."""
     corpus = tokenised(read_task(TASKS[config.task], root), vocab=config.vocab)
+    part.fact("provenance", provenance())
     device, specials = best_device(), corpus.tokeniser.specials
     assert specials.pad is not None
     assert specials.bos is not None
