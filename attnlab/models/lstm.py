@@ -54,16 +54,16 @@ class Classification(NamedTuple):
     source: Encoded
 
 
-class _SummedContexts(nn.Module):
-    """The projection of c = sum over heads of c^(k) (Eq. 21): as W_O it is one matrix, repeated for each head."""
+class _SharedContexts(nn.Module):
+    """The projection of c = sum over heads of c^(k) (Eq. 21), or mean: as W_O, one matrix repeated for each head."""
 
-    def __init__(self, context: nn.Linear, heads: int) -> None:
+    def __init__(self, context: nn.Linear, config: TranslatorConfig) -> None:
         super().__init__()
-        self.context, self.heads = context, heads
+        self.context, self.config = context, config
 
     @property
     def weight(self) -> Tensor:
-        return self.context.weight.repeat(1, self.heads)
+        return self.context.weight.repeat(1, self.config.heads) * self.config.head_share
 
 
 class DotAttention(Attention):
@@ -71,7 +71,7 @@ class DotAttention(Attention):
 
     def __init__(self, config: TranslatorConfig, *, context: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.kind, self.layer, self.heads = "cross", 0, config.heads
+        self.kind, self.layer, self.heads, self.share = "cross", 0, config.heads, config.head_share
         self.query = nn.Linear(config.width, config.heads * config.encoded, bias=not config.literal)
         self.out = context  # type: ignore[assignment]
         self.mechanism = mechanism(config.attention)
@@ -86,7 +86,7 @@ class DotAttention(Attention):
         output = self.mechanism(call)
         for observer in self.observers:
             observer(self, call, output)
-        return output.sum(1)
+        return output.sum(1) * self.share
 
 
 class AdditiveAttention(Attention):
@@ -135,7 +135,7 @@ class Translator(nn.Module):
         self.decoder = nn.LSTM(width, width, **shape)
         self.context = nn.Identity() if config.literal else nn.Linear(config.encoded, width)
         summed = config.heads > 1 and isinstance(self.context, nn.Linear)
-        out = _SummedContexts(self.context, config.heads) if summed else self.context  # type: ignore[arg-type]
+        out = _SharedContexts(self.context, config) if summed else self.context  # type: ignore[arg-type]
         self.attention = DotAttention(config, context=out)
         read = (config.encoded if config.literal else width) + width
         self.hidden = None if config.output == "linear" else nn.Linear(read, width)

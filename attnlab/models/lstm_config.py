@@ -28,6 +28,8 @@ class TranslatorConfig:
     layers: int = 2
     bidirectional: bool = True
     heads: int = 1
+    # How the heads' contexts become one: the paper's sum (Eq. 21), or their mean, as large as one head's.
+    contexts: Literal["sum", "mean"] = "sum"
     # Between the layers of an LSTM.
     dropout: float = 0.0
     output: Literal["network", "linear"] = "network"
@@ -38,6 +40,8 @@ class TranslatorConfig:
         _positive(self, "vocab", "width", "layers", "heads")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if self.contexts not in ("sum", "mean"):
+            raise ValueError(f"contexts must be 'sum' or 'mean', got {self.contexts!r}")
         if self.output not in ("network", "linear"):
             raise ValueError(f"output must be 'network' or 'linear', got {self.output!r}")
         if self.literal and self.output == "linear" and self.encoded != self.width:
@@ -50,6 +54,11 @@ class TranslatorConfig:
     def encoded(self) -> int:
         """The width of an encoder state h_l."""
         return self.width * (2 if self.bidirectional else 1)
+
+    @property
+    def head_share(self) -> float:
+        """What each head's context is multiplied by before they are added."""
+        return 1 / self.heads if self.contexts == "mean" else 1.0
 
 
 @dataclass(frozen=True)

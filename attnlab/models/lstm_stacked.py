@@ -69,11 +69,12 @@ class StackedTranslator(nn.Module):
         return self._linear("output", hidden)
 
     def _attend(self, s: Float[Tensor, "s b q m"], h: Float[Tensor, "s b k m"]) -> Float[Tensor, "s b q m"]:
+        share = self.config.head_share
         if self.config.attention == "uniform":
-            return self.config.heads * h.mean(2, keepdim=True).expand_as(s)
+            return share * self.config.heads * h.mean(2, keepdim=True).expand_as(s)
         query = self._linear("attention.query", s).unflatten(-1, (self.config.heads, -1)).transpose(2, 3)
         weights = (query @ h.unsqueeze(2).mT).softmax(-1)
-        return weights.sum(2) @ h
+        return share * weights.sum(2) @ h
 
     def _linear(self, name: str, x: Float[Tensor, "s b n i"]) -> Float[Tensor, "s b n o"]:
         weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")

@@ -164,7 +164,17 @@ def test_comparison_needs_a_reference(tmp_path: Path) -> None:
 
 def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = PermutationsConfig(
-        seeds=2, length=4, batch=3, width=5, steps=20, head_steps=10, permute_steps=10, heads=2, candidates=4, pool=9
+        seeds=2,
+        length=4,
+        batch=3,
+        width=5,
+        steps=20,
+        head_steps=10,
+        permute_steps=10,
+        figure_6_steps=10,
+        heads=2,
+        candidates=4,
+        pool=9,
     )
     rows = Rows(tmp_path / "toys.json")
     run_figure_3(config, rows)

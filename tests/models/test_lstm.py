@@ -69,9 +69,9 @@ def test_padding_changes_nothing_in_a_classifier() -> None:
     torch.testing.assert_close(together, torch.cat(alone))
 
 
-@pytest.mark.parametrize("heads", [1, 3])
-def test_attention_is_a_mechanism_and_its_trace_rebuilds_the_answer(heads: int) -> None:
-    model = translator(heads=heads)
+@pytest.mark.parametrize(("heads", "contexts"), [(1, "sum"), (3, "sum"), (3, "mean")])
+def test_attention_is_a_mechanism_and_its_trace_rebuilds_the_answer(heads: int, contexts: str) -> None:
+    model = translator(heads=heads, contexts=contexts)
     x, mask = batch()
     y = torch.randint(1, 13, (len(x), 4))
     with record_model(model) as trace:

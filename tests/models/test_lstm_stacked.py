@@ -17,7 +17,16 @@ CONFIG = TranslatorConfig(vocab=8, width=5, layers=1, bidirectional=False)
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("changes", [{}, {"heads": 3}, {"attention": "uniform"}, {"heads": 2, "attention": "uniform"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"heads": 3},
+        {"heads": 3, "contexts": "mean"},
+        {"attention": "uniform"},
+        {"heads": 2, "attention": "uniform"},
+    ],
+)
 def test_outputs_and_gradients_are_the_members(changes: dict[str, object]) -> None:
     models = [m.double() for m in fresh_models(replace(CONFIG, **changes), [0, 1, 2])]  # type: ignore[arg-type]
     stacked = stack_translators(models)

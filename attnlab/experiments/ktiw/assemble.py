@@ -32,7 +32,7 @@ KEYS = {
     "curve": ["dataset", "step"],
     "section_6_2_curves": ["task", "step"],
     "figure_3_curves": ["panel", "data", "step"],
-    "figure_6_curves": ["heads", "step"],
+    "figure_6_curves": ["heads", "contexts", "step"],
 }
 # The toy experiments, and what each file holds.
 TOYS = {

@@ -33,8 +33,12 @@ def figure_3(tables: Tables) -> str:
 def figure_6(tables: Tables) -> str:
     """Accuracy of each seed by the initialisations of its heads."""
     colours = {"random": GREEN, "one good": BLUE, "all bad": RED}
-    lines = _seeds(tables["figure_6_curves"], "heads", colours)
-    return line_panels([Panel("Figure 6: eight heads", lines, y_label="accuracy", low=0, high=1)])
+    panels = []
+    for contexts in dict.fromkeys(row["contexts"] for row in tables["figure_6_curves"]):
+        rows = [row for row in tables["figure_6_curves"] if row["contexts"] == contexts]
+        title = f"Figure 6: {contexts} of eight heads"
+        panels.append(Panel(title, _seeds(rows, "heads", colours), y_label="accuracy", low=0, high=1))
+    return line_panels(panels)
 
 
 def section_6_2(tables: Tables) -> str:

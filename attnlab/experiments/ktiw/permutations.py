@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,9 +34,11 @@ class PermutationsConfig:
     batch: int = 128
     width: int = 256
     lr: float = 1e-3
-    # Updates of Figure 3 and of copying, and of Figure 6 with the judging of its heads: later even bad heads get far.
+    # Updates of Figure 3 and of copying.
     steps: int = 300
+    # Updates by which a head is judged, after which even bad ones get far, and those of Figure 6.
     head_steps: int = 200
+    figure_6_steps: int = 400
     # Updates of the fixed permutation, which the paper says is never learned.
     permute_steps: int = 1000
     heads: int = 8
@@ -84,27 +86,38 @@ def run_section_6_2(config: PermutationsConfig, part: Rows) -> None:
         _rows(part, "section_6_2", curves, task=name)
 
 
-def run_figure_6(config: PermutationsConfig, part: Rows) -> None:
-    """Eight heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same."""
-    good, bad = judge_heads(config, part)
+def run_figure_6(
+    config: PermutationsConfig, part: Rows, *, judged: tuple[Sequence[int], Sequence[int]] | None = None
+) -> None:
+    """Heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same.
+
+    The paper sums the heads' contexts; that their mean, which is no larger than one head's, does otherwise is ours.
+    ``judged`` are (good, bad) heads of an earlier ``judge_heads`` with this config.
+    """
+    good, bad = judged or judge_heads(config, part)
+    task = figure_3_tasks(config)["permutations", "hard"]
+    # Data that no head was judged on.
+    tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
+    kinds: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
+    for contexts in kinds:
+        for name, seeds in _chosen_heads(config, good, bad).items():
+            models = [_with_heads(config, task, heads, contexts=contexts) for heads in seeds]
+            how = _how(config, config.figure_6_steps)
+            curves = train_seeds(models, tasks, how=how, device=best_device())
+            _rows(part, "figure_6", curves, heads=name, contexts=contexts)
+
+
+def _chosen_heads(config: PermutationsConfig, good: Sequence[int], bad: Sequence[int]) -> dict[str, list[list[int]]]:
+    """The heads of each seed in each scenario that there are heads enough for."""
     rng = np.random.default_rng(config.seed)
     fresh = iter(range(10_000, 10_000 + config.seeds * config.heads))
-    chosen: dict[str, list[list[int]]] = {
-        "random": [[next(fresh) for _ in range(config.heads)] for _ in range(config.seeds)]
-    }
+    chosen = {"random": [[next(fresh) for _ in range(config.heads)] for _ in range(config.seeds)]}
     if len(bad) >= config.heads:
         chosen["all bad"] = [_draw(rng, bad, config.heads) for _ in range(config.seeds)]
         if good:
-            chosen["one good"] = [
-                [*_draw(rng, bad, config.heads - 1), *_draw(rng, good, 1)] for _ in range(config.seeds)
-            ]
-    task = figure_3_tasks(config)["permutations", "hard"]
-    for name, seeds in chosen.items():
-        models = [_with_heads(config, task, heads) for heads in seeds]
-        # Data that no head was judged on.
-        tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
-        curves = train_seeds(models, tasks, how=_how(config, config.head_steps), device=best_device())
-        _rows(part, "figure_6", curves, heads=name)
+            others = config.heads - 1
+            chosen["one good"] = [[*_draw(rng, bad, others), *_draw(rng, good, 1)] for _ in range(config.seeds)]
+    return chosen
 
 
 def judge_heads(config: PermutationsConfig, part: Rows) -> tuple[list[int], list[int]]:
@@ -141,10 +154,12 @@ def _how(config: PermutationsConfig, steps: int) -> SeedTraining:
     return SeedTraining(steps=steps, lr=config.lr)
 
 
-def _with_heads(config: PermutationsConfig, task: Any, heads: Sequence[int]) -> Translator:
+def _with_heads(
+    config: PermutationsConfig, task: Any, heads: Sequence[int], *, contexts: Literal["sum", "mean"] = "sum"
+) -> Translator:
     """The one base model with attention heads drawn from these seeds, each as it would be alone."""
     alone = config.model(task)
-    [model] = fresh_models(replace(alone, heads=len(heads)), [config.seed])
+    [model] = fresh_models(replace(alone, heads=len(heads), contexts=contexts), [config.seed])
     [base] = fresh_models(alone, [config.seed])
     state = {name: t for name, t in base.state_dict().items() if not name.startswith("attention.query")}
     drawn = [fresh_models(alone, [1_000_000 + head])[0].attention.query for head in heads]

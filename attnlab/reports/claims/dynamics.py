@@ -31,7 +31,7 @@ TABLES = {
     "ktiw-frozen": {"table_10": "dataset, a_alpha_frozen, a_alpha_uf (%)"},
     "ktiw-logreg": {"table_11": "dataset, a_uf_px, a_uf_log (%)"},
     "ktiw-permutations": {"figure_3": "panel (permutations, mixture), data (hard, control), seed, accuracy, learned"},
-    "ktiw-multihead": {"figure_6": "heads (all bad, one good, random), seed, accuracy, learned"},
+    "ktiw-multihead": {"figure_6": "heads (all bad, one good, random), contexts (sum), seed, accuracy, learned"},
     "ktiw-local": {"figure_7": "step, keyword, after, mean, last: the four log-odds"},
     "ktiw-permute-function": {"section_6_2": "task (copy, permute), seed, accuracy, learned, steps"},
     "ktiw-optimal": {"appendix_a1": "model (linear, main), bleu, a_opt_beta, a_random (%)"},
@@ -79,10 +79,10 @@ def _heads(kind: str, low: float, high: float) -> Predicate:
     """The share of seeds that learn lies between the bounds."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        learned, count = _learned(result, "figure_6", heads=kind)
+        learned, count = _learned(result, "figure_6", heads=kind, contexts="sum")
         return Verdict(HELD if low <= learned / count <= high else NOT_HELD, f"{learned} of {count} seeds learn")
 
-    return Predicate(run, (cell("figure_6", "learned", heads=kind),))
+    return Predicate(run, (cell("figure_6", "learned", heads=kind, contexts="sum"),))
 
 
 def _copy_not_permute() -> Predicate:
