@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
 from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
 from attnlab.explorer.payload import AXES
-from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words
+from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 from attnlab.guidance import pattern_audit
 from attnlab.patterns import SpecialTokens
 from attnlab.reading.approximation import approximation_error
@@ -169,7 +169,7 @@ def _texts(subject: Subject) -> dict[str, Tokens]:
         told = [str(token) for token, real in zip(given[name], keep, strict=True) if real]
         words = [int(w) for w in np.asarray(subject.words[name])[keep]] if subject.words else guess_words(told)
         types = [int(t) for t in np.asarray(subject.types[name])[keep]] if subject.types else guess_types(told, words)
-        texts[name] = Tokens(told, words, types)
+        texts[name] = Tokens(readable(told), words, types)
     return texts
 
 

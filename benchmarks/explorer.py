@@ -182,9 +182,9 @@ def measure_peer(
         "bertviz_drawn_s": round(drawn, 1),
         "bertviz_nodes": nodes,
         "bertviz_tab_MB": round(memory),
-        "size ratio": round(size / ours["MB"], 1),
-        "time ratio": round(drawn / ours["grid_drawn_s"], 1),
-        "node ratio": round(nodes / ours["nodes"]),
+        "size_ratio": round(size / ours["MB"], 1),
+        "time_ratio": round(drawn / ours["grid_drawn_s"], 1),
+        "node_ratio": round(nodes / ours["nodes"]),
     }
 
 

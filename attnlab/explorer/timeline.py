@@ -49,7 +49,14 @@ def read_timeline(run_dir: Path | str) -> Timeline:
         raise ValueError(f"{file} is damaged ({error}); record the run again") from None
     if not steps:
         raise ValueError(f"{run_dir} holds no recorded steps")
-    return Timeline(run_dir.resolve().name, sequences, steps, dict(_metrics(run_dir)))
+    return Timeline(_name(run_dir), sequences, steps, dict(_metrics(run_dir)))
+
+
+def _name(run_dir: Path) -> str:
+    """What the run calls itself, or its folder's name."""
+    file = run_dir / "run.json"
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return str(told.get("name") or run_dir.resolve().name)
 
 
 def _step(folder: Path, entry: Mapping[str, Any]) -> RecordedStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-__all__ = ["TYPE_NAMES", "guess_types", "guess_words"]
+__all__ = ["TYPE_NAMES", "guess_types", "guess_words", "readable"]
 
 TYPE_NAMES = ("special", "punctuation", "number", "word", "word piece")
 SPECIAL, PUNCTUATION, NUMBER, WORD, PIECE = range(len(TYPE_NAMES))
@@ -45,6 +45,15 @@ def guess_types(tokens: Sequence[str], words: Sequence[int] | None = None) -> li
         PIECE if i and words[i] == words[i - 1] and words[i] >= 0 else _bare_type(token)
         for i, token in enumerate(tokens)
     ]
+
+
+def readable(tokens: Sequence[str]) -> list[str]:
+    """Tokens without the sign for a space before them.
+
+    >>> readable(["▁the", "▁", "Ġcat", "##s"])
+    ['the', '▁', 'cat', '##s']
+    """
+    return [token[1:] if token.startswith(SPACES) and len(token) > 1 else token for token in tokens]
 
 
 def _bare_type(token: str) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from attnlab.explorer.exploration import Exploration
 from attnlab.explorer.payload import Item, LayerMaps, Tokens, pack
 from attnlab.explorer.timeline import RecordedStep, read_timeline
-from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words
+from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 
 __all__ = ["explore_run"]
 
@@ -24,7 +24,7 @@ COLUMNS = (
 def explore_run(run_dir: Path | str, *, precise: bool = False) -> Exploration:
     """The maps and scalars that ``record_step`` left in a run folder, to be played over its steps."""
     run = read_timeline(run_dir)
-    texts = {name: Tokens(told, guess_words(told), guess_types(told)) for name, told in run.sequences.items()}
+    texts = {name: Tokens(readable(told), guess_words(told), guess_types(told)) for name, told in run.sequences.items()}
     items = [Item(f"step {one.step:,}", texts, _layers(one), step=one.step, scalars=one.scalars) for one in run.steps]
     first, last = run.steps[0].step, run.steps[-1].step
     scalars = sorted({name for one in run.steps for name, value in one.scalars.items() if isinstance(value, Mapping)})

@@ -28,7 +28,9 @@ def test_steps_come_back_in_order_with_their_scalars(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         json.dumps({"step": 1, "kind": "train", "seconds": 0.1, "values": {"loss": 3.5, "broken": None}}) + "\n"
     )
+    (tmp_path / "run.json").write_text(json.dumps({"name": "guided"}))
     found = read_timeline(tmp_path)
+    assert found.name == "guided"
     assert [one.step for one in found.steps] == [3, 20]
     assert found.sequences == {"source": TOKENS}
     assert found.metrics == {"train loss": [(1, 3.5)]}

@@ -202,6 +202,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
         make("div", { class: "x-tools" }, kindsOf().length > 1 ? kinds.node : null, views.node, beside, words.node, shared.node, linear.node, massLabel, zoomButtons),
         headFacts, panes),
       make("section", { class: "card x-weights" }, weightTitle, weightTable.node)));
+  root.classList.add("x-root");
   root.append(
     make("header", { class: "masthead" }, make("span", { class: "brand" }, make("span", { class: "logo", "aria-hidden": "true" }), "attnlab"),
       make("span", { class: "subtitle" }, make("strong", {}, meta.title), meta.subtitle ? ` ${meta.subtitle}` : ""), search, found, linked ? copy : null, helpButton, theme),
@@ -310,7 +311,11 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   };
 
   const keyTarget = linked ? document : host;
-  keyTarget.addEventListener("keydown", (event) => onKey(app, event));
+  keyTarget.addEventListener("keydown", (event) => {
+    onKey(app, event);
+    // What was a key of ours is none of the notebook's.
+    if (event.defaultPrevented && !linked) event.stopPropagation();
+  });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
   new ResizeObserver(() => app.set({})).observe(panes);
   const restore = () => {

@@ -10,6 +10,8 @@ const render = ({ model, el }) => {
   const style = document.createElement("style");
   style.textContent = model.get("style");
   const host = document.createElement("div");
+  // JupyterLab would take the arrows for its own.
+  host.dataset.lmSuppressShortcuts = "true";
   const dark = document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark") || document.documentElement.getAttribute("theme") === "dark";
   if (dark) host.dataset.theme = "dark";
   else if (document.body.dataset.jpThemeLight === "true") host.dataset.theme = "light";
