@@ -16,6 +16,7 @@ import lzma
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,12 @@ def main() -> None:
     model = loaded.model.to(args.device)
     name = Path(args.model).name
     texts = {path.name.split(".xz")[0]: path for path in args.text}
-    passages = {"sampled": lambda: sampled(model, args.length, args.sequences, args.seed)} if args.sampled else {}
-    passages |= {
+    passages = {
         text: lambda path=path: sequences(loaded.tokenizer, path, args.length, args.sequences)
         for text, path in texts.items()
     }
+    if args.sampled:
+        passages["sampled"] = lambda: sampled(model, args.length, args.sequences, args.seed)
     asked = ("budgets", "policies", "length", "sequences", "sinks", "device")
     result: Row = {
         "name": "kv_policies",
@@ -82,12 +84,17 @@ def main() -> None:
         **provenance(),
         "tables": {"perplexity": [], "against_mass": []},
     }
+    rows: list[Row] = []
     for text, draw in passages.items():
-        rows = measure(model, draw().to(args.device), {"model": name, "text": text}, args)
-        result["tables"]["against_mass"] += against_mass(rows)
-        result["tables"]["perplexity"] += [{k: v for k, v in row.items() if k != "losses"} for row in rows]
-        if path:
-            write_json(path, together(old, result))
+        for row in measure(model, draw().to(args.device), {"model": name, "text": text}, args):
+            rows.append(row)
+            result["tables"] = {
+                "perplexity": [{k: v for k, v in row.items() if k != "losses"} for row in rows],
+                "against_mass": against_mass(rows),
+            }
+            # Row by row: what is measured is kept when time runs out.
+            if path:
+                write_json(path, together(old, result))
     if args.json:
         print(json.dumps(together(None, result), indent=1))
 
@@ -115,9 +122,9 @@ def by_budget(rows: list[Row]) -> list[Row]:
     return list(found.values())
 
 
-def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> list[Row]:
+def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> Iterator[Row]:
     """One row per policy and budget, after one for the full cache; all policies keep the same first tokens."""
-    rows: list[Row] = []
+    full: list[float] = []
     policies = [
         None,
         *(KVPolicy(n, by=by, sinks=args.sinks, seed=args.seed) for n in args.budgets for by in args.policies),
@@ -127,7 +134,7 @@ def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> li
         losses = token_losses(model, ids, policy)
         each = losses.double().mean(1).tolist()
         sinks, recent, ranked = policy.split() if policy else (None, None, None)
-        full = rows[0]["losses"] if rows else each
+        full = full or each
         over, reach = interval([mine - exact for mine, exact in zip(each, full, strict=True)])
         row = {
             **named,
@@ -145,23 +152,22 @@ def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> li
             "seconds": time.perf_counter() - start,
             "losses": each,
         }
-        rows.append(row)
+        yield row
         if not args.json:
             print(
                 f"{named['model']} {named['text']} {row['policy']} budget {row['budget']}: {row['perplexity']:.3f}, "
                 f"loss over the full cache's {over:.4f} ± {reach:.4f}",
                 flush=True,
             )
-    return rows
 
 
 def against_mass(rows: list[Row]) -> list[Row]:
     """Each policy's loss less that of attention mass with the same budget, window by window."""
-    mass = {row["budget"]: row["losses"] for row in rows if row["policy"] == "mass"}
+    mass = {(row["text"], row["budget"]): row["losses"] for row in rows if row["policy"] == "mass"}
     found = []
     for row in rows:
-        if row["budget"] in mass and row["policy"] != "mass":
-            gap, reach = interval([a - b for a, b in zip(row["losses"], mass[row["budget"]], strict=True)])
+        if (peer := mass.get((row["text"], row["budget"]))) and row["policy"] != "mass":
+            gap, reach = interval([a - b for a, b in zip(row["losses"], peer, strict=True)])
             verdict = "better" if gap + reach < 0 else "worse" if gap - reach > 0 else "no difference"
             found.append(
                 {name: row[name] for name in ("model", "text", "policy", "budget", "windows")}

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +45,34 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="a folder: write value_aware_<part>.json there")
     args = parser.parse_args()
     size = SIZES["tiny" if args.tiny else "full"]
-    parts = {"speed": speed, "support": support, "solver": solver, "whole": whole}
-    tables = {}
+    parts: dict[str, Callable[..., Iterable[dict[str, Any]]]] = {
+        "speed": speed,
+        "support": support,
+        "solver": solver,
+        "whole": whole,
+    }
     for name in args.part or ("speed", "support", "solver"):
         torch.manual_seed(0)
-        with torch.inference_mode():
-            tables[name] = parts[name](size, args.device, args.repeats)
+        rows: list[dict[str, Any]] = []
         result = {
             "name": f"value_aware_{name}",
             "paper": "OVA",
             "config": size | {"device": args.device},
             "seed": 0,
             **provenance(),
-            "tables": {name: tables[name]},
+            "tables": {name: rows},
         }
-        if args.write:
-            write_json(args.write / f"value_aware_{name}.json", result)
+        with torch.inference_mode():
+            for row in parts[name](size, args.device, args.repeats):
+                rows.append(row)
+                # Row by row: what is measured is kept when time runs out.
+                if args.write:
+                    write_json(args.write / f"value_aware_{name}.json", result)
+                if not args.json:
+                    told = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+                    print(", ".join(told), flush=True)
         if args.json:
             print(json.dumps(result, indent=1))
-        else:
-            for row in tables[name]:
-                print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
 
 
 def speed(size: dict[str, int], device: str, repeats: int) -> list[dict[str, Any]]:
@@ -140,44 +148,43 @@ def support(size: dict[str, int], device: str, repeats: int) -> list[dict[str, A
     ]
 
 
-def whole(size: dict[str, int], device: str, repeats: int) -> list[dict[str, Any]]:
-    """Outputs, and the weights of the value-aware ones, at ``length`` and of the d + 1 keys at ``support`` too."""
+def whole(size: dict[str, int], device: str, repeats: int) -> Iterator[dict[str, Any]]:
+    """Outputs at ``length``, and the keys behind d + 1, there and at ``support``; what takes seconds comes last."""
     before = Path(__file__).parent.parent / "results" / "value_aware_support.json"
     loop = json.loads(before.read_text(encoding="utf-8"))["tables"]["support"][0] if before.exists() else None
     calls = {
         n: al.AttentionCall(*(torch.randn(1, size["heads"], n, size["d"], device=device) for _ in range(3)))
-        for n in (size["length"], size["support"])
+        for n in (size["support"], size["length"])
     }
-    specs = ["softmax", f"top-r:r={size['d'] + 1}", "value-aware:r=1", "value-aware:r=2", "value-aware:r=8"]
-    specs += ["value-aware:r=d+1", "window:r=64", "lsh:r=64,rounds=4", "orf:features=256"]
-    todo = [(spec, "output", size["length"]) for spec in specs]
+    quick = ["softmax", f"top-r:r={size['d'] + 1}", "value-aware:r=1", "value-aware:r=d+1"]
+    quick += ["window:r=64", "lsh:r=64,rounds=4", "orf:features=256"]
+    todo = [(spec, "output", size["length"]) for spec in quick]
     todo += [("value-aware:r=d+1", "keys", n) for n in calls]
-    rows: list[dict[str, Any]] = []
+    todo += [(f"value-aware:r={r}", "output", size["length"]) for r in (2, 8)]
     for spec, what, n in todo:
         call, mech = calls[n], al.mechanism(spec)
-        job = functools.partial(mech if what == "output" else mech.weights, call)
-        peer = functools.partial(al.Softmax() if what == "output" else al.Softmax().weights, call)
-        slow = what == "keys" or spec in ("value-aware:r=2", "value-aware:r=8")
-        seconds = median_seconds(
-            {"softmax": peer} if slow else {"softmax": peer, "mine": job}, repeats=repeats, device=device
-        )
+        job = mech if what == "output" else mech.weights
+        peer = al.Softmax() if what == "output" else al.Softmax().weights
+        jobs = {"softmax": functools.partial(peer, call)}
+        if spec in quick and what == "output":
+            jobs["mine"] = functools.partial(job, call)
+        seconds = median_seconds(jobs, repeats=repeats, device=device)
+        kept: list[Tensor] = []
         start = time.perf_counter()
-        peak = peak_bytes(job, device=device)
+        peak = peak_bytes(lambda job=job, call=call, kept=kept: kept.append(job(call)), device=device)
         # What takes seconds is run once, for its time and its memory together.
         seconds.setdefault("mine", time.perf_counter() - start)
         row = {"mechanism": spec, "what": what, "length": n, "seconds": seconds["mine"]}
         row |= {"x_softmax": seconds["mine"] / seconds["softmax"], "peak_gb": peak / 1e9}
         if what == "keys":
-            W = job()
+            (W,) = kept
             row["largest_support"] = int((W > 0).sum(-1).max())
             row["largest_output_error"] = float((W @ call.v - al.Softmax()(call)).abs().max())
             if loop and loop["keys"] == n and loop["queries"] == W.shape[1] * n:
                 row["x_faster_than_nnls_on_the_cpu"] = loop["nnls_loop_seconds"] / seconds["mine"]
-        rows.append(row)
-        print(row, flush=True)
+        yield row
     if device == "cuda":
-        rows.append({"mechanism": "all of it", "what": "one pass", "peak_gb": torch.cuda.memory_reserved() / 1e9})
-    return rows
+        yield {"mechanism": "all of it", "what": "one pass", "peak_gb": torch.cuda.memory_reserved() / 1e9}
 
 
 def solver(size: dict[str, int], device: str, _repeats: int) -> list[dict[str, Any]]:
