@@ -86,6 +86,27 @@ def test_an_approximation_brings_its_map_its_loss_and_its_errors(traced: tuple[a
     assert shown.packed.meta["panes"] == [[0, name] for name in names]
 
 
+def decoder_trace(q: torch.Tensor) -> al.Trace:
+    trace = al.Trace()
+    call = al.AttentionCall(q, q, q, causal=True)
+    trace.add(al.LayerTrace(call, al.Softmax(), al.Softmax()(call), None, "decoder", 0, "layer"))
+    return trace
+
+
+def test_one_token_and_numbers_that_are_none() -> None:
+    ids = {"target": torch.tensor([[7]])}
+    one = al.explore(al.Subject(decoder_trace(torch.randn(1, 2, 1, 3)), ["hm"], input_ids=ids))
+    assert unpacked(one.packed).tolist() == [[pytest.approx(1)]]
+    q = torch.randn(1, 2, 5, 3)
+    q[0, 1, 2] = torch.nan
+    broken = al.Subject(decoder_trace(q), list("abcde"), input_ids={"target": torch.arange(5)[None]})
+    shown = al.explore(broken, readings=("standard", "norm-based", "rollout"))
+    assert shown.packed.meta["notes"][0].endswith("weights are not numbers (NaN or infinity); they are drawn hatched.")
+    assert stack(shown)["statistics"]["entropy"][0][1] is None
+    with pytest.raises(ValueError, match="not finite|NaN"):
+        al.explore(broken, readings=("effective",))
+
+
 def test_padding_is_cut_away() -> None:
     torch.manual_seed(0)
     model = tf.BertModel(
