@@ -20,7 +20,7 @@ from attnlab.reading.pattern_generator import generated_pictures
 
 __all__ = ["classifier_result", "evaluate_classifier", "patterns_of_texts"]
 
-GENERATED, STEPS = 4000, 700
+GENERATED, STEPS = 2500, 450
 
 
 def evaluate_classifier(
@@ -30,12 +30,14 @@ def evaluate_classifier(
     device = best_device()
     made = generated_pictures(generated, seed=0)
     found: dict[str, list[Any]] = {"models": [], "maps": []}
+    config = {"steps": steps, "generated": generated}
     for seed in range(seeds):
         training: dict[str, Any] = {"made": made, "steps": steps, "device": device, "seed": seed}
-        found["models"].append(patterns.leave_one_model_out(maps, **training))
-        found["maps"].append(patterns.cross_validated(maps, **training))
-        write_json(out, classifier_result(maps, found, config={"steps": steps, "generated": generated}))
-    return classifier_result(maps, found, config={"steps": steps, "generated": generated})
+        for split, held_out in (("models", patterns.leave_one_model_out), ("maps", patterns.cross_validated)):
+            found[split].append(held_out(maps, **training))
+            # What is finished is kept when time runs out.
+            write_json(out, classifier_result(maps, found, config=config))
+    return classifier_result(maps, found, config=config)
 
 
 def classifier_result(
@@ -70,7 +72,7 @@ def _score_row(split: str, held: str, runs: Sequence[dict[str, Any]]) -> dict[st
     row["weighted_f1_low"], row["weighted_f1_high"] = (f(run["weighted_f1"] for run in runs) for f in (min, max))
     for name in runs[0]["f1"]:
         known = [run["f1"][name] for run in runs if run["f1"][name] is not None]
-        row[f"f1 {name}"] = sum(known) / len(known) if known else None
+        row[f"f1_{name.replace('+', '_')}"] = sum(known) / len(known) if known else None
     return row
 
 

@@ -123,7 +123,7 @@ def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=450)
 
 
 def _classifier(options: argparse.Namespace) -> None:

@@ -238,10 +238,13 @@ def _projected(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) ->
 def _cholesky_coordinates(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(V R, R, a bound on the condition number of V) with R = L^-T, L L^T = V^T V; not finite where Cholesky fails."""
     x = v.double()
-    factor, info = torch.linalg.cholesky_ex(x.mT @ x)
-    whiten = torch.linalg.solve_triangular(factor, _eye(factor), upper=False).mT
+    gram = x.mT @ x
+    # The upper factor, transposed, lies in memory as LAPACK wants it: no copies.
+    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
+    whiten = torch.linalg.solve_triangular(factor.mT, _eye(factor), upper=False).mT
     # |V|_F |R|_F lies between cond(V) and e cond(V).
-    condition = torch.linalg.vector_norm(x, dim=(-1, -2)) * torch.linalg.vector_norm(whiten, dim=(-1, -2))
+    size = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    condition = size * torch.linalg.vector_norm(whiten, dim=(-1, -2))
     return (x @ whiten).to(_working(v)), whiten, condition.masked_fill(info != 0, torch.inf)
 
 

@@ -42,10 +42,14 @@ SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "patterns"
 class PatternNet(nn.Module):
     """Four convolutions over a 48 x 48 picture and its column and diagonal means, with ``pattern_features`` beside."""
 
-    def __init__(self, width: int = 16, hidden: int = 48) -> None:
+    def __init__(self, width: int = 12, hidden: int = 48) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 3 * width, 4 * width]
-        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(sizes))
+        # The first is at full size, and would be most of the work.
+        self.layers = nn.ModuleList(
+            nn.Conv2d(a, b, 3 if i else 5, stride=1 if i else 2, padding=1 if i else 2)
+            for i, (a, b) in enumerate(pairwise(sizes))
+        )
         self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in sizes[1:])
         self.join = nn.Linear(2 * sizes[-1] + feature_count(SIZE), hidden)
         self.drop = nn.Dropout(0.3)
@@ -56,8 +60,9 @@ class PatternNet(nn.Module):
         # Column and diagonal means are what two of the classes are about; a convolution sees only a few tokens far.
         columns, diagonals = x.mean(1), _diagonal_means(x)
         planes = torch.stack([x, columns[:, None].expand_as(x), _along_diagonals(diagonals)], 1)
-        for conv, norm in zip(self.layers, self.norms, strict=True):
-            planes = nn.functional.max_pool2d(torch.relu(norm(conv(planes))), 2)
+        for i, (conv, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
+            planes = torch.relu(norm(conv(planes)))
+            planes = nn.functional.max_pool2d(planes, 2) if i else planes
         summary = torch.cat([planes.amax((-1, -2)), planes.mean((-1, -2)), pattern_features(x)], -1)
         return self.out(self.drop(torch.relu(self.join(summary))))
 
@@ -80,7 +85,7 @@ def train_classifier(
     net = PatternNet().to(device)
     chosen = torch.Generator().manual_seed(seed)
     others, other_labels = (t.to(device) for t in made or generated_pictures(generated, seed=seed))
-    batch = 64
+    batch = 48
     # Classes that are rare among the real maps weigh more than their number.
     pictures, labels, odds = _real(real)
     pictures, labels = pictures.to(device), labels.to(device)
