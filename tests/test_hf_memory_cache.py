@@ -139,6 +139,8 @@ def test_caches_that_do_not_fit() -> None:
         model(ids[:, :1], past_key_values=of_another)
     with pytest.raises(ValueError, match=r"a cache of another kind \(StaticLayer\)"):
         model.generate(ids, max_new_tokens=3, cache_implementation="static")
+    with al.swap(model, "softmax"), pytest.raises(ValueError, match="begin with an empty cache inside the swap"):
+        model(ids[:, :1], past_key_values=cache)
     with pytest.raises(ValueError, match="tokens cannot be taken out of again"):
         cache.layers[0].crop(-1)
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Mechanism
-from attnlab.hf.interface import Installed, install, installed_in, switch_for_good, uninstall
+from attnlab.hf.installed import Installed, installed_in
+from attnlab.hf.interface import install, switch_for_good, uninstall
 from attnlab.hf.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.registry import mechanism, spec_of
 

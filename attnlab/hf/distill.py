@@ -21,7 +21,7 @@ from torch.nn.functional import log_softmax
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.hf.contexts import record
 from attnlab.hf.convert import CONTAINER, is_converted
-from attnlab.hf.interface import installed_in
+from attnlab.hf.installed import installed_in
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
 

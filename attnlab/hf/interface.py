@@ -12,17 +12,18 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf.masks import Seen, carrying_mask, seen_by
+from attnlab.hf.calls import make_call
+from attnlab.hf.installed import INSTALLED, Given, Installed, installed_in, with_memory
+from attnlab.hf.masks import carrying_mask
 from attnlab.hf.sites import Site, own_attention
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.trace import Kind
 
 __all__ = [
     "Frame",
@@ -36,17 +37,8 @@ __all__ = [
 ]
 
 PREFIX = "attnlab|"
-# What attention functions of some models are given that changes W in a way that no AttentionCall can say.
-UNSUPPORTED = {
-    "softcap": "soft-capped scores",
-    "s_aux": "attention sinks",
-    "indices": "keys chosen by an indexer",
-    "block_indices": "blocks of keys chosen by an indexer",
-    "cache": "a paged cache",
-}
 KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
 CACHES = ("past_key_values", "past_key_value")
-INSTALLED = "_attnlab"
 
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
 
@@ -60,33 +52,12 @@ class Frame:
     skip_dropout: bool = False
 
 
-# By thread, what the module under way was given: its hidden states do not reach the attention function.
-Given = dict[int, dict[str, Any]]
-
-
 @dataclass(eq=False)
 class _Live:
     """A site inside at least one context; the innermost mechanism counts, every note is called."""
 
     site: Site
     frames: list[Frame] = field(default_factory=list)
-    given: Given = field(default_factory=dict)
-    hook: Any = None
-
-
-@dataclass(eq=False)
-class Installed:
-    """What a converted module carries, for good: it is copied with the module, and so is the mechanism in it."""
-
-    mechanism: Mechanism
-    kind: Kind
-    layer: int
-    name: str
-    drop_bias: bool = False
-    # By thread, what the layer before has handed on; the object is shared with it. None where nothing comes.
-    handed: dict[int, Tensor] | None = None
-    # The same towards the next layer.
-    hands_on: dict[int, Tensor] | None = None
     given: Given = field(default_factory=dict)
     hook: Any = None
 
@@ -122,11 +93,6 @@ def uninstall(module: nn.Module) -> None:
     assert installed is not None
     installed.hook.remove()
     delattr(module, INSTALLED)
-
-
-def installed_in(module: nn.Module) -> Installed | None:
-    """What ``install`` put into the module."""
-    return getattr(module, INSTALLED, None)
 
 
 def stand_in(module: nn.Module) -> Mechanism | None:
@@ -238,8 +204,9 @@ def _note_given(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         own_states = None if kind == "cross" else given.get(names[0])
         x = next((given[name] for name in KEY_SOURCES if given.get(name) is not None), own_states)
         noted = {"x": x, "output_attentions": given.get("output_attentions")}
-        if isinstance(holder, Installed) and not _swapped(live):
-            noted["memory"] = _memory_of(module, holder, next((given[n] for n in CACHES if n in given), None))
+        if isinstance(holder, Installed):
+            cache = next((given[n] for n in CACHES if n in given), None)
+            noted["memory"] = _memory_of(module, holder, cache, swapped=_swapped(live))
         holder.given[threading.get_ident()] = noted
 
 
@@ -248,13 +215,13 @@ def _argument_names(forward: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(forward).parameters)[1:]
 
 
-def _memory_of(module: nn.Module, installed: Installed, cache: Any) -> Any:
+def _memory_of(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
     """The bounded memory that this module has in the model's cache; None if it has none."""
     if cache is None or not hasattr(installed.mechanism, "make_cache"):
         return None
     from attnlab.hf.memory_cache import memory_layer
 
-    return memory_layer(cache, getattr(module, "layer_idx", None), installed)
+    return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
 
 
 def _swapped(live: _Live | None) -> bool:
@@ -273,7 +240,7 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         memory = given.get("memory")
         place = live.site if installed is None and live is not None else installed
         assert place is not None
-        call = _call(
+        call = make_call(
             module, place, query, key, value, attention_mask, x=given.get("x"), own=own, memory=memory, **kwargs
         )
         mech, by_own = _chosen(live, installed, kwargs.get("dropout") or 0.0)
@@ -284,7 +251,7 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         else:
             try:
                 if installed is not None and mech is installed.mechanism:
-                    call = _with_memory(installed, call)
+                    call = with_memory(installed, call)
                 if memory is None:
                     attended = mech(call)
                 else:
@@ -302,23 +269,6 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return attend
 
 
-def _with_memory(installed: Installed, call: AttentionCall) -> AttentionCall:
-    """The call with the previous layer's memory, if the mechanism reads it (LUNA), and this layer's handed on."""
-    thread = threading.get_ident()
-    if call.k.shape[2] == 0:
-        return call
-    if installed.handed is not None:
-        if thread not in installed.handed:
-            raise ValueError(
-                f"{installed.mechanism!r} reads the previous layer's memory, but that layer has not just run; turn off "
-                "gradient checkpointing, which runs layers alone"
-            )
-        call = replace(call, memory=installed.handed.pop(thread).to(call.q.dtype))
-    if installed.hands_on is not None:
-        installed.hands_on[thread] = installed.mechanism.memory_after(call)  # type: ignore[attr-defined]
-    return call
-
-
 def _chosen(live: _Live | None, installed: Installed | None, dropped: float) -> tuple[Mechanism, bool]:
     """The innermost mechanism, and whether the model's own attention computes it: always where none was swapped in."""
     for frame in reversed(live.frames if live is not None else []):
@@ -334,86 +284,3 @@ def _chosen(live: _Live | None, installed: Installed | None, dropped: float) -> 
             "not do; call model.eval(), set the model's attention dropout to 0, or swap with dropout='skip'"
         )
     return (Softmax(), True) if installed is None else (installed.mechanism, False)
-
-
-def _call(
-    module: nn.Module,
-    place: Site | Installed,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Any,
-    *,
-    x: Any,
-    own: str,
-    memory: Any = None,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    position_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> AttentionCall:
-    for name, what in UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise ValueError(
-                f"{type(module).__name__} ({place.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
-                "swap or record other layers, or another model"
-            )
-    if torch.is_autocast_enabled(query.device.type):
-        # Rotary positions come out wider than the rest; SDPA would cast here too.
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if isinstance(place, Installed):
-        _refuse_window(place, kwargs.get("sliding_window"))
-    n_k = key.shape[2]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    past = 0 if memory is None else memory.length - n_k
-    seen = seen_by(
-        mask, shape=(query.shape[0], query.shape[2], past + n_k), causal_module=causal, none_is_causal=own == "sdpa"
-    )
-    if memory is not None:
-        seen = _of_new_keys(seen, past)
-    if isinstance(place, Installed) and place.drop_bias:
-        position_bias = None
-    return AttentionCall(
-        query,
-        key,
-        value,
-        x=_x(x, query, n_k),
-        key_visible=seen.key_visible,
-        causal=seen.causal,
-        offset=seen.offset,
-        mask=seen.mask,
-        bias=_bias(place, query, position_bias, seen.bias),
-        scale=scaling,
-    )
-
-
-def _refuse_window(installed: Installed, window: Any) -> None:
-    if window is not None and "mask" in installed.mechanism.cannot():
-        raise ValueError(
-            f"{installed.name} sees only the last {window} tokens (sliding_window), which {installed.mechanism!r} "
-            "cannot honour; make the model from a config with sliding_window=None, or convert other layers"
-        )
-
-
-def _of_new_keys(seen: Seen, past: int) -> Seen:
-    """The call of a bounded memory holds only the keys that are new; ``past`` others were folded in before."""
-    key_visible, mask, bias = (None if t is None else t[..., past:] for t in (seen.key_visible, seen.mask, seen.bias))
-    return Seen(key_visible, seen.causal, 0, mask, bias)
-
-
-def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
-    if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] != query.shape[0]:
-        return None
-    # A model spread over devices moves its inputs after the hook has seen them.
-    return (x if x.shape[1] <= n_k else x[:, x.shape[1] - n_k :]).to(query)
-
-
-def _bias(
-    place: Site | Installed, query: Tensor, position_bias: Tensor | None, additive: Tensor | None
-) -> Tensor | None:
-    # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
-    if position_bias is not None and place.kind == "cross" and not position_bias.any():
-        position_bias = None
-    parts = [t.to(query) for t in (position_bias, additive) if t is not None]
-    return sum(parts[1:], parts[0]) if parts else None

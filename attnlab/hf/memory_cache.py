@@ -10,7 +10,7 @@ from transformers import EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf.interface import Installed
+from attnlab.hf.installed import Installed
 
 __all__ = ["MemoryLayer", "Remembered", "memory_layer"]
 
@@ -117,8 +117,8 @@ class Remembered(Mechanism):
     forward = reference
 
 
-def memory_layer(cache: Any, index: int | None, installed: Installed) -> MemoryLayer | None:
-    """The memory of a converted module in the cache it was given; an empty layer gives way to one."""
+def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped: bool) -> MemoryLayer | None:
+    """The memory of a converted module in the cache it was given; an empty layer gives way to one, unless swapped."""
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.cross_attention_cache if installed.kind == "cross" else cache.self_attention_cache
     if index is None or not hasattr(cache, "layers"):
@@ -126,6 +126,13 @@ def memory_layer(cache: Any, index: int | None, installed: Installed) -> MemoryL
     while len(cache.layers) <= index:
         cache.layers.append(DynamicLayer())
     layer = cache.layers[index]
+    if swapped and isinstance(layer, MemoryLayer):
+        raise ValueError(
+            f"{installed.name} is swapped, but this cache is that of its own attention, which keeps no keys; "
+            "begin with an empty cache inside the swap"
+        )
+    if swapped:
+        return None
     if isinstance(layer, MemoryLayer):
         return layer
     if not isinstance(layer, DynamicLayer) or layer.get_seq_length() > 0:
