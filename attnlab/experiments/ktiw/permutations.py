@@ -39,6 +39,7 @@ class PermutationsConfig:
     # Updates by which a head is judged, after which even bad ones get far, and those of Figure 6.
     head_steps: int = 200
     figure_6_steps: int = 400
+    contexts: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
     # Updates of the fixed permutation, which the paper says is never learned.
     permute_steps: int = 1000
     heads: int = 8
@@ -98,8 +99,7 @@ def run_figure_6(
     task = figure_3_tasks(config)["permutations", "hard"]
     # Data that no head was judged on.
     tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
-    kinds: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
-    for contexts in kinds:
+    for contexts in config.contexts:
         for name, seeds in _chosen_heads(config, good, bad).items():
             models = [_with_heads(config, task, heads, contexts=contexts) for heads in seeds]
             how = _how(config, config.figure_6_steps)
