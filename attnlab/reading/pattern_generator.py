@@ -11,6 +11,8 @@ from attnlab.shapes import Float, Int
 
 __all__ = ["generated_pictures"]
 
+TRIES = 30
+
 
 def generated_pictures(
     count: int, *, seed: int = 0, size: int = SIZE
@@ -23,8 +25,45 @@ def generated_pictures(
 
 
 def _map(label: int, chosen: torch.Generator) -> Tensor:
-    n = int(_between(24.0, 96.0, chosen))
     name = CLASSES[label]
+    if name != "block" and _chance(0.4, chosen):
+        # Whether a sink or a band is dark enough to count is a matter of degree: drawn until it is clear.
+        for _ in range(TRIES):
+            w = _causal_map(name, chosen)
+            if _clear(w, name):
+                return w
+    return _encoder_map(name, chosen)
+
+
+def _causal_map(name: str, chosen: torch.Generator) -> Tensor:
+    """A causal model's map: its first token takes what the others do not need, and near tokens get some."""
+    n = int(_between(24.0, 96.0, chosen))
+    scores = torch.randn(n, n, generator=chosen) * _between(0.2, 1.2, chosen)
+    scores = scores + torch.randn(1, n, generator=chosen) * _between(0.0, 0.8, chosen)
+    if name == "heterogeneous":
+        scores = scores * _between(0.6, 2.0, chosen) + _patches(n, chosen)
+    if "vertical" in name and _chance(0.4, chosen):
+        scores = scores + _columns(n, chosen)
+    low, high = {"vertical": (0.0, 0.5), "heterogeneous": (0.0, 0.2)}.get(name, (0.4, 1.0))
+    scores = scores + _diagonals(n, chosen) * _between(low, high, chosen)
+    low, high = {"vertical": (1.0, 5.0), "vertical+diagonal": (1.0, 4.0)}.get(name, (0.0, 2.5))
+    scores[:, 0] += _between(low, high, chosen)
+    return normalise(torch.exp(scores).tril()[None, None])[0, 0]
+
+
+def _clear(w: Tensor, name: str) -> bool:
+    """Whether columns and near diagonals are as dark, in most of the rows that see them, as the class says."""
+    x = picture(w[None])[0]
+    columns = max(float(x[j:, j].median()) for j in range(2 * SIZE // 3))
+    diagonals = max(float(x.diagonal(-j).median()) for j in range(4))
+    vertical = columns > 0.6 if "vertical" in name else columns < 0.5
+    diagonal = diagonals > 0.7 if "diagonal" in name else diagonals < 0.65
+    # Without a pattern near tokens may be dark, as the first rows have few keys to share among.
+    return vertical and (diagonal or name == "heterogeneous")
+
+
+def _encoder_map(name: str, chosen: torch.Generator) -> Tensor:
+    n = int(_between(24.0, 96.0, chosen))
     # Noise with a grain: independent entries, or smoothed along the queries, or both.
     scores = torch.randn(n, n, generator=chosen) * _between(0.2, 1.2, chosen)
     faint = torch.randn(1, n, generator=chosen) * _between(0.0, 0.5, chosen)
@@ -46,10 +85,6 @@ def _map(label: int, chosen: torch.Generator) -> Tensor:
     if name == "heterogeneous":
         grid = torch.randn(1, n, generator=chosen) * torch.randn(n, 1, generator=chosen)
         scores = scores * _between(0.6, 2.0, chosen) + grid * _between(0.0, 0.7, chosen) + _patches(n, chosen)
-    if name != "block" and _chance(0.4, chosen):
-        # A causal model's first token takes what the others do not need, faintly at least.
-        scores[:, 0] += _between(0.0, 1.5, chosen)
-        return normalise(torch.exp(scores).tril()[None, None])[0, 0]
     w = torch.softmax(scores, -1)
     if _chance(0.5, chosen):
         # Effective attention spreads a floor under the pattern and cuts its peaks.
