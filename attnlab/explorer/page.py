@@ -14,7 +14,10 @@ __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
 # In the order of their needs: a module comes after what it imports.
-MODULES = "data colour surface dom maps grid heat lines passage pane chart tables timeline exports keys state app"
+MODULES = (
+    "data colour surface dom maps actions grid heat lines passage pane chart tables timeline exports keys state "
+    "controls cards app"
+)
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 

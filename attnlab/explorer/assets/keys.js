@@ -34,7 +34,7 @@ export const KEYS = [
   ["w", "merge tokens into words", { w: (app) => app.toggleWords() }],
   ["c", "one colour scale for all heads, or one each", { c: (app) => app.set({ shared: !app.state.shared }) }],
   ["/", "search for a token; Enter goes to the next", { "/": (app) => app.focusSearch() }],
-  ["+ − 0", "closer, farther, the whole map", { "+": (app) => app.zoomBy(1.6), "=": (app) => app.zoomBy(1.6), "-": (app) => app.zoomBy(1 / 1.6), 0: (app) => app.set({ zoom: { s: 1, x: 0, y: 0 } }, "draw") }],
+  ["+ − 0", "closer, farther, the whole map", { "+": (app) => app.zoomBy(1.6), "=": (app) => app.zoomBy(1.6), "-": (app) => app.zoomBy(1 / 1.6), 0: (app) => app.zoomOut() }],
   ["p , .", "play or pause a run, a step back, a step on", { p: (app) => app.play(), ",": (app) => app.goStep(-1), ".": (app) => app.goStep(1) }],
   ["Esc", "let go of the chosen token", { Escape: (app) => app.set({ q: null, k: null, search: "" }) }],
   ["?", "these keys", { "?": (app) => app.help() }],

@@ -40,11 +40,6 @@ export const paneView = (app, index) => {
     node.classList.toggle("x-active", app.state.panes.length > 1 && index === app.state.active);
   };
 
-  const hitsOf = (labels) => {
-    const wanted = app.state.search.trim().toLowerCase();
-    return wanted ? labels.flatMap((name, i) => name.toLowerCase().includes(wanted) ? [i] : []) : [];
-  };
-
   const look = () => {
     const { map, rows, cols } = view;
     const { linear, shared, q, k } = app.state;
@@ -53,7 +48,7 @@ export const paneView = (app, index) => {
     const marked = [];
     if (q !== null || k !== null) marked.push([inside(q, rows.length), inside(k, cols.length), true]);
     if (app.hover && app.hover[0] < rows.length && app.hover[1] < cols.length) marked.push([...app.hover, false]);
-    const hits = { rows: hitsOf(rows), cols: view.dimensions ? [] : hitsOf(cols) };
+    const hits = { rows: app.hits(rows), cols: view.dimensions ? [] : app.hits(cols) };
     const query = app.hoverQuery ?? inside(q, rows.length);
     return { ...view, top, linear, marked, hits, query, palette: app.palette() };
   };
