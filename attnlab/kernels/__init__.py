@@ -2,7 +2,9 @@
 
 import importlib.util
 
+import torch
+
 __all__ = ["AVAILABLE"]
 
-# Without Triton every mechanism keeps to its PyTorch path.
-AVAILABLE = importlib.util.find_spec("triton") is not None
+# Without Triton, or on a GPU that is not NVIDIA's, every mechanism keeps to its PyTorch path.
+AVAILABLE = importlib.util.find_spec("triton") is not None and torch.version.hip is None

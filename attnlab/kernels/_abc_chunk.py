@@ -5,7 +5,8 @@ mix: sum_n y_t[n] V~_t[n], which is out = p V~ and, for the gradient, dq = g K~.
 
 ``back_chunk`` is the gradient of both with respect to keys (or values) and logits. With ``WIDE`` they go through the
 references that the chunk needs; without, they take the first for all rows, which is right for almost every chunk. A
-kernel made for both would need the registers of both, so there are two, and ``is_wide`` says which one's result holds.
+kernel made for both would need the registers of both, so there are two; the first one's sums of weights say whether
+the second is needed.
 """
 
 # mypy: ignore-errors
@@ -18,83 +19,92 @@ import triton.language as tl
 from attnlab.kernels._abc_control import (
     HALF_EMPTY,
     LEAST,
-    WIDTH,
-    inverse_of,
+    exp,
+    inverse,
     lowest,
     next_reference,
     references,
     weigh,
 )
 
-__all__ = ["back_chunk", "gradients", "is_wide", "mix_chunk", "score_chunk", "soften"]
+__all__ = ["back_chunk", "gradients", "mix_chunk", "reference_of", "score_chunk", "soften"]
 
 
 @triton.jit
-def soften(scores):
-    """Softmax over the slots written, those above minus infinity; zeros where none is."""
+def soften(scores, scale, SURE: tl.constexpr):
+    """Softmax over the slots written, those above minus infinity; zeros where none is (never, if ``SURE``)."""
     top = tl.max(scores, 1)
-    p = tl.exp(scores - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    if not SURE:
+        top = tl.where(top == float("-inf"), 0.0, top)
+    p = exp((scores - top[:, None]) * scale)
     total = tl.sum(p, 1)
-    return p * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
+    if not SURE:
+        total = tl.where(total > 0, total, 1.0)
+    return p * (1.0 / total)[:, None]
 
 
 @triton.jit
-def gradients(scores, dp, scale):
+def gradients(scores, dp, scale, SURE: tl.constexpr):
     """p, and g = dL/d(K~ q) from S and dP."""
-    p = soften(scores * scale)
-    return p, scale * p * (dp - tl.sum(p * dp, 1)[:, None])
+    p = soften(scores, scale, SURE)
+    return p, p * ((dp - tl.sum(p * dp, 1)[:, None]) * scale)
 
 
 @triton.jit
-def is_wide(x, z):
-    """Whether the chunk needs more than one reference."""
-    top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    return (tl.max(top - lowest(x, z, top)) > WIDTH).to(tl.int32)
+def reference_of(x, z, z_own, WIDE: tl.constexpr):
+    """The first reference: the largest of the chunk and the past, or a little above it; z_own is the chunk's own z."""
+    top = tl.maximum(z, tl.max(x, 0)) if WIDE else tl.maximum(z, z_own)
+    return tl.maximum(top, HALF_EMPTY)
 
 
 @triton.jit
-def score_chunk(past, own, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty."""
+def score_chunk(past, own, x, z, ref, SURE: tl.constexpr, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and the sums of weights."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
     tri = below.to(CT)
     own = tl.where(below, own, 0.0).to(CT)
-    top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    e, w, total = weigh(x, z, top, tri, CT, PREC)
-    scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse_of(total)
-    written = total >= LEAST
+    e, w, first = weigh(x, z, ref, tri, CT, PREC)
+    scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(first)
     if WIDE:
-        low = lowest(x, z, top)
-        ref = next_reference(x, z, low, top)
-        for _ in range(1, references(x, z, low, top)):
-            e, w, total = weigh(x, z, ref, tri, CT, PREC)
-            here = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse_of(total)
+        written = first >= LEAST
+        low = lowest(x, z, ref)
+        count = references(x, z, low, ref)
+        ref = next_reference(x, z, low, ref)
+        for _ in range(1, count):
+            e, w, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
+            here = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(total)
             scores = tl.where(written, scores, here)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    return tl.where(written, scores, float("-inf"))
+        scores = tl.where(written, scores, float("-inf"))
+    elif not SURE:
+        scores = tl.where(first >= LEAST, scores, float("-inf"))
+    return scores, first
 
 
 @triton.jit
-def mix_chunk(y, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+def mix_chunk(y, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
     """y_t to what each row takes of each slot of the past and of each key of its chunk."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
     tri = below.to(CT)
-    top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    e, w, total = weigh(x, z, top, tri, CT, PREC)
-    share = y * inverse_of(total)
+    e, w, total = weigh(x, z, ref, tri, CT, PREC)
+    share = y * inverse(total)
+    if WIDE:
+        share = tl.where(total >= LEAST, share, 0.0)
     to_past = share * w[None, :]
     to_own = tl.dot(share.to(CT), tl.trans(e), input_precision=PREC)
     if WIDE:
-        low = lowest(x, z, top)
         written = total >= LEAST
-        ref = next_reference(x, z, low, top)
-        for _ in range(1, references(x, z, low, top)):
-            e, w, total = weigh(x, z, ref, tri, CT, PREC)
-            share = tl.where(written, 0.0, y * inverse_of(total))
+        low = lowest(x, z, ref)
+        count = references(x, z, low, ref)
+        ref = next_reference(x, z, low, ref)
+        for _ in range(1, count):
+            e, w, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
+            share = tl.where(written | (total < LEAST), 0.0, y * inverse(total))
             to_past += share * w[None, :]
             to_own = tl.dot(share.to(CT), tl.trans(e), to_own, input_precision=PREC)
             written = written | (total >= LEAST)
@@ -103,8 +113,10 @@ def mix_chunk(y, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr)
 
 
 @triton.jit
-def back_chunk(pairs, y, scores, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """What the chunk's rows give its keys and their logits, and exp(s - z_end) for what comes after it.
+def back_chunk(pairs, y, scores, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """What the chunk's rows give its keys and their logits, and exp(s - r) of the first reference.
+
+    The logits' part still lacks that factor, unless ``WIDE``, where every reference has its own.
 
     ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t); both terms take the same rounded y, or the
     difference would drown where one key fills a slot.
@@ -115,25 +127,27 @@ def back_chunk(pairs, y, scores, x, z, WIDE: tl.constexpr, CT: tl.constexpr, PRE
     later = above.to(CT)
     tri = (rows[:, None] >= rows).to(CT)
     pairs = tl.where(above, pairs, 0.0).to(CT)
-    top = tl.maximum(tl.maximum(z, tl.max(x, 0)), HALF_EMPTY)
-    e, w, total = weigh(x, z, top, tri, CT, PREC)
-    inverse = 1.0 / tl.maximum(w + tl.sum(e.to(tl.float32), 0), LEAST)
-    weight = e.to(tl.float32) * inverse[None, :]
-    share = (y * inverse_of(total)).to(CT)
-    to_own = tl.dot(e, tl.trans(share), input_precision=PREC)
-    logits = _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
+    first, _, total = weigh(x, z, ref, tri, CT, PREC)
+    share = y * inverse(total)
     if WIDE:
-        low = lowest(x, z, top)
+        share = tl.where(total >= LEAST, share, 0.0)
+    share = share.to(CT)
+    to_own = tl.dot(first, tl.trans(share), input_precision=PREC)
+    logits = _logits(pairs, share, scores, later, CT, PREC)
+    if WIDE:
+        logits = logits * first.to(tl.float32)
         written = total >= LEAST
-        ref = next_reference(x, z, low, top)
-        for _ in range(1, references(x, z, low, top)):
-            e, w, total = weigh(x, z, ref, tri, CT, PREC)
-            share = tl.where(written, 0.0, y * inverse_of(total)).to(CT)
+        low = lowest(x, z, ref)
+        count = references(x, z, low, ref)
+        ref = next_reference(x, z, low, ref)
+        for _ in range(1, count):
+            e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
+            share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
             to_own = tl.dot(e, tl.trans(share), to_own, input_precision=PREC)
             logits += _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    return tl.where(above, to_own, 0.0).to(CT), logits, weight
+    return tl.where(above, to_own, 0.0).to(CT), logits, first
 
 
 @triton.jit

@@ -9,6 +9,8 @@ a chunk, the rows that are left take the next r below. Almost always the first i
 
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -17,7 +19,8 @@ __all__ = [
     "HALF_EMPTY",
     "LEAST",
     "WIDTH",
-    "inverse_of",
+    "exp",
+    "inverse",
     "load_logits",
     "locate",
     "lowest",
@@ -33,6 +36,27 @@ HALF_EMPTY = tl.constexpr(-5e29)
 WIDTH = tl.constexpr(60.0)
 # exp(-WIDTH), and room for rounding.
 LEAST = tl.constexpr(4e-27)
+LOG2E = tl.constexpr(1.4426950408889634)
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
+
+
+@triton.jit
+def exp(x):
+    """exp(x) by one instruction and a product: subnormal results are zero."""
+    if INTERPRETED:
+        return tl.exp(x)
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2E], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def inverse(x):
+    """1 / x, or of LEAST where x is smaller, by one instruction."""
+    x = tl.maximum(x, LEAST)
+    if INTERPRETED:
+        return 1.0 / x
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -86,12 +110,6 @@ def references(s, z, low, top):
 @triton.jit
 def weigh(s, z, ref, tri, CT: tl.constexpr, PREC: tl.constexpr):
     """exp(s - r), exp(z - r) for the past, and their sums up to each row."""
-    e = tl.exp(tl.minimum(s - ref[None, :], 0.0)).to(CT)
-    w = tl.exp(tl.minimum(z - ref, 0.0))
+    e = exp(s - ref[None, :]).to(CT)
+    w = exp(z - ref)
     return e, w, tl.dot(tri, e, input_precision=PREC) + w[None, :]
-
-
-@triton.jit
-def inverse_of(total):
-    """1 / total; 0 for rows that another reference serves."""
-    return tl.where(total >= LEAST, 1.0 / tl.maximum(total, LEAST), 0.0)

@@ -21,8 +21,8 @@ Extras = tuple[Tensor | None, State | None, Tensor | None]
 
 def _make_states(
     k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan
-) -> tuple[Tensor, Tensor, State]:
-    """The state before each unit, z before each unit, and the state after the last."""
+) -> tuple[Tensor, Tensor, Tensor, State]:
+    """The state before each unit, z before each unit and of each alone, and the state after the last."""
     visible, first, _ = extras
     g, n_k, d = k.shape[1:]
     n = s.shape[3]
@@ -33,20 +33,21 @@ def _make_states(
     if units.count:
         write_states[(units.count, g, triton.cdiv(d, tile))](
             k, v, s, visible, states, zs, units.table, *k.stride()[:3], *v.stride()[:3], *s.stride()[:3],
-            0 if visible is None else visible.stride(0), n_k, units.per_row, g, n, units.size,
-            C=plan.C, NP=plan.NP, D=d, BD=tile, EVEN=units.table is None and n_k % plan.C == 0, FULL=n == plan.NP,
-            VARLEN=units.table is not None, MASKED=visible is not None, CT=plan.CT, PREC=plan.PREC,
+            0 if visible is None else visible.stride(0), n_k, units.per_row, g, n, d, units.size,
+            C=plan.C, NP=plan.NP, BD=tile, EVEN=units.table is None and n_k % plan.C == 0, FULL=n == plan.NP,
+            WHOLE=d % tile == 0, ONCE=units.size == plan.C, VARLEN=units.table is not None,
+            MASKED=visible is not None, CT=plan.CT, PREC=plan.PREC,
             num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
     last = empty_state(units.sequences, g, n, d, k.device)
     first_k, first_v, first_z = first or (None, None, None)
     rows = _rows(units.sequences * g, n, d)
     scan_states[(units.sequences * g, triton.cdiv(n, rows), 2)](
-        states, zs, prefix, first_k, first_v, first_z, *last, units.bounds, units.per_row, g, n,
-        D=d, BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, STARTED=first is not None,
-        STAGES=4, num_warps=4,
+        states, zs, prefix, first_k, first_v, first_z, *last, units.bounds, units.per_row, g, n, d,
+        BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, STARTED=first is not None,
+        num_warps=4,
     )  # fmt: skip
-    return states, prefix, last
+    return states, prefix, zs, last
 
 
 def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device) -> State:
@@ -66,9 +67,9 @@ def _scan_sums(
     rows = _rows(units.sequences * h, n, d)
     seeds, seed_c = seed or (None, None)
     scan_back[(units.sequences * h, triton.cdiv(n, rows), 2)](
-        sums, cs, prefix, last_z, seeds, seed_c, to, to_c, units.bounds, units.per_row, h, h // last_z.shape[1], n,
-        D=d, BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, DECAY=decay,
-        SEEDED=seed is not None, STAGES=4, num_warps=4,
+        sums, cs, prefix, last_z, seeds, seed_c, to, to_c, units.bounds, units.per_row, h, h // last_z.shape[1], n, d,
+        BN=rows, BD=triton.next_power_of_2(d), VARLEN=units.table is not None, DECAY=decay,
+        SEEDED=seed is not None, num_warps=4,
     )  # fmt: skip
     return to, to_c
 
@@ -90,9 +91,9 @@ def forward(
     g, n_k, n = k.shape[1], k.shape[2], s.shape[3]
     plan = plan_for(d, n, q.dtype)
     units = units_of(b, n_k, plan.C if causal else 8 * plan.C, cu_seqlens)
-    states, prefix, last = _make_states(k, v, s, extras, units, plan)
+    states, prefix, own_zs, last = _make_states(k, v, s, extras, units, plan)
     if not causal:
-        states, prefix = torch.stack(last[:2], 2).to(plan.state), last[2].clone()
+        states, prefix, own_zs = torch.stack(last[:2], 2).to(plan.state), last[2].clone(), last[2].new_empty(0)
         units = units_of(b, n_q, plan.C, cu_seqlens)
     out = torch.empty_like(q)
     scores = torch.empty(b, h, n_q if causal and train else 0, n, dtype=torch.float32, device=q.device)
@@ -102,21 +103,22 @@ def forward(
     # The second launch finds nothing to do unless logits climb far within a chunk.
     for again in (False, True) if causal else (False,):
         read_states[(units.count, h)](
-            q, k, v, s, visible, states, prefix, scores, wide, out, units.table,
+            q, k, v, s, visible, states, prefix, own_zs, scores, wide, out, units.table,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *out.stride()[:3],
-            row, n_q, units.per_row, g, h // g, n, scale, WIDE=again, **tiles,
+            row, n_q, units.per_row, g, h // g, n, d, scale, WIDE=again, **tiles,
         )  # fmt: skip
-    return out, last, [states, prefix, scores, wide]
+    return out, last, [states, prefix, own_zs, scores, wide]
 
 
 def _tiles(
     plan: Plan, d: int, n: int, length: int, causal: bool, units: Units, visible: Tensor | None
 ) -> dict[str, object]:
     packed = units.table is not None
+    even, full, masked = not packed and length % plan.C == 0, n == plan.NP, visible is not None
     return {
-        "C": plan.C, "NP": plan.NP, "D": d, "BD": plan.BD, "CAUSAL": causal, "CT": plan.CT, "PREC": plan.PREC,
-        "EVEN": not packed and length % plan.C == 0, "FULL": n == plan.NP, "VARLEN": packed,
-        "MASKED": visible is not None, "num_warps": plan.warps, "num_stages": plan.stages,
+        "C": plan.C, "NP": plan.NP, "BD": plan.BD, "CT": plan.CT, "PREC": plan.PREC, "CAUSAL": causal,
+        "EVEN": even, "FULL": full, "WHOLE": d % plan.BD == 0, "SURE": causal and even and full and not masked,
+        "VARLEN": packed, "MASKED": masked, "num_warps": plan.warps, "num_stages": plan.stages,
     }  # fmt: skip
 
 
@@ -133,7 +135,7 @@ def backward(
     """Gradients of q, k, v, s, and of the first state where there was one."""
     visible, first, cu_seqlens = extras
     q, k, v, s = inputs
-    states, prefix, scores, wide = saved
+    states, prefix, own_zs, scores, wide = saved
     b, h, n_q, d = q.shape
     g, n_k, n = k.shape[1], k.shape[2], s.shape[3]
     plan = plan_for(d, n, q.dtype)
@@ -148,8 +150,8 @@ def backward(
     cs = torch.empty(units.count, h, 2, n, dtype=torch.float32, device=q.device)
     for again in (False, True) if causal else (False,):
         query_gradients[(units.count, h)](
-            q, k, v, s, do, visible, states, prefix, wide, dq, scores, dps, sums, cs, units.table,
-            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, scale, WIDE=again, **tiles,
+            q, k, v, s, do, visible, states, prefix, own_zs, wide, dq, scores, dps, sums, cs, units.table,
+            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, d, scale, WIDE=again, **tiles,
         )  # fmt: skip
     to, to_c = _scan_sums(sums, cs, prefix, last[2], _seeded(d_last, last, h // g), units, plan, decay=causal)
     if not causal:
@@ -161,8 +163,8 @@ def backward(
     ds = torch.empty(2, b, h, n_k, n, dtype=s.dtype, device=s.device)
     for again in (False, True) if causal else (False,):
         key_gradients[(2 * units.count, h)](
-            q, k, v, s, do, visible, prefix, wide, scores, dps, sums, cs, dk, dv, ds, units.table,
-            *strides, row, n_k, units.per_row, g, h // g, n, scale, ds[0].numel(), WIDE=again, **tiles,
+            q, k, v, s, do, visible, prefix, own_zs, wide, scores, dps, sums, cs, dk, dv, ds, units.table,
+            *strides, row, n_k, units.per_row, g, h // g, n, d, scale, ds[0].numel(), WIDE=again, **tiles,
         )  # fmt: skip
     return _gathered([dq, dk, dv, ds[0] + ds[1]], to, to_c, h // g, first, None if causal else last[2])
 

@@ -20,11 +20,11 @@ def abc_forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, visible: Tensor | None,
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
     causal: bool, scale: float, train: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``forward`` as an operator: out, K~, V~, z and what the backward pass needs."""
     extras = (visible, _first(first_k, first_v, first_z), cu_seqlens)
     out, last, saved = forward(q, k, v, s, extras, causal, scale, train)
-    return out, *last, saved[0], saved[1], saved[2], saved[3]
+    return out, *last, saved[0], saved[1], saved[2], saved[3], saved[4]
 
 
 @abc_forward.register_fake
@@ -41,12 +41,14 @@ def _(
     if not causal:
         states = q.new_empty(rows, g, 2, n, d, dtype=plan.state)
         none = q.new_empty(b, h, 0, n, dtype=torch.float32)
-        return out, *last, states, torch.empty_like(last[2]), none, q.new_empty(0, g, dtype=torch.int32)
+        empty = q.new_empty(0, dtype=torch.float32)
+        return out, *last, states, torch.empty_like(last[2]), empty, none, q.new_empty(0, g, dtype=torch.int32)
     units = unit_count(b, n_q, plan.C, None if cu_seqlens is None else rows)
     states = q.new_empty(units, g, 2, n, d, dtype=plan.state)
     prefix = q.new_empty(units, g, n, dtype=torch.float32)
     scores = q.new_empty(b, h, n_q if train else 0, n, dtype=torch.float32)
-    return out, *last, states, prefix, scores, q.new_empty(units, g, dtype=torch.int32)
+    wide = q.new_empty(units, g, dtype=torch.int32)
+    return out, *last, states, prefix, torch.empty_like(prefix), scores, wide
 
 
 @torch.library.custom_op("attnlab::abc_backward", mutates_args=())
@@ -87,7 +89,7 @@ def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _gradient(ctx, do, dk, dv, dz, *_):  # type: ignore[no-untyped-def]
     q, k, v, s, last_k, last_v, last_z, *rest = ctx.saved_tensors
-    saved, (visible, *first, cu_seqlens) = rest[:4], rest[4:]
+    saved, (visible, *first, cu_seqlens) = rest[:5], rest[5:]
     if do is None:
         do = torch.zeros_like(q)
     grads = abc_backward(

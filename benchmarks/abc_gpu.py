@@ -1,0 +1,336 @@
+"""ABC_MLP's kernels beside torch's SDPA and flash-linear-attention, as ratios in one run on one GPU.
+
+python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write results/abc_gpu.json]; with --figure FILE it
+only draws what the results hold. Times are medians of CUDA-graph replays (a peer that cannot be captured: eager).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from attnlab.provenance import provenance, write_atomic, write_json
+
+# batch, heads, length, head size, slots; the targets of the issue come first.
+SHAPES = ((8, 8, 2048, 128, 64), (1, 8, 32768, 128, 64), (16, 8, 512, 128, 64))
+OTHERS = (
+    {"shape": (8, 8, 2048, 64, 64)},
+    {"shape": (8, 8, 2048, 32, 64)},
+    {"shape": (8, 8, 2048, 128, 32)},
+    {"shape": (8, 8, 2048, 128, 128)},
+    {"shape": (8, 8, 2048, 128, 64), "groups": 2},
+    {"shape": (1, 8, 16384, 128, 64), "packed": 8},
+)
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+TOKENS = 32768
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", action="append", choices=tuple(PARTS))
+    parser.add_argument("--end-to-end", action="store_true", help="a decoder trained and decoding, too")
+    parser.add_argument("--seconds", type=float, default=600, help="start no new measurement after this long")
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--figure", type=Path, help="draw this SVG from --write's file, and stop")
+    args = parser.parse_args()
+    if args.figure:
+        results = json.loads(args.write.read_text(encoding="utf-8"))
+        write_atomic(args.figure, figure(results["tables"]["lengths"]))
+        return
+    chosen = args.part or [p for p in PARTS if p != "end_to_end" or args.end_to_end]
+    # Autograd's own thread would add host time that a training step of many layers hides.
+    torch.autograd.set_multithreading_enabled(False)
+    torch.manual_seed(0)
+    start, tables = time.perf_counter(), {}
+    for part in chosen:
+        rows: list[Row] = []
+        tables[part] = rows
+        for row in PARTS[part]():
+            rows.append(row)
+            print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            if args.write:
+                write_json(args.write, {"name": "abc_gpu", "paper": "ABC", "config": {"dtype": "bfloat16"}, "seed": 0,
+                                        **provenance(), "tables": tables})  # fmt: skip
+            if time.perf_counter() - start > args.seconds:
+                print(f"stopped after {args.seconds:.0f} s")
+                return
+
+
+def graph_ms(job: Callable[[], Any], repeats: int = 20) -> float:
+    """The median of CUDA-graph replays."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            job()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        job()
+    return eager_ms(graph.replay, repeats)
+
+
+def eager_ms(job: Callable[[], Any], repeats: int = 20) -> float:
+    """The median between two events around the call."""
+    for _ in range(2):
+        job()
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        job()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def ceilings() -> Any:
+    """What the card does at best here: a copy, and a bf16 matrix product of random numbers."""
+    big = torch.randn(1 << 29, device="cuda")
+    to = torch.empty_like(big)
+    bandwidth = 2 * big.numel() * 4 / eager_ms(lambda: to.copy_(big)) / 1e9
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    yield {"copy TB/s": bandwidth, "bf16 TFLOP/s": 2 * 8192**3 / eager_ms(lambda: a @ b) / 1e9}
+
+
+def made(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> tuple[list[Tensor], Tensor | None]:
+    b, h, t, d, n = shape
+    g = h if groups is None else groups
+    sizes = ((b, h, t, d), (b, g, t, d), (b, g, t, d), (b, g, t, n))
+    tensors = [torch.randn(s, device="cuda", dtype=torch.bfloat16).requires_grad_() for s in sizes]
+    bounds = torch.arange(0, t + 1, t // packed, device="cuda", dtype=torch.int32) if packed > 1 else None
+    return tensors, bounds
+
+
+def forward_and_both(job: Callable[[], Tensor], inputs: list[Tensor], clock: Any = graph_ms) -> tuple[float, float]:
+    with torch.no_grad():
+        ahead = clock(job)
+    pull = torch.randn_like(job())
+    return ahead, clock(lambda: torch.autograd.grad(job(), inputs, pull))
+
+
+def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
+    """The fewest bytes and operations: inputs and outputs once; 2nd for each of K~, V~, q K~, p V~ and gradients."""
+    b, h, t, d, n = shape
+    g = h if groups is None else groups
+    token = 2 * b * t
+    inputs = token * (h * d + g * (2 * d + n))
+    return {
+        "least MB forward": (inputs + token * h * d) / 1e6,
+        "least MB both": (3 * inputs + 3 * token * h * d) / 1e6,
+        "GFLOP forward": 8 * b * h * t * n * d / 1e9,
+        "GFLOP both": 24 * b * h * t * n * d / 1e9,
+    }
+
+
+def measured(shape: tuple[int, ...], *, groups: int | None = None, packed: int = 1) -> tuple[Row, list[Tensor]]:
+    from attnlab.kernels.abc_mlp import abc_attention
+
+    tensors, bounds = made(shape, groups, packed)
+    ahead, both = forward_and_both(lambda: abc_attention(*tensors, cu_seqlens=bounds)[0], tensors)
+    names = dict(zip(("B", "H", "T", "D", "slots"), shape, strict=True))
+    return {**names, "forward ms": ahead, "both ms": both}, tensors
+
+
+def beside_sdpa(row: Row, tensors: list[Tensor]) -> Row:
+    q, k, v, _ = tensors
+    gqa = q.shape[1] != k.shape[1]
+    ahead, both = forward_and_both(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=gqa), [q, k, v])
+    return {**row, "SDPA forward ms": ahead, "SDPA both ms": both,
+            "forward / SDPA": row["forward ms"] / ahead, "both / SDPA": row["both ms"] / both}  # fmt: skip
+
+
+def shapes() -> Any:
+    """The issue's shapes, with the peer where it is installed."""
+    from attnlab.kernels.abc_mlp import abc_attention
+
+    for shape in SHAPES:
+        row, tensors = measured(shape)
+        ahead, both = forward_and_both(lambda t=tensors: abc_attention(*t)[0], tensors, eager_ms)  # type: ignore[misc]
+        row |= {"eager forward ms": ahead, "eager both ms": both}
+        row = beside_sdpa(row, tensors)
+        least = cost(shape)
+        yield row | least | {"least ms forward": least["least MB forward"] / 4300}
+    try:
+        from fla.ops.abc import chunk_abc
+    except ImportError:
+        return
+    for shape in SHAPES:
+        tensors, _ = made(shape)
+        turned = [t.detach().transpose(1, 2).requires_grad_() for t in tensors]
+        ahead, both = forward_and_both(lambda t=turned: chunk_abc(*t)[0], turned, lambda job: eager_ms(job, 5))  # type: ignore[misc]
+        names = dict(zip(("B", "H", "T", "D", "slots"), shape, strict=True))
+        yield {"peer": "fla 0.6.0 chunk_abc", **names, "forward ms": ahead, "both ms": both}
+
+
+def others() -> Any:
+    """Other head sizes and slots, grouped queries and packed sequences, beside what the bytes predict."""
+    base, _ = measured(SHAPES[0])
+    known = cost(SHAPES[0])
+    for case in OTHERS:
+        how = {name: value for name, value in case.items() if name != "shape"}
+        row, _ = measured(case["shape"], **how)
+        here = cost(case["shape"], how.get("groups"))
+        for what in ("forward", "both"):
+            expected = base[f"{what} ms"] * here[f"least MB {what}"] / known[f"least MB {what}"]
+            row[f"{what} / by bytes"] = row[f"{what} ms"] / expected
+        yield {**row, "groups": how.get("groups", row["H"]), "packed": how.get("packed", 1)}
+
+
+def lengths() -> Any:
+    """From short to long at the same number of tokens, 8 heads of 128, 64 slots; and peak memory of both passes."""
+    from attnlab.kernels.abc_mlp import abc_attention
+
+    for length in LENGTHS:
+        shape = (max(1, TOKENS // length), 8, length, 128, 64)
+        row, tensors = measured(shape)
+        row = beside_sdpa(row, tensors) if length <= 65536 else row
+        pull = torch.randn_like(tensors[0])
+        own = sum(t.numel() * t.element_size() for t in tensors)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(abc_attention(*tensors)[0], tensors, pull)
+        torch.cuda.synchronize()
+        held = torch.cuda.max_memory_allocated() - before + own + pull.numel() * 2
+        yield row | {"peak MB": held / 1e6, "peak / inputs and gradients": held / (2 * own + 2 * pull.numel() * 2)}
+
+
+def host() -> Any:
+    """Host time of one eager forward and backward pass: many are queued, and none is waited for."""
+    from attnlab.kernels.abc_mlp import abc_attention
+
+    tensors, _ = made((1, 8, 512, 128, 64))
+    pull = torch.randn_like(tensors[0])
+    for name, job in {
+        "forward": lambda: abc_attention(*tensors)[0],
+        "both": lambda: torch.autograd.grad(abc_attention(*tensors)[0], tensors, pull),
+    }.items():
+        for _ in range(5):
+            job()
+        times = []
+        for _ in range(20):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            job()
+            times.append(time.perf_counter() - begin)
+        yield {"what": name, "host ms": 1e3 * statistics.median(times)}
+
+
+def decode() -> Any:
+    """One step against a memory in float32, and SDPA over caches of growing length."""
+    from attnlab.kernels.abc_mlp import abc_step
+
+    for b, h, d, n in ((64, 16, 128, 64), (16, 8, 64, 32)):
+        q, k, v = (torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        control = torch.randn(b, h, 1, n, device="cuda", dtype=torch.bfloat16)
+        state = (torch.randn(b, h, n, d, device="cuda"), torch.randn(b, h, n, d, device="cuda"),
+                 torch.zeros(b, h, n, device="cuda", dtype=torch.float64))  # fmt: skip
+        ours = graph_ms(lambda a=(q, k, v, control, state): abc_step(*a))  # type: ignore[misc]
+        bytes_ms = 2 * 2 * b * h * n * d * 4 / 4.3e9
+        for context in (2048, 8192, 32768):
+            keys, values = (torch.randn(b, h, context, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+            theirs = graph_ms(lambda q=q, keys=keys, values=values: sdpa(q, keys, values))  # type: ignore[misc]
+            del keys, values
+            yield {"B": b, "H": h, "D": d, "slots": n, "context": context, "step ms": ours,
+                   "bytes alone ms": bytes_ms, "SDPA ms": theirs, "SDPA / step": theirs / ours}  # fmt: skip
+
+
+def end_to_end() -> Any:
+    """A decoder of 8 layers and width 1,024: training at 8,192 tokens, and a batch of 16 decoding at 32k."""
+    from attnlab.models import Transformer, TransformerConfig
+
+    for spec in ("softmax", "abc-mlp:slots=64"):
+        config = TransformerConfig(
+            kind="decoder", vocab=8192, width=1024, heads=8, layers=8, positions="rotary", causal_attention=spec
+        )
+        model = Transformer(config).cuda()
+        tokens = torch.randint(8192, (2, 8192), device="cuda")
+
+        def train(model: Any = model, tokens: Tensor = tokens) -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                logits = model(tokens).logits
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+            model.zero_grad()
+
+        train()
+        torch.cuda.reset_peak_memory_stats()
+        training = eager_ms(train, 5)
+        row = {"model": spec, "training tokens/s": tokens.numel() / training * 1e3,
+               "training peak GB": torch.cuda.max_memory_allocated() / 1e9}  # fmt: skip
+        model = model.bfloat16().eval()
+        with torch.inference_mode():
+            cache = model.make_cache(16, 32768 + 64)
+            before = torch.cuda.memory_allocated()
+            for part in range(8):
+                model.decode(torch.randint(8192, (16, 4096), device="cuda"), cache=cache).hidden.sum()
+                assert part < 8
+            one = torch.randint(8192, (16, 1), device="cuda")
+            step = eager_ms(lambda m=model, one=one, cache=cache: m.decode(one, cache=cache).logits, 10)  # type: ignore[misc]
+            row |= {"decoding tokens/s": 16 / step * 1e3, "past GB": (torch.cuda.memory_allocated() - before) / 1e9}
+        del model, cache
+        torch.cuda.empty_cache()
+        yield row
+
+
+def figure(rows: list[Row]) -> str:
+    """Time against length, both axes logarithmic: ours and SDPA, forward and both."""
+    import math
+
+    lines = {"SDPA both ms": "#c44e52", "SDPA forward ms": "#e5989b", "both ms": "#4c72b0", "forward ms": "#9db4d6"}
+    points = {name: [(r["T"], r[name]) for r in rows if r.get(name)] for name in lines}
+    xs = [math.log2(r["T"]) for r in rows]
+    ys = [math.log10(y) for p in points.values() for _, y in p]
+    low, high = math.floor(min(ys)), math.ceil(max(ys))
+
+    def place(t: float, ms: float) -> tuple[float, float]:
+        x = 60 + 400 * (math.log2(t) - min(xs)) / max(1e-9, max(xs) - min(xs))
+        return x, 270 - 240 * (math.log10(ms) - low) / (high - low)
+
+    parts = []
+    for power in range(low, high + 1):
+        _, y = place(2 ** min(xs), 10.0**power)
+        parts.append(f'<line class="grid" x1="60" x2="460" y1="{y:.0f}" y2="{y:.0f}"/>')
+        parts.append(f'<text x="52" y="{y + 4:.0f}" text-anchor="end">{10.0**power:g}</text>')
+    for row in rows:
+        x, _ = place(row["T"], 10.0**low)
+        parts.append(f'<text x="{x:.0f}" y="288" text-anchor="middle">{row["T"]}</text>')
+    for name, colour in lines.items():
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points[name]))
+        parts.append(f'<polyline points="{path}" style="stroke:{colour}"/>')
+        x, y = place(*points[name][-1])
+        label = name.replace(" ms", "") if name.startswith("SDPA") else f"ABC_MLP {name.replace(' ms', '')}"
+        parts.append(f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" style="fill:{colour}">{label}</text>')
+    style = (
+        "<style>text{font:12px sans-serif;fill:#555}polyline{fill:none;stroke-width:2}.grid{stroke:#ddd}</style>"
+        '<text x="60" y="16">ms for 32,768 tokens (one sequence from there on), 8 heads of 128, 64 slots</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="320" viewBox="0 0 600 320">{style}'
+        f'{"".join(parts)}<text x="260" y="310" text-anchor="middle">tokens in a sequence</text></svg>\n'
+    )
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "ceilings": ceilings,
+    "shapes": shapes,
+    "decode": decode,
+    "host": host,
+    "others": others,
+    "lengths": lengths,
+    "end_to_end": end_to_end,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""ABC_MLP's kernels on a GPU: every head size and number of slots, float32 and bfloat16, and what a GPU alone can show.
+
+``python -m tests.kernels.test_abc_gpu results/test_gpu.json`` keeps a record of it; it compiles in all processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import attnlab as al
+from attnlab.kernels.abc_mlp import HEAD_SIZES, abc_attention, abc_step
+from tests.kernels.abc_cases import Case, check, errors, inputs, relative
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SLOTS = (4, 31, 32, 64, 100, 128, 200, 256)
+SCALES = (1.0, 8.0, 30.0)
+
+
+def pairs() -> list[tuple[int, int, str]]:
+    """Every head size with slots of every tile, full and padded; the dtypes take turns."""
+    return [(d, n, kind) for kind in ("bfloat16", "float32") for n in SLOTS for d in HEAD_SIZES]
+
+
+def worst(pair: tuple[int, int, str]) -> dict[str, Any]:
+    """The errors of one pair at three scales of the control logits, or what it raised."""
+    d, n, kind = pair
+    row: dict[str, Any] = {"d": d, "slots": n, "dtype": kind}
+    for i, scale in enumerate(SCALES):
+        case = Case(d=d, slots=n, length=150, heads=2, groups=1, scale=scale, dtype=getattr(torch, kind), device="cuda",
+                    masked=i == 1, started=i == 2, ended=i == 2)  # fmt: skip
+        try:
+            check(case, seed=int(time.time()) % 1000)
+            found = errors(case, seed=i)
+            row[f"scale {scale:g}"] = max(found[name] for name in ("out", "dq", "dk", "dv"))
+            row[f"ds at {scale:g}"] = found["ds"]
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}"[:500]
+            break
+    return row
+
+
+def all_pairs(processes: int) -> list[dict[str, Any]]:
+    """``worst`` of every pair; pairs that compile the same kernels stay together."""
+    todo = pairs()
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return pool.map(worst, todo, chunksize=len(HEAD_SIZES))
+
+
+def test_every_pair_of_head_size_and_slots() -> None:
+    rows = all_pairs(min(16, os.cpu_count() or 1))
+    wrong = [row for row in rows if "error" in row]
+    assert not wrong, wrong[:3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [1, 63, 100, 4097])
+def test_lengths(length: int, dtype: torch.dtype) -> None:
+    if length < 1000:
+        check(Case(d=64, slots=64, length=length, heads=2, groups=2, dtype=dtype, device="cuda"))
+        return
+    # The dense reference would not fit: two halves, the second from the state after the first, are the whole.
+    made, _, _ = inputs(Case(d=64, slots=64, length=length, groups=2, dtype=dtype, device="cuda"))
+    whole, end = abc_attention(*made)
+    first, state = abc_attention(*(t[:, :, :2000] for t in made))
+    second, last = abc_attention(*(t[:, :, 2000:] for t in made), state=state)
+    bound = 1e-5 if dtype == torch.float32 else 5e-3
+    assert relative(torch.cat([first, second], 2), whole) < bound
+    for got, want in zip(last, end, strict=True):
+        assert relative(got, want) < bound
+
+
+def test_the_longest() -> None:
+    made, _, _ = inputs(Case(d=128, slots=64, length=131072, groups=2, dtype=torch.bfloat16, device="cuda"))
+    out, _ = abc_attention(*made)
+    grads = torch.autograd.grad(out.float().square().sum(), made)
+    assert all(t.isfinite().all() for t in (out, *grads))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(d=64, slots=64, length=130, causal=False, keys=77, heads=4, groups=1, dtype=torch.bfloat16),
+        Case(d=64, slots=64, length=203, packed=(5, 0, 133, 1, 64), started=True, ended=True, dtype=torch.bfloat16),
+        Case(d=64, slots=64, length=203, packed=(5, 0, 133, 1, 64), causal=False, started=True, dtype=torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_cross_and_packed(case: Case) -> None:
+    check(Case(**{**vars(case), "device": "cuda"}))
+
+
+def test_a_run_repeats_bit_for_bit() -> None:
+    made, _, _ = inputs(Case(d=64, slots=64, length=500, heads=4, groups=2, dtype=torch.bfloat16, device="cuda"))
+    runs = []
+    for _ in range(2):
+        out, _ = abc_attention(*made)
+        runs.append((out, *torch.autograd.grad(out.float().square().sum(), made)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+
+
+def test_steps_in_a_cuda_graph_continue_a_prefill() -> None:
+    made, _, _ = inputs(Case(d=64, slots=64, length=70, heads=4, groups=2, dtype=torch.bfloat16, device="cuda"))
+    q, k, v, s = (t.detach() for t in made)
+    whole, _ = abc_attention(q, k, v, s)
+    _, state = abc_attention(*(t[:, :, :64] for t in (q, k, v, s)))
+    now = [t[:, :, 64:65].clone() for t in (q, k, v, s)]
+    abc_step(*now, tuple(t.clone() for t in state))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = abc_step(*now, state)
+    got = []
+    for t in range(64, 70):
+        for buffer, source in zip(now, (q, k, v, s), strict=True):
+            buffer.copy_(source[:, :, t : t + 1])
+        graph.replay()
+        got.append(out.clone())
+    assert relative(torch.cat(got, 2), whole[:, :, 64:].double()) < 5e-3
+
+
+def test_the_mechanism_takes_the_kernels_and_agrees_with_its_pytorch_path() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, 100, 64, device="cuda", requires_grad=True) for _ in range(3))
+    x = torch.randn(2, 100, 32, device="cuda")
+    seen = torch.rand(2, 100, device="cuda") > 0.3
+    mech = al.AbcMlp(slots=16)
+    for causal in (True, False):
+        call = al.AttentionCall(q, k, v, x=x, key_visible=seen, causal=causal)
+        assert mech.fused(call, None) is not None
+        with torch.no_grad():
+            torch.testing.assert_close(mech(call), mech.weights(call) @ v, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_and_under_autocast() -> None:
+    made, _, _ = inputs(Case(d=64, slots=64, length=130, heads=4, groups=2, dtype=torch.bfloat16, device="cuda"))
+
+    def loss(*tensors: torch.Tensor) -> torch.Tensor:
+        return abc_attention(*tensors)[0].float().square().sum()
+
+    eager = torch.autograd.grad(loss(*made), made)
+    with torch.autocast("cuda", torch.bfloat16):
+        compiled = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*made), made)
+    for got, want in zip(compiled, eager, strict=True):
+        assert relative(got, want) < 5e-3
+
+
+def record(path: Path) -> None:
+    """Run all pairs and keep what was found."""
+    from attnlab.provenance import provenance, write_json
+
+    start = time.perf_counter()
+    rows = all_pairs(min(16, os.cpu_count() or 1))
+    tables = {"pairs": rows, "wrong": [row for row in rows if "error" in row]}
+    config = {"lengths": 150, "scales": list(SCALES), "seconds": time.perf_counter() - start}
+    write_json(path, {"name": "test_gpu", "config": config, "seed": 0, **provenance(), "tables": tables})
+    print(f"{len(rows)} pairs, {len(tables['wrong'])} wrong, {config['seconds']:.0f} s")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))
