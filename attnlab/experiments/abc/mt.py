@@ -235,7 +235,11 @@ def run_variants(
     for v in todo:
         model, losses = models[v.key], found.losses[v.key]
         part.row("losses", data=name, variant=v.key, seed=seed, first=losses[0], last=losses[-1])
-        _translate_all(name, v, config, corpus, model, snapshots[v.key], out, seed)
+        try:
+            _translate_all(name, v, config, corpus, model, snapshots[v.key], out, seed)
+        except (RuntimeError, ValueError) as error:
+            # A model that diverged has nothing to say; the others go on.
+            part.fact(f"failed: {v.key}", str(error).strip().partition("\n")[0])
 
 
 def _translate_all(
