@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -245,6 +246,33 @@ def test_a_model_decodes_as_it_reads(spec: str) -> None:
             for lo, hi in [(0, 4), *((t, t + 1) for t in range(4, 9))]
         ]
     assert_close(torch.cat(parts, 1)[seen], whole[seen])
+
+
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_a_model_hands_lunas_memory_on(kind: str) -> None:
+    from attnlab.models import Transformer, TransformerConfig, attentions, record_model
+
+    field = {"encoder": "self_attention", "cross": "cross_attention"}[kind]
+    config = TransformerConfig(
+        kind="encoder-decoder", vocab=23, width=16, heads=2, layers=3, **{field: "abc-luna:slots=3"}
+    )
+    model = Transformer(config).eval()
+    # Only the first layer of the kind learns a memory of its own.
+    assert [layer.mechanism.first is not None for layer in attentions(model, (kind,))] == [True, False, False]
+    source, seen = torch.randint(0, 23, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
+    seen[1, 4:] = False
+    with record_model(model) as trace:
+        model(source, attention_mask=seen, decoder_input_ids=source[:, :5])
+    calls = [trace[kind, i].call for i in range(3)]
+    assert calls[0].memory is None
+    for before, after in itertools.pairwise(calls):
+        memory = attentions(model, (kind,))[0].mechanism.first if before.memory is None else before.memory[1]
+        x = before.x[1, :4]
+        assert_close(after.memory[1], (memory @ x.mT / 4).softmax(-1) @ x)
+    whole = model(source, attention_mask=seen, decoder_input_ids=source[:, :5]).logits
+    cache, encoded = model.make_cache(2, 5), model.encode(source, attention_mask=seen)
+    steps = [model.decode(source[:, t : t + 1], encoded, cache=cache).logits for t in range(5)]
+    assert_close(torch.cat(steps, 1), whole)
 
 
 def test_layers_share_their_control_unless_told_otherwise() -> None:
