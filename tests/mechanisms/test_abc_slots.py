@@ -328,6 +328,24 @@ def test_early_tokens_keep_their_weight_over_100_000() -> None:
     assert_close(state.v.flatten(), torch.ones(1))
 
 
+def test_huge_logits_over_100_000_tokens() -> None:
+    """Logits between -1e4 and 1e4: the last token reads what the definition, in float64, says it reads."""
+    length = 100_000
+    t = torch.randn(1, 1, length, 3)
+    x = (2 * torch.rand(1, length, 2) - 1) * 1e4
+    # The second slot is the first token's: all others together weigh exp(-90) beside it.
+    x[0, 0, 1] = 1.01e4
+    call = al.AttentionCall(t, t, t, x=x, causal=True)
+    with torch.no_grad():
+        out = Logits()(call)
+        exact = {n: getattr(call, n).double() for n in ("k", "v", "x")}
+        last = replace(call, q=call.q[:, :, -1:].double(), offset=length - 1, **exact)
+        assert_close(out[:, :, -1:], Logits().weights(last) @ last.v, dtype=torch.float32)
+    assert torch.isfinite(out).all()
+    _, state = prefill(Logits(), call)
+    assert_close(state.v[0, 0, 1], t[0, 0, 0], dtype=torch.float16)
+
+
 def test_the_state_does_not_grow() -> None:
     def numbers(state: SlotState) -> int:
         return sum(t.numel() for t in (state.k, state.v, state.z, state.count))
