@@ -43,8 +43,15 @@ class GuidanceTerm:
     _errors: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _running: bool = field(default=False, repr=False)
 
+    def __post_init__(self) -> None:
+        # What is kept from layer to layer would be taken for constants by torch.compile.
+        self.outside_of_graphs: Callable[..., Any] = torch.compiler.disable(lambda function, *given: function(*given))
+
     def __call__(self, model: nn.Module, output: Any, batch: Batch, step: int) -> Loss:
         """The sum over layers, pattern groups and rows, each group's divided by its heads, and its count."""
+        return self.outside_of_graphs(self._loss, batch, step)
+
+    def _loss(self, batch: Batch, step: int) -> Loss:
         return Loss(self.total(), self.count(batch, step))
 
     def weight(self, step: int) -> float:
@@ -161,6 +168,9 @@ class GuidedSoftmax(Softmax):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The output; the errors go to the term."""
+        return self.term.outside_of_graphs(self._attend, call)
+
+    def _attend(self, call: AttentionCall) -> Tensor:
         self._ran[0] = True
         return self.term.attend(self.layer, call)
 
@@ -220,7 +230,7 @@ def _guide_own(layer: Any, term: GuidanceTerm) -> Undo:
     if type(before) is not Softmax:
 
         def note(layer: Any, call: AttentionCall, output: Tensor) -> None:
-            term.note(layer.layer, call, layer.mechanism)
+            term.outside_of_graphs(term.note, layer.layer, call, layer.mechanism)
 
         layer.observers.append(note)
         return lambda: layer.observers.remove(note)

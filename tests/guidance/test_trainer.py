@@ -112,6 +112,16 @@ def test_compiled(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.slow
+def test_our_loop_compiled(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "tests.guidance.trained", "own", str(tmp_path)]
+    told = subprocess.run(command, check=True, timeout=300, cwd=root, capture_output=True, text=True).stdout
+    plain, compiled = json.loads(told.splitlines()[-1])
+    for a, b in zip(plain, compiled, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     """Two ranks of two texts a step end where one process of four ends; a rank logs its own texts' loss."""
     launch = ("torch.distributed.run", "--nproc-per-node=2", "--master-port=29517", "-m")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers as tf
 
-from attnlab.guidance import Guidance, guide_trainer
+from attnlab.guidance import Guidance, guide, guide_trainer
 from attnlab.patterns import SpecialTokens
 
 TOKENS = SpecialTokens(period=(9,), delimiters=(1, 2))
@@ -71,7 +71,30 @@ def guided_run(folder: Path, *, guidance: Guidance | None = None, **how: Any) ->
     return model, [line for line in trainer.state.log_history if "guidance" in line]
 
 
-if __name__ == "__main__":
+class Texts:
+    """The same eight texts at every step."""
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        rows = texts(8)
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def own_run(folder: Path, *, compiled: bool) -> list[dict[str, float]]:
+    """The train lines of a guided run of our own loop and model."""
+    from attnlab.models import MaskedLM, Transformer, TransformerConfig
+    from attnlab.training import Recipe, Settings, read_metrics, train
+
+    torch.manual_seed(3)
+    model = Transformer(TransformerConfig(kind="encoder", vocab=31, width=24, heads=4, layers=2, head="mlm"))
+    settings = Settings(steps=4, recipe=Recipe(lr=1e-2), log_every=1, device="cpu", precision="no", compile=compiled)
+    with guide(model, Guidance(heads=HEADS, alpha0=1, schedule="constant", reduction="row"), tokens=TOKENS) as term:
+        train(model, Texts(), terms=[MaskedLM(), term], settings=settings, run_dir=folder)
+    return [line["values"] for line in read_metrics(folder) if line["kind"] == "train"]
+
+
+if __name__ == "__main__" and sys.argv[1] == "own":
+    print(json.dumps([own_run(Path(sys.argv[2]) / str(compiled), compiled=compiled) for compiled in (False, True)]))
+elif __name__ == "__main__":
     out, batch, backend = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     how: dict[str, Any] = {} if backend == "none" else {"torch_compile": True, "torch_compile_backend": backend}
     model, logs = guided_run(out, batch=batch, model=STILL, **PLAIN, **how)
