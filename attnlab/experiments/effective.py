@@ -56,9 +56,6 @@ KEYS = {
     "faithfulness_summary": ["task", "against"],
     "faithfulness_paired": ["task", "against", "first", "second"],
 }
-NOT_TESTABLE = {
-    "effective-block-rises": "of 440 labelled maps that the pattern classifier learned from, four are of this class",
-}
 NOTES = {
     "table_2": "Dev set, fine-tuned. effective is exact (V restricted to real tokens); authors is the computation of "
     "the paper's code: padding inside V, one rank and an absolute threshold, as the paper's effective rows were made.",
@@ -235,7 +232,6 @@ def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[s
         "seed": config.seed,
         "keys": KEYS,
         "notes": NOTES,
-        "not_testable": NOT_TESTABLE,
         "parts": facts,
         "tables": joined,
     }

@@ -21,7 +21,7 @@ def run_timing(config: EffectiveConfig, part: TaskPart) -> None:
     base = transformers.BertConfig() if config.timing_base else transformers.BertConfig(num_hidden_layers=1)
     torch.manual_seed(config.seed)
     encoder = transformers.AutoModel.from_pretrained(str(encoder_folder(config)), dtype=torch.float32)
-    models: dict[str, Any] = {"BERT-base, random": transformers.BertModel(base), "the encoder": encoder}
+    models: dict[str, Any] = {"BERT-base, random": transformers.BertModel(base), encoder_folder(config).name: encoder}
     for what, model in models.items():
         model.to(device).eval()
         ids = torch.randint(5, model.config.vocab_size, (config.batch_size, config.length))

@@ -6,17 +6,23 @@ import torch
 from torch import Tensor
 
 from attnlab.reading.pattern_features import blank_above
-from attnlab.shapes import Float
+from attnlab.shapes import Bool, Float
 
 __all__ = ["varied"]
 
 
-def varied(x: Float[Tensor, "n size size"], chosen: torch.Generator) -> Float[Tensor, "n size size"]:
-    """Tokens left out or repeated, the text reversed, an encoder's map made causal, another exposure, some noise."""
+def varied(
+    x: Float[Tensor, "n size size"], chosen: torch.Generator, *, stays: Bool[Tensor, " n"] | None = None
+) -> Float[Tensor, "n size size"]:
+    """Tokens left out or repeated, the text reversed, an encoder's map made causal, another exposure, some noise.
+
+    ``stays`` marks maps that are not made causal: half of a square is no square.
+    """
     x = _stretched(x, chosen)
     causal = blank_above(x)
     x = torch.where(_some(len(x), 0.25, chosen, x) & ~causal[:, None, None], x.flip(1, 2), x)
-    x = torch.where(_some(len(x), 0.2, chosen, x) & ~causal[:, None, None], _made_causal(x), x)
+    can = ~causal if stays is None else ~causal & ~stays
+    x = torch.where(_some(len(x), 0.2, chosen, x) & can[:, None, None], _made_causal(x), x)
     causal = causal | blank_above(x)
     power, light = (_uniform(len(x), low, high, chosen, x) for low, high in ((0.75, 1.35), (0.85, 1.0)))
     x = x.clamp(min=0) ** power * light

@@ -97,7 +97,7 @@ def train_classifier(
         if len(pictures):
             some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen).to(device)
             x, y = torch.cat([x[len(some) :], pictures[some]]), torch.cat([y[len(some) :], labels[some]])
-        loss = cross_entropy(net(varied(x, chosen)), y, label_smoothing=0.1)
+        loss = cross_entropy(net(varied(x, chosen, stays=y == CLASSES.index("block"))), y, label_smoothing=0.1)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
