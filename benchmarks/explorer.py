@@ -91,7 +91,7 @@ def measure_writing(n: int, options: argparse.Namespace) -> tuple[list[np.ndarra
     return (
         attention,
         effective,
-        {"tokens": n, **seconds, "write / forward": round(times["write"] / times["forward"], 3)},
+        {"tokens": n, **seconds, "write_over_forward": round(times["write"] / times["forward"], 3)},
     )
 
 
