@@ -64,14 +64,21 @@ def fold_and_read(
         tl.store(memory_k + place, mk, mask=there)
         tl.store(memory_v + place, mv, mask=there)
         tl.store(memory_z + at + slots, new, mask=slots < N)
-        scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2) * scale
+        if R == 1:
+            scores = tl.sum(queries * mk, 1)[None, :] * scale
+        else:
+            scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2) * scale
         scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp(scores - base[:, None])
         fade = tl.exp(top - base)
         total = total * fade + tl.sum(p, 1)
-        out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
+        if R == 1:
+            # One head needs no third axis.
+            out = out * fade[:, None] + tl.sum(tl.reshape(p, [BN])[:, None] * mv, 0)[None, :]
+        else:
+            out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
         top = higher
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
 from attnlab.kernels._abc_backward import key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
-from attnlab.kernels._abc_plan import Plan, Units, plan_for, units_of
+from attnlab.kernels._abc_plan import Plan, Units, launch_of, plan_for, units_of
 from attnlab.kernels._abc_state import scan_back, scan_states, write_states
 
 __all__ = ["Extras", "Grads", "State", "backward", "empty_state", "forward"]
@@ -29,15 +31,15 @@ def _make_states(
     states = torch.empty(units.count, g, 2, n, d, dtype=plan.state, device=k.device)
     zs = torch.empty(units.count, g, n, dtype=torch.float32, device=k.device)
     prefix = torch.empty_like(zs)
-    tile = min(plan.BD, 64)
+    how = launch_of(plan, "write", False)
     if units.count:
-        write_states[(units.count, g, triton.cdiv(d, tile))](
+        write_states[(units.count, g, triton.cdiv(d, how["BD"]))](
             k, v, s, visible, states, zs, units.table, *k.stride()[:3], *v.stride()[:3], *s.stride()[:3],
             0 if visible is None else visible.stride(0), n_k, units.per_row, g, n, d, units.size,
-            C=plan.C, NP=plan.NP, BD=tile, EVEN=units.table is None and n_k % plan.C == 0, FULL=n == plan.NP,
-            WHOLE=d % tile == 0, ONCE=units.size == plan.C, VARLEN=units.table is not None,
-            MASKED=visible is not None, CT=plan.CT, PREC=plan.PREC,
-            num_warps=plan.warps, num_stages=plan.stages,
+            C=plan.C, NP=plan.NP, EVEN=units.table is None and n_k % plan.C == 0,
+            FULL=n == plan.NP and plan.state == torch.bfloat16, WHOLE=d % how["BD"] == 0,
+            ONCE=units.size == plan.C, VARLEN=units.table is not None,
+            MASKED=visible is not None, CT=plan.CT, PREC=plan.PREC, **how,
         )  # fmt: skip
     last = empty_state(units.sequences, g, n, d, k.device)
     first_k, first_v, first_z = first or (None, None, None)
@@ -99,26 +101,29 @@ def forward(
     scores = torch.empty(b, h, n_q if causal and train else 0, n, dtype=torch.float32, device=q.device)
     wide = torch.empty(units.count if causal else 0, g, dtype=torch.int32, device=q.device)
     row = 0 if visible is None else visible.stride(0)
-    tiles = _tiles(plan, d, n, n_q, causal, units, visible) | {"SAVED": causal and train}
     # The second launch finds nothing to do unless logits climb far within a chunk.
     for again in (False, True) if causal else (False,):
         read_states[(units.count, h)](
             q, k, v, s, visible, states, prefix, own_zs, scores, wide, out, units.table,
             *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *out.stride()[:3],
-            row, n_q, units.per_row, g, h // g, n, d, scale, WIDE=again, **tiles,
+            row, n_q, units.per_row, g, h // g, n, d, scale, SAVED=causal and train,
+            **_tiles("read", plan, d, n, n_q, causal, units, visible, again),
         )  # fmt: skip
     return out, last, [states, prefix, own_zs, scores, wide]
 
 
 def _tiles(
-    plan: Plan, d: int, n: int, length: int, causal: bool, units: Units, visible: Tensor | None
-) -> dict[str, object]:
+    kernel: str, plan: Plan, d: int, n: int, length: int, causal: bool, units: Units, visible: Tensor | None, wide: bool
+) -> dict[str, Any]:
     packed = units.table is not None
-    even, full, masked = not packed and length % plan.C == 0, n == plan.NP, visible is not None
+    even, masked = not packed and length % plan.C == 0, visible is not None
+    # Kernels of their own for full tiles only where they are worth their compilation.
+    full = n == plan.NP and plan.state == torch.bfloat16
+    how = launch_of(plan, kernel, wide)
     return {
-        "C": plan.C, "NP": plan.NP, "BD": plan.BD, "CT": plan.CT, "PREC": plan.PREC, "CAUSAL": causal,
-        "EVEN": even, "FULL": full, "WHOLE": d % plan.BD == 0, "SURE": causal and even and full and not masked,
-        "VARLEN": packed, "MASKED": masked, "num_warps": plan.warps, "num_stages": plan.stages,
+        "C": plan.C, "NP": plan.NP, "CT": plan.CT, "PREC": plan.PREC, "CAUSAL": causal, "EVEN": even, "FULL": full,
+        "WHOLE": d % how["BD"] == 0, "SURE": causal and even and full and not masked, "WIDE": wide, "VARLEN": packed,
+        "MASKED": masked, **how,
     }  # fmt: skip
 
 
@@ -144,27 +149,27 @@ def backward(
     units = units_of(b, n_q, plan.C, cu_seqlens)
     row = 0 if visible is None else visible.stride(0)
     strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *do.stride()[:3]]
-    tiles = _tiles(plan, d, n, n_q, causal, units, visible)
     dq, dps = torch.empty_like(q), torch.empty_like(scores)
     sums = torch.empty(units.count, h, 2, n, d, dtype=plan.state, device=q.device)
     cs = torch.empty(units.count, h, 2, n, dtype=torch.float32, device=q.device)
     for again in (False, True) if causal else (False,):
         query_gradients[(units.count, h)](
             q, k, v, s, do, visible, states, prefix, own_zs, wide, dq, scores, dps, sums, cs, units.table,
-            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, d, scale, WIDE=again, **tiles,
+            *strides, *dq.stride()[:3], row, n_q, units.per_row, g, h // g, n, d, scale,
+            **_tiles("query", plan, d, n, n_q, causal, units, visible, again),
         )  # fmt: skip
     to, to_c = _scan_sums(sums, cs, prefix, last[2], _seeded(d_last, last, h // g), units, plan, decay=causal)
     if not causal:
         sums, cs = to.to(plan.state), to_c
         units = units_of(b, n_k, plan.C, cu_seqlens)
-        tiles = _tiles(plan, d, n, n_k, causal, units, visible)
     dk = torch.empty(b, h, n_k, d, dtype=k.dtype, device=k.device)
     dv = torch.empty_like(dk)
     ds = torch.empty(2, b, h, n_k, n, dtype=s.dtype, device=s.device)
     for again in (False, True) if causal else (False,):
         key_gradients[(2 * units.count, h)](
             q, k, v, s, do, visible, prefix, own_zs, wide, scores, dps, sums, cs, dk, dv, ds, units.table,
-            *strides, row, n_k, units.per_row, g, h // g, n, d, scale, ds[0].numel(), WIDE=again, **tiles,
+            *strides, row, n_k, units.per_row, g, h // g, n, d, scale, ds[0].numel(),
+            **_tiles("key", plan, d, n, n_k, causal, units, visible, again),
         )  # fmt: skip
     return _gathered([dq, dk, dv, ds[0] + ds[1]], to, to_c, h // g, first, None if causal else last[2])
 

@@ -116,7 +116,7 @@ class AbcMlp(SlotMechanism, nn.Module):
             call.q, call.k, call.v, log, causal=call.causal, scale=scale, key_visible=seen, state=first
         )
         new = torch.full((k.shape[0],), n_k, device=k.device) if seen is None else seen.sum(-1)
-        return out, SlotState(k, v, z.double(), new if state is None else state.count + new)
+        return out, SlotState(k, v, z, new if state is None else state.count + new)
 
     def _input(self, call: AttentionCall) -> Float[Tensor, "b k m"]:
         x = call.x
