@@ -11,8 +11,8 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["class_probe", "lexical_probe", "proxy_probe"]
 
-# Numbers of logits held at once: 16 million floats are 64 MiB.
-LOGITS = 1 << 24
+# Numbers of logits held at once: on a CPU as many as its cache may hold, on a GPU enough to keep it busy.
+LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
 def lexical_probe(
@@ -42,7 +42,7 @@ def lexical_probe(
         wanted = wanted & key_visible.unsqueeze(1)
     out = torch.full(wanted.shape, -torch.inf, dtype=s.dtype, device=s.device)
     with torch.no_grad():
-        for at in wanted.nonzero().split(max(1, LOGITS // vocabulary)):
+        for at in wanted.nonzero().split(_rows(vocabulary, s.device)):
             b, t, k = at.unbind(1)
             logits = network(h[b, k], s[b, t])
             if logits.shape != (len(at), vocabulary):
@@ -63,7 +63,7 @@ def proxy_probe(
     _check_targets(x, len(embedding), name="x")
     with torch.no_grad():
         words, place = x.clamp_min(0).unique(return_inverse=True)
-        chunks = embedding[words].split(max(1, LOGITS // max(1, len(weight))))
+        chunks = embedding[words].split(_rows(len(weight), weight.device))
         normaliser = torch.cat([(chunk @ weight.T).logsumexp(1) for chunk in chunks])
         right = weight[y.clamp_min(0)] @ embedding[x.clamp_min(0)].mT
         beta = (right - normaliser[place].unsqueeze(1)).exp()
@@ -82,6 +82,11 @@ def class_probe(
     if (y < 0).any():
         raise ValueError(f"labels must be 0 or 1, got {int(y.min())}")
     return torch.sigmoid((2 * y - 1).unsqueeze(1) * (h @ weight + bias))
+
+
+def _rows(vocabulary: int, device: torch.device) -> int:
+    """How many rows of logits are made at once."""
+    return max(1, LOGITS.get(device.type, LOGITS["cuda"]) // max(1, vocabulary))
 
 
 def _check_targets(y: Tensor, size: int, *, name: str = "y") -> None:

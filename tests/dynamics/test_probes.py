@@ -9,6 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
+from attnlab.dynamics import probes
 from attnlab.dynamics.initial import logit_derivative, theta_derivative
 from attnlab.dynamics.optimal import optimal_attention
 from attnlab.dynamics.probes import class_probe, lexical_probe, proxy_probe
@@ -31,7 +32,7 @@ class Network(nn.Module):
 
 @pytest.mark.parametrize("logits", [1 << 24, 60])
 def test_lexical_probe_is_equation_4(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlab.dynamics.probes.LOGITS", logits)
+    monkeypatch.setitem(probes.LOGITS, "cpu", logits)
     network = Network().double()
     h, s = torch.randn(2, 7, 3).double(), torch.randn(2, 5, 5).double()
     y = torch.randint(0, 11, (2, 5))
@@ -60,7 +61,7 @@ def test_lexical_probe_refuses_wrong_sizes() -> None:
 
 
 def test_proxy_probe_is_equation_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlab.dynamics.probes.LOGITS", 30)
+    monkeypatch.setitem(probes.LOGITS, "cpu", 30)
     weight, embedding = torch.randn(11, 3).double(), torch.randn(13, 3).double()
     x, y = torch.randint(0, 13, (2, 7)), torch.randint(0, 11, (2, 5))
     x[1, 5:], y[0, 4] = -1, -1
