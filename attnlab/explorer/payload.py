@@ -269,8 +269,10 @@ def _type_shares(w: np.ndarray, keys: Tokens, types: int) -> list[list[float]] |
     if keys.types is None:
         return None
     of_type = (np.asarray(keys.types)[:, None] == np.arange(types)).astype(w.dtype)
-    with np.errstate(invalid="ignore"):
-        shares = np.nan_to_num(w).mean(1) @ of_type
+    given = w.mean(1)
+    if not np.isfinite(given).all():
+        given = np.where(np.isfinite(w), w, 0).mean(1)
+    shares = given @ of_type
     return [[float(f"{share:.5g}") for share in row] for row in shares]
 
 
