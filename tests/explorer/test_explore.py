@@ -103,7 +103,7 @@ def test_one_token_and_numbers_that_are_none() -> None:
     shown = al.explore(broken, readings=("standard", "norm-based", "rollout"))
     assert shown.packed.meta["notes"][0].endswith("weights are not numbers (NaN or infinity); they are drawn hatched.")
     assert stack(shown)["statistics"]["entropy"][0][1] is None
-    with pytest.raises(ValueError, match="not finite|NaN"):
+    with pytest.raises(ValueError, match=r"not finite|NaN"):
         al.explore(broken, readings=("effective",))
 
 
