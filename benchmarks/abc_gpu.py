@@ -236,7 +236,7 @@ def decode() -> Any:
         q, k, v = (torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         control = torch.randn(b, h, 1, n, device="cuda", dtype=torch.bfloat16)
         state = (torch.randn(b, h, n, d, device="cuda"), torch.randn(b, h, n, d, device="cuda"),
-                 torch.zeros(b, h, n, device="cuda", dtype=torch.float64))  # fmt: skip
+                 torch.zeros(b, h, n, device="cuda"))  # fmt: skip
         ours = graph_ms(lambda a=(q, k, v, control, state): abc_step(*a))  # type: ignore[misc]
         bytes_ms = 2 * 2 * b * h * n * d * 4 / 4.3e9
         for context in (2048, 8192, 32768):
@@ -273,9 +273,8 @@ def end_to_end() -> Any:
         with torch.inference_mode():
             cache = model.make_cache(16, 32768 + 64)
             before = torch.cuda.memory_allocated()
-            for part in range(8):
+            for _ in range(8):
                 model.decode(torch.randint(8192, (16, 4096), device="cuda"), cache=cache).hidden.sum()
-                assert part < 8
             one = torch.randint(8192, (16, 1), device="cuda")
             step = eager_ms(lambda m=model, one=one, cache=cache: m.decode(one, cache=cache).logits, 10)  # type: ignore[misc]
             row |= {"decoding tokens/s": 16 / step * 1e3, "past GB": (torch.cuda.memory_allocated() - before) / 1e9}
