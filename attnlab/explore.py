@@ -147,6 +147,12 @@ def _kept(subject: Subject) -> dict[str, np.ndarray]:
         found = torch.ones(n_k, dtype=torch.bool) if seen is None else seen[subject.item].cpu()
         kept.setdefault(keys, found.numpy())
         kept.setdefault(queries, np.ones(n_q, dtype=bool))
+        for name, length in ((queries, n_q), (keys, n_k)):
+            if len(kept[name]) != length:
+                raise ValueError(
+                    f"{layer.kind} layer {layer.layer} has {n_q} queries over {n_k} keys, but other layers or sides read "
+                    f"{len(kept[name])} {name} tokens; record one forward pass over the whole text, not a cached step"
+                )
     if not kept:
         raise ValueError("the trace is empty; run the model inside `with attnlab.record(model) as trace:` first")
     return kept

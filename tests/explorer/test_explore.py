@@ -164,6 +164,16 @@ def test_it_shows_itself_in_a_notebook(traced: tuple[al.Trace, list[str]], monke
     assert shown._repr_mimebundle_()["text/html"].startswith('<iframe srcdoc="&lt;!doctype html&gt;')
 
 
+def test_a_cached_step_is_no_text(traced: tuple[al.Trace, list[str]]) -> None:
+    trace = al.Trace()
+    call = al.AttentionCall(
+        torch.randn(1, 2, 1, 3), torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 3), causal=True, offset=4
+    )
+    trace.add(al.LayerTrace(call, al.Softmax(), al.Softmax()(call), None, "decoder", 0, "layer"))
+    with pytest.raises(ValueError, match=r"1 queries over 5 keys.* record one forward pass over the whole text"):
+        al.explore(trace, tokens=list("abcde"))
+
+
 def test_mistakes_in_python_are_sentences(traced: tuple[al.Trace, list[str]]) -> None:
     trace, tokens = traced
     for call, said in (
