@@ -150,7 +150,7 @@ def _kept(subject: Subject) -> dict[str, np.ndarray]:
         for name, length in ((queries, n_q), (keys, n_k)):
             if len(kept[name]) != length:
                 raise ValueError(
-                    f"{layer.kind} layer {layer.layer} has {n_q} queries over {n_k} keys, but other layers or sides read "
+                    f"{layer.kind} layer {layer.layer} has {n_q} queries over {n_k} keys, but others read "
                     f"{len(kept[name])} {name} tokens; record one forward pass over the whole text, not a cached step"
                 )
     if not kept:
