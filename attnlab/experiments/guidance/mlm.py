@@ -16,9 +16,10 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.abc.encoder import SomeMasked
 from attnlab.experiments.guidance.learner import Curve, GuidedLearner, lanes, train_together
 from attnlab.experiments.guidance.settings import Arm, MlmConfig
+from attnlab.experiments.guidance.timeline import record_heads, write_run
 from attnlab.experiments.parts import Part, best_device
 from attnlab.guidance import GuidanceTerm, bias_heads, guide
-from attnlab.models import Transformer, TransformerConfig, record_model
+from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule
@@ -110,6 +111,19 @@ def run_arms(
             **row,
         )
         part.row("curves", **_told(label, arm), arm=arm.name, seed=config.seed, **thinned(curve))
+        if timeline is not None and timeline[0] == arm.name:
+            looks = [
+                e for e in part.content["tables"]["evaluations"] if (e["arm"], e["seed"]) == (arm.name, config.seed)
+            ]
+            write_run(
+                timeline[1],
+                name=f"attention guidance, {arm.name}",
+                config={**asdict(config), "arm": asdict(arm)},
+                seed=config.seed,
+                curve=thinned(curve),
+                evaluations=looks,
+                seconds=spent,
+            )
     return Pretrained(models, steps)
 
 
@@ -201,32 +215,6 @@ def evaluate(model: Any, held_out: Sequence[dict[str, torch.Tensor]]) -> float:
             found = SomeMasked()(model, model(batch["input_ids"]), batch, 0)
         total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
     return float(total[0] / total[1])
-
-
-@torch.no_grad()
-def record_heads(
-    model: Any,
-    batch: dict[str, torch.Tensor],
-    config: MlmConfig,
-    arm: Arm,
-    tokeniser: Tokeniser,
-    tokens: SpecialTokens,
-    run_dir: Path,
-    step: int,
-    loss: float,
-    *,
-    length: int = 48,
-) -> None:
-    """The maps of one text and the AG loss of every guided head, as the explorer plays them."""
-    from attnlab.guidance import guidance_by_head
-    from attnlab.reading.timeline import record_step
-
-    ids = batch["input_ids"][:1, :length]
-    with record_model(model.eval()) as trace:
-        model(ids)
-    by_head = guidance_by_head(trace, config.guidance(arm), ids, tokens=tokens)
-    names = [tokeniser.decode([i]) for i in ids[0].tolist()]
-    record_step(run_dir, step, trace, tokens=names, scalars={"guidance loss": by_head.cpu(), "MLM loss": loss})
 
 
 def _ended(curve: Curve) -> dict[str, float]:
