@@ -33,6 +33,8 @@ class Groups:
     targets: dict[str, Targets]
     # The same as the kernel reads it, made at the first layer that needs it.
     packed: Any = None
+    # Kept, so that no other mask has its id while these are known by it.
+    mask: Tensor | None = None
 
     @property
     def guided(self) -> int:

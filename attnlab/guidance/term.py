@@ -125,7 +125,7 @@ class GuidanceTerm:
                 name: layer_targets(name, _cut_mask(call, own), **texts, tokens=self.tokens)
                 for name, own in heads.items()
             }
-            self._groups[key] = Groups(heads, drawn)
+            self._groups[key] = Groups(heads, drawn, mask=call.mask)
         return self._groups[key]
 
     def note(self, layer: int, call: AttentionCall, mech: Mechanism) -> None:

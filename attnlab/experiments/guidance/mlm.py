@@ -24,7 +24,7 @@ from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["Pretrained", "period_ids", "run_arms", "smoothed"]
+__all__ = ["Pretrained", "period_ids", "run_arms", "thinned", "with_layers"]
 
 CURVE_POINTS = 250
 
@@ -221,15 +221,6 @@ def _ended(curve: Curve) -> dict[str, float]:
     """Means over the last fiftieth of a run."""
     last = max(1, len(curve.task) // 50)
     return {name: sum(values[-last:]) / last for name, values in (("loss", curve.task), ("ag_loss", curve.guidance))}
-
-
-def smoothed(values: Sequence[float], width: int) -> list[float]:
-    """Means over windows of ``width`` values that end at each value."""
-    sums, found = 0.0, []
-    for i, value in enumerate(values):
-        sums += value - (values[i - width] if i >= width else 0.0)
-        found.append(sums / min(i + 1, width))
-    return found
 
 
 def thinned(curve: Curve) -> dict[str, Any]:
