@@ -2,7 +2,7 @@
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.explore import Subject, explore
-from attnlab.guidance import Guidance, guide, pattern_audit
+from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
 from attnlab.hf import Distillation, Plan, convert, distill, is_converted, load_model, record, swap, swap_plan
 from attnlab.mechanisms.abc_cluster import AbcCluster
 from attnlab.mechanisms.abc_compressive import AbcCompressive
@@ -81,6 +81,7 @@ __all__ = [
     "explore",
     "faithfulness",
     "guide",
+    "guide_trainer",
     "is_converted",
     "load_model",
     "mechanism",
