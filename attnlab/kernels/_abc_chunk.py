@@ -132,7 +132,8 @@ def back_chunk(pairs, y, scores, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr
     if WIDE:
         share = tl.where(total >= LEAST, share, 0.0)
     share = share.to(CT)
-    to_own = tl.dot(first, tl.trans(share), input_precision=PREC)
+    # Queries by rows, as share lies in the registers.
+    to_own = tl.dot(share, tl.trans(first), input_precision=PREC)
     logits = _logits(pairs, share, scores, later, CT, PREC)
     if WIDE:
         logits = logits * first.to(tl.float32)
@@ -143,11 +144,11 @@ def back_chunk(pairs, y, scores, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr
         for _ in range(1, count):
             e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
             share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
-            to_own = tl.dot(e, tl.trans(share), to_own, input_precision=PREC)
+            to_own = tl.dot(share, tl.trans(e), to_own, input_precision=PREC)
             logits += _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
-    return tl.where(above, to_own, 0.0).to(CT), logits, first
+    return tl.trans(tl.where(rows[:, None] >= rows, to_own, 0.0).to(CT)), logits, first
 
 
 @triton.jit
