@@ -46,7 +46,7 @@ NOTES = {
 
 def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """Gather every part's JSON below ``work`` (and the tables in ``keep``, an earlier result) and write ``out``."""
-    tables, where = _gathered(work, keep)
+    tables, where, trained = _gathered(work, keep)
     made = {
         "tuning": tuning(tables),
         "convergence": convergence(tables),
@@ -61,7 +61,8 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
     result = {
         "name": "guidance",
         "paper": "AG",
-        "config": dict(config),
+        # What was asked for, and what each part was trained with.
+        "config": {**config, "trained": trained},
         "seed": 0,
         # Where the last part was trained, which need not be here.
         **where,
@@ -75,24 +76,28 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
     return result
 
 
-def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]]:
-    """(the rows of every table, versions and device of the last part)."""
+def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any], dict[str, Any]]:
+    """(the rows of every table, versions and device of the last part, the settings of every part)."""
     found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in KEYS}
-    where = provenance()
+    where, trained = provenance(), dict[str, Any]()
     contents: list[Mapping[str, Iterable[dict[str, Any]]]] = []
     if keep is not None and keep.exists():
         before = json.loads(keep.read_text(encoding="utf-8"))
         contents.append(before.get("raw", {}))
         where = {name: before[name] for name in where if name in before}
+        trained = dict(before.get("config", {}).get("trained", {}))
     for path in sorted(p for p in work.rglob("*.json") if p.parent.name != "steps"):
         part = json.loads(path.read_text(encoding="utf-8"))
         contents.append(part.get("tables", {}))
-        where = part.get("facts", {}).get("provenance", where)
+        facts = part.get("facts", {})
+        where = facts.get("provenance", where)
+        if "config" in facts:
+            trained[path.stem] = facts["config"]
     for content in contents:
         for name, keys in KEYS.items():
             for row in content.get(name, []):
                 found[name][tuple(row.get(key) for key in keys)] = row
-    return {name: list(rows.values()) for name, rows in found.items() if rows}, where
+    return {name: list(rows.values()) for name, rows in found.items() if rows}, where, trained
 
 
 def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) -> list[float]:

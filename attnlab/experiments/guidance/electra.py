@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,7 @@ def run_electra(
     """Train every arm on the same batches; rows of ``electra_runs`` and ``electra_curves``."""
     base, device, tokens = config.base, best_device(), special_ids(tokeniser)
     part.fact("provenance", provenance())
+    part.fact("config", asdict(config))
     blocks = Blocks(stores["train"], tokeniser.specials, length=base.length, seed=base.seed)
     source = _Renamed(MlmSource(blocks, base.batch, vocab_size=tokeniser.vocab_size, seed=base.seed))
     with ExitStack() as stack:

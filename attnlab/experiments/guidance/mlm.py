@@ -84,6 +84,7 @@ def run_arms(
     """
     device, tokens = best_device(), special_ids(tokeniser)
     part.fact("provenance", provenance())
+    part.fact("config", asdict(config))
     models = {arm.name: build(config, arm, vocab=tokeniser.vocab_size, seed=config.seed).to(device) for arm in arms}
     source, held_out = _sources(config, tokeniser, stores)
     with ExitStack() as stack:

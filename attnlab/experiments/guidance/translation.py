@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,7 @@ def run_translation(
     """Train each model of each seed on the same batches; losses go to ``part``, what they translate to ``out``."""
     corpus = tokenised(read_task(TASKS[config.task], root), vocab=config.vocab)
     part.fact("provenance", provenance())
+    part.fact("config", asdict(config))
     device, specials = best_device(), corpus.tokeniser.specials
     assert specials.pad is not None
     assert specials.bos is not None
