@@ -1,6 +1,6 @@
 // What one can do, whether by key or by button.
 
-export const WHOLE = { s: 1, x: 0, y: 0 };
+const WHOLE = { s: 1, x: 0, y: 0 };
 export const MOST_PANES = 3;
 
 const same = (a, b) => a.item === b.item && a.reading === b.reading;

@@ -66,6 +66,7 @@ export const aboutCard = ({ precise, error, about }) => {
     : `Weights are stored in 8 bits with a scale for each head; a number is off by at most ${number(error, 2)} here, and the readout says by how much in the head on show.`;
   const facts = Object.entries(about).map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, String(value))));
   return make("details", { class: "card x-about" }, make("summary", {}, "About this page"),
-    make("p", {}, stored, " Thumbnails of long texts show what a block of tokens gives to another block: weights summed over keys, averaged over queries. Nothing on this page is loaded from elsewhere, and nothing leaves it."),
+    make("p", {}, stored, " Thumbnails of long texts show what a block of tokens gives to another block: weights summed over keys, ",
+      "averaged over queries. Nothing on this page is loaded from elsewhere, and nothing leaves it."),
     make("dl", { class: "facts" }, facts));
 };

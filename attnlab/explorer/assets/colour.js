@@ -24,7 +24,7 @@ export const paletteOf = (host) => {
 };
 
 // Weights are many and small: a square root spreads them over the scale; the legend has its numbers either way.
-export const spreadOf = (share, linear) => linear ? share : Math.sign(share) * Math.sqrt(Math.abs(share));
+const spreadOf = (share, linear) => linear ? share : Math.sign(share) * Math.sqrt(Math.abs(share));
 export const unspread = (place, linear) => linear ? place : Math.sign(place) * place * place;
 
 const place = (value, top, signed, linear) => {

@@ -17,7 +17,7 @@ const inflate = async (bytes) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
-export const halfToNumber = (half) => {
+const halfToNumber = (half) => {
   const sign = half & 0x8000 ? -1 : 1;
   const exponent = (half >> 10) & 31;
   const fraction = half & 1023;

@@ -13,7 +13,7 @@ const quoted = (value) => {
   const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;
   return /[",\n\r]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
 };
-export const csvOf = ({ columns, rows }) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
+const csvOf = ({ columns, rows }) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
 
 // Every pane beside the other, with its title, on any surface.
 const poster = (app, surfaceOf) => {
@@ -43,8 +43,8 @@ const poster = (app, surfaceOf) => {
   return context;
 };
 
-export const svgText = (app) => String(poster(app, (width, height) => new SvgSurface(width, height)));
-export const pngBlob = (app) => {
+const svgText = (app) => String(poster(app, (width, height) => new SvgSurface(width, height)));
+const pngBlob = (app) => {
   const canvas = document.createElement("canvas");
   poster(app, (width, height) => {
     const dots = Math.min(3, 8000 / Math.max(width, height));
@@ -58,13 +58,15 @@ export const pngBlob = (app) => {
 };
 
 // The pairs on show: all of the head's, or in the view of lines the drawn ones.
-export const shownTable = (app) => {
+const shownTable = (app) => {
   const views = app.paneViews.map((pane) => pane.view()).filter(Boolean);
   const columns = ["pane", "kind", "layer", "head", "query", "query token", views[0].dimensions ? "dimension" : "key", "key token", "weight"];
   const rows = [];
   for (const view of views) {
     const { map, place } = view;
-    const tell = (i, j) => rows.push([view.title, app.state.kind, place.number, place.head, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], Number(map.values[i * map.cols + j].toPrecision(7))]);
+    const where = [view.title, app.state.kind, place.number, place.head];
+    const weight = (i, j) => Number(map.values[i * map.cols + j].toPrecision(7));
+    const tell = (i, j) => rows.push([...where, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], weight(i, j)]);
     const query = app.state.q !== null && app.state.q < map.rows ? app.state.q : null;
     if (app.state.view === "lines") for (const [i, j] of strongest(map, app.state.mass, query)) tell(i, j);
     else for (let i = 0; i < map.rows; i++) for (let j = 0; j < map.cols; j++) tell(i, j);
@@ -73,11 +75,13 @@ export const shownTable = (app) => {
 };
 
 const tableOf = ({ columns, rows }) => ({ columns: columns.map((c) => c.title), rows: rows.map((row) => columns.map((c) => c.value(row) ?? null)) });
-export const shownJson = (app) => ({
+const rowsOf = ({ rows, cols, values }) => Array.from({ length: rows }, (_, i) => (
+  Array.from(values.subarray(i * cols, (i + 1) * cols), (w) => Number.isFinite(w) ? Number(w.toPrecision(7)) : null)));
+const shownJson = (app) => ({
   title: app.meta.title, link: app.fragment(), kind: app.state.kind, view: app.state.view, words: app.state.words,
   panes: app.paneViews.map((pane) => pane.view()).filter(Boolean).map((view) => ({
-    shown: view.title, layer: view.place.number, head: view.place.head, error: view.map.error, queries: view.rows, keys: view.dimensions ? null : view.cols, blocks: Boolean(view.map.blocks),
-    weights: Array.from({ length: view.map.rows }, (_, i) => Array.from(view.map.values.subarray(i * view.map.cols, (i + 1) * view.map.cols), (w) => Number.isFinite(w) ? Number(w.toPrecision(7)) : null)),
+    shown: view.title, layer: view.place.number, head: view.place.head, error: view.map.error, blocks: Boolean(view.map.blocks),
+    queries: view.rows, keys: view.dimensions ? null : view.cols, weights: rowsOf(view.map),
   })),
   heads: tableOf(headRows(app)),
   types: tableOf(typeRows(app)),

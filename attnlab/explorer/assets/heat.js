@@ -6,7 +6,7 @@ import { cut, FONT } from "./surface.js";
 
 const LEGEND = 46;
 const PADDING = 8;
-export const CLOSEST = 64;
+const CLOSEST = 64;
 
 const widths = new WeakMap();
 const widestOf = (ruler, names) => {

@@ -20,7 +20,7 @@ const cursor = (app, down, right) => {
   app.paneViews.forEach((pane) => pane.reveal(...at));
 };
 
-export const KEYS = [
+const KEYS = [
   ["← →", "the head before, the next head", { ArrowLeft: (app) => move(app, 0, -1), ArrowRight: (app) => move(app, 0, 1) }],
   ["↑ ↓", "the layer above, below", { ArrowUp: (app) => move(app, -1, 0), ArrowDown: (app) => move(app, 1, 0) }],
   ["Shift + arrows", "walk over the cells of the map", {

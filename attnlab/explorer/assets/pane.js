@@ -113,7 +113,11 @@ export const paneView = (app, index) => {
       const best = strongest(map, 0.999, seen.query).slice(0, 4).map(([, j, w]) => `${quoted(cols[j], j)} ${number(w, 2)}`);
       readout.textContent = `${quoted(rows[seen.query], seen.query)} looks at ${best.join(", ") || "nothing"}`;
     } else {
-      const told = { map: "Point at a cell to read its weight; click to keep it.", lines: "Point at a token to see where it looks.", text: "Choose a token: the others show what it gives them. Now: what each receives on average." };
+      const told = {
+        map: "Point at a cell to read its weight; click to keep it.",
+        lines: "Point at a token to see where it looks.",
+        text: "Choose a token: the others show what it gives them. Now: what each receives on average.",
+      };
       readout.textContent = told[app.state.view] + blocks;
     }
   };

@@ -16,11 +16,26 @@ const specFrom = (text) => {
 };
 
 export const toFragment = (state) => {
-  const base = { kind: state.kind, layer: state.layer, head: state.head, view: state.view, panes: state.panes.map((pane) => specText(pane) + (pane.minus ? `~${specText(pane.minus)}` : "")).join("|") };
-  const more = { grid: state.grid !== "maps" && state.grid, active: state.active, words: state.words, shared: state.shared, linear: state.linear, q: state.q !== null && String(state.q), k: state.k !== null && String(state.k), mass: state.mass !== 0.8 && state.mass, search: state.search, step: state.step, scalar: state.scalar };
-  const zoom = state.zoom.s > 1 ? { zoom: [state.zoom.s, state.zoom.x, state.zoom.y].map((n) => Number(n.toFixed(2))).join(",") } : {};
-  const kept = Object.entries({ ...base, ...more, ...zoom }).filter(([name, value]) => name in base || (value && value !== "0" && value !== 0) || ((name === "q" || name === "k") && value));
-  return kept.map(([name, value]) => `${name}=${name === "panes" ? value : encodeURIComponent(value === true ? 1 : value)}`).join("&");
+  const panes = state.panes.map((pane) => specText(pane) + (pane.minus ? `~${specText(pane.minus)}` : "")).join("|");
+  const { s, x, y } = state.zoom;
+  const always = { kind: state.kind, layer: state.layer, head: state.head, view: state.view, panes };
+  // What is as it was at first is left out.
+  const maybe = {
+    grid: state.grid === "maps" ? null : state.grid,
+    active: state.active || null,
+    words: state.words ? 1 : null,
+    shared: state.shared ? 1 : null,
+    linear: state.linear ? 1 : null,
+    q: state.q,
+    k: state.k,
+    mass: state.mass === 0.8 ? null : state.mass,
+    search: state.search || null,
+    step: state.step || null,
+    scalar: state.scalar || null,
+    zoom: s > 1 ? [s, x, y].map((n) => Number(n.toFixed(2))).join(",") : null,
+  };
+  const told = Object.entries({ ...always, ...maybe }).filter(([, value]) => value !== null);
+  return told.map(([name, value]) => `${name}=${name === "panes" ? value : encodeURIComponent(value)}`).join("&");
 };
 
 // What a fragment asks for, as far as this payload has it; what it does not know stays as it is.

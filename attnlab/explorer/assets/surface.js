@@ -73,17 +73,23 @@ export class SvgSurface {
     const [, weight, size] = this.font.match(/^(\d+ )?([\d.]+)px/);
     const anchor = { left: "start", center: "middle", right: "end" }[this.textAlign];
     const shift = { alphabetic: 0, middle: 0.35, top: 0.8 }[this.textBaseline] * size;
-    this.#parts.push(`<text x="${short(x)}" y="${short(y + shift)}" font-size="${size}"${weight ? ` font-weight="${weight.trim()}"` : ""} text-anchor="${anchor}" fill="${this.fillStyle}"${this.#alpha()} xml:space="preserve">${escaped(text)}</text>`);
+    const bold = weight ? ` font-weight="${weight.trim()}"` : "";
+    const look = `font-size="${size}"${bold} text-anchor="${anchor}" fill="${this.fillStyle}"${this.#alpha()}`;
+    this.#parts.push(`<text x="${short(x)}" y="${short(y + shift)}" ${look} xml:space="preserve">${escaped(text)}</text>`);
   }
 
   drawImage(image, ...box) {
     const [sx, sy, sw, sh, x, y, w, h] = box.length === 8 ? box : [0, 0, image.width, image.height, ...box];
-    const picture = `<image x="0" y="0" width="${image.width}" height="${image.height}" href="${image.toDataURL()}" preserveAspectRatio="none"${this.imageSmoothingEnabled ? "" : ' style="image-rendering:pixelated"'}/>`;
-    this.#parts.push(`<svg x="${short(x)}" y="${short(y)}" width="${short(w)}" height="${short(h)}" viewBox="${[sx, sy, sw, sh].map(short).join(" ")}" preserveAspectRatio="none">${picture}</svg>`);
+    const sharp = this.imageSmoothingEnabled ? "" : ' style="image-rendering:pixelated"';
+    const picture = `<image width="${image.width}" height="${image.height}" href="${image.toDataURL()}" preserveAspectRatio="none"${sharp}/>`;
+    const frame = `x="${short(x)}" y="${short(y)}" width="${short(w)}" height="${short(h)}"`;
+    this.#parts.push(`<svg ${frame} viewBox="${[sx, sy, sw, sh].map(short).join(" ")}" preserveAspectRatio="none">${picture}</svg>`);
   }
 
   toString() {
     const family = escaped(FONT);
-    return `<svg xmlns="http://www.w3.org/2000/svg" width="${short(this.width)}" height="${short(this.height)}" viewBox="0 0 ${short(this.width)} ${short(this.height)}" font-family="${family}">${this.#parts.join("")}</svg>`;
+    const [width, height] = [short(this.width), short(this.height)];
+    const frame = `width="${width}" height="${height}" viewBox="0 0 ${width} ${height}"`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${frame} font-family="${family}">${this.#parts.join("")}</svg>`;
   }
 }

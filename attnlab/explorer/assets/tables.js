@@ -25,7 +25,8 @@ export const longTable = ({ label, onrow, tall = 12 }) => {
     order = sort && columns[sort.column] ? rows.slice().sort(compare) : rows.slice();
     table.setAttribute("aria-rowcount", String(order.length + 1));
   };
-  const rowNode = (row, at) => make("tr", { "aria-rowindex": at + 2, "aria-selected": chosen?.(row) ? "true" : null, class: chosen?.(row) ? "x-chosen" : null, onclick: onrow ? () => onrow(row) : null },
+  const mark = (row) => chosen?.(row) ? { "aria-selected": "true", class: "x-chosen" } : {};
+  const rowNode = (row, at) => make("tr", { "aria-rowindex": at + 2, ...mark(row), onclick: onrow ? () => onrow(row) : null },
     columns.map((column) => {
       const text = column.text(row);
       const bar = column.bar?.(row);
