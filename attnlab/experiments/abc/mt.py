@@ -337,7 +337,7 @@ def score(out: Path, root: Path) -> dict[str, list[dict[str, Any]]]:
             v, split = by_key[key], {"beam": "test", "greedy": "valid"}[how]
             hypotheses = path.read_text(encoding="utf-8").splitlines()
             bleu = corpus_bleu(hypotheses, texts[split].target[: len(hypotheses)])
-            row = {"cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": int(seed)}
+            row = {"cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": int(seed), "sentences": len(hypotheses)}
             if folder.name != PRIMARY:
                 if how == "beam":
                     tables["table_3a_other"].append({"data": folder.name, "model": v.model, **row})
