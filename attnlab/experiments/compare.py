@@ -235,4 +235,15 @@ def table_lines(result: dict[str, Any]) -> Sequence[str]:
         else f"{row[0].ljust(widths[0])}  {row[1]}"
         for row in body
     ]
-    return [*lines, *audit_lines(result.get("patterns", []))]
+    return [*lines, *_foreign_text(measured, label), *audit_lines(result.get("patterns", []))]
+
+
+def _foreign_text(measured: dict[str, Any] | None, label: str) -> list[str]:
+    """A line of warning where the model fails on this text even with exact attention."""
+    if measured is None or measured["exact"] <= {"perplexity": 500, "mlm_error": 0.65}[measured["name"]]:
+        return []
+    shown = f"{measured['exact']:.1%}" if measured["name"] == "mlm_error" else f"{measured['exact']:.4g}"
+    return [
+        f"with exact attention the {label} on this text is {shown}: the model was made for other text, and differences "
+        "say little here; name one it knows with --text"
+    ]
