@@ -41,8 +41,23 @@ def main() -> None:
                 print(f"   {reading:14s} {sum(known) / max(1, len(known)):.3f}")
     if args.out:
         config = {"limit": args.limit, "keys": args.keys, "length": args.length, "texts": args.texts.name}
+        tables["summary"] = summary(tables)
         result = {"name": "faithfulness", "paper": "effective", "config": config, "seed": 0}
         write_json(args.out, {**result, **provenance(), "tables": tables})
+
+
+def summary(tables: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per model and truth: the mean rank correlation over layers of each reading."""
+    found = []
+    for model, rows in tables.items():
+        for against in dict.fromkeys(row["against"] for row in rows):
+            one = {"model": model, "against": against}
+            for reading in dict.fromkeys(row["reading"] for row in rows):
+                mine = [r["spearman"] for r in rows if (r["against"], r["reading"]) == (against, reading)]
+                known = [value for value in mine if value is not None]
+                one[reading.replace(" ", "_")] = sum(known) / len(known) if known else None
+            found.append(one)
+    return found
 
 
 def _load(folder: str, lines: list[str], length: int) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:

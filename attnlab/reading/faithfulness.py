@@ -23,7 +23,8 @@ from attnlab.trace import LayerTrace
 __all__ = ["AGAINST", "COMPARED", "Faithfulness", "faithfulness", "head_output_change", "prediction_change"]
 
 # "effective norm" is |W_perp_ij| |v_j W_O|: what effective attention adds to the norms, not to attention without them.
-COMPARED = ("standard", "effective", "norm", "effective norm", "rollout", "gradient", "random")
+# "gradient summed" is gradient times attention with its signs: the fall of one number, to first order.
+COMPARED = ("standard", "effective", "norm", "effective norm", "rollout", "gradient", "gradient summed", "random")
 AGAINST = ("head output", "prediction", "prediction, zeroed")
 Prediction = Callable[[Any], Tensor]
 
@@ -110,8 +111,8 @@ def faithfulness(
     each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
     input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
     (``keys`` limits how many are tried), and "prediction, zeroed" with its change when the other weights stay.
-    Gradient times attention says a signed change, so it is summed first and its size taken then. A text's number is the
-    mean over its rows; intervals resample texts. Softmax self-attention.
+    Gradient times attention says a signed change; "gradient summed" is summed over heads and queries first and its size
+    taken then. A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
     """
     unknown = sorted(set(readings) - set(COMPARED))
     if unknown:
@@ -140,7 +141,7 @@ def faithfulness(
                 said = maps[reading][number].detach().expand_as(truth)
                 size = said.abs()
                 found.setdefault((layer.layer, AGAINST[0], reading), []).append(row_correlations(size, truth, seen))
-                together = said if reading == "gradient" else size
+                together = said if reading == "gradient summed" else size
                 # Over the queries that see the key: in a causal model early keys are seen by more of them.
                 score = ((together * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].abs().cpu()
                 for against, change in moved.items():
@@ -195,13 +196,14 @@ def _readings(
         scores = prediction(model(**inputs))
     layers = [layer for layer in trace if layer.kind != "cross"]
     maps: dict[str, list[Tensor]] = {}
-    if "gradient" in readings:
+    if {"gradient", "gradient summed"} & set(readings):
         # What is explained is the prediction that was made.
         slopes = output_gradients(layers, scores.amax())
         maps["gradient"] = [
             gradient_times_attention(layer, output_gradient=slope).detach()
             for layer, slope in zip(layers, slopes, strict=True)
         ]
+        maps["gradient summed"] = maps["gradient"]
     with torch.no_grad():
         weights = [layer.weights() for layer in layers]
         maps["standard"] = weights

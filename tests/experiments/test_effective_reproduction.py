@@ -244,8 +244,8 @@ def test_faithfulness_with_paired_differences(encoder: Path, glue: Path, tokeniz
     lengths = batch["attention_mask"].sum(-1).tolist()
     texts = [{k: t[i : i + 1, :n] for k, t in batch.items() if k != "labels"} for i, n in enumerate(lengths)]
     found = faithfulness_tables(model, texts, task="RTE", prediction=None, keys=5, seed=0)
-    # Layers 0, 1 and all, three truths, seven readings.
-    assert len(found["faithfulness"]) == 3 * 3 * 7
+    # Layers 0, 1 and all, three truths, eight readings.
+    assert len(found["faithfulness"]) == 3 * 3 * 8
     by = {(r["layer"], r["against"], r["reading"]): r for r in found["faithfulness"]}
     for row in found["faithfulness_differences"]:
         first, second = (by[row["layer"], row["against"], row[name]]["spearman"] for name in ("first", "second"))
