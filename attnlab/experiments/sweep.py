@@ -59,7 +59,8 @@ def _affordable(trace: Trace, every: Sequence[int], windows: Windows, patience: 
     searched = [r for r in every if 1 < r < min(call.v.shape[-1] + 1, n_k)]
     exact = min(r for r in every if r >= min(call.v.shape[-1] + 1, n_k))
     # Queries in the middle of the text, which see a fair share of the keys if attention is causal.
-    parts = query_chunks(call, 4 * rows * heads * n_k)
+    # Fewer than some thousand pairs at once would measure the overhead of small tensors.
+    parts = query_chunks(call, max(1 << 15, 4 * rows * heads * n_k))
     part = parts[len(parts) // 2]
     # Each query of the text for the quality, each traced one for the error.
     times = (windows.input_ids.numel() + rows * length) / (rows * part.q.shape[2]) * len(layers)

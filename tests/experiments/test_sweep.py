@@ -29,7 +29,7 @@ def setting() -> tuple[LoadedModel, Windows, Any]:
 
 def test_every_family_ends_at_the_exact_model(setting: Any) -> None:
     loaded, windows, trace = setting
-    sweeps, notes = sweep_r(loaded, windows, trace, batch=2)
+    sweeps, notes = sweep_r(loaded, windows, trace, batch=2, patience=3600.0)
     exact = quality(loaded, windows, batch=2)
     assert exact is not None
     assert [row["r"] for row in sweeps["top-r"]] == [1, 2, 4, 7, 8, 11]
