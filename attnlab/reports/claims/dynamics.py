@@ -32,7 +32,7 @@ TABLES = {
     "ktiw-logreg": {"table_11": "dataset, a_uf_px, a_uf_log (%)"},
     "ktiw-permutations": {"figure_3": "panel (permutations, mixture), data (hard, control), seed, accuracy, learned"},
     "ktiw-multihead": {"figure_6": "heads (all bad, one good, random), contexts (sum), seed, accuracy, learned"},
-    "ktiw-local": {"figure_7": "step, keyword, after, mean, last: the four log-odds"},
+    "ktiw-local": {"figure_7": "encoder (left to right), seed, step, keyword, after, mean, last: the four log-odds"},
     "ktiw-permute-function": {"section_6_2": "task (copy, permute), seed, accuracy, learned, steps"},
     "ktiw-optimal": {"appendix_a1": "model (linear, main), bleu, a_opt_beta, a_random (%)"},
 }
@@ -119,7 +119,9 @@ def _log_odds(*, late: bool) -> Predicate:
     names = ("keyword", "after", "mean", "last")
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        columns = {name: averages(result, "figure_7", name, "step") for name in names}
+        # In an encoder of both directions the last position is no end of anything.
+        ways = [row for row in rows_of(result, "figure_7") if row.get("encoder", "left to right") == "left to right"]
+        columns = {name: averages({"tables": {"figure_7": ways}}, "figure_7", name, "step") for name in names}
         steps = sorted(columns["keyword"])
         rows = [{"step": step[0], **{name: columns[name][step] for name in names}} for step in steps]
         if late:
