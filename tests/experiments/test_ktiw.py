@@ -192,7 +192,7 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     judged = Rows(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)
     assert (good, bad) == ([0, 1, 2, 3], [])
-    run_figure_7(LocalConfig(steps=2, count=9, evaluate_every=1, embedding=3, width=3, seeds=1), rows)
+    run_figure_7(LocalConfig(steps=2, count=9, evaluate_early=1, evaluate_every=1, embedding=3, width=3, seeds=1), rows)
     assert {r["encoder"] for r in rows.tables["figure_7"]} == {"both ways", "left to right"}
     assert Rows.load(tmp_path / "toys.json").tables == json.loads(json.dumps(rows.tables))
 

@@ -25,7 +25,9 @@ class LocalConfig:
     lr: float = 1e-3
     batch: int = 32
     count: int = 2048
-    evaluate_every: int = 50
+    # The order of the four turns round within the first hundred steps.
+    evaluate_early: int = 10
+    evaluate_every: int = 100
     embedding: int = 300
     width: int = 256
     seeds: int = 3
@@ -48,7 +50,7 @@ def run_figure_7(config: LocalConfig, rows: Rows) -> None:
             adam = torch.optim.Adam(model.parameters(), lr=config.lr, fused=device.type == "cuda" or None)
             name = "both ways" if bidirectional else "left to right"
             for step in range(config.steps + 1):
-                if step % config.evaluate_every == 0:
+                if step % (config.evaluate_early if step < config.evaluate_every else config.evaluate_every) == 0:
                     rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
                 if step < config.steps:
                     batch = _moved(task.batch(step), device)
