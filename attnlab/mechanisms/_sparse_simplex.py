@@ -24,6 +24,8 @@ SMALL, SWEEPS = 4, 2
 CANDIDATES = 3
 # Rows that see more keys than this are searched with less effort.
 CROWD = 64
+# Chains times keys that are held at once, at some 60 bytes each.
+CPU_PAIRS, GPU_PAIRS = 1 << 19, 1 << 25
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ def sparse_simplex(
     keys = torch.zeros(*target.shape[:2], r, dtype=torch.long, device=target.device)
     beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
     crowded = seen.sum(-1) > CROWD
+    limit = CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS
     # A row's effort depends on that row alone, whatever it shares a batch with.
     for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
-        # Fewer rows at once where there are more chains, for the same memory.
-        at_once = max(1, target.shape[1] * EFFORT_CROWDED.chains // effort.chains)
+        at_once = max(1, limit // max(1, points.shape[0] * points.shape[1] * 2 * effort.chains))
         for columns in rows.any(0).nonzero().squeeze(1).split(at_once):
             at = (slice(None), columns)
             found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
