@@ -40,8 +40,8 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "ktiw-multihead": {
         "figure_6": _rows(
-            "heads seed learned",
-            *((h, s, s < limit) for h, limit in (("all bad", 3), ("one good", 19), ("random", 20)) for s in range(20)),
+            "heads contexts seed learned",
+            *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 19), ("random", 20)) for s in range(20)),
         )
     },
     "ktiw-local": {

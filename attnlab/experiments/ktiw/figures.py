@@ -50,13 +50,16 @@ def section_6_2(tables: Tables) -> str:
 def figure_7(tables: Tables) -> str:
     """The four log-odds over training, mean over seeds."""
     rows = tables["figure_7"]
+    last = max(row["step"] for row in rows)
     panels = []
     for encoder in dict.fromkeys(row["encoder"] for row in rows):
-        lines = []
-        for name, colour in (("keyword", RED), ("after", BLUE), ("mean", GREEN), ("last", VIOLET)):
-            x, y = _mean([r for r in rows if r["encoder"] == encoder], name)
-            lines.append(Line(x, y, colour, name))
-        panels.append(Panel(f"Figure 7: {encoder}", lines, y_label="log-odds"))
+        # The order turns round early: the first steps have a panel of their own.
+        for until in (min(50, last), last):
+            lines = []
+            for name, colour in (("keyword", RED), ("after", BLUE), ("mean", GREEN), ("last", VIOLET)):
+                x, y = _mean([r for r in rows if r["encoder"] == encoder and r["step"] <= until], name)
+                lines.append(Line(x, y, colour, name))
+            panels.append(Panel(f"Figure 7: {encoder}, {until} steps", lines, y_label="log-odds"))
     return line_panels(panels)
 
 

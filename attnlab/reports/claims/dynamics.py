@@ -129,7 +129,8 @@ def _log_odds(*, late: bool) -> Predicate:
             held = last["last"] > last["after"] > max(last["mean"], last["keyword"])
             shown = last
         else:
-            early = [r for r in rows[: (len(rows) + 1) // 2] if r["keyword"] > r["after"] > max(r["mean"], r["last"])]
+            first = [row for row in rows[: (len(rows) + 1) // 2] if row["step"] > 0]
+            early = [r for r in first if r["keyword"] > r["after"] > max(r["mean"], r["last"])]
             held, shown = bool(early), (early or rows)[0]
         ours = f"step {shown['step']}: " + ", ".join(f"{name} {number(shown[name])}" for name in names)
         return Verdict(HELD if held else NOT_HELD, ours)
