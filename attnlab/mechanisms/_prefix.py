@@ -46,6 +46,8 @@ class Prefixes:
     count: Int[Tensor, "b q"]
     # Queries that see at most rank keys with independent values: nothing is invisible to them.
     lead: Bool[Tensor, "b g q"]
+    # Queries that see more than rank keys: only from their prefixes are keys taken away.
+    beyond: Bool[Tensor, "b g q"]
     offset: int
 
     def visible(self, q: Tensor) -> Bool[Tensor, "b q k"]:
@@ -65,8 +67,9 @@ def prefixes(v: Tensor, key_visible: Tensor | None, n_q: int, offset: int, rtol:
     first, exists, _ = first_visible(v, seen[:, None], e)
     exists = exists & (torch.arange(exists.shape[-1], device=v.device) < basis.rank[..., None])
     free = independent_rows(first, exists, rtol=rtol)
-    lead = (count[:, None] <= basis.rank[..., None]) & free[..., None] | (count[:, None] == 0)
-    return Prefixes(whitened(v, basis.whiten), basis, seen, key_count, count, lead, offset)
+    beyond = count[:, None] > basis.rank[..., None]
+    lead = ~beyond & free[..., None] | (count[:, None] == 0)
+    return Prefixes(whitened(v, basis.whiten), basis, seen, key_count, count, lead, beyond, offset)
 
 
 def prefix_map(
@@ -90,7 +93,7 @@ def prefix_map(
         if block.factors is not None:
             x = p.x[:, :, None, : block.end]
             a, sound = _coefficients(block.factors, rows @ x, block.ahead)
-            done[..., block.lo : block.hi] |= sound
+            done[..., block.lo : block.hi] |= sound & p.beyond[..., block.lo : block.hi]
             part = a @ x.mT
             part[..., block.first :].masked_fill_(block.ahead, 0)
             if block.any_lead:
@@ -124,7 +127,7 @@ def prefix_coefficients(
         if block.factors is None:
             continue
         a, sound = _coefficients(block.factors, o[..., block.lo : block.hi, :].double() @ whiten, block.ahead)
-        sound = sound & ~p.lead[..., block.lo : block.hi]
+        sound = sound & p.beyond[..., block.lo : block.hi]
         done[..., block.lo : block.hi] |= sound
         out[..., block.lo : block.hi, :] += torch.where(sound[:, :, None, :, None], a @ whiten.mT, 0)
     if not bool(done.all()):

@@ -222,6 +222,22 @@ def _gradcheck(shape, masks) -> None:
     assert torch.autograd.gradcheck(lambda w, v: effective_attention(w, v, **masks).weights, (w, v), atol=1e-6)
 
 
+@pytest.mark.parametrize("equal", [[(2, 1)], [(1, 0), (4, 0)], [(70, 3)]])
+def test_a_repeated_value_within_the_first_rank_keys_of_a_causal_map(equal: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    v = torch.randn(1, 2, 83, 7)
+    for to, source in equal:
+        v[:, :, to] = v[:, :, source]
+    w = torch.rand(1, 2, 83, 83).tril()
+    seen = torch.ones(1, 1, 83, 83, dtype=torch.bool).tril()
+    found = effective_attention(w, v, causal=True)
+    expected, rank = definition(w, v, seen.expand_as(w))
+    assert torch.equal(found.rank.expand_as(rank), rank)
+    torch.testing.assert_close(found.weights.double(), expected, atol=1e-5, rtol=0)
+    without = effective_from_output(w @ v, v, causal=True).weights()
+    torch.testing.assert_close(without.double(), expected, atol=1e-5, rtol=0)
+
+
 def test_float64_keeps_its_digits_where_the_gram_matrix_would_lose_them() -> None:
     torch.manual_seed(0)
     v = torch.randn(1, 1, 29, 5, dtype=torch.float64) * 10.0 ** -torch.linspace(0, 9, 5, dtype=torch.float64)
