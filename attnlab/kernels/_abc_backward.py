@@ -148,7 +148,8 @@ def key_gradients(
     q, k, v, s, do, visible, zs, own_zs, wide, scores, dps, sums, cs, dk, dv, ds, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale, DS,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
+    WIDE: tl.constexpr, SPLIT: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """dk and its part of ds, or (odd programs) dv and its part, of a chunk and one query head."""
@@ -216,11 +217,13 @@ def key_gradients(
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
         real = tl.arange(0, BD) < (BD if WHOLE else D - i)
-        memory = tl.load(
-            sums + slots[:, None] * D + cols, mask=(slots < n)[:, None] & real, other=0.0
-        ).to(CT)  # fmt: skip
+        raw = tl.load(sums + slots[:, None] * D + cols, mask=(slots < n)[:, None] & real, other=0.0)
+        memory = raw.to(CT)
         kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
         after = tl.dot(kd, tl.trans(memory), after, input_precision=PREC)
+        if SPLIT:
+            low = (raw - memory.to(tl.float32)).to(CT)
+            after = tl.dot(kd, tl.trans(low), after, input_precision=PREC)
         out = tl.dot(weight, memory, input_precision=PREC)
         if CAUSAL:
             ad = tl.load(a + rows[:, None] * sat + cols, mask=inside[:, None] & real, other=0.0).to(CT)

@@ -150,7 +150,10 @@ def backward(
     row = 0 if visible is None else visible.stride(0)
     strides = [*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *do.stride()[:3]]
     dq, dps = torch.empty_like(q), torch.empty_like(scores)
-    sums = torch.empty(units.count, h, 2, n, d, dtype=plan.state, device=q.device)
+    # Few slots are often filled by one key each, and then bf16 sums are too coarse for the logits' gradient.
+    fine = n <= 32 or plan.state == torch.float32
+    kind = torch.float32 if fine else plan.state
+    sums = torch.empty(units.count, h, 2, n, d, dtype=kind, device=q.device)
     cs = torch.empty(units.count, h, 2, n, dtype=torch.float32, device=q.device)
     for again in (False, True) if causal else (False,):
         query_gradients[(units.count, h)](
@@ -160,7 +163,7 @@ def backward(
         )  # fmt: skip
     to, to_c = _scan_sums(sums, cs, prefix, last[2], _seeded(d_last, last, h // g), units, plan, decay=causal)
     if not causal:
-        sums, cs = to.to(plan.state), to_c
+        sums, cs = to.to(kind), to_c
         units = units_of(b, n_k, plan.C, cu_seqlens)
     dk = torch.empty(b, h, n_k, d, dtype=k.dtype, device=k.device)
     dv = torch.empty_like(dk)
@@ -169,6 +172,7 @@ def backward(
         key_gradients[(2 * units.count, h)](
             q, k, v, s, do, visible, prefix, own_zs, wide, scores, dps, sums, cs, dk, dv, ds, units.table,
             *strides, row, n_k, units.per_row, g, h // g, n, d, scale, ds[0].numel(),
+            SPLIT=fine and plan.state == torch.bfloat16,
             **_tiles("key", plan, d, n, n_k, causal, units, visible, again),
         )  # fmt: skip
     return _gathered([dq, dk, dv, ds[0] + ds[1]], to, to_c, h // g, first, None if causal else last[2])
