@@ -48,7 +48,7 @@ def run_chosen(
         if not done:
             compare_runs(corpus, folder, config=config)
         if "linear" in runs and corpus.kind == "translation" and not (folder / "optimal.json").exists():
-            optimal_agreement(corpus, folder)
+            optimal_agreement(corpus, folder, width=config.width)
 
 
 def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:
@@ -62,7 +62,7 @@ def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:
     corpus = shortened(corpus, config.longest)
     on = measured_on(corpus, config)
     device = best_device()
-    gold = _gold(corpus, folder, on, device)
+    gold = _gold(corpus, config, folder, on, device)
     write_json(folder / "chance.json", _chance(gold, on, config))
     if (folder / "uniform" / READINGS).exists():
         _proxies(corpus, config, folder, on, gold, device)
@@ -94,9 +94,9 @@ def _pairs(run: str, found: Mapping[str, Tensor], gold: Mapping[str, Tensor]) ->
     return {"alpha_uf": (gold["alpha"], found["beta"]), "delta_uf": (gold["delta"], found["beta"]), **proxies}
 
 
-def _gold(corpus: Corpus, folder: Path, on: Mapping[str, Examples], device: torch.device) -> Gold:
+def _gold(corpus: Corpus, config: StudyConfig, folder: Path, on: Mapping[str, Examples], device: torch.device) -> Gold:
     """alpha and Delta of the reference's best checkpoint."""
-    model = make_model(corpus, "reference")
+    model = make_model(corpus, "reference", width=config.width)
     load_model(model, folder / "reference", which="best")
     model.to(device).eval()
     return {split: {"alpha": read(model, one).alpha, "delta": saliency(model, one)} for split, one in on.items()}

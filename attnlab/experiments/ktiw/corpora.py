@@ -10,7 +10,7 @@ import io
 import json
 import lzma
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ Rows = list[np.ndarray]
 # Texts are cut here; the paper leaves out longer ones of Amazon's and says nothing of the others.
 LONGEST = 400
 VALIDATION = 4000
+SHORT = 11
 WORD, WORD_WITHOUT_UNDERSCORE = r"\w+", r"[^\W_]+"
 
 
@@ -50,7 +51,7 @@ def prepare(name: str, folder: Path | str, *, vocab: int = 8000) -> Corpus:
     """Read and tokenise one data set of ``folder``; ``vocab`` is the size of a translation's SentencePiece model."""
     if name not in READERS:
         raise ValueError(f"no data set named {name!r}; there are {', '.join(READERS)}")
-    where = Path(folder) / name
+    where = Path(folder) / name.removesuffix("-short")
     if not where.is_dir():
         raise ValueError(f"{where} is no folder; put the files of {TITLES[name]} there as they are downloaded")
     return READERS[name](name, where, vocab)
@@ -223,6 +224,17 @@ def _two_files(source: str, target: str) -> Callable[[str, Path, int], Corpus]:
     return read
 
 
+def _short_pairs(name: str, folder: Path, vocab: int) -> Corpus:
+    """Multi30k's pairs of at most eleven pieces on either side, for machines without a GPU."""
+    whole = _two_files("en", "de")(name, folder, vocab)
+
+    def short(sides: tuple[Rows, Rows]) -> tuple[Rows, Rows]:
+        kept = [(x, y) for x, y in zip(*sides, strict=True) if max(len(x), len(y)) <= SHORT]
+        return [x for x, _ in kept], [y for _, y in kept]
+
+    return replace(whole, train=short(whole.train), valid=short(whole.valid))
+
+
 def _news_commentary(name: str, folder: Path, vocab: int) -> Corpus:
     """news-commentary-v14's tsv as it is downloaded; purely numerical pairs are left out, a tenth is validation."""
     pairs = read_parallel(_file(folder, "news-commentary"), malformed=Malformed("skip"))
@@ -244,6 +256,7 @@ READERS: dict[str, Callable[[str, Path, int], Corpus]] = {
     "amazon": _amazon,
     "sms": _sms,
     "multi30k": _two_files("en", "de"),
+    "multi30k-short": _short_pairs,
     "iwslt14-de-en": _two_files("de", "en"),
     "news-it-pt": _news_commentary,
     "news-en-nl": _news_commentary,
@@ -259,6 +272,7 @@ TITLES = {
     "amazon": "Amazon",
     "sms": "SMS",
     "multi30k": "Multi30k",
+    "multi30k-short": "Multi30k, short",
     "iwslt14-de-en": "IWSLT14",
     "news-it-pt": "News It-Pt",
     "news-en-nl": "News En-Nl",

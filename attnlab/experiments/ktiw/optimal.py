@@ -23,10 +23,10 @@ __all__ = ["optimal_agreement"]
 NUMBERS = 1 << 26
 
 
-def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128) -> dict[str, Any]:
+def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, width: int = 256) -> dict[str, Any]:
     """A(alpha_opt, beta) of the trained ``linear`` run on some validation sentences, and how near alpha_opt is."""
     device = best_device()
-    model = make_model(corpus, "linear")
+    model = make_model(corpus, "linear", width=width)
     step = load_model(model, folder / "linear", which="best")
     assert isinstance(model, Translator)
     model.to(device).eval()

@@ -56,6 +56,8 @@ class StudyConfig:
     tau_rows: int = 1000
     # Texts are cut at so many words.
     longest: int | None = None
+    # Of the LSTMs.
+    width: int = 256
     proxy: ProxyConfig = field(default_factory=ProxyConfig)
     seed: int = 0
 
@@ -187,7 +189,7 @@ def shortened(corpus: Corpus, longest: int | None) -> Corpus:
 
 def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Path, on: dict[str, Examples]) -> None:
     torch.manual_seed(seed)
-    model = make_model(corpus, run)
+    model = make_model(corpus, run, width=config.width)
     if run == "frozen":
         freeze_probe(model)
     x, y = corpus.train
@@ -212,10 +214,10 @@ def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Pat
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
 
 
-def make_model(corpus: Corpus, run: str) -> Classifier | Translator:
+def make_model(corpus: Corpus, run: str, *, width: int = 256) -> Classifier | Translator:
     """The model of a run: A.8's sizes, with uniform attention or a linear output layer where the run says so."""
     attention = "uniform" if run == "uniform" else "softmax"
     if corpus.kind == "classification":
-        return Classifier(ClassifierConfig(vocab=corpus.vocab, attention=attention))
-    config = TranslatorConfig(vocab=corpus.vocab, dropout=0.5, attention=attention)
+        return Classifier(ClassifierConfig(vocab=corpus.vocab, width=width, attention=attention))
+    config = TranslatorConfig(vocab=corpus.vocab, width=width, dropout=0.5, attention=attention)
     return Translator(replace(config, output="linear") if run == "linear" else config)
