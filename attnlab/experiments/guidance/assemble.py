@@ -12,11 +12,12 @@ from attnlab.provenance import provenance, write_json
 __all__ = ["NOTES", "assemble", "best_arm", "converged_at", "drops_at", "reaches_at"]
 
 Row = Mapping[str, Any]
+RUN = ("part", "depth", "language", "arm", "seed")
 # What tells rows of a table apart; of several with the same, the last counts.
 KEYS = {
-    "runs": ("part", "depth", "language", "arm", "seed"),
-    "curves": ("part", "depth", "language", "arm", "seed"),
-    "evaluations": ("part", "depth", "language", "arm", "seed", "at"),
+    "runs": RUN,
+    "curves": RUN,
+    "evaluations": (*RUN, "at"),
     "finetuned_runs": ("training", "task", "arm", "seed"),
     "electra_runs": ("arm", "seed"),
     "electra_curves": ("arm", "seed"),
@@ -30,10 +31,11 @@ LEFT = 0.5
 CONVERGED = 0.95
 NOTES = {
     "summary": "Means over the seeds.",
-    "tuning": "Every learning rate with every warm-up (a share of the steps), with and without guidance. loss: that of "
-    "masked tokens in held-out articles after the last update.",
-    "convergence": "The best of the arms tuned on seed 0, over the seeds. steps: updates until the training loss (mean "
-    "of the last 2 % of updates) reaches the last one of the model without guidance; for that model, all updates.",
+    "tuning": "Every learning rate with every warm-up (a share of the planned updates), with and without guidance. "
+    "loss: of masked tokens in held-out articles, at the last update that all arms of a seed reached in their time.",
+    "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
+    "steps: updates until the training loss (mean of the last 2 %) reaches the last one of the model without "
+    "guidance; for that model, all updates.",
     "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "
     "loss is half a nat below that of guessing by frequency, where it would stay for long.",
     "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up.",
@@ -144,14 +146,12 @@ Tables = Mapping[str, list[dict[str, Any]]]
 
 def _last_loss(tables: Tables, run: Row) -> float | None:
     """The held-out loss at a run's last look."""
-    keys = ("part", "depth", "language", "arm", "seed")
-    own = [e for e in tables.get("evaluations", []) if all(e.get(k) == run.get(k) for k in keys)]
-    return max(own, key=lambda e: e["at"])["valid_loss"] if own else None
+    looks = _looks(tables, run)
+    return looks[max(looks)] if looks else None
 
 
 def _curve(tables: Tables, run: Row) -> Row | None:
-    keys = ("part", "depth", "language", "arm", "seed")
-    return next((c for c in tables.get("curves", []) if all(c.get(k) == run.get(k) for k in keys)), None)
+    return next((c for c in tables.get("curves", []) if all(c.get(k) == run.get(k) for k in RUN)), None)
 
 
 def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
@@ -159,21 +159,44 @@ def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
 
 
 def tuning(tables: Tables) -> list[dict[str, Any]]:
-    """Part (a): one row for each learning rate, warm-up and seed."""
-    columns = ("guided", "lr", "warmup", "seed", "steps")
+    """Part (a): one row for each rate, warm-up and seed, read at the last update that all arms of the seed share."""
+    columns = ("guided", "lr", "warmup", "seed")
+    runs = _runs(tables, "a")
+    shared = {
+        seed: _shared_look([run for run in runs if run["seed"] == seed], tables) for seed in {r["seed"] for r in runs}
+    }
     rows = [
-        {**{c: run[c] for c in columns}, "loss": _last_loss(tables, run), "train_loss": run["loss"]}
-        for run in _runs(tables, "a")
-    ]
-    return sorted(rows, key=lambda r: (not r["guided"], -r["lr"], r["warmup"], r["seed"]))
+        {**{c: run[c] for c in columns}, "at": shared[run["seed"]], "loss": _loss_at(tables, run, shared[run["seed"]]),
+         "of_steps": run["steps"]}
+        for run in runs
+    ]  # fmt: skip
+    return sorted(rows, key=lambda r: (r["seed"], not r["guided"], -r["lr"], r["warmup"]))
+
+
+def _shared_look(runs: Sequence[Row], tables: Tables) -> int | None:
+    """The last update at which all of these runs were evaluated: a fair place to compare runs of several lengths."""
+    looks = [set(_looks(tables, run)) for run in runs]
+    both = set.intersection(*looks) if looks else set()
+    return max(both) if both else None
+
+
+def _looks(tables: Tables, run: Row) -> dict[int, float]:
+    """{update: held-out loss} of a run."""
+    own = [e for e in tables.get("evaluations", []) if all(e.get(k) == run.get(k) for k in RUN)]
+    return {e["at"]: e["valid_loss"] for e in own}
+
+
+def _loss_at(tables: Tables, run: Row, at: int | None) -> float | None:
+    return None if at is None else _looks(tables, run).get(at)
 
 
 def _best_arms(runs: Sequence[Row], tables: Tables) -> dict[bool, str]:
-    """By guidance, the arm that ended lowest on the first seed."""
-    best = {}
+    """By guidance, the arm that is lowest on the first seed, at the last update that all its arms share."""
+    first = [run for run in runs if run["seed"] == min(r["seed"] for r in runs)]
+    at, best = _shared_look(first, tables), {}
     for guided in (True, False):
-        own = [(loss, run["arm"]) for run in runs if run["guided"] == guided and run["seed"] == runs[0]["seed"]
-               and (loss := _last_loss(tables, run)) is not None]  # fmt: skip
+        own = [(loss, run["arm"]) for run in first if run["guided"] == guided
+               and (loss := _loss_at(tables, run, at)) is not None]  # fmt: skip
         if own:
             best[guided] = min(own)[1]
     return best
