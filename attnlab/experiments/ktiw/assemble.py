@@ -119,7 +119,7 @@ def run_toy(name: str, out: Path | str, *, seeds: int | None = None, steps: int 
     )
 
     rows = Rows(Path(out).with_suffix(".rows"))
-    changed = {key: value for key, value in (("seeds", seeds), ("steps", steps)) if value is not None}
+    changed: dict[str, Any] = {key: value for key, value in (("seeds", seeds), ("steps", steps)) if value is not None}
     config: Any
     if name == "ktiw-local":
         config = replace(LocalConfig(), **changed)
