@@ -8,7 +8,7 @@ whole sequence is the sum of its steps' times, by the trapezoidal rule between t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,9 +64,10 @@ class AbcDecodingConfig:
 
 
 def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
-    """Every model at every length, then the figures and exponents."""
+    """Every model at every length, all of them taking turns; then the figures and exponents."""
     device = best_device()
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    jobs, held = {}, {}
     for name in config.models:
         cross, causal = MODELS[name]
         torch.manual_seed(0)
@@ -75,10 +76,12 @@ def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
             wanted = replace(wanted, layers=config.layers)
         model = Transformer(wanted).to(device, kind).eval()
         for length in config.lengths:
-            if part.has("steps", model=name, length=length):
-                continue
-            seconds, held = _step(model, config, length)
-            part.row("steps", model=name, length=length, milliseconds=1000 * seconds, megabytes=held / 1e6)
+            jobs[f"{name} {length}"], held[name, length] = _steps(model, config, length)
+    seconds = median_seconds(jobs, repeats=config.repeats, warmup=1, device=device)
+    for (name, length), size in held.items():
+        milliseconds = 1000 * seconds[f"{name} {length}"] / config.together
+        part.row("steps", model=name, length=length, milliseconds=milliseconds, megabytes=size / 1e6)
+    for name in config.models:
         _figures(name, config, part)
 
 
@@ -119,8 +122,8 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 
 @torch.no_grad()
-def _step(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[float, int]:
-    """(seconds of one step at this length, bytes in the caches)."""
+def _steps(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[Callable[[], None], int]:
+    """(``config.together`` steps at this length, bytes in the caches)."""
     device, kind = next(model.parameters()).device, next(model.parameters()).dtype
     # Only the size of the source matters for time, so it need not come out of an encoder.
     source = Source(torch.randn(config.batch, length, model.config.width, device=device, dtype=kind), None)
@@ -129,7 +132,10 @@ def _step(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[f
     # A first step makes what the source leaves in the cache; then the past is as long as asked.
     model.decode(token, source, cache=cache)
     _lengthen(cache, length)
+    # What is left of the source is in the cache.
+    source = Source(source.hidden[:, :1].clone(), None)
 
+    @torch.no_grad()
     def step() -> Tensor:
         head: Any = model.head
         written = head(model.decode(token, source, cache=cache).hidden[:, -1]).argmax(-1)
@@ -137,15 +143,13 @@ def _step(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[f
         _lengthen(cache, length)
         return written
 
-    step()
     run = _captured(step) if device.type == "cuda" else step
 
     def several() -> None:
         for _ in range(config.together):
             run()
 
-    seconds = median_seconds({"step": several}, repeats=config.repeats, warmup=2, device=device)["step"]
-    return seconds / config.together, _held(cache)
+    return several, _held(cache)
 
 
 def _lengthen(cache: Cache, length: int) -> None:
