@@ -146,6 +146,8 @@ def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks")
     parser.add_argument("--model", type=Path, help="a BERT masked LM (default: the shipped one)")
     parser.add_argument("--speed", action="store_true", help="only measure speed and memory")
+    parser.add_argument("--batch", type=int, default=16, help="rows of 512 tokens, for --speed (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=10, help="for --speed (default: %(default)s)")
 
 
 def _mlm(options: argparse.Namespace) -> None:
@@ -156,7 +158,7 @@ def _mlm(options: argparse.Namespace) -> None:
         config = _with(mlm.AbcMlmConfig(), options.set)
         part = _started(options, mlm, config, "speed" if options.speed else "mlm")
         if options.speed:
-            mlm.measure_speed(part)
+            mlm.measure_speed(part, batch=options.batch, repeats=options.repeats)
         else:
             mlm.run_mlm(
                 config, corpus=_needed(options, "corpus"), glue=_needed(options, "glue"),
@@ -184,6 +186,9 @@ def _distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, help="a BERT masked LM, or with --sampled a causal LM (default: shipped)")
     parser.add_argument("--sampled", action="store_true", help="learn from texts that the model writes itself")
     parser.add_argument("--spec", default="abc-mlp:slots=64", help="(default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="rows of a batch (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a row (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=4096, help="texts to write, with --sampled (default: %(default)s)")
     parser.add_argument("--rates", action="store_true", help="only measure the speed of each stage")
 
 
@@ -197,12 +202,14 @@ def _distill(options: argparse.Namespace) -> None:
         config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
         name = "sampled" if options.sampled else "masked"
         part = _started(options, distillation, config, f"{name}-rates" if options.rates else name)
-        folder = options.model or SHIPPED
+        folder, sizes = options.model or SHIPPED, {"batch": options.batch, "length": options.length}
         model = load_model(folder).model.float().to(best_device())
         if options.sampled:
-            subject = distillation.sampled_subject(model, options.spec, name=Path(folder).name)
+            subject = distillation.sampled_subject(
+                model, options.spec, name=Path(folder).name, rows=options.rows, **sizes
+            )
         else:
-            subject = distillation.masked_subject(model, options.spec, _needed(options, "corpus"))
+            subject = distillation.masked_subject(model, options.spec, _needed(options, "corpus"), **sizes)
         run = distillation.measure_rates if options.rates else distillation.run_subject
         run(subject, config, part=part)
     _collected(options, distillation)

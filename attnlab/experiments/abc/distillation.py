@@ -68,7 +68,7 @@ class Subject:
     causal: bool
 
 
-def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 32, length: int = 512) -> Subject:
+def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 64, length: int = 256) -> Subject:
     """A masked language model on the enwik8 articles of ``corpus``."""
     stores = Corpus(corpus)
     tokeniser, device = stores.tokeniser(), next(model.parameters()).device
@@ -76,16 +76,16 @@ def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 32
     valid = Blocks(stores.store("valid"), tokeniser.specials, length=length, seed=None)
     source = MlmSource(train, batch, vocab_size=tokeniser.vocab_size, seed=1)
     held = MlmSource(valid, min(batch, len(valid)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
-    batches = [{n: t.to(device) for n, t in held.batch(i).items()} for i in range(min(6, held.steps_per_epoch))]
+    batches = [{n: t.to(device) for n, t in held.batch(i).items()} for i in range(min(4, held.steps_per_epoch))]
     return Subject("masked LM", model, spec, source, batches, causal=False)
 
 
 @torch.no_grad()
 def sampled_subject(
-    model: Any, spec: str, *, name: str, rows: int = 4096, length: int = 256, batch: int = 64, held_out: int = 128
+    model: Any, spec: str, *, name: str, rows: int = 4096, length: int = 256, batch: int = 64
 ) -> Subject:
     """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
-    device = next(model.parameters()).device
+    device, held_out = next(model.parameters()).device, min(128, 2 * batch)
     written: list[Tensor] = []
     first = torch.full((min(1024, rows), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)

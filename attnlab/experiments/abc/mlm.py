@@ -38,7 +38,7 @@ NOTES = {
     "table_4": "Development accuracy in %. RoBERTa-Ours is the shipped masked LM continued as it is, equally long; "
     "continued = false is the model as converted, fine-tuned at once.",
     "pretraining": "Loss at the masked tokens of held-out enwik8 articles.",
-    "speed": "Inference of a model of RoBERTa-base's size, batch 16, 512 tokens; speed and memory relative to softmax.",
+    "speed": "Inference of a model of RoBERTa-base's size; speed and memory relative to softmax; paper: batch 16.",
     "parameters": "Parameters that conversion adds to a model of RoBERTa-base's size, as a share of its own.",
 }
 
@@ -216,8 +216,10 @@ def _accuracy(model: Classifier, examples: Examples, config: AbcMlmConfig) -> fl
     return right / len(examples)
 
 
-def measure_speed(part: Part, *, batch: int = 16, length: int = 512, name: str = "roberta-base") -> None:
-    """Tables ``speed`` and ``parameters``: inference in half precision on a GPU, and what conversion adds."""
+def measure_speed(
+    part: Part, *, batch: int = 16, length: int = 512, repeats: int = 10, name: str = "roberta-base"
+) -> None:
+    """Tables ``speed`` and ``parameters``: inference, on a GPU in half precision, and what conversion adds."""
     device = best_device()
     config = replace(named_config(name), max_length=max(length, 512), dropout=0.0)
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -232,10 +234,10 @@ def measure_speed(part: Part, *, batch: int = 16, length: int = 512, name: str =
             peaks[v.key] = peak_bytes(jobs[v.key], device=device)
             extra = count_parameters(replace(config, self_attention=spec)) - own
             part.row("parameters", model=v.model, n=v.n, extra=extra, extra_share=extra / own)
-        seconds = median_seconds(jobs, repeats=10, warmup=3, device=device)
+        seconds = median_seconds(jobs, repeats=repeats, warmup=1, device=device)
     base = VARIANTS[0].key
     for v in VARIANTS:
         part.row(
             "speed", model=v.model, n=v.n, speed=seconds[base] / seconds[v.key], memory=peaks[v.key] / peaks[base],
-            milliseconds=1000 * seconds[v.key], megabytes=peaks[v.key] / 1e6,
+            milliseconds=1000 * seconds[v.key], megabytes=peaks[v.key] / 1e6, batch=batch, length=length,
         )  # fmt: skip
