@@ -70,7 +70,10 @@ def _study_tables(name: str, found: list[Study], prepared: Path | None, data: Pa
     if name == "ktiw-logreg":
         return {"table_11": table_11(found)}
     if name == "ktiw-optimal":
-        [study] = [one for one in found if one.folder.name == "multi30k"]
+        translated = [one for one in found if one.evaluations("linear")]
+        if not translated:
+            raise ValueError("there is no run of the linear-output model; leave out --tables-only to train it")
+        study = translated[0]
         words = _words(study, prepared, data)
         if words is None:
             raise ValueError("BLEU needs the vocabulary: name the data, --prepared FOLDER or --data FOLDER")
@@ -80,11 +83,11 @@ def _study_tables(name: str, found: list[Study], prepared: Path | None, data: Pa
     how: dict[str, Any] = {"split": split, "tau": tau, "results": name}
     tables = {f"table_{main}": table_2(found, **how, table=f"table_{main}")}
     scored = [(study, words) for study in found if (words := _words(study, prepared, data)) is not None]
-    translated = {study.name: bleu_curve(study, words, split=split) for study, words in scored}
-    chosen = [study for study, _ in scored if translated[study.name]]
+    scores = {study.name: bleu_curve(study, words, split=split) for study, words in scored}
+    chosen = [study for study, _ in scored if scores[study.name]]
     if chosen:
         tables[f"table_{with_bleu}"] = table_2(
-            chosen, **how, table=f"table_{with_bleu}", performance=lambda study: translated[study.name]
+            chosen, **how, table=f"table_{with_bleu}", performance=lambda study: scores[study.name]
         )
     if name == "ktiw-table2":
         tables["curve"] = uniform_curves(found)
