@@ -15,10 +15,10 @@ __all__ = ["TUNED", "Plan", "Units", "launch_of", "plan_for", "unit_count", "uni
 
 # Columns at a time, stages, and registers a thread may take, for bf16 and up to 64 slots; measured on an H200.
 TUNED: dict[str, tuple[int, int, int | None]] = {
-    "write": (64, 2, None),
-    "read": (64, 2, 168),
+    "write": (128, 1, None),
+    "read": (64, 3, 168),
     "query": (64, 2, None),
-    "key": (64, 2, None),
+    "key": (64, 3, None),
 }
 
 

@@ -16,7 +16,7 @@ HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Numbers of the memory at a time, and warps, of a decoding step; measured on an H200.
-STEP_TILE, STEP_WARPS = 4096, 8
+STEP_TILE, STEP_WARPS = 2048, 4
 
 
 def abc_attention(
