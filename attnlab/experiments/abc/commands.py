@@ -214,7 +214,9 @@ def _distill(options: argparse.Namespace) -> None:
         run(subject, config, part=part)
     _collected(options, distillation)
     result = json.loads(options.out.read_text(encoding="utf-8"))
-    write_json(options.out, {**result, "tables": distillation.with_time_alone(result["tables"])})
+    tables = distillation.with_time_alone(result["tables"])
+    tables["equal_time"] = distillation.at_equal_time(tables.get("curve", []))
+    write_json(options.out, {**result, "tables": tables})
 
 
 def _family_arguments(parser: argparse.ArgumentParser) -> None:

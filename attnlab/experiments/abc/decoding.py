@@ -175,4 +175,10 @@ def _captured(step: Any) -> Any:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+
+    def replay() -> None:
+        # The graph reads and writes the step's tensors, which live as long as the step does.
+        assert step is not None
+        graph.replay()
+
+    return replay

@@ -168,6 +168,26 @@ def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDi
     return (lessons[-1].seconds - lessons[0].seconds) / config.probe
 
 
+def at_equal_time(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each subject, what its methods had closed by the time that the shortest of them ended.
+
+    >>> rows = [("a", 1.0, 0.1), ("a", 3.0, 0.3), ("b", 2.0, 0.5)]
+    >>> [r["gap_closed"] for r in at_equal_time([dict(subject="s", method=m, seconds=t, gap_closed=g, loss=0.0)
+    ...                                          for m, t, g in rows])]
+    [0.1, 0.5]
+    """
+    ends: dict[str, dict[str, float]] = {}
+    for row in curve:
+        longest = ends.setdefault(row["subject"], {})
+        longest[row["method"]] = max(longest.get(row["method"], 0.0), row["seconds"])
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in curve:
+        if row["seconds"] <= min(ends[row["subject"]].values()):
+            chosen = {name: row[name] for name in ("subject", "method", "seconds", "loss", "gap_closed")}
+            found[row["subject"], row["method"]] = chosen
+    return list(found.values())
+
+
 def with_time_alone(tables: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """The tables with ``h200_seconds`` in curve and summary, where the speed alone on the device is known.
 
