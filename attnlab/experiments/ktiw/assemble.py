@@ -58,9 +58,13 @@ def write_study_result(
     header = {"name": name, "paper": "ktiw", "config": configs, "seed": told.get("seed")}
     header |= {key: told.get(key) for key in PROVENANCE}
     short = [study.name for study in found if (study.told().get("config") or {}).get("steps", 0) < LONG_ENOUGH]
-    if name == "ktiw-table2" and short:
-        reason = f"runs of fewer than {LONG_ENOUGH} updates ({', '.join(short)}) may end before the agreement falls"
-        header["not_testable"] = {"ktiw-rise-then-fall": reason}
+    if short:
+        told_short = f"runs of fewer than {LONG_ENOUGH} updates ({', '.join(short)})"
+        reasons = {
+            "ktiw-table2": {"ktiw-rise-then-fall": f"{told_short} may end before the agreement falls"},
+            "ktiw-optimal": {"ktiw-linear-output-comparable": f"{told_short} end before either model has converged"},
+        }
+        header |= {"not_testable": reasons[name]} if name in reasons else {}
     return _write(out, header | {"tables": tables})
 
 
