@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +110,21 @@ def count_table(corpus: Bitext) -> PairTable:
         value = np.bincount(where, np.concatenate([value, 1 / length]), minlength=len(found))
         keys = found
     return PairTable(keys // width - 1, keys % width, value)
+
+
+def indexed_counts(corpus: Bitext) -> tuple[PairTable, Int[np.ndarray, " links"]]:
+    """The count table, and the place in it of every link in the order of ``links``, four bytes each."""
+    chunks = list(itertools.islice(links(corpus), 2))
+    if len(chunks) != 1:
+        counts = count_table(corpus)
+        found = [counts.find(source, target).astype(np.int32) for source, target, _ in links(corpus)]
+        return counts, np.concatenate(found) if found else np.zeros(0, np.int32)
+    # What counting has sorted need not be searched for again.
+    [(source, target, length)] = chunks
+    width = _width(corpus)
+    keys, pair = np.unique((source + 1) * width + target, return_inverse=True)
+    counts = PairTable(keys // width - 1, keys % width, np.bincount(pair, 1 / length, minlength=len(keys)))
+    return counts, pair.astype(np.int32)
 
 
 def links(corpus: Bitext) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.dynamics.corpus import Bitext, PairTable, count_table, links
+from attnlab.dynamics.corpus import Bitext, PairTable, indexed_counts, links
 from attnlab.shapes import Float, Int
 
 __all__ = ["IBMModel1", "fit_ibm", "ibm_alpha", "ibm_beta", "translations"]
@@ -46,12 +46,11 @@ def fit_ibm(corpus: Bitext, *, steps: int = 100, tolerance: float = 1e-6) -> IBM
     """
     if steps < 1:
         raise ValueError(f"EM needs at least one step, got {steps}")
-    counts = count_table(corpus)
+    counts, pair = indexed_counts(corpus)
     lengths = np.repeat(np.diff(corpus.source_at), np.diff(corpus.target_at))
     lengths = lengths[lengths > 0]
     if not len(lengths):
         return IBMModel1(counts, (), True)
-    pair = np.concatenate([counts.find(source, target).astype(np.int32) for source, target, _ in links(corpus)])
     starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
     value = np.full(len(counts), 1 / len(np.unique(counts.target)))
     history: list[float] = []

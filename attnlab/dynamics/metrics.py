@@ -21,7 +21,7 @@ from attnlab.shapes import Bool, Float, Int, Shaped
 __all__ = ["Xi", "agreement", "contextualised", "kendall_tau", "pad_rows", "random_agreement"]
 
 # Values ranked at once on a CPU, and pairs compared at once on a GPU; they bound the memory of kendall_tau.
-VALUES, PAIRS = 1 << 17, 1 << 26
+VALUES, PAIRS = 1 << 15, 1 << 26
 # Positions compared pair by pair before blocks are merged; a count of pairs in such a block fits eight bits.
 BLOCK = 22
 
@@ -190,18 +190,21 @@ def _tau(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
     size = inside.sum(1)
     # NaN is sorted behind everything, infinity too.
     u, v = (np.where(inside, x, np.nan) for x in (u, v))
-    by_u = np.argsort(u, axis=1)
-    v = np.take_along_axis(v, by_u, 1)
-    by_v = np.argsort(v, axis=1)
-    tied = _repeats(np.take_along_axis(u, by_u, 1)) | _repeats(np.take_along_axis(v, by_v, 1))
+    tied = _repeats(np.sort(u, axis=1)) | _repeats(np.sort(v, axis=1))
     n = u.shape[1]
+    first = n * np.arange(len(u))[:, None]
+    by_u = np.argsort(u, axis=1)
+    by_u += first
+    v = v.ravel()[by_u]
+    by_v = np.argsort(v, axis=1)
+    by_v += first
     rank = np.empty(u.shape, np.int16 if n < 2**14 - 2 else np.int32)
-    np.put_along_axis(rank, by_v, np.arange(n, dtype=rank.dtype)[None], 1)
+    rank.reshape(-1)[by_v] = np.arange(n, dtype=rank.dtype)
     rank[np.arange(n) >= size[:, None]] = n
     with np.errstate(invalid="ignore", divide="ignore"):
         out = 1 - 2 * _descents(rank) / _pairs(size)
     if tied.any():
-        again = np.take_along_axis(u[tied], by_u[tied], 1)
+        again = u.ravel()[by_u[tied]]
         out[tied] = _tau_with_ties(again, v[tied], np.arange(n) < size[tied, None])
     return out
 
