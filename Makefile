@@ -33,7 +33,7 @@ format: $(VENV)/.dev
 # Every benchmark prints ratios against a peer in the same run.
 bench: $(VENV)/.dev
 	$(BIN)/attnlab bench -m kernel:elu --lengths 4096 8192
-	for name in hf_overhead effective value_aware tokenise; do $(BIN)/python benchmarks/$$name.py; done
+	for name in hf_overhead effective value_aware abc_cpu explorer dynamics tokenise; do $(BIN)/python benchmarks/$$name.py; done
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m attnlab.reports.docs

@@ -23,6 +23,7 @@ from attnlab.mechanisms.rfa import Rfa
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.mechanisms.t2r import T2R
 from attnlab.mechanisms.top_r import TopR
+from attnlab.mechanisms.uniform import Position, Uniform
 from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.mechanisms.window import Window
 from attnlab.reading.alternative import alternative_attention
@@ -63,11 +64,13 @@ __all__ = [
     "Orf",
     "PerHead",
     "Plan",
+    "Position",
     "Rfa",
     "Softmax",
     "Subject",
     "TopR",
     "Trace",
+    "Uniform",
     "ValueAware",
     "Window",
     "__version__",

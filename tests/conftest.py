@@ -1,8 +1,11 @@
-"""Shapes in signatures are checked while the tests run, and every test starts from the same seed."""
+"""Shapes in signatures are checked while the tests run, every test starts from the same seed, and there is one browser."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -28,3 +31,16 @@ with install_import_hook("attnlab", "beartype.beartype"):
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; playwright can be started once in a process."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine")
+    with playwright.sync_playwright() as started:
+        launched = started.chromium.launch(executable_path=chromium)
+        yield launched
+        launched.close()

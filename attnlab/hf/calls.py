@@ -47,7 +47,8 @@ def make_call(
                 f"{type(module).__name__} ({place.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
                 "swap or record other layers, or another model"
             )
-    if torch.is_autocast_enabled(query.device.type):
+    # Torch knows no autocast for meta tensors, and says so by an error.
+    if not query.is_meta and torch.is_autocast_enabled(query.device.type):
         # Rotary positions come out wider than the rest; SDPA would cast here too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

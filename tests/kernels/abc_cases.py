@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+
+pytest.importorskip("triton")
 
 from attnlab.kernels.abc_mlp import abc_attention
 
