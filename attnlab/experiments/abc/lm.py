@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.fit import Fitted, fit
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.experiments.value_aware_lm import causal_loss, sliding_windows
 from attnlab.models import CausalLM, Transformer, named_config

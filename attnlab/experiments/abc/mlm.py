@@ -15,9 +15,9 @@ from torch import nn
 from attnlab.data import Blocks, MlmSource, Source
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
-from attnlab.experiments.abc.fit import Fitted, fit
 from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, dev_batches, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.hf import convert, load_model
 from attnlab.measure import median_seconds, peak_bytes

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from attnlab.data.parallel import padded
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.fit import fit
 from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import fit
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search, named_config
 from attnlab.provenance import write_atomic
 from attnlab.training import Recipe, Schedule

@@ -11,10 +11,11 @@ import torch
 
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.guidance.learner import GuidedLearner, lanes, train_together
+from attnlab.experiments.guidance.learner import GuidedLearner, train_together
 from attnlab.experiments.guidance.mlm import special_ids, thinned
 from attnlab.experiments.guidance.settings import Arm, MlmConfig
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import lanes
 from attnlab.guidance import GuidanceTerm, guide
 from attnlab.models import TransformerConfig
 from attnlab.models.electra import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens

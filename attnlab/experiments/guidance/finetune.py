@@ -10,10 +10,10 @@ from typing import Any
 
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.abc.encoder import Classified, Classifier
-from attnlab.experiments.abc.fit import fit
 from attnlab.experiments.abc.mlm import AbcMlmConfig, _accuracy, _Wide
 from attnlab.experiments.effective_glue import TASKS, GlueSource, encode, read_glue, subset
 from attnlab.experiments.parts import Part
+from attnlab.experiments.together import fit
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.data import Source
-from attnlab.experiments.abc.fit import AHEAD, Learner
+from attnlab.experiments.together import Feed, Learner
 from attnlab.guidance import GuidanceTerm
 from attnlab.training import Recipe, Schedule, Term
 
-__all__ = ["Curve", "GuidedLearner", "lanes", "train_together"]
+__all__ = ["Curve", "GuidedLearner", "train_together"]
 
 
 @dataclass(frozen=True)
@@ -64,27 +63,15 @@ class GuidedLearner(Learner):
         task, guidance = self.curve[:done].T.tolist() if done else ([], [])
         return Curve(task, guidance)
 
-    def _step(self, batch: dict[str, Tensor]) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        # A cached cast of a weight would outlive the graph that made it.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda, cache_enabled=False):
-            output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
-            task = self._mean(self.terms, output, batch)
-            pull = self._mean(self.guidance, output, batch)
-        (task + self.alpha * pull).backward()
-        if self.recipe.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+    def _loss(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        task, pull = self._sum(self.terms, output, batch), self._sum(self.guidance, output, batch)
         self.curve.index_copy_(0, self.at, torch.stack([task, pull]).detach()[None].float())
         self.at += 1
+        return task + self.alpha * pull
 
-    def _mean(self, terms: Sequence[Any], output: Any, batch: dict[str, Tensor]) -> Tensor:
-        total = torch.zeros((), device=self.device)
-        for term in terms:
-            found = term(self.model, output, batch, 0)
-            total = total + found.total / torch.as_tensor(found.count, device=self.device).clamp(min=1)
-        return total
+    def _sum(self, terms: Sequence[Any], output: Any, batch: dict[str, Tensor]) -> Tensor:
+        start = torch.zeros((), device=self.device)
+        return sum((self.mean(term, output, batch) for term in terms), start)
 
 
 def train_together(
@@ -97,9 +84,8 @@ def train_together(
     look: Callable[[int], None] | None = None,
 ) -> tuple[int, float]:
     """(updates made, seconds) of every learner on the same batches; ``look(step)`` at these steps, the device idle."""
-    began, waiting = time.monotonic(), deque[Any]()
+    began, feed = time.monotonic(), Feed(learners.values())
     cuda = next(iter(learners.values())).cuda
-    streams = {id(x.stream): x.stream for x in learners.values()}.values()
     wanted, step = set(look_at), 0
     for step in range(steps + 1):
         if step in wanted and look is not None:
@@ -111,27 +97,13 @@ def train_together(
         late = seconds is not None and time.monotonic() - began > seconds
         if step == steps or late:
             break
-        batch = source.batch(step)
-        if cuda:
-            batch = {name: t.pin_memory() for name, t in batch.items()}
+        batch = feed.pinned(source.batch(step))
         for learner in learners.values():
             learner.advance(batch, step)
-        if cuda:
-            # A pinned batch is kept until the device has read it.
-            waiting.append((batch, [stream.record_event() for stream in streams]))
-            if len(waiting) > AHEAD:
-                for event in waiting.popleft()[1]:
-                    event.synchronize()
+        feed.sent(batch)
     if cuda:
         torch.cuda.synchronize()
     for learner in learners.values():
         learner.model.eval()
         learner.graphs.clear()
     return step, time.monotonic() - began
-
-
-def lanes(count: int) -> list[tuple[Any, Any]]:
-    """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it."""
-    if not torch.cuda.is_available():
-        return [(None, None)] * count
-    return [(torch.cuda.Stream(), torch.cuda.graph_pool_handle()) for _ in range(count)]

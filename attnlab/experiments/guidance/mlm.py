@@ -14,10 +14,11 @@ import torch
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.abc.encoder import SomeMasked
-from attnlab.experiments.guidance.learner import Curve, GuidedLearner, lanes, train_together
+from attnlab.experiments.guidance.learner import Curve, GuidedLearner, train_together
 from attnlab.experiments.guidance.settings import Arm, MlmConfig
 from attnlab.experiments.guidance.timeline import record_heads, write_run
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import lanes
 from attnlab.guidance import GuidanceTerm, bias_heads, guide
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens

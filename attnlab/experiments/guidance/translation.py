@@ -13,9 +13,10 @@ import torch
 
 from attnlab.experiments.abc.mt import AbcMtConfig, translate
 from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
-from attnlab.experiments.guidance.learner import GuidedLearner, lanes, train_together
+from attnlab.experiments.guidance.learner import GuidedLearner, train_together
 from attnlab.experiments.guidance.mlm import period_ids, thinned
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import lanes
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config, swapped
 from attnlab.patterns import SpecialTokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from attnlab.data import Source
 from attnlab.training import Recipe, Schedule, Term
 from attnlab.training.settings import parameter_groups
 
-__all__ = ["Fitted", "Learner", "fit"]
+__all__ = ["Feed", "Fitted", "Learner", "fit", "lanes"]
 
 # Updates of a shape before its graph is captured: libraries choose their kernels in them.
 WARMUP = 2
@@ -91,14 +91,50 @@ class Learner:
         # A cached cast of a weight would outlive the graph that made it.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda, cache_enabled=False):
             output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
-            total, count = self.term(self.model, output, batch, 0)
-        loss = total / torch.as_tensor(count, device=self.device).clamp(min=1)
+            loss = self._loss(output, batch)
         loss.backward()
         if self.recipe.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss.copy_(loss.detach())
+
+    def _loss(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """What an update descends; a kind of learner of its own may add to it, and note more in its tensors."""
+        return self.mean(self.term, output, batch)
+
+    def mean(self, term: Term, output: Any, batch: dict[str, Tensor]) -> Tensor:
+        """A term over what it counts, without asking the device how many that are."""
+        total, count = term(self.model, output, batch, 0)
+        return total / torch.as_tensor(count, device=self.device).clamp(min=1)
+
+
+class Feed:
+    """Batches on their way to the learners: pinned, and kept until the device has read them."""
+
+    def __init__(self, learners: Iterable[Learner]) -> None:
+        self.streams = list({id(x.stream): x.stream for x in learners if x.stream is not None}.values())
+        self.waiting = deque[Any]()
+
+    def pinned(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch as learners take it."""
+        return {name: t.pin_memory() for name, t in batch.items()} if self.streams else batch
+
+    def sent(self, batch: dict[str, Tensor]) -> None:
+        """All learners have been given it; where the host is too far ahead it waits."""
+        if not self.streams:
+            return
+        self.waiting.append((batch, [stream.record_event() for stream in self.streams]))
+        if len(self.waiting) > AHEAD:
+            for event in self.waiting.popleft()[1]:
+                event.synchronize()
+
+
+def lanes(count: int) -> list[tuple[Any, Any]]:
+    """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it."""
+    if not torch.cuda.is_available():
+        return [(None, None)] * count
+    return [(torch.cuda.Stream(), torch.cuda.graph_pool_handle()) for _ in range(count)]
 
 
 def fit(
@@ -122,32 +158,22 @@ def fit(
     if steps is None and seconds is None:
         raise ValueError("say how long to train: steps, seconds or both")
     cuda = next(next(iter(models.values())).parameters()).is_cuda
-    # Graphs of one stream never run at once, so they may share their memory.
-    lanes: list[tuple[Any, Any]] = [
-        (torch.cuda.Stream(), torch.cuda.graph_pool_handle()) if cuda else (None, None) for _ in range(streams)
-    ]
+    tracks = lanes(streams) if cuda else [(None, None)] * streams
     learners = {
-        name: Learner(model, term, recipe, stream=lanes[i % streams][0], pool=lanes[i % streams][1])
+        name: Learner(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1])
         for i, (name, model) in enumerate(models.items())
     }
     _synchronise(cuda)
-    clock, waiting, step = _Clock(steps, seconds), deque[Any](), 0
+    clock, feed, step = _Clock(steps, seconds), Feed(learners.values()), 0
     noted: list[int] = []
     losses: dict[str, list[float]] = {name: [] for name in models}
     while not clock.over(step):
-        batch = source.batch(step)
-        if cuda:
-            batch = {name: t.pin_memory() for name, t in batch.items()}
+        batch = feed.pinned(source.batch(step))
         step += 1
         lr = recipe.lr * schedule.factor(step, steps=clock.steps)
         for learner in learners.values():
             learner.update(batch, lr)
-        if cuda:
-            # A pinned batch is kept until the device has read it.
-            waiting.append((batch, [lane[0].record_event() for lane in lanes]))
-            if len(waiting) > AHEAD:
-                for event in waiting.popleft()[1]:
-                    event.synchronize()
+        feed.sent(batch)
         if step % every == 0 or clock.over(step):
             _synchronise(cuda)
             clock.plan(step)
