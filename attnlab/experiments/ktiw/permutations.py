@@ -92,7 +92,8 @@ def run_figure_6(
 ) -> None:
     """Heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same.
 
-    The paper sums the heads' contexts; that their mean, which is no larger than one head's, does otherwise is ours.
+    The paper sums the heads' contexts; whether their mean, which is no larger than one head's, does otherwise is ours
+    to ask.
     ``judged`` are (good, bad) heads of an earlier ``judge_heads`` with this config.
     """
     good, bad = judged or judge_heads(config, part)
