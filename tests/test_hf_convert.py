@@ -430,3 +430,18 @@ def test_our_own_models_in_part() -> None:
         al.convert(luna, "abc-luna")
     assert luna.config == config
     assert luna(torch.full((1, 3), PAD)).logits.shape == (1, 3, VOCABULARY)
+
+
+# Places
+
+
+@pytest.mark.parametrize("mech", ["abc-linformer:slots=3,length=64", "abc-mlp:slots=3", "t2r:features=5"])
+def test_new_parameters_are_where_the_model_is(mech: str) -> None:
+    tokens = torch.zeros(1, 5, dtype=torch.long, device="meta")
+    model = al.convert(build("bert").to("meta"), mech, example={"input_ids": tokens})
+    assert {p.device.type for p in model.attnlab.parameters()} == {"meta"}
+    with al.swap(build("bert").to("meta"), mech) as swapped:
+        assert swapped(tokens).logits.is_meta
+    config = TransformerConfig(kind="encoder", vocab=VOCABULARY, width=16, heads=2, layers=2, max_length=32)
+    own = al.convert(Transformer(config).to("meta"), mech)
+    assert {p.device.type for p in own.parameters()} == {"meta"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class Timeline:
     sequences: Mapping[str, list[str]]
     steps: tuple[RecordedStep, ...]
     # {name: [(step, value), ...]} from metrics.jsonl.
-    metrics: Mapping[str, list[tuple[int, float]]]
+    metrics: Mapping[str, list[tuple[float, float]]]
 
 
 def read_timeline(run_dir: Path | str) -> Timeline:
@@ -49,14 +49,25 @@ def read_timeline(run_dir: Path | str) -> Timeline:
         raise ValueError(f"{file} is damaged ({error}); record the run again") from None
     if not steps:
         raise ValueError(f"{run_dir} holds no recorded steps")
-    return Timeline(_name(run_dir), sequences, steps, dict(_metrics(run_dir)))
+    name, metrics = _told(run_dir)
+    return Timeline(name, sequences, steps, metrics)
 
 
-def _name(run_dir: Path) -> str:
-    """What the run calls itself, or its folder's name."""
-    file = run_dir / "run.json"
-    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return str(told.get("name") or run_dir.resolve().name)
+def _told(run_dir: Path) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """What the run calls itself, or its folder's name; and its metrics where it wrote any."""
+    # Imported here: importing attnlab should not import reports.
+    from attnlab.reports.runs import read_run
+
+    if not (run_dir / "run.json").is_file():
+        return run_dir.resolve().name, {}
+    run = read_run(run_dir.resolve())
+    curves = {
+        f"{kind} {metric}": [
+            (step, value) for step, value in zip(curve.steps, curve.values, strict=True) if value is not None
+        ]
+        for (kind, metric), curve in run.curves.items()
+    }
+    return run.name, {name: points for name, points in curves.items() if points}
 
 
 def _step(folder: Path, entry: Mapping[str, Any]) -> RecordedStep:
@@ -69,14 +80,3 @@ def _step(folder: Path, entry: Mapping[str, Any]) -> RecordedStep:
         raise ValueError(f"{folder / entry['file']} cannot be read ({error}); record the step again") from None
     maps = {(kind, int(layer)): stored[f"{kind}.{layer}"] for kind, layer in entry["layers"]}
     return RecordedStep(int(entry["step"]), maps, entry["scalars"])
-
-
-def _metrics(run_dir: Path) -> Iterator[tuple[str, list[tuple[int, float]]]]:
-    file = run_dir / "metrics.jsonl"
-    found: dict[str, list[tuple[int, float]]] = {}
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        told = json.loads(line)
-        for name, value in told["values"].items():
-            if isinstance(value, (int, float)):
-                found.setdefault(f"{told['kind']} {name}", []).append((told["step"], float(value)))
-    yield from found.items()

@@ -14,6 +14,7 @@ from attnlab.attention import Mechanism
 from attnlab.hf.installed import Installed, installed_in
 from attnlab.hf.interface import install, switch_for_good, uninstall
 from attnlab.hf.sites import Layers, Site, find_sites, refuse_partial, select
+from attnlab.mechanisms._device import beside
 from attnlab.registry import mechanism, spec_of
 
 __all__ = ["CONTAINER", "convert", "is_converted", "restore_conversion"]
@@ -137,7 +138,7 @@ def _install(
             for name, (mech, sites) in groups.items()
         },
     }
-    placed = [(mech, site) for mech, sites in groups.values() for site in sites]
+    placed = [(beside(model, mech), site) for mech, sites in groups.values() for site in sites]
     switch_for_good(model, on=True)
     installed = {
         (site.kind, site.layer): Installed(mech, site.kind, site.layer, site.name, drop_bias) for mech, site in placed
@@ -153,8 +154,7 @@ def _install(
         # Parameters made at the first call are there now.
         learned = {name: mech for name, (mech, _) in groups.items() if isinstance(mech, nn.Module)}
         first = next(model.parameters())
-        container = nn.ModuleDict(learned).to(first.device)
-        setattr(model, CONTAINER, container.to(first.dtype).train(model.training))
+        setattr(model, CONTAINER, nn.ModuleDict(learned).to(first.device, first.dtype).train(model.training))
     except BaseException:
         for _, site in placed:
             uninstall(site.module)

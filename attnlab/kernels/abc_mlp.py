@@ -39,7 +39,7 @@ def abc_attention(
     """
     check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v, control = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, control))
+    q, k, v, control = map(_in_rows, (q, k, v, control))
     if state is not None:
         state = (state[0].contiguous(), state[1].contiguous(), state[2].contiguous())
     if key_visible is not None:
@@ -80,8 +80,12 @@ def abc_step(
     if not all(t.is_contiguous() and t.dtype in kind for t, kind in zip(state, kinds, strict=True)):
         raise ValueError("the state is updated in place: K~ and V~ float32, z float32 or float64, all contiguous")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v, control = map(_in_rows, (q, k, v, control))
+    if key_visible is not None:
+        # A column of a longer mask is not.
+        key_visible = key_visible.contiguous()
     out = torch.empty_like(q)
-    launch = _step if torch.compiler.is_compiling() else launch_step
+    launch = _step if torch.compiler.is_compiling() else _launch_step
     launch(q, k, v, control, *state, key_visible, count, out, scale)
     return out
 
@@ -91,14 +95,13 @@ def _step(
     q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
     visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
 ) -> None:  # fmt: skip
-    launch_step(q, k, v, control, memory_k, memory_v, memory_z, visible, count, out, scale)
+    _launch_step(q, k, v, control, memory_k, memory_v, memory_z, visible, count, out, scale)
 
 
-def launch_step(
+def _launch_step(
     q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
     visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
 ) -> None:  # fmt: skip
-    """The launch of one step, for callers that have checked what they pass."""
     b, h, _, d = q.shape
     g, n = control.shape[1], control.shape[3]
     wide, heads = triton.next_power_of_2(d), triton.next_power_of_2(h // g)
@@ -110,6 +113,11 @@ def launch_step(
         R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
         MASKED=visible is not None, COUNTED=count is not None, num_warps=STEP_WARPS,
     )  # fmt: skip
+
+
+def _in_rows(t: Tensor) -> Tensor:
+    """The tensor with its last axis dense, as the kernels read it."""
+    return t if t.stride(3) == 1 else t.contiguous()
 
 
 def supports(call_width: int, value_width: int, slots: int, dtype: torch.dtype) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attnlab.attention import Mechanism
+from attnlab.mechanisms._device import beside
 from attnlab.models.attention import Attention, attentions, put_mechanism
 from attnlab.models.config import FIELDS, Kind, specs_per_layer
 from attnlab.registry import mechanism, spec_of
@@ -38,10 +39,7 @@ def convert_attention(model: Transformer, mechs: Mapping[Kind, Mechanism | str],
         mech = shared.get(layer.kind) or copy.deepcopy(mechanism(mechs[layer.kind]))
         if getattr(mech, "tied_across_layers", False):
             shared[layer.kind] = mech
-        if isinstance(mech, nn.Module):
-            # Parameters that are there before the first call (Linformer's) go where the model is.
-            mech.to(next(model.parameters()).device)
-        put_mechanism(layer, mech)
+        put_mechanism(layer, beside(model, mech))
         specs[layer.kind][layer.layer] = spec_of(mech)
     try:
         model.make_lazy_parameters()

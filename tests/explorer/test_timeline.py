@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.explorer import read_timeline
+from attnlab.explorer import explore_run, read_timeline
 from attnlab.reading.timeline import record_step
 
 TOKENS = ["[CLS]", "the", "cat", "sat", "[SEP]"]
@@ -40,6 +40,19 @@ def test_steps_come_back_in_order_with_their_scalars(tmp_path: Path) -> None:
         "guidance loss": {"encoder.0": [0.5, None, 0.25], "encoder.1": [1.0, 2.0, 3.0]},
         "loss": 2.5,
     }
+
+
+def test_a_run_that_broke_off_or_went_on_is_read(tmp_path: Path) -> None:
+    """A torn last line, a NaN, and steps that a resumed run wrote again."""
+    record_step(tmp_path, 0, maps(0), tokens=TOKENS)
+    (tmp_path / "run.json").write_text(json.dumps({"name": "broken"}))
+    lines = [{"step": step, "kind": "train", "values": {"loss": loss}} for step, loss in ((1, 3.5), (2, 9.0), (2, 2.5))]
+    told = (
+        "\n".join(map(json.dumps, lines)) + '\n{"step": 3, "kind": "train", "values": {"loss": NaN}}\n{"step": 4, "ki'
+    )
+    (tmp_path / "metrics.jsonl").write_text(told)
+    assert read_timeline(tmp_path).metrics == {"train loss": [(1, 3.5), (2, 2.5)]}
+    assert explore_run(tmp_path).html().startswith(b"<!doctype html>")
 
 
 def test_a_step_recorded_again_is_replaced(tmp_path: Path) -> None:
@@ -80,6 +93,17 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     record_step(tmp_path, 0, maps(0), tokens=TOKENS)
     with pytest.raises(ValueError, match="other tokens"):
         record_step(tmp_path, 1, maps(0), tokens=list("abcde"))
+    with pytest.raises(ValueError, match="kind must be one of encoder, decoder, cross, got 'middle'"):
+        record_step(tmp_path, 1, {("middle", 0): torch.zeros(1, 1, 5, 5)}, tokens=TOKENS)
+    with pytest.raises(ValueError, match=r"must be .b, h, q, k. with input 2, got .2, 3, 5, 5."):
+        record_step(tmp_path, 1, maps(0), tokens=TOKENS, item=2)
     (tmp_path / "steps" / "step-00000000.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match="cannot be read"):
+        read_timeline(tmp_path)
+    index = tmp_path / "steps" / "index.json"
+    index.write_text(json.dumps({"format": 1, "sequences": {}, "steps": []}))
+    with pytest.raises(ValueError, match="holds no recorded steps"):
+        read_timeline(tmp_path)
+    index.write_text("{")
+    with pytest.raises(ValueError, match=r"is damaged .*; record the run again"):
         read_timeline(tmp_path)

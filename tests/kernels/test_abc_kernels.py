@@ -133,6 +133,18 @@ def test_a_step_into_an_empty_memory_that_sees_nothing_gives_zeros() -> None:
     assert (state[2] == EMPTY).all()
 
 
+def test_a_step_takes_columns_of_longer_tensors_and_masks() -> None:
+    q, k, v = (torch.randn(3, 2, 32, 5).mT for _ in range(3))
+    control, seen = torch.randn(3, 2, 7, 5).mT, torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 1], [1, 1, 0, 1, 1]]).bool()
+    state = (torch.zeros(3, 2, 7, 32), torch.zeros(3, 2, 7, 32), torch.full((3, 2, 7), EMPTY))
+    got = [
+        abc_step(*(u[:, :, t : t + 1] for u in (q, k, v, control)), state, key_visible=seen[:, t : t + 1])
+        for t in range(5)
+    ]
+    whole, _ = dense(*(t.double() for t in (q, k, v, control)), causal=True, seen=seen, state=None)
+    assert relative(torch.cat(got, 2), whole) < 1e-6
+
+
 @pytest.mark.parametrize("case", [Case(length=20, started=True, ended=True), Case(length=20, causal=False)], ids=str)
 def test_the_operators_keep_what_their_fakes_promise(case: Case) -> None:
     made, _, _ = inputs(case)
@@ -170,3 +182,28 @@ def test_what_the_kernels_are_not_made_for_is_said(change: dict, message: str) -
     bounds = torch.tensor([0, 37], dtype=torch.int32) if case.packed else None
     with pytest.raises(ValueError, match=message):
         abc_attention(*made, cu_seqlens=bounds)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind", "message"),
+    [
+        (((1, 2, 5, 32), (1, 1, 5, 48), (1, 1, 5, 4)), torch.float32, r"= \(1, 1, 5, 32\), got \(1, 1, 5, 48\)"),
+        (((1, 3, 5, 32), (1, 2, 5, 32), (1, 2, 5, 4)), torch.float32, "a multiple of key heads, got 3 and 2"),
+        (((1, 2, 5, 32), (1, 1, 5, 32), (1, 1, 5, 4)), torch.float64, "must share float32, bfloat16 or float16"),
+    ],
+)
+def test_tensors_that_do_not_fit_each_other_are_refused(shapes: tuple, kind: torch.dtype, message: str) -> None:
+    q, k, control = (torch.zeros(shape) for shape in shapes)
+    with pytest.raises(ValueError, match=message):
+        abc_attention(q, k, k.to(kind), control)
+
+
+def test_a_step_refuses_more_tokens_and_a_state_it_cannot_update() -> None:
+    q, control = torch.zeros(1, 1, 2, 32), torch.zeros(1, 1, 2, 4)
+    state = (torch.zeros(1, 1, 4, 32), torch.zeros(1, 1, 4, 32), torch.zeros(1, 1, 4))
+    with pytest.raises(ValueError, match="a step takes one token, got 2"):
+        abc_step(q, q, q, control, state)
+    one, (memory_k, memory_v, z) = q[:, :, :1], state
+    for wrong in ((memory_k.bfloat16(), memory_v, z), (memory_k, memory_v.mT.contiguous().mT, z)):
+        with pytest.raises(ValueError, match="updated in place: K~ and V~ float32"):
+            abc_step(one, one, one, control[:, :, :1], wrong)

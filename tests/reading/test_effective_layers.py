@@ -1,0 +1,163 @@
+"""Effective attention of whole models: recorded, read during an evaluation, many layers at once."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnlab.mechanisms._at_once import project_at_once
+from attnlab.mechanisms._projection import project
+from attnlab.reading import effective_layers
+from attnlab.reading.effective import effective_attention, effective_from_output
+from attnlab.reading.effective_layers import read_effective
+from tests.reading.effective_cases import CASES
+
+
+def test_a_quantised_model_works_and_one_on_meta_says_what_is_missing() -> None:
+    from attnlab.hf import record
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.ao.quantization.quantize_dynamic(_bert(), {torch.nn.Linear}, dtype=torch.qint8)
+    ids = torch.arange(17)[None]
+    with torch.no_grad(), record(model) as trace, read_effective(model) as found:
+        model(ids)
+    assert found[1].residual.max() < 1e-5
+    torch.testing.assert_close(effective_attention(trace[1]).weights, found[1].weights)
+    with pytest.raises(ValueError, match="meta device"), read_effective(_bert().to("meta")):
+        pass
+
+
+def _bert():
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=50)
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+@torch.no_grad()
+def test_a_real_model_s_logits_do_not_move_and_its_padding_gets_nothing() -> None:
+    from attnlab.hf import record, swap
+
+    model, ids = _bert(), torch.arange(2 * 17).view(2, 17)
+    attended = torch.ones(2, 17, dtype=torch.long)
+    attended[1, 11:] = 0
+    before = model(ids, attention_mask=attended).last_hidden_state
+    with record(model) as trace:
+        model(ids, attention_mask=attended)
+    with swap(model, "effective-softmax"):
+        after = model(ids, attention_mask=attended).last_hidden_state
+    torch.testing.assert_close(after, before)
+    with read_effective(model) as found:
+        during = model(ids, attention_mask=attended).last_hidden_state
+    torch.testing.assert_close(during, before)
+    for layer, kept in zip(trace, found, strict=True):
+        effective = effective_attention(layer)
+        torch.testing.assert_close(effective.weights, kept.weights)
+        assert effective.residual.max() < 1e-5
+        assert not effective.weights[1, :, :, 11:].any()
+        assert effective.rank.unique().tolist() == [3]
+        torch.testing.assert_close(effective_from_output(layer).weights(), effective.weights, atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="brings its own values"):
+        effective_attention(trace[0], layer.values)
+
+
+def _padded_batch() -> dict[str, Tensor]:
+    attended = torch.ones(3, 17, dtype=torch.long)
+    attended[1, 11:] = 0
+    # No more keys than a head is wide.
+    attended[2, 2:] = 0
+    return {"input_ids": torch.arange(3 * 17).view(3, 17) % 50, "attention_mask": attended}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("at_once", [0, 1 << 26])
+def test_layers_that_wait_and_are_projected_together_are_the_same(monkeypatch, padded: bool, at_once: int) -> None:
+    model, batch = _bert(), _padded_batch()
+    # Equal values in one input: its heads are in doubt, and are done with care.
+    batch["input_ids"][0, :] = 7
+    if not padded:
+        batch.pop("attention_mask")
+    with read_effective(model) as plain:
+        first = model(**batch).last_hidden_state
+    monkeypatch.setattr(effective_layers, "_can_wait", lambda g: True)
+    monkeypatch.setattr(effective_layers, "AT_ONCE", at_once)
+    with read_effective(model) as waiting:
+        second = model(**batch).last_hidden_state
+        assert len(waiting) == 2
+    torch.testing.assert_close(first, second)
+    for a, b in zip(plain, waiting, strict=True):
+        torch.testing.assert_close(a.weights, b.weights)
+        assert torch.equal(a.rank, b.rank)
+        assert torch.equal(a.trivial, b.trivial)
+        torch.testing.assert_close(a.removed, b.removed, atol=1e-6, rtol=1e-5)
+        assert b.residual.max() < 1e-5
+    waiting.clear()
+    assert len(waiting) == 0
+
+
+@torch.no_grad()
+def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
+    model, batch = _bert(), _padded_batch()
+    batch["attention_mask"][1] = 0
+    with read_effective(model) as found:
+        model(**batch)
+    assert not found[0].weights[1].any()
+    assert found[0].rank[1].max() == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 37, 7), (3, 4, 5, 6, 7), (3, 2, 5, 37, 29)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padded: bool) -> None:
+    torch.manual_seed(0)
+    b, g, r, k, e = shape
+    w, v = torch.rand(b, g, r, k), torch.randn(b, g, k, e)
+    v[0, 1, :, 0] = v[0, 1, :, 1]
+    seen = None
+    if padded:
+        seen = torch.ones(b, 1, k, dtype=torch.bool)
+        seen[0, :, : k // 3] = False
+        seen[2] = False
+        w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
+    found, rank, trivial, doubtful = project_at_once(w, v, seen)
+    careful, careful_rank, careful_trivial = project(w, v, seen)
+    sure = ~doubtful
+    # Only what is singular is in doubt: two equal columns matter where there are more keys than columns.
+    shown = k - k // 3 if padded else k
+    assert doubtful.nonzero().tolist() == ([[0, 1]] if shown > e else [])
+    torch.testing.assert_close(found[sure], careful[sure])
+    assert torch.equal(rank[sure], careful_rank[sure])
+    assert torch.equal(trivial[sure], careful_trivial[sure])
+    v[1, 0, k // 2, 0] = torch.nan
+    assert project_at_once(w, v, seen)[3][1, 0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
+    model, batch = _bert(), _padded_batch()
+    if not padded:
+        batch.pop("attention_mask")
+    with read_effective(model) as on_cpu:
+        model(**batch)
+    with read_effective(model.cuda()) as on_gpu:
+        model(**{name: t.cuda() for name, t in batch.items()})
+    for a, b in zip(on_cpu, on_gpu, strict=True):
+        torch.testing.assert_close(a.weights, b.weights.cpu(), atol=1e-4, rtol=1e-3)
+        assert torch.equal(a.rank, b.rank.cpu())
+        assert b.residual.max() < 1e-5
+    torch.manual_seed(0)
+    for case in ("encoder", "cross padded", "causal padded", "window"):
+        (b, h, q, k, e), masks = CASES[case]
+        w, v = torch.rand(b, h, q, k), torch.randn(b, 2, k, e)
+        there = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in masks.items()}
+        here, far = effective_attention(w, v, **masks), effective_attention(w.cuda(), v.cuda(), **there)
+        torch.testing.assert_close(here.weights, far.weights.cpu(), atol=1e-5, rtol=1e-4)
+        assert torch.equal(here.rank, far.rank.cpu())
