@@ -18,7 +18,7 @@ from attnlab.experiments.abc.commands import EXPERIMENTS
 from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
 from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
 from attnlab.experiments.abc.family import family_rows
-from attnlab.experiments.abc.pairs import ShapedSource, tokenised
+from attnlab.experiments.pairs import ShapedSource, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.together import fit
 from attnlab.models import CausalLM, MaskedLM, Transformer, TransformerConfig

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from attnlab.experiments.abc.mt import AbcMtConfig, Variant, corpus_bleu, hypotheses_file, run_variants
-from attnlab.experiments.abc.pairs import TASKS, Corpus, find_file, read_task, tokenised
+from attnlab.experiments.abc.mt import AbcMtConfig, Variant, hypotheses_file, run_variants
+from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from attnlab.experiments.parts import Part
+from attnlab.experiments.translating import corpus_bleu
 
 __all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcDocMtConfig", "run_documents", "score_documents", "windows"]
 

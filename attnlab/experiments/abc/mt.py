@@ -6,22 +6,22 @@ Training leaves hypotheses as text; ``score`` reads them where sacrebleu is inst
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnlab.data.parallel import padded
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
+from attnlab.experiments.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
-from attnlab.models import LengthPenalty, Transformer, Translation, beam_search, named_config
-from attnlab.provenance import write_atomic
+from attnlab.experiments.translating import corpus_bleu, translate, write_lines
+from attnlab.models import Transformer, Translation, named_config
 from attnlab.training import Recipe, Schedule
 
 __all__ = [
@@ -31,11 +31,9 @@ __all__ = [
     "SETS",
     "AbcMtConfig",
     "Variant",
-    "corpus_bleu",
     "hypotheses_file",
     "run_task",
     "score",
-    "translate",
 ]
 
 NAME = "abc-mt"
@@ -252,46 +250,19 @@ def _translate_all(
     out: Path,
     seed: int,
 ) -> None:
+    say = partial(translate, model, corpus, longest=config.longest, penalty=config.penalty, batch=config.decode_batch)
     if corpus.ids["valid"][0]:
-        greedy = translate(model, corpus, corpus.ids["valid"][0][: config.held_out], beams=1, config=config)
-        _write(hypotheses_file(out, name, v, seed, "greedy"), greedy)
+        greedy = say(corpus.ids["valid"][0][: config.held_out], beams=1)
+        write_lines(hypotheses_file(out, name, v, seed, "greedy"), greedy)
     # dense_attention is over: the names in a snapshot are those of the dense form.
     model.load_state_dict({n.replace(".inner", ""): t for n, t in average(snapshots).items()})
-    best = translate(model, corpus, corpus.ids["test"][0][: config.held_out], beams=config.beams, config=config)
-    _write(hypotheses_file(out, name, v, seed, "beam"), best)
+    best = say(corpus.ids["test"][0][: config.held_out], beams=config.beams)
+    write_lines(hypotheses_file(out, name, v, seed, "beam"), best)
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of several states of one model."""
     return {name: torch.stack([s[name].float() for s in states]).mean(0).to(t.dtype) for name, t in states[0].items()}
-
-
-def translate(
-    model: Transformer, corpus: Corpus, sources: Sequence[Any], *, beams: int, config: AbcMtConfig, room: float = 1.5
-) -> list[str]:
-    """What the model says for each source, in their order; like lengths are searched together."""
-    specials, device = corpus.tokeniser.specials, next(model.parameters()).device
-    assert specials.pad is not None
-    assert specials.eos is not None
-    # Linformer has a control for so many places; the end of a window is what is to be translated.
-    sources = [row[-(config.longest - 1) :] for row in sources]
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    said: dict[int, str] = {}
-    for lo in range(0, len(order), config.decode_batch):
-        chosen = order[lo : lo + config.decode_batch]
-        ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
-        found = beam_search(
-            model,
-            ids,
-            attention_mask=ids != specials.pad,
-            eos=specials.eos,
-            bos=specials.bos,
-            beams=beams,
-            max_new=min(config.longest, int(room * ids.shape[1]) + 10),
-            length_penalty=LengthPenalty(alpha=config.penalty if beams > 1 else 0.0),
-        )
-        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
-    return [said[i] for i in range(len(sources))]
 
 
 def _mean(rows: Sequence[Any]) -> float:
@@ -301,20 +272,6 @@ def _mean(rows: Sequence[Any]) -> float:
 def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
     """Where a variant's translations lie."""
     return out / data / f"{v.key}.{seed}.{how}.txt"
-
-
-def _write(path: Path, lines: Iterable[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(f"{line}\n" for line in lines))
-
-
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """SacreBLEU with its defaults (13a, mixed case)."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
-    return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)
 
 
 def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:

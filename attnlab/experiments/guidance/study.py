@@ -247,8 +247,8 @@ def _there(folder: Path, name: str) -> Path:
 
 def score_translations(config: TranslationConfig, *, root: Path, said: Path, out: Path) -> list[dict[str, Any]]:
     """SacreBLEU of every file of translations; nothing where sacrebleu is not installed."""
-    from attnlab.experiments.abc.mt import corpus_bleu
-    from attnlab.experiments.abc.pairs import TASKS, read_task
+    from attnlab.experiments.pairs import TASKS, read_task
+    from attnlab.experiments.translating import corpus_bleu
 
     references = read_task(TASKS[config.task], root)["test"].target
     rows = []

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.abc.mt import AbcMtConfig, translate
-from attnlab.experiments.abc.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.guidance.learner import GuidedLearner, train_together
 from attnlab.experiments.guidance.mlm import period_ids, thinned
+from attnlab.experiments.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import lanes
+from attnlab.experiments.translating import held_out_nll, translate, write_lines
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config, swapped
 from attnlab.patterns import SpecialTokens
-from attnlab.provenance import provenance, write_atomic
+from attnlab.provenance import provenance
 from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
 
@@ -92,7 +92,7 @@ def run_translation(
 
         def look(step: int) -> None:
             for key, (name, seed) in names.items():
-                loss = _evaluate(made[key], valid)
+                loss = held_out_nll(made[key], valid)
                 part.row("translation_evaluations", arm=name, seed=seed, at=step, valid_nll=loss)
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
@@ -101,18 +101,15 @@ def run_translation(
             curve = learners[key].curves()
             last = max(1, len(curve.task) // 50)
             row = {"loss": sum(curve.task[-last:]) / last, "ag_loss": sum(curve.guidance[-last:]) / last}
-            nll = _evaluate(made[key], valid)
+            nll = held_out_nll(made[key], valid)
             part.row(
                 "translation_runs", arm=name, seed=seed, steps=steps, seconds=round(spent, 1), valid_nll=nll, **row
             )
             part.row("translation_curves", arm=name, seed=seed, **thinned(curve))
         # Gaussian heads must be in place when the model is used, so decoding belongs inside.
         for key in names:
-            said = translate(
-                made[key], corpus, corpus.ids["test"][0][: config.held_out], beams=5, config=AbcMtConfig(longest=64)
-            )
-            out.mkdir(parents=True, exist_ok=True)
-            write_atomic(out / f"{key}.txt", "".join(f"{line}\n" for line in said))
+            said = translate(made[key], corpus, corpus.ids["test"][0][: config.held_out], beams=5, longest=64)
+            write_lines(out / f"{key}.txt", said)
 
 
 def _build(config: TranslationConfig, corpus: Corpus, seed: int) -> Transformer:
@@ -163,17 +160,3 @@ def _learner(
         stream=lane[0],
         pool=lane[1],
     )
-
-
-@torch.no_grad()
-def _evaluate(model: Transformer, source: ShapedSource) -> float:
-    """-log p of a token of the held-out translations, without smoothing."""
-    model.eval()
-    device = next(model.parameters()).device
-    total = torch.zeros(2, device=device)
-    for step in range(min(8, source.steps_per_epoch)):
-        batch = {name: t.to(device) for name, t in source.batch(step).items()}
-        output = model(**{name: t for name, t in batch.items() if name != "labels"})
-        found = Translation(label_smoothing=0.0)(model, output, batch, 0)
-        total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
-    return float(total[0] / total[1])

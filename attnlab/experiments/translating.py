@@ -1,0 +1,84 @@
+"""What experiments on translation share: a model's loss on held-out pairs, what it says, and how good that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.data.parallel import padded
+from attnlab.experiments.pairs import Corpus, ShapedSource
+from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
+from attnlab.provenance import write_atomic
+
+__all__ = ["corpus_bleu", "held_out_nll", "translate", "write_lines"]
+
+
+@torch.no_grad()
+def held_out_nll(model: Transformer, source: ShapedSource, *, batches: int = 8) -> float:
+    """-log p of a token of the translations in the first batches, without smoothing."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    total = torch.zeros(2, device=device)
+    for step in range(min(batches, source.steps_per_epoch)):
+        batch = {name: t.to(device) for name, t in source.batch(step).items()}
+        output = model(**{name: t for name, t in batch.items() if name != "labels"})
+        found = Translation(label_smoothing=0.0)(model, output, batch, 0)
+        total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
+    model.train(training)
+    return float(total[0] / total[1])
+
+
+def translate(
+    model: Transformer,
+    corpus: Corpus,
+    sources: Sequence[Any],
+    *,
+    beams: int,
+    longest: int,
+    penalty: float = 0.6,
+    batch: int = 250,
+    room: float = 1.5,
+) -> list[str]:
+    """What the model says for each source, in their order; like lengths are searched together.
+
+    Neither side is longer than ``longest``: of a longer source the end is read. One beam is greedy.
+    """
+    specials, device = corpus.tokeniser.specials, next(model.parameters()).device
+    assert specials.pad is not None
+    assert specials.eos is not None
+    sources = [row[-(longest - 1) :] for row in sources]
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    said: dict[int, str] = {}
+    for lo in range(0, len(order), batch):
+        chosen = order[lo : lo + batch]
+        ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
+        found = beam_search(
+            model,
+            ids,
+            attention_mask=ids != specials.pad,
+            eos=specials.eos,
+            bos=specials.bos,
+            beams=beams,
+            max_new=min(longest, int(room * ids.shape[1]) + 10),
+            length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
+        )
+        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
+    return [said[i] for i in range(len(sources))]
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """A file of one text a line; the folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, "".join(f"{line}\n" for line in lines))
+
+
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """SacreBLEU with its defaults (13a, mixed case)."""
+    try:
+        import sacrebleu
+    except ImportError as error:
+        raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
+    return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)
