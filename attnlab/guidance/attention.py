@@ -142,5 +142,8 @@ def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCa
         return (t, t) if t is None or t.shape[1] == 1 < h else (t[:, :guided], t[:, guided:])
 
     both: dict[str, tuple[Any, Any]] = {name: halves(getattr(full, name)) for name in ("mask", "bias")}
-    both |= {name: split_heads(getattr(full, name), guided) for name in ("q", "k", "v")}
-    return tuple(replace(full, **{name: t[i] for name, t in both.items()}) for i in range(2))  # type: ignore[return-value]
+    parts = split_heads(guided, full.q, full.k, full.v)
+    return tuple(  # type: ignore[return-value]
+        replace(full, **dict(zip("qkv", parts[i], strict=True)), **{name: t[i] for name, t in both.items()})
+        for i in range(2)
+    )

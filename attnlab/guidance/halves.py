@@ -15,10 +15,14 @@ from attnlab.shapes import Float
 
 __all__ = ["join_heads", "split_heads"]
 
+# Of sixteen bytes, which is all that matters here.
+CHUNK = torch.complex128
 
-def split_heads(t: Float[Tensor, "b h q d"], first: int) -> tuple[Tensor, Tensor]:
-    """The first heads and the others."""
-    return _Split.apply(t, first)
+
+def split_heads(first: int, *tensors: Float[Tensor, "b h _ _"]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The first heads of each tensor, and the others of each."""
+    parts = _Split.apply(first, *tensors)
+    return parts[: len(tensors)], parts[len(tensors) :]
 
 
 def join_heads(first: Float[Tensor, "b s q d"], others: Float[Tensor, "b u q d"]) -> Float[Tensor, "b h q d"]:
@@ -28,12 +32,24 @@ def join_heads(first: Float[Tensor, "b s q d"], others: Float[Tensor, "b u q d"]
 
 class _Split(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, t: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        return t[:, :first], t[:, first:]
+    def forward(ctx: Any, first: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        parts = (*(t[:, :first] for t in tensors), *(t[:, first:] for t in tensors))
+        ctx.shapes = [part.shape for part in parts]
+        return parts
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor, others: Tensor) -> tuple[Tensor, None]:
-        return _whole(first, others), None
+    def backward(ctx: Any, *parts: Tensor | None) -> tuple[Tensor | None, ...]:
+        half, wholes = len(parts) // 2, list[Tensor | None]()
+        for i in range(half):
+            first, others = parts[i], parts[half + i]
+            # A part that nothing was made of has no gradient, which is 0 where the other has one.
+            if first is None and others is not None:
+                first = others.new_zeros(ctx.shapes[i])
+            if others is None and first is not None:
+                others = first.new_zeros(ctx.shapes[half + i])
+            wholes.append(None if first is None or others is None else _whole(first, others))
+        return None, *wholes
 
 
 class _Join(torch.autograd.Function):
@@ -53,7 +69,21 @@ def _whole(first: Tensor, others: Tensor) -> Tensor:
     base = first._base
     if base is None or base.shape != (b, n, heads, d) or first.stride() != (n * heads * d, d, heads * d, 1):
         base = first.new_empty(b, n, heads, d)
-        base[:, :, :s] = first.transpose(1, 2)
+        _copy(first.transpose(1, 2), base[:, :, :s])
     # Through .data: the first part may be saved for the backward pass, and it does not change here.
-    base.data[:, :, s:] = others.transpose(1, 2)
+    _copy(others.transpose(1, 2), base.data[:, :, s:])
     return base.transpose(1, 2)
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    """Sixteen bytes at a time where rows allow it: element by element a strided copy has half the speed on a GPU."""
+    both = [t.detach() for t in (source, target)]
+    if all(_in_chunks(t) for t in both):
+        both = [t.view(CHUNK) for t in both]
+    both[1].copy_(both[0])
+
+
+def _in_chunks(t: Tensor) -> bool:
+    size = CHUNK.itemsize
+    steps = (t.shape[-1], t.storage_offset(), *t.stride()[:-1])
+    return t.stride(-1) == 1 and t.data_ptr() % size == 0 and all(n * t.element_size() % size == 0 for n in steps)

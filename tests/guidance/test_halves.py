@@ -11,14 +11,16 @@ B, H, N, D, FIRST = 2, 5, 7, 3, 2
 
 
 def test_split_and_join_are_each_others_inverse() -> None:
-    t = torch.randn(B, N, H, D, dtype=torch.float64).transpose(1, 2).requires_grad_()
-    parts = split_heads(t, FIRST)
-    assert [p.shape[1] for p in parts] == [FIRST, H - FIRST]
-    whole = join_heads(2 * parts[0], 3 * parts[1])
-    assert_close(whole, torch.cat([2 * t[:, :FIRST], 3 * t[:, FIRST:]], 1))
-    slope = torch.randn_like(whole)
-    (found,) = torch.autograd.grad(whole, t, slope)
-    assert_close(found, torch.cat([2 * slope[:, :FIRST], 3 * slope[:, FIRST:]], 1))
+    for width, dtype in ((3, torch.float64), (3, torch.bfloat16), (16, torch.bfloat16)):
+        t, u = (torch.randn(B, N, H, width, dtype=dtype).transpose(1, 2).requires_grad_() for _ in range(2))
+        (t0, u0), (t1, u1) = split_heads(FIRST, t, u)
+        assert [p.shape[1] for p in (t0, t1, u0, u1)] == [FIRST, H - FIRST] * 2
+        whole = join_heads(2 * t0 + u0, 4 * t1 + u1)
+        assert_close(whole, torch.cat([2 * t[:, :FIRST], 4 * t[:, FIRST:]], 1) + u)
+        slope = torch.randn_like(whole)
+        found = torch.autograd.grad(whole, (t, u), slope)
+        assert_close(found[0], torch.cat([2 * slope[:, :FIRST], 4 * slope[:, FIRST:]], 1))
+        assert_close(found[1], slope)
 
 
 def test_a_part_in_place_is_not_copied() -> None:
@@ -30,3 +32,13 @@ def test_a_part_in_place_is_not_copied() -> None:
     assert whole[:, FIRST:].unique().tolist() == [2]
     # The joined heads flatten to the model's width without a copy.
     assert whole.transpose(1, 2).flatten(2).data_ptr() == room.data_ptr()
+
+
+def test_a_part_of_which_nothing_is_made_has_the_gradient_zero() -> None:
+    t, u = (torch.randn(B, H, N, D, requires_grad=True) for _ in range(2))
+    (t0, _), (_, u1) = split_heads(FIRST, t, u)
+    for part, leaf, other in ((t0, t, u), (u1, u, t)):
+        found, none = torch.autograd.grad(part.sum(), (leaf, other), allow_unused=True, retain_graph=True)
+        assert none is None
+        assert found[:, :FIRST].unique().tolist() == [1 if leaf is t else 0]
+        assert found[:, FIRST:].unique().tolist() == [0 if leaf is t else 1]
