@@ -76,6 +76,7 @@ def _lm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-lm", 900)
     parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote")
     parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
+    parser.add_argument("--steps", type=int, help="at most so many updates (default: what the time allows)")
 
 
 def _lm(options: argparse.Namespace) -> None:
@@ -83,10 +84,12 @@ def _lm(options: argparse.Namespace) -> None:
 
     if not options.collect:
         config = _with(lm.AbcLmConfig(), options.set)
-        part = _started(options, lm, config, "-".join(options.tables))
+        part = _started(options, lm, config, "-".join([*options.tables, *(config.models or ())]))
+        share = options.seconds / len(options.tables)
         for table in options.tables:
-            share = options.seconds / len(options.tables)
-            lm.run_table(table, config, corpus=_needed(options, "corpus"), part=part, seconds=share)
+            lm.run_table(
+                table, config, corpus=_needed(options, "corpus"), part=part, seconds=share, steps=options.steps
+            )
     _collected(options, lm)
 
 

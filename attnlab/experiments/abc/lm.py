@@ -18,7 +18,7 @@ from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
-from attnlab.experiments.value_aware_lm import causal_loss, sliding_windows
+from attnlab.experiments.value_aware_lm import Score, causal_loss, sliding_windows
 from attnlab.models import CausalLM, Transformer, named_config
 from attnlab.training import Recipe, Schedule
 
@@ -29,15 +29,19 @@ KEYS = {
     "table_2a": ["model", "n", "context", "seed"],
     "table_2b": ["model", "n", "seed"],
     "curves": ["setting", "model", "n", "seed", "step"],
-    "training": ["setting", "seed"],
+    "training": ["setting", "model", "n", "seed"],
 }
 NOTES = {
     "table_2a": "Test perplexity per word of WikiText-103, as the paper's; perplexity_per_token is per token of our 8k "
     "vocabulary. Trained on enwik8's text, lower-cased; words that are <unk> in WikiText-103 are context but are not "
     "predicted. With context 0 every token but a segment's first is predicted.",
     "table_2b": "As 2a, with a context of 256, more layers and layer dropout.",
-    "training": "All models of a table learn side by side from the same batches, for equally many steps.",
+    "training": "All models of a table learn from the same batches, for equally many steps; seconds are of a GPU that "
+    "other jobs share. tokens_per_parameter leaves the embeddings out.",
+    "curves": "Loss of a token of held-out enwik8 articles, in segments without context.",
 }
+# Updates between looks at the clock and, at the doublings of it, at the held-out loss.
+CURVE = 250
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class AbcLmConfig:
     layer_dropout: float = 0.2
     length: int = 512
     batch: int = 8
-    dropout: float = 0.1
+    # A model this small does not see a text often enough to learn it by heart.
+    dropout: float = 0.0
     lr: float = 2e-3
     warmup: int = 200
     weight_decay: float = 0.01
@@ -75,6 +80,8 @@ class AbcLmConfig:
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
+    # Rows by their keys, so that processes may share a table; None: all of them.
+    models: tuple[str, ...] | None = None
     streams: int = 5
     # With a context that all but fills a segment, every so many windows of the test set are scored.
     eval_every: int = 3
@@ -131,16 +138,30 @@ def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed
     )
 
 
-def run_table(table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float) -> None:
+def run_table(
+    table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float, steps: int | None = None
+) -> None:
     """Train the models of a table, seed by seed, and score them; ``seconds`` is for all seeds together."""
     stores, device = Corpus(corpus), best_device()
     tokeniser = stores.tokeniser()
     vocab = -(-tokeniser.vocab_size // 64) * 64
+    rows = [v for v in TABLES[table] if config.models is None or v.key in config.models]
     for seed in config.seeds:
-        if all(part.has(table, model=v.model, n=v.n, seed=seed) for v in TABLES[table]):
+        if all(part.has(table, model=v.model, n=v.n, seed=seed) for v in rows):
             continue
-        models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in TABLES[table]}
+        models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in rows}
         blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
+        valid = _windows(stores, "valid", config, device, context=0)[0]
+
+        def curve(
+            step: int, seed: int = seed, models: dict[str, Transformer] = models, valid: _Batches = valid
+        ) -> None:
+            # At 250, 500, 1000, ... updates: a loss falls by the logarithm of what was read.
+            if step % CURVE or (step // CURVE) & (step // CURVE - 1):
+                return
+            for variant in rows:
+                _note_loss(table, part, variant, models[variant.key], valid, step, seed)
+
         with ExitStack() as stack:
             for model in models.values():
                 stack.enter_context(dense_attention(model))
@@ -150,37 +171,53 @@ def run_table(table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seco
                 term=CausalLM(),
                 recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
                 schedule=Schedule("cosine", warmup=config.warmup),
+                steps=steps,
                 seconds=seconds / len(config.seeds),
                 streams=config.streams,
+                every=CURVE,
+                then=curve,
             )
-            _tell(table, config, part, models, found, seed)
-            for variant in TABLES[table]:
+            for variant in rows:
+                _note_size(table, config, part, variant, models[variant.key], found, seed)
+                _note_loss(table, part, variant, models[variant.key], valid, found.steps, seed)
                 _score(table, config, part, models[variant.key], variant, stores, seed)
 
 
-def _tell(
-    table: str, config: AbcLmConfig, part: Part, models: Mapping[str, Transformer], found: Fitted, seed: int
+def _note_loss(
+    table: str, part: Part, variant: Variant, model: Transformer, valid: _Batches, step: int, seed: int
+) -> None:
+    loss = _loss(model, valid).loss
+    part.row("curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=step, loss=loss)
+
+
+def _loss(model: Transformer, windows: _Batches) -> Score:
+    training = model.training
+    with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"):
+        found = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
+    model.train(training)
+    return found
+
+
+def _note_size(
+    table: str, config: AbcLmConfig, part: Part, variant: Variant, model: Transformer, found: Fitted, seed: int
 ) -> None:
     tokens = found.steps * config.batch * config.length
-    largest = max(sum(p.numel() for p in model.parameters()) for model in models.values())
+    parameters = sum(p.numel() for p in model.parameters())
+    inner = parameters - model.tokens.weight.numel()  # type: ignore[operator]
     part.row(
-        "training", setting=table, seed=seed, steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1),
-        models=len(models), parameters=largest,
+        "training", setting=table, model=variant.model, n=variant.n, seed=seed, steps=found.steps, tokens=tokens,
+        seconds=round(found.seconds, 1), parameters=parameters, without_embeddings=inner,
+        tokens_per_parameter=tokens / inner,
     )  # fmt: skip
-    for variant in TABLES[table]:
-        losses = found.losses[variant.key]
-        for i in range(0, len(losses), max(1, len(losses) // 10)):
-            step = found.noted[i]
-            part.row("curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=step, loss=losses[i])
 
 
 def _score(
     table: str, config: AbcLmConfig, part: Part, model: Transformer, variant: Variant, stores: Corpus, seed: int
 ) -> None:
     for context in config.contexts if table == "table_2a" else (config.deep_context,):
-        windows, tokens_per_word = _windows(stores, config, next(model.parameters()).device, context=context)
-        with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"):
-            found = causal_loss(model, windows)  # type: ignore[arg-type]
+        device = next(model.parameters()).device
+        windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
+        found = _loss(model, windows)
         own = {"context": context} if table == "table_2a" else {}
         part.row(
             table,
@@ -195,9 +232,11 @@ def _score(
         )
 
 
-def _windows(stores: Corpus, config: AbcLmConfig, device: torch.device, *, context: int) -> tuple[_Batches, float]:
-    """(the windows, tokens per word of the whole test set); unknown words count on neither side."""
-    specials, store = stores.tokeniser().specials, stores.store("wikitext103-test")
+def _windows(
+    stores: Corpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
+) -> tuple[_Batches, float]:
+    """(the windows, tokens per word of the whole store); unknown words count on neither side."""
+    specials, store = stores.tokeniser().specials, stores.store(name)
     assert specials.eos is not None
     tokens, labels = sliding_windows(
         store, specials.eos, length=config.length, context=max(1, context), unknown=specials.unk

@@ -115,6 +115,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
         recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
         schedule=Schedule("linear", warmup=config.warmup),
         seconds=seconds,
+        streams=config.streams,
     )
     tokens = found.steps * config.batch * config.length
     part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
