@@ -40,8 +40,18 @@ class Fitted:
 class Learner:
     """A model, its optimiser, and one captured update for each shape of batch."""
 
-    def __init__(self, model: nn.Module, term: Term, recipe: Recipe, *, stream: Any = None, pool: Any = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        term: Term,
+        recipe: Recipe,
+        *,
+        stream: Any = None,
+        pool: Any = None,
+        half: bool = True,
+    ) -> None:
         self.model, self.term, self.recipe = model, term, recipe
+        self.half = half
         self.device = next(model.parameters()).device
         self.cuda = self.device.type == "cuda"
         self.stream, self.pool = stream, pool
@@ -89,7 +99,7 @@ class Learner:
     def _step(self, batch: dict[str, Tensor]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
         # A cached cast of a weight would outlive the graph that made it.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda, cache_enabled=False):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda and self.half, cache_enabled=False):
             output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
             loss = self._loss(output, batch)
         loss.backward()
@@ -147,10 +157,14 @@ def fit(
     steps: int | None = None,
     seconds: float | None = None,
     streams: int = 1,
+    half: bool = True,
     every: int = 100,
     then: Callable[[int], None] | None = None,
 ) -> Fitted:
     """Train every model on the same batches, for ``steps`` updates or for ``seconds``.
+
+    On a GPU products are of bfloat16, unless ``half`` is false: casts are kernels too, and small models have so many of
+    them that float32 is faster.
 
     Without ``steps`` the schedule's end is where the speed so far says that the time will be over. After each ``every``
     updates, and at the end, ``then(updates)`` is called with the device idle.
@@ -160,7 +174,7 @@ def fit(
     cuda = next(next(iter(models.values())).parameters()).is_cuda
     tracks = lanes(streams) if cuda else [(None, None)] * streams
     learners = {
-        name: Learner(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1])
+        name: Learner(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1], half=half)
         for i, (name, model) in enumerate(models.items())
     }
     _synchronise(cuda)

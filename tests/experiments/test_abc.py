@@ -18,6 +18,7 @@ from attnlab.experiments.abc.commands import EXPERIMENTS
 from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
 from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
 from attnlab.experiments.abc.family import family_rows
+from attnlab.experiments.abc.translators import average
 from attnlab.experiments.pairs import ShapedSource, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.together import fit
@@ -237,7 +238,7 @@ def test_only_the_last_sentence_of_a_window_counts() -> None:
 
 def test_snapshots_are_averaged() -> None:
     states = [{"w": torch.full((2,), float(i))} for i in (1, 2, 6)]
-    assert mt.average(states)["w"].tolist() == [3.0, 3.0]
+    assert average(states)["w"].tolist() == [3.0, 3.0]
 
 
 def test_results_are_collected_from_several_folders(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def captions(tmp_path: Path) -> Path:
     words = ["red", "dog", "man", "runs", "blue", "house", "sees"]
     folder = tmp_path / "data" / "multi30k"
     folder.mkdir(parents=True)
-    for name, n in (("train", 160), ("val", 6), ("test_2016_flickr", 6)):
+    for name, n in (("train", 160), ("val", 24), ("test_2016_flickr", 6)):
         lines = [" ".join(draw.choice(words, draw.integers(3, 6))) for _ in range(n)]
         for suffix, some in (("en", lines), ("de", [" ".join(w[::-1] for w in x.split()) for x in lines])):
             with gzip.open(folder / f"{name}.{suffix}.gz", "wt") as file:
@@ -303,9 +304,15 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
         "streams=1", "decode_batch=3",
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
-    run("abc-mt", *arguments)
+    run("abc-mt", *arguments, "--variants", "3a", "5", "7", "quarter")
     tables = json.loads(out.read_text())["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
+    assert {(r["model"], r["cross"]) for r in tables["table_3a_quarter"]} == {
+        (v.model, v.cross) for v in mt.QUARTER
+    } | {("BASE", None)}
+    # A look at the end of the training, and each row of Table 5 translates the validation set.
+    assert {r["step"] for r in tables["validation"]} == {3}
+    assert all(r["sentences"] == 24 for r in tables["table_5"])
     assert all("bleu_paper" in row or row["model"] == "MLP-ReLU" for row in tables["table_7"])
     # Nothing is trained again; scores come from the files.
     with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:
@@ -313,6 +320,26 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     run("abc-mt", *arguments, "--collect")
     tables = json.loads(out.read_text())["tables"]
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
+
+
+@pytest.mark.slow
+def test_documents_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-doc-mt.json", tmp_path / "work"
+    small = (
+        "vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=256", "widths=[64,128]", "steps=2",
+        "streams=1", "decode_batch=3",
+    )  # fmt: skip
+    settings = [f"translation.{s}" for s in small]
+    run("abc-doc-mt", "--data", str(captions), "--work", str(work), "--out", str(out), "--set", *settings)
+    tables = json.loads(out.read_text())["tables"]
+    assert {(r["model"], r["cross"], r["causal"]) for r in tables["table_3b"]} == {
+        (v.model, v.cross, v.causal) for v in doc_mt.VARIANTS
+    }
+    # Windows of up to four sentences: about four times as long as a sentence.
+    assert tables["training"][0]["target_tokens"] > 3 * 16
+    # A sentence of each window is scored, and no window is lost.
+    assert len((work / "multi30k-en-de" / "BASE.0.beam.txt").read_text().splitlines()) == 6
 
 
 def test_settings_of_a_command_are_checked() -> None:
