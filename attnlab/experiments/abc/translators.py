@@ -136,6 +136,7 @@ def run_variants(
     source = shaped(*corpus.ids["train"], tokens=config.tokens, seed=seed)
     valid = shaped(*corpus.ids["valid"], tokens=min(config.tokens, config.tokens_held_out))
     kept = {key: deque[dict[str, Tensor]](maxlen=config.averaged) for key in models}
+    began = time.monotonic()
 
     def look(step: int) -> None:
         for key, model in models.items():
@@ -144,9 +145,10 @@ def run_variants(
         # The end of a training is looked at too, wherever it is.
         if within == 0 and epoch % config.look:
             return
+        spent = round(time.monotonic() - began, 1)
         for key, model in models.items():
-            nll = held_out_nll(model, valid)
-            part.row("validation", data=name, variant=key, seed=seed, step=step, epoch=epoch, nll=_finite(nll))
+            nll = _finite(held_out_nll(model, valid))
+            part.row("validation", data=name, variant=key, seed=seed, step=step, epoch=epoch, seconds=spent, nll=nll)
 
     with ExitStack() as stack:
         for model in models.values():
