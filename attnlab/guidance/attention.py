@@ -142,8 +142,8 @@ def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCa
         return (t, t) if t is None or t.shape[1] == 1 < h else (t[:, :guided], t[:, guided:])
 
     both: dict[str, tuple[Any, Any]] = {name: halves(getattr(full, name)) for name in ("mask", "bias")}
-    parts = split_heads(guided, full.q, full.k, full.v)
-    return tuple(  # type: ignore[return-value]
-        replace(full, **dict(zip("qkv", parts[i], strict=True)), **{name: t[i] for name, t in both.items()})
-        for i in range(2)
+    first, others = (
+        replace(full, q=q, k=k, v=v, **{name: t[i] for name, t in both.items()})
+        for i, (q, k, v) in enumerate(split_heads(guided, full.q, full.k, full.v))
     )
+    return first, others

@@ -19,7 +19,7 @@ from attnlab.experiments.guidance.study import Places, StudyConfig, run_parts
 from attnlab.experiments.guidance.translation import TranslationConfig
 from attnlab.models import named_config
 
-MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=3, looks=1, eval_batches=1)
+MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=5, looks=1, eval_batches=1)
 CONFIG = StudyConfig(
     mlm=MLM,
     tune=TuneConfig(tasks=("RTE",), length=16, batch=4, limit=8, epochs=(("RTE", 1),)),
@@ -69,8 +69,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
 
 def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> None:
     out = tmp_path / "guidance.json"
-    first = run_parts(CONFIG, ["a"], places=places, work=tmp_path / "one", out=out)
+    first = run_parts(CONFIG, ["a", "b"], places=places, work=tmp_path / "one", out=out)
     assert {"tuning", "convergence", "ag_loss"} <= set(first["tables"])
+    # What (a) trained is fine-tuned as it is at the end, and as it was after 7/8 and a half of the updates.
+    assert [(row["training"], row["steps"]) for row in first["raw"]["finetuned_runs"]][::2] == 2 * [
+        ("long", 5), ("short", 4), ("half", 2)]  # fmt: skip
+    assert {run["part"] for run in first["raw"]["runs"]} == {"a"}
     # Two rates, with and without guidance, on the first seed; the best two arms on the second.
     assert len(first["tables"]["tuning"]) == 4 + 2
     assert {row["seed"] for row in first["tables"]["convergence"]} == {0, 1}
@@ -79,7 +83,7 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
     result = run_parts(CONFIG, list("bcdefg"), places=places, work=tmp_path / "two", out=out)
     tables = result["tables"]
     assert tables["tuning"] == first["tables"]["tuning"]
-    assert {row["training"] for row in tables["finetuned"]} == {"short", "long"}
+    assert {row["training"] for row in tables["finetuned"]} == {"half", "short", "long"}
     assert {row["guided"] for row in tables["electra"]} == {True, False}
     assert [row["model"] for row in tables["translation"]][:3] == ["BASE", "AG", "Gaussian"]
     assert {row["language"] for row in tables["low_resource"]} == {"oromo", "tagalog"}
@@ -91,6 +95,8 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
 def test_a_part_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part \(a\) needs --corpus"):
         run_parts(CONFIG, ["a"], places=Places(), work=tmp_path, out=tmp_path / "x.json")
+    with pytest.raises(ValueError, match=r"part \(f\) needs --oromo"):
+        run_parts(CONFIG, ["f"], places=Places(), work=tmp_path, out=tmp_path / "x.json")
     with pytest.raises(ValueError, match="no part z; the parts are a, b"):
         run_parts(CONFIG, ["z"], places=Places(), work=tmp_path, out=tmp_path / "x.json")
 

@@ -29,6 +29,7 @@ KEYS = {
 # A loss has left its plateau when it is this far (nats) below the loss of guessing words by their frequency.
 LEFT = 0.5
 CONVERGED = 0.95
+PRETRAINED = {"half": "half of the pretraining", "short": "7/8 of the pretraining", "long": "all of the pretraining"}
 NOTES = {
     "summary": "Means over the seeds.",
     "tuning": "Every learning rate with every warm-up (a share of the planned updates), with and without guidance. "
@@ -191,8 +192,10 @@ def _loss_at(tables: Tables, run: Row, at: int | None) -> float | None:
 
 
 def _best_arms(runs: Sequence[Row], tables: Tables) -> dict[bool, str]:
-    """By guidance, the arm that is lowest on the first seed, at the last update that all its arms share."""
-    first = [run for run in runs if run["seed"] == min(r["seed"] for r in runs)]
+    """By guidance, of the arms trained on every seed the lowest on the first, at the last update all of them share."""
+    seeds = {run["seed"] for run in runs}
+    on_all = {arm for arm in {run["arm"] for run in runs} if {r["seed"] for r in runs if r["arm"] == arm} == seeds}
+    first = [run for run in runs if run["seed"] == min(seeds) and run["arm"] in on_all]
     at, best = _shared_look(first, tables), {}
     for guided in (True, False):
         own = [(loss, run["arm"]) for run in first if run["guided"] == guided
@@ -203,7 +206,7 @@ def _best_arms(runs: Sequence[Row], tables: Tables) -> dict[bool, str]:
 
 
 def best_arm(tables: Tables) -> dict[bool, str]:
-    """By guidance, the name of the arm of part (a) that ended lowest on its first seed."""
+    """By guidance, the name of the best arm of part (a)."""
     runs = _runs(tables, "a")
     return _best_arms(runs, tables) if runs else {}
 
@@ -279,7 +282,8 @@ def finetuned(tables: Tables) -> list[dict[str, Any]]:
         }
         for r in tables.get("finetuned_runs", [])
     ]
-    return sorted(rows, key=lambda r: (r["training"] != "short", r["task"], not r["guided"], r["seed"]))
+    order = ("half", "short", "long")
+    return sorted(rows, key=lambda r: (order.index(r["training"]), r["task"], not r["guided"], r["seed"]))
 
 
 def electra(tables: Tables) -> list[dict[str, Any]]:
@@ -354,7 +358,7 @@ def summary(made: Tables) -> list[dict[str, Any]]:
         add(f"masked LM, {layers} layers: updates to the unguided model's last loss", own, "steps")
     for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
         own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
-        add(f"{task} after the {training}er pretraining: accuracy, %", own, "accuracy")
+        add(f"{task} after {PRETRAINED[training]}: accuracy, %", own, "accuracy")
     add("ELECTRA: updates on the plateau", made["electra"], "plateau_steps")
     add("ELECTRA: training loss", made["electra"], "loss")
     for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):

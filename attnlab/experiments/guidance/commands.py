@@ -24,6 +24,9 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/guidance"), help="the parts (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("results/guidance.json"), help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
+    parser.add_argument("--seeds", type=int, nargs="+", help="some of the seeds (default: 0 1 2)")
+    parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
+    parser.add_argument("--depths", type=int, nargs="+", help="layers of (e)'s models (default: 8 16)")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
     parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the parts there are")
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
@@ -44,6 +47,12 @@ def _study(options: argparse.Namespace) -> None:
             electra=replace(config.electra, base=mlm),
             translation=replace(config.translation, steps=options.steps),
         )
+    config = replace(
+        config,
+        seeds=tuple(options.seeds or config.seeds),
+        lrs=tuple(options.lrs or config.lrs),
+        depths=tuple(options.depths or config.depths),
+    )
     places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
     only = [] if options.tables_only else options.only.split(",")
     result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)

@@ -12,16 +12,14 @@ import torch
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.guidance.learner import GuidedLearner, train_together
-from attnlab.experiments.guidance.mlm import special_ids, thinned
+from attnlab.experiments.guidance.mlm import encoder, ended, learner, special_ids, thinned
 from attnlab.experiments.guidance.settings import Arm, MlmConfig
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import lanes
 from attnlab.guidance import GuidanceTerm, guide
-from attnlab.models import TransformerConfig
 from attnlab.models.electra import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
-from attnlab.training import Recipe, Schedule
 
 __all__ = ["ElectraConfig", "run_electra"]
 
@@ -74,10 +72,8 @@ def run_electra(
         steps, spent = train_together(learners, source, steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
-            last = max(1, len(curve.task) // 50)
             told = {"arm": arm.name, "guided": arm.guided, "lr": arm.lr, "warmup": arm.warmup, "seed": base.seed}
-            loss = sum(curve.task[-last:]) / last
-            part.row("electra_runs", **told, steps=steps, seconds=round(spent, 1), loss=loss)
+            part.row("electra_runs", **told, steps=steps, seconds=round(spent, 1), **ended(curve))
             part.row("electra_curves", **told, **thinned(curve))
 
 
@@ -93,18 +89,7 @@ def _learner(
     base = config.base
     torch.manual_seed(base.seed)
     model = _Fed(
-        TransformerConfig(
-            kind="encoder",
-            vocab=-(-vocab // 64) * 64,
-            width=base.width,
-            heads=base.heads,
-            layers=arm.layers or base.layers,
-            max_length=base.length,
-            norm="post",
-            embed_norm=True,
-            head="none",
-            dropout=base.dropout,
-        ),
+        encoder(base, arm, vocab=vocab, head="none"),
         generator_width=config.generator_width,
         generator_heads=config.generator_heads,
     ).to(device)
@@ -114,13 +99,4 @@ def _learner(
         terms = [
             stack.enter_context(guide(half, guidance, tokens=tokens)) for half in (model.generator, model.discriminator)
         ]
-    return GuidedLearner(
-        model,
-        [GeneratedTokens(), ReplacedTokens()],
-        guidance=terms,
-        recipe=Recipe(lr=arm.lr, betas=base.betas, weight_decay=base.weight_decay, clip=base.clip),
-        schedule=Schedule("linear", warmup=round(arm.warmup * base.steps)),
-        steps=base.steps,
-        stream=lane[0],
-        pool=lane[1],
-    )
+    return learner(base, arm, model, [GeneratedTokens(), ReplacedTokens()], terms, lane)

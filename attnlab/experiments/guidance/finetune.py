@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.abc.encoder import Classified, Classifier
-from attnlab.experiments.abc.mlm import AbcMlmConfig, _accuracy, _Wide
-from attnlab.experiments.effective_glue import TASKS, GlueSource, encode, read_glue, subset
+from attnlab.experiments.effective_glue import TASKS, encode, read_glue, subset
 from attnlab.experiments.parts import Part
-from attnlab.experiments.together import fit
+from attnlab.experiments.tuning import Tuning, tune
 from attnlab.models import Transformer
-from attnlab.training import Recipe, Schedule
 
 __all__ = ["TuneConfig", "fine_tune"]
 
@@ -66,19 +63,9 @@ def fine_tune(
         rows = {split: read_glue(glue, TASKS[task], split) for split in ("train", "dev")}
         rows["train"] = subset(rows["train"], config.limit, seed=0)
         examples = {split: encode(some, _Words(tokeniser), length=config.length) for split, some in rows.items()}
-        source = _Wide(GlueSource(examples["train"], config.batch, config.length, False, 2, config.seed))
-        steps = dict(config.epochs)[task] * source.source.steps_per_epoch
-        models = {name: Classifier(encoder, classes=2, seed=config.seed) for name, encoder in encoders.items()}
-        fit(
-            models,
-            source,
-            term=Classified(),
-            recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay),
-            schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
-            steps=steps,
-            streams=min(config.streams, len(models)),
-        )
-        reading = AbcMlmConfig(tune_length=config.length)
-        for name, model in models.items():
-            accuracy = 100 * _accuracy(model, examples["dev"], reading)
-            part.row("finetuned_runs", **label, task=task, arm=name, accuracy=accuracy, seed=config.seed)
+        tuning = Tuning(
+            batch=config.batch, length=config.length, lr=config.lr, weight_decay=config.weight_decay,
+            epochs=dict(config.epochs)[task], streams=config.streams, seed=config.seed,
+        )  # fmt: skip
+        for name, right in tune(encoders, examples, tuning)[1].items():
+            part.row("finetuned_runs", **label, task=task, arm=name, accuracy=100 * right, seed=config.seed)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
@@ -23,38 +25,42 @@ from attnlab.guidance import GuidanceTerm, bias_heads, guide
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
-from attnlab.training import Recipe, Schedule
+from attnlab.training import Recipe, Schedule, Term
 
-__all__ = ["Pretrained", "period_ids", "run_arms", "thinned", "with_layers"]
+__all__ = ["Pretrained", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned", "with_layers"]
 
 CURVE_POINTS = 250
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The trained models by the names of their arms."""
+    """The trained models by the names of their arms, and as they were at some steps before the last."""
 
     models: Mapping[str, Transformer]
+    earlier: Mapping[int, Mapping[str, Transformer]]
     steps: int
+
+
+def encoder(config: MlmConfig, arm: Arm, *, vocab: int, head: Literal["mlm", "none"] = "mlm") -> TransformerConfig:
+    """The arm's model, its vocabulary rounded up to what a GPU likes."""
+    return TransformerConfig(
+        kind="encoder",
+        vocab=-(-vocab // 64) * 64,
+        width=config.width,
+        heads=config.heads,
+        layers=arm.layers or config.layers,
+        max_length=config.length,
+        norm="post",
+        embed_norm=True,
+        head=head,
+        dropout=config.dropout,
+    )
 
 
 def build(config: MlmConfig, arm: Arm, *, vocab: int, seed: int) -> Transformer:
     """The untrained model; all arms of a seed and depth start from the same weights."""
     torch.manual_seed(seed)
-    return Transformer(
-        TransformerConfig(
-            kind="encoder",
-            vocab=-(-vocab // 64) * 64,
-            width=config.width,
-            heads=config.heads,
-            layers=arm.layers or config.layers,
-            max_length=config.length,
-            norm="post",
-            embed_norm=True,
-            head="mlm",
-            dropout=config.dropout,
-        )
-    )
+    return Transformer(encoder(config, arm, vocab=vocab))
 
 
 def special_ids(tokeniser: Tokeniser) -> SpecialTokens:
@@ -78,10 +84,12 @@ def run_arms(
     label: Mapping[str, Any],
     seconds: float | None = None,
     timeline: tuple[str, Path] | None = None,
+    keep: Sequence[int] = (),
 ) -> Pretrained:
     """Train every arm on the same batches; rows of ``part``: ``runs``, ``curves`` and ``evaluations``, as they come.
 
-    ``timeline`` names an arm, and the run folder in which its maps of one text are recorded.
+    ``timeline`` names an arm, and the run folder in which its maps of one text are recorded. ``keep`` names steps at
+    which the models are kept as they are.
     """
     device, tokens = best_device(), special_ids(tokeniser)
     part.fact("provenance", provenance())
@@ -93,15 +101,23 @@ def run_arms(
         for i, (arm, lane) in enumerate(zip(arms, lanes(len(arms)), strict=True)):
             lane = lane if i < config.streams else (learners[arms[i % config.streams].name].stream, None)
             learners[arm.name] = _learner(config, arm, models[arm.name], tokens, lane, stack)
-        look = _looker(config, arms, learners, held_out, tokeniser, tokens, part, label, timeline)
+        record = _looker(config, arms, learners, held_out, tokeniser, tokens, part, label, timeline)
+        kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+
+        def look(step: int) -> None:
+            record(step)
+            if step in keep:
+                states = {name: learner.model.state_dict() for name, learner in learners.items()}
+                kept[step] = {name: {key: t.clone() for key, t in state.items()} for name, state in states.items()}
+
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
         early = [round(config.steps * share) for share in (0.002, 0.005, 0.01, 0.02, 0.04)] if timeline else []
         steps, spent = train_together(
-            learners, source, steps=config.steps, seconds=seconds, look_at=sorted({*points, *early}), look=look
+            learners, source, steps=config.steps, seconds=seconds, look_at=sorted({*points, *early, *keep}), look=look
         )
     for arm in arms:
         curve = learners[arm.name].curves()
-        row = _ended(curve)
+        row = ended(curve)
         part.row(
             "runs",
             **_told(label, arm),
@@ -126,7 +142,17 @@ def run_arms(
                 evaluations=looks,
                 seconds=spent,
             )
-    return Pretrained(models, steps)
+    return Pretrained(models, {at: _restored(models, states) for at, states in kept.items()}, steps)
+
+
+def _restored(
+    models: Mapping[str, Transformer], states: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, Transformer]:
+    """Models of their own with the weights of an earlier step."""
+    earlier = {name: copy.deepcopy(model) for name, model in models.items()}
+    for name, model in earlier.items():
+        model.load_state_dict(states[name])
+    return earlier
 
 
 def _told(label: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
@@ -153,10 +179,22 @@ def _learner(
         stack.enter_context(bias_heads(model, config.guidance(arm), tokens=tokens, strength=arm.bias))
     elif arm.guided:
         terms = [stack.enter_context(guide(model, config.guidance(arm), tokens=tokens))]
+    return learner(config, arm, model, [SomeMasked()], terms, lane)
+
+
+def learner(
+    config: MlmConfig,
+    arm: Arm,
+    model: nn.Module,
+    task: Sequence[Term],
+    guidance: Sequence[GuidanceTerm],
+    lane: tuple[Any, Any],
+) -> GuidedLearner:
+    """The arm's model with its learning rate and warm-up."""
     return GuidedLearner(
         model,
-        [SomeMasked()],
-        guidance=terms,
+        task,
+        guidance=guidance,
         recipe=Recipe(lr=arm.lr, betas=config.betas, weight_decay=config.weight_decay, clip=config.clip),
         schedule=Schedule("linear", warmup=round(arm.warmup * config.steps)),
         steps=config.steps,
@@ -219,7 +257,7 @@ def evaluate(model: Any, held_out: Sequence[dict[str, torch.Tensor]]) -> float:
     return float(total[0] / total[1])
 
 
-def _ended(curve: Curve) -> dict[str, float]:
+def ended(curve: Curve) -> dict[str, float]:
     """Means over the last fiftieth of a run."""
     last = max(1, len(curve.task) // 50)
     return {name: sum(values[-last:]) / last for name, values in (("loss", curve.task), ("ag_loss", curve.guidance))}

@@ -92,12 +92,13 @@ class MlmConfig:
     heads: int = 8
     length: int = 128
     # Texts in a batch.
-    batch: int = 64
+    batch: int = 32
     steps: int = 4000
     # Shares of the steps: how long alpha stays at alpha0, and at how many steps the models are evaluated.
     hold: float = 0.3
     looks: int = 16
-    dropout: float = 0.1
+    # Less than one pass over the text is made.
+    dropout: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     clip: float = 1.0

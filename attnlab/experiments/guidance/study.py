@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.guidance.assemble import assemble, best_arm
 from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
 from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
-from attnlab.experiments.guidance.mlm import run_arms, with_layers
+from attnlab.experiments.guidance.mlm import Pretrained, run_arms, with_layers
 from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
 from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
 from attnlab.experiments.parts import Part
@@ -24,6 +24,8 @@ from attnlab.provenance import write_json
 
 __all__ = ["PARTS", "Places", "StudyConfig", "low_resource_stores", "run_parts", "score_translations"]
 
+# The share of the time in which models that have been pretrained are fine-tuned.
+TUNING = 0.3
 PARTS = {
     "a": "12 layers with and without guidance, tuned alike, three seeds (Figure 5)",
     "b": "fine-tuned accuracy after a shorter and a longer pretraining (Table 9)",
@@ -64,9 +66,15 @@ class StudyConfig:
     # The ratio and the sizes follow Table 11, for narrower models.
     lrs: tuple[float, ...] = (1e-3, 5e-4)
     warmups: tuple[float, ...] = (0.0, 0.1)
+    # All rates and warm-ups are tried on the first seed, the best on the others.
+    tuned_seed: int = 0
     seeds: tuple[int, ...] = (0, 1, 2)
+    # Fine-tuned are the models as they are after all updates (long), and as they were after these shares of them.
+    shorter: tuple[tuple[str, float], ...] = (("short", 7 / 8), ("half", 1 / 2))
     depths: tuple[int, ...] = (8, 16)
     low_resource_vocab: int = 8000
+    low_resource_dropout: float = 0.1
+    tune_at_once: bool = False
 
 
 def run_parts(
@@ -83,6 +91,9 @@ def run_parts(
     if unknown:
         raise ValueError(f"no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     work.mkdir(parents=True, exist_ok=True)
+    if "a" in only and "b" in only:
+        # What (a) trains is fine-tuned at once, and not trained again.
+        config, only = replace(config, tune_at_once=True), [name for name in only if name != "b"]
     run: dict[str, Callable[..., None]] = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
                                            "g": part_g}  # fmt: skip
     began = time.monotonic()
@@ -112,43 +123,80 @@ def _best(config: StudyConfig, work: Path) -> dict[bool, Arm]:
 
 
 def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
-    """Tune on the first seed, then the best arms on the others; the heads of the best guided one are recorded."""
+    """Tune on the first seed, then the best arms on the others; the heads of a guided one are recorded."""
     tokeniser, stores = _wiki(places, "a")
-    part, share = Part(work / "a.json"), None if seconds is None else seconds / (len(config.seeds) + 1)
-    for i, seed in enumerate(config.seeds):
-        todo = arms(config.lrs, config.warmups) if i == 0 else list(_best(config, work).values())
-        recorded = (Arm(True, config.lrs[0], config.warmups[-1]).name, work / "timeline") if i == 0 else None
-        run_arms(
+    part, began = Part(work / "a.json"), time.monotonic()
+    every, left = arms(config.lrs, config.warmups), list(config.seeds)
+    while left:
+        seed = left.pop(0)
+        first = seed == config.tuned_seed
+        todo = every if first else list(_best(config, work).values())
+        # As much time for every arm of every seed.
+        share = len(todo) / (len(todo) + sum(len(every) if s == config.tuned_seed else 2 for s in left))
+        given = None if seconds is None else share * (seconds - (time.monotonic() - began))
+        got = run_arms(
             replace(config.mlm, seed=seed),
             todo,
             tokeniser=tokeniser,
             stores=stores,
             part=part,
             label={"part": "a", "depth": config.mlm.layers},
-            seconds=None if share is None else share * (2 if i == 0 else 1),
-            timeline=recorded,
+            seconds=None if given is None else given * (1 - TUNING if config.tune_at_once else 1),
+            timeline=(Arm(True, config.lrs[0], config.warmups[-1]).name, work / "timeline") if first else None,
+            keep=list(_shorter(config)) if config.tune_at_once else (),
         )
+        if config.tune_at_once:
+            names = {arm.name for arm in _best(config, work).values()}
+            _tune(config, places, work, got, names, seed, None if given is None else given * TUNING)
 
 
 def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
-    """The best arms pretrained for 7/8 of the steps and for all of them, each fine-tuned."""
+    """The best arms pretrained and fine-tuned; with (a) in the same run, its models are."""
     tokeniser, stores = _wiki(places, "b")
-    part, glue = Part(work / "b.json"), places.need("glue", "b")
-    for training, steps in (("short", round(config.mlm.steps * 7 / 8)), ("long", config.mlm.steps)):
-        for seed in config.seeds:
-            mlm = replace(config.mlm, seed=seed, steps=steps)
-            label = {"part": "b", "depth": mlm.layers, "training": training}
-            chosen = list(_best(config, work).values())
-            got = run_arms(mlm, chosen, tokeniser=tokeniser, stores=stores, part=part, label=label)
-            fine_tune(
-                got.models,
-                replace(config.tune, seed=seed),
-                tokeniser=tokeniser,
-                glue=glue,
-                part=part,
-                label={"training": training, "steps": got.steps},
-                seconds=seconds,
-            )
+    for seed in config.seeds:
+        given = None if seconds is None else seconds / len(config.seeds)
+        chosen = list(_best(config, work).values())
+        got = run_arms(
+            replace(config.mlm, seed=seed),
+            chosen,
+            tokeniser=tokeniser,
+            stores=stores,
+            part=Part(work / "b.json"),
+            label={"part": "b", "depth": config.mlm.layers},
+            seconds=None if given is None else given * (1 - TUNING),
+            keep=list(_shorter(config)),
+        )
+        names = {arm.name for arm in chosen}
+        _tune(config, places, work, got, names, seed, None if given is None else given * TUNING)
+
+
+def _shorter(config: StudyConfig) -> dict[int, str]:
+    return {round(share * config.mlm.steps): name for name, share in config.shorter}
+
+
+def _tune(
+    config: StudyConfig,
+    places: Places,
+    work: Path,
+    got: Pretrained,
+    names: Collection[str],
+    seed: int,
+    seconds: float | None,
+) -> None:
+    """Fine-tune these arms as they are at the end, and then as they were before, as long as time lasts."""
+    tokeniser, _ = _wiki(places, "b")
+    began = time.monotonic()
+    earlier = [(name, at, got.earlier[at]) for at, name in _shorter(config).items() if at in got.earlier]
+    for training, at, models in [("long", got.steps, got.models), *earlier]:
+        fine_tune(
+            {name: model for name, model in models.items() if name in names},
+            replace(config.tune, seed=seed),
+            tokeniser=tokeniser,
+            glue=places.need("glue", "b"),
+            part=Part(work / "b.json"),
+            label={"training": training, "steps": at},
+            seconds=None if seconds is None else seconds - (time.monotonic() - began),
+        )
 
 
 def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
@@ -162,7 +210,7 @@ def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | Non
     """Translation, and BLEU where sacrebleu is installed."""
     root = places.need("translation", "d")
     part, said = Part(work / "d.json"), work / "translations"
-    run_translation(config.translation, root=root, part=part, out=said, seeds=config.seeds[:2], seconds=seconds)
+    run_translation(config.translation, root=root, part=part, out=said, seeds=config.seeds, seconds=seconds)
     score_translations(config.translation, root=root, said=said, out=work / "bleu.json")
 
 
@@ -183,16 +231,17 @@ def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms on little text, each language with a vocabulary of its own."""
-    for language in ("oromo", "tagalog"):
+    given = [language for language in ("oromo", "tagalog") if getattr(places, language) is not None]
+    for language in given or ["oromo"]:
         tokeniser, stores = low_resource_stores(places.need(language, "f"), language, config.low_resource_vocab)
         run_arms(
-            config.mlm,
+            replace(config.mlm, dropout=config.low_resource_dropout),
             list(_best(config, work).values()),
             tokeniser=tokeniser,
             stores=stores,
             part=Part(work / f"f-{language}.json"),
             label={"part": "f", "depth": config.mlm.layers, "language": language},
-            seconds=None if seconds is None else seconds / 2,
+            seconds=None if seconds is None else seconds / len(given),
         )
 
 

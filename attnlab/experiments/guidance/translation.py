@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnlab.experiments.guidance.learner import GuidedLearner, train_together
-from attnlab.experiments.guidance.mlm import period_ids, thinned
+from attnlab.experiments.guidance.mlm import ended, period_ids, thinned
 from attnlab.experiments.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import lanes
@@ -99,11 +99,15 @@ def run_translation(
         steps, spent = train_together(learners, source, steps=config.steps, seconds=seconds, look_at=points, look=look)
         for key, (name, seed) in names.items():
             curve = learners[key].curves()
-            last = max(1, len(curve.task) // 50)
-            row = {"loss": sum(curve.task[-last:]) / last, "ag_loss": sum(curve.guidance[-last:]) / last}
             nll = held_out_nll(made[key], valid)
             part.row(
-                "translation_runs", arm=name, seed=seed, steps=steps, seconds=round(spent, 1), valid_nll=nll, **row
+                "translation_runs",
+                arm=name,
+                seed=seed,
+                steps=steps,
+                seconds=round(spent, 1),
+                valid_nll=nll,
+                **ended(curve),
             )
             part.row("translation_curves", arm=name, seed=seed, **thinned(curve))
         # Gaussian heads must be in place when the model is used, so decoding belongs inside.
