@@ -1,23 +1,22 @@
-"""A Hugging Face BERT as our transformer, weight by weight, and a classifier on top of an encoder.
+"""A Hugging Face BERT as our transformer, weight by weight, and its loss at a fixed number of places.
 
 Our own runs as one captured graph with padding in it, which Hugging Face's reading of masks does not allow.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.loss import IGNORED, Loss
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.models.transformer import Output
 
-__all__ = ["Classified", "Classifier", "SomeMasked", "from_bert"]
+__all__ = ["SomeMasked", "from_bert"]
 
 
 def from_bert(theirs: Any) -> Transformer:
@@ -83,38 +82,3 @@ class SomeMasked:
         labels = labels.gather(1, at).flatten()
         assert output.head is not None
         return Loss(output.head.nll(hidden.flatten(0, 1), labels).sum(), (labels != IGNORED).sum())
-
-
-class Classifier(nn.Module):
-    """A copy of an encoder with BERT's classification head on the first token, drawn from ``seed``."""
-
-    def __init__(self, encoder: Transformer, *, classes: int, seed: int) -> None:
-        super().__init__()
-        self.encoder = copy.deepcopy(encoder)
-        self.encoder.head = None
-        self.encoder.config = replace(encoder.config, head="none")
-        width = encoder.config.width
-        torch.manual_seed(seed)
-        self.pool, self.out = nn.Linear(width, width), nn.Linear(width, classes)
-        for layer in (self.pool, self.out):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-        self.dropout = nn.Dropout(encoder.config.dropout)
-        self.to(next(encoder.parameters()).device)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """The logits of each row."""
-        first = self.encoder(input_ids, attention_mask=attention_mask).hidden[:, 0]
-        return self.out(self.dropout(self.pool(first).tanh()))
-
-
-@dataclass(frozen=True)
-class Classified:
-    """-log p(class)."""
-
-    name: str = "classified"
-
-    def __call__(self, model: nn.Module, output: Tensor, batch: Mapping[str, Any], step: int) -> Loss:
-        labels = batch["labels"]
-        total = nn.functional.cross_entropy(output.float(), labels, reduction="sum")
-        return Loss(total, torch.ones_like(labels).sum())

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from attnlab.data import Blocks, MlmSource, Source
+from attnlab.data import Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.encoder import Classified, Classifier, SomeMasked, from_bert
-from attnlab.experiments.effective_glue import TASKS, Examples, GlueSource, dev_batches, encode, read_glue
+from attnlab.experiments.abc.encoder import SomeMasked, from_bert
+from attnlab.experiments.effective_glue import TASKS, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import Fitted, fit
+from attnlab.experiments.together import fit
+from attnlab.experiments.tuning import Tuning, tune
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.hf import convert, load_model
 from attnlab.measure import median_seconds, peak_bytes
@@ -108,15 +108,16 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     stores = Corpus(corpus)
     tokeniser = stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
-    found = _fit(
-        models,
-        MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
-        term=SomeMasked(),
-        recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
-        schedule=Schedule("linear", warmup=config.warmup),
-        seconds=seconds,
-        streams=config.streams,
-    )
+    with _dense(models.values()):
+        found = fit(
+            models,
+            MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
+            term=SomeMasked(),
+            recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+            schedule=Schedule("linear", warmup=config.warmup),
+            seconds=seconds,
+            streams=config.streams,
+        )
     tokens = found.steps * config.batch * config.length
     part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
     for v in VARIANTS:
@@ -132,11 +133,12 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
         _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
 
 
-def _fit(models: Mapping[str, nn.Module], source: Source, **how: Any) -> Fitted:
+@contextmanager
+def _dense(models: Iterable[Transformer]) -> Iterator[None]:
     with ExitStack() as stack:
-        for model in models.values():
+        for model in models:
             stack.enter_context(dense_attention(model))
-        return fit(models, source, **how)
+        yield
 
 
 def _converted(base: Transformer, variant: Variant) -> Transformer:
@@ -170,51 +172,17 @@ def _fine_tune(
 ) -> None:
     rows = {split: read_glue(glue, TASKS[task], split)[: config.tune_limit] for split in ("train", "dev")}
     examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
-    size = config.tune_batch * (2 if task == "SST-2" else 1)
-    source = _Wide(GlueSource(examples["train"], size, config.tune_length, False, 2, seed))
-    steps = max(1, round(config.epochs_of(task) * source.source.steps_per_epoch))
-    models = {
-        f"{v.key}-{continued}": Classifier(encoder, classes=2, seed=seed)
-        for (v, continued), encoder in encoders.items()
-    }
-    found = _fit(
-        models,
-        source,
-        term=Classified(),
-        recipe=Recipe(lr=config.tune_lr, betas=(0.9, 0.98), weight_decay=0.1),
-        schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
-        steps=steps,
-        streams=config.streams,
-    )
+    tuning = Tuning(
+        batch=config.tune_batch * (2 if task == "SST-2" else 1), length=config.tune_length, lr=config.tune_lr,
+        epochs=config.epochs_of(task), streams=config.streams, seed=seed,
+    )  # fmt: skip
+    with _dense(encoders.values()):
+        found, right = tune({f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}, examples, tuning)
     part.row("training", part=f"{task}-{seed}", steps=found.steps, tokens=None, seconds=round(found.seconds, 1))
-    for v, continued in encoders:
-        accuracy = 100 * _accuracy(models[f"{v.key}-{continued}"], examples["dev"], config)
-        part.row("table_4", model=v.model, n=v.n, continued=continued, task=task, accuracy=accuracy, seed=seed)
-
-
-@dataclass(frozen=True)
-class _Wide:
-    """Batches as wide as a multiple of 64, so that there are few shapes."""
-
-    source: GlueSource
-
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
-        batch = self.source.batch(step)
-        width = min(self.source.length, -(-batch["input_ids"].shape[1] // 64) * 64)
-        room = width - batch["input_ids"].shape[1]
-        wide = {name: torch.nn.functional.pad(t, (0, room)) for name, t in batch.items() if name != "labels"}
-        return wide | {"attention_mask": wide["attention_mask"].bool(), "labels": batch["labels"]}
-
-
-@torch.no_grad()
-def _accuracy(model: Classifier, examples: Examples, config: AbcMlmConfig) -> float:
-    device = next(model.parameters()).device
-    right = 0
-    batches = dev_batches(examples, size=64, length=config.tune_length, segments=False, classes=2, device=device)
-    for _, batch in batches:
-        said = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
-        right += int((said == batch["labels"]).sum())
-    return right / len(examples)
+    for v, on in encoders:
+        part.row(
+            "table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=100 * right[f"{v.key}-{on}"], seed=seed
+        )
 
 
 def measure_speed(
