@@ -30,6 +30,32 @@ def _hide(s, i, j, seen, offset, CAUSAL: tl.constexpr, CUT: tl.constexpr):
 
 
 @triton.jit
+def _place(Group, H, G):
+    """The text and the head of this program, and where its group's labels begin, counted in rows of labels."""
+    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    return b, h, b * G + tl.load(Group + h)
+
+
+@triton.jit
+def _seen(Visible, b, j, n_k, PADDED: tl.constexpr):
+    """Which of these keys are there and no padding: NaN in others must not spread, so they are not loaded."""
+    seen = j < n_k
+    if PADDED:
+        seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
+    return seen
+
+
+@triton.jit
+def _may_agree(low, high, Ranges, lo, n_ranges, N: tl.constexpr, SPAN: tl.constexpr):
+    """Whether labels from ``low`` to ``high`` may be among those of N rows or keys from ``lo`` on."""
+    least, most = 1 << 30, -1
+    for r in tl.static_range(N // SPAN):
+        at = 2 * tl.minimum(lo // SPAN + r, n_ranges - 1)
+        least, most = tl.minimum(least, tl.load(Ranges + at)), tl.maximum(most, tl.load(Ranges + at + 1))
+    return (low <= most) & (least <= high)
+
+
+@triton.jit
 def forward(
     Q, K, V, Out, Lse, Error, Slope, Rows, Keys, Value, Constant, Weight, KeyRanges, Group, Visible,
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
@@ -40,8 +66,7 @@ def forward(
     """The output and the errors of BM rows, key tile by key tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    bg = b * G + tl.load(Group + h)
+    b, h, bg = _place(Group, H, G)
     i, d = start + tl.arange(0, BM), tl.arange(0, BD)
     in_q, in_d = i < n_q, d < D
     inside = in_q[:, None] & in_d[None, :]
@@ -62,10 +87,7 @@ def forward(
     V += b * vb + h * vh
     for lo in range(0, last, BN):
         j = lo + tl.arange(0, BN)
-        # Hidden keys are not loaded: NaN there must not spread.
-        seen = j < n_k
-        if PADDED:
-            seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
+        seen = _seen(Visible, b, j, n_k, PADDED)
         k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         v = _tile(V + j[:, None] * vn + d[None, :], seen[:, None] & in_d[None, :], WHOLE)
         s = _hide(tl.dot(q, k, input_precision=PRECISION), i[:, None], j[None, :], seen[None, :], offset, CAUSAL, CUT)
@@ -79,11 +101,7 @@ def forward(
         total = total * shrink + tl.sum(p, 1)
         squares = squares * shrink * shrink + tl.sum(p * p, 1)
         matched = matched * shrink
-        first, least, most = lo // SPAN, 1 << 30, -1
-        for r in tl.static_range(BN // SPAN):
-            at = 2 * tl.minimum(first + r, n_key_ranges - 1)
-            least, most = tl.minimum(least, tl.load(KeyRanges + at)), tl.maximum(most, tl.load(KeyRanges + at + 1))
-        if (low <= most) & (least <= high):
+        if _may_agree(low, high, KeyRanges, lo, n_key_ranges, BN, SPAN):
             keys = tl.load(Keys + bg * n_k + j, mask=j < n_k, other=-2)
             matched += tl.sum(tl.where(label[:, None] == keys[None, :], p, 0.0), 1)
         out = out * shrink[:, None]
@@ -114,13 +132,13 @@ def row_terms(
 ):  # fmt: skip
     """delta_i and c_i of every row."""
     i, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
+    b, h, bg = _place(Group, H, G)
     in_q = i < n_q
     inside = in_q[:, None] & (d < D)[None, :]
     out = tl.load(Out + b * ob + h * oh + i[:, None] * on + d[None, :], mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(Grad + b * gb + h * gh + i[:, None] * gn + d[None, :], mask=inside, other=0.0).to(tl.float32)
     row = tl.program_id(1).to(tl.int64) * n_q + i
-    weight = tl.load(Weight + (b * G + tl.load(Group + h)) * n_q + i, mask=in_q, other=0.0)
+    weight = tl.load(Weight + bg * n_q + i, mask=in_q, other=0.0)
     pull = 2 * weight * tl.load(ErrorGrad + row, mask=in_q, other=0.0)
     slope = tl.load(Slope + row, mask=in_q, other=0.0)
     tl.store(Delta + row, tl.sum(out * grad, 1) + pull * slope, mask=in_q)
@@ -138,8 +156,7 @@ def backward_q(
     """dq of BM rows, key tile by key tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    bg = b * G + tl.load(Group + h)
+    b, h, bg = _place(Group, H, G)
     i, d = start + tl.arange(0, BM), tl.arange(0, BD)
     in_q, in_d = i < n_q, d < D
     inside = in_q[:, None] & in_d[None, :]
@@ -162,19 +179,13 @@ def backward_q(
     V += b * vb + h * vh
     for lo in range(0, last, BN):
         j = lo + tl.arange(0, BN)
-        seen = j < n_k
-        if PADDED:
-            seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
+        seen = _seen(Visible, b, j, n_k, PADDED)
         k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         v = _tile(V + j[None, :] * vn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
         s = _hide(tl.dot(q, k, input_precision=PRECISION), i[:, None], j[None, :], seen[None, :], offset, CAUSAL, CUT)
         p = tl.exp2(s * c - lse[:, None])
         dp = tl.dot(grad, v, input_precision=PRECISION) + (pull[:, None] * p - delta[:, None])
-        first, least, most = lo // SPAN, 1 << 30, -1
-        for r in tl.static_range(BN // SPAN):
-            at = 2 * tl.minimum(first + r, n_key_ranges - 1)
-            least, most = tl.minimum(least, tl.load(KeyRanges + at)), tl.maximum(most, tl.load(KeyRanges + at + 1))
-        if (low <= most) & (least <= high):
+        if _may_agree(low, high, KeyRanges, lo, n_key_ranges, BN, SPAN):
             keys = tl.load(Keys + bg * n_k + j, mask=j < n_k, other=-2)
             dp -= tl.where(label[:, None] == keys[None, :], value[:, None], 0.0)
         ds = (p * dp).to(k.dtype)
@@ -193,13 +204,10 @@ def backward_kv(
     """dk and dv of BN keys, row tile by row tile."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BN
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    bg = b * G + tl.load(Group + h)
+    b, h, bg = _place(Group, H, G)
     j, d = start + tl.arange(0, BN), tl.arange(0, BD)
     in_k, in_d = j < n_k, d < D
-    seen = in_k
-    if PADDED:
-        seen = tl.load(Visible + b * n_k + j, mask=in_k, other=0) != 0
+    seen = _seen(Visible, b, j, n_k, PADDED)
     shown = seen[:, None] & in_d[None, :]
     k = _tile(K + b * kb + h * kh + j[:, None] * kn + d[None, :], shown, WHOLE)
     v = _tile(V + b * vb + h * vh + j[:, None] * vn + d[None, :], shown, WHOLE)
@@ -227,11 +235,7 @@ def backward_kv(
         dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
         delta, pull = _tile(Delta + row + i, in_q, WHOLE), _tile(Pull + row + i, in_q, WHOLE)
         dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION) + (pull[None, :] * p - delta[None, :])
-        first, least, most = lo // SPAN, 1 << 30, -1
-        for r in tl.static_range(BM // SPAN):
-            at = 2 * tl.minimum(first + r, n_row_ranges - 1)
-            least, most = tl.minimum(least, tl.load(RowRanges + at)), tl.maximum(most, tl.load(RowRanges + at + 1))
-        if (low <= most) & (least <= high):
+        if _may_agree(low, high, RowRanges, lo, n_row_ranges, BM, SPAN):
             label = tl.load(Rows + bg * n_q + i, mask=in_q, other=-1)
             value = pull * tl.load(Value + bg * n_q + i, mask=in_q, other=0.0)
             dp -= tl.where(label[None, :] == keys[:, None], value[None, :], 0.0)

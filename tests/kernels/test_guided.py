@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
-
-if not torch.cuda.is_available():
-    # Triton reads this when it is first imported.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import attnlab as al
 from attnlab.attention import repeat_groups, visible
