@@ -19,6 +19,7 @@ from attnlab.guidance import (
     guide,
     pattern_bias,
 )
+from attnlab.guidance import term as term_module
 from attnlab.models import Transformer, TransformerConfig, record_model
 from attnlab.patterns import SpecialTokens, special_tokens
 from tests.guidance.trained import TOKENS, bert, texts
@@ -191,3 +192,24 @@ def test_reentrant_checkpointing_is_told_apart_from_evaluation() -> None:
             assert term.total() > 0
         with pytest.raises(ValueError, match="use_reentrant"):
             term.total()
+
+
+def test_targets_are_never_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guided step makes no target of n x n cells: labels and places of some numbers a row are all there is."""
+    n, model = 61, ours(max_length=61)
+    ids = torch.arange(n).remainder(29)[None] + 2
+    made: list[torch.Tensor] = []
+    drawn = term_module.layer_targets
+
+    def watched(*given: object, **how: object) -> object:
+        targets = drawn(*given, **how)
+        parts = [getattr(targets, name) for name in ("positions", "values", "columns", "share")]
+        made.extend(t for t in (*parts, *(targets.labels or ())) if t is not None)
+        return targets
+
+    monkeypatch.setattr(term_module, "layer_targets", watched)
+    for names in (("next", "prev", "first", "period"), ("delim", "same")):
+        with guide(model, Guidance(fraction=1.0, patterns=names), tokens=TOKENS) as term:
+            term(model, model(ids), {"input_ids": ids}, 0).total.backward()
+    assert made
+    assert max(t.numel() for t in made) <= 4 * n
