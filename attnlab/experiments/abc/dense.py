@@ -27,14 +27,10 @@ from attnlab.shapes import Float
 __all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
 
 
-class DenseSlots(Mechanism, nn.Module):
-    """A member of the family in the dense form; where that has none (a gate, a continued sequence) the member itself.
+class _Dense(Mechanism, nn.Module):
+    """Another form of a mechanism: what it is and what it refuses stay the same."""
 
-    A slot whose tokens so far weigh less than exp(-87) of its heaviest token anywhere counts as empty, in float32. That
-    does not happen to controls as they are learned; the linear forms keep such tokens.
-    """
-
-    def __init__(self, inner: SlotMechanism) -> None:
+    def __init__(self, inner: Any) -> None:
         nn.Module.__init__(self)
         self.inner = inner
 
@@ -43,6 +39,16 @@ class DenseSlots(Mechanism, nn.Module):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return self.inner.reference(call)
+
+
+class DenseSlots(_Dense):
+    """A member of the family in the dense form; where that has none (a gate, a continued sequence) the member itself.
+
+    A slot whose tokens so far weigh less than exp(-87) of its heaviest token anywhere counts as empty, in float32. That
+    does not happen to controls as they are learned; the linear forms keep such tokens.
+    """
+
+    inner: SlotMechanism
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The output; half precision stays half in the products."""
@@ -85,25 +91,15 @@ class DenseSlots(Mechanism, nn.Module):
         return ungrouped(W.to(v.dtype) @ v).to(call.q.dtype)
 
 
-class DenseKernel(Mechanism, nn.Module):
+class DenseKernel(_Dense):
     """A kernel with a feature map (RFA, T2R, elu) in the dense form where it is causal."""
-
-    def __init__(self, inner: Mechanism) -> None:
-        nn.Module.__init__(self)
-        self.inner = inner
-
-    def cannot(self) -> dict[str, str]:
-        return self.inner.cannot()
-
-    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return self.inner.reference(call)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The output; features are made in float32 and multiplied in the precision of the call."""
         plain = call.causal and not call.offset and call.key_visible is None and call.sizes[2] == call.sizes[3]
         if not plain or getattr(self.inner, "gate", False):
             return self.inner(call)
-        cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)  # type: ignore[attr-defined]
+        cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)
         phi, phi_k = cache.maps(call)
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
         with _full_precision(call):

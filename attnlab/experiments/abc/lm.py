@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +73,8 @@ class AbcLmConfig:
     batch: int = 8
     # A model this small does not see a text often enough to learn it by heart.
     dropout: float = 0.0
-    lr: float = 2e-3
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, betas=(0.9, 0.98)))
     warmup: int = 200
-    weight_decay: float = 0.01
-    clip: float = 1.0
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
@@ -169,7 +167,7 @@ def run_table(
                 models,
                 CausalSource(blocks, config.batch, seed=seed),
                 term=CausalLM(),
-                recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+                recipe=config.recipe,
                 schedule=Schedule("cosine", warmup=config.warmup),
                 steps=steps,
                 seconds=seconds / len(config.seeds),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +71,8 @@ class AbcMlmConfig:
 
     length: int = 512
     batch: int = 32
-    lr: float = 5e-4
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=5e-4, betas=(0.9, 0.98)))
     warmup: int = 100
-    weight_decay: float = 0.01
-    clip: float = 1.0
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
     # Seeds of fine-tuning, for each task.
     seeds: Mapping[str, tuple[int, ...]] | None = None
@@ -113,7 +111,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             models,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
             term=SomeMasked(),
-            recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+            recipe=config.recipe,
             schedule=Schedule("linear", warmup=config.warmup),
             seconds=seconds,
             streams=config.streams,
