@@ -1,21 +1,33 @@
-"""The figure of docs/guidance.md: python benchmarks/guidance_figures.py docs"""
+"""The figure of docs/guidance.md, from results/guidance.json: python benchmarks/guidance_figures.py docs"""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnlab.provenance import write_atomic
 
 STYLE = (
-    "<style>text{font:12px sans-serif;fill:#555}path{fill:none;stroke-width:1.5}.axis{stroke:#999;stroke-width:1}"
+    "<style>text{font:12px sans-serif;fill:#555}path{fill:none;stroke-width:1.2}.axis{stroke:#999;stroke-width:1}"
     "</style>"
 )
-COLOURS = {"AG": "#4c72b0", "MLM": "#c44e52", "loss": "#55a868"}
-LEFT, TOP, WIDTH, HEIGHT = 46, 26, 300, 200
+COLOURS = {"guided": "#4c72b0", "unguided": "#c44e52", "Gaussian heads": "#55a868"}
+LEFT, TOP, WIDTH, HEIGHT, GAP = 46, 26, 300, 170, 50
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a panel, and whose it is."""
+
+    name: str
+    at: Sequence[int]
+    values: Sequence[float]
 
 
 def main(folder: str) -> None:
@@ -24,47 +36,67 @@ def main(folder: str) -> None:
 
 
 def curves(result: Mapping[str, Any]) -> str:
-    """Left: the MLM loss of the best arms, all seeds. Right: L_AG of the guided ones, over the same updates."""
-    best = {(row["guided"], row["lr"], row["warmup"]) for row in result["tables"]["convergence"] if row["layers"] == 12}
-    runs = [r for r in result["raw"]["runs"] if r["part"] == "a" and (r["guided"], r["lr"], r["warmup"]) in best]
-    wanted = {(r["arm"], r["seed"]) for r in runs}
-    drawn = [c for c in result["raw"]["curves"] if c["part"] == "a" and (c["arm"], c["seed"]) in wanted]
-    last = max(c["at"][-1] for c in drawn)
-    parts = panel(0, "masked-LM loss", last, max(c["task"][0] for c in drawn), min(min(c["task"]) for c in drawn))
-    guided = [c for c in drawn if c["arm"].startswith("AG")]
-    top = max(max(c["guidance"]) for c in guided)
-    parts += panel(1, "guidance loss of the guided models", last, top, 0.0)
-    for c in drawn:
-        low, high = min(min(x["task"]) for x in drawn), max(x["task"][0] for x in drawn)
-        parts.append(path(c["at"], c["task"], 0, last, high, low, COLOURS["AG" if c in guided else "MLM"]))
-    parts += [path(c["at"], c["guidance"], 1, last, top, 0.0, COLOURS["loss"]) for c in guided]
-    for i, (name, told) in enumerate((("AG", "guided"), ("MLM", "unguided"))):
-        parts.append(f'<text x="{LEFT + 180}" y="{TOP + 20 + 16 * i}" style="fill:{COLOURS[name]}">{told}</text>')
-    size = f'width="{2 * (LEFT + WIDTH) + 30}" height="{TOP + HEIGHT + 40}"'
+    """A panel for each figure of the paper that has been trained, two in a row; all seeds of the best arms."""
+    panels = {name: lines for name, lines in _panels(result).items() if lines}
+    parts = [drawn for place, (title, lines) in enumerate(panels.items()) for drawn in panel(place, title, lines)]
+    rows = -(-len(panels) // 2)
+    size = f'width="{2 * (LEFT + WIDTH + 10) + 20}" height="{rows * (HEIGHT + GAP) + 20}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{STYLE}{"".join(parts)}</svg>\n'
 
 
-def panel(place: int, title: str, last: int, high: float, low: float) -> list[str]:
-    x, y = LEFT + place * (WIDTH + LEFT + 10), TOP + HEIGHT
-    return [
-        f'<path class="axis" d="M{x} {TOP}V{y}H{x + WIDTH}"/>',
-        f'<text x="{x}" y="{TOP - 10}">{title}</text>',
-        f'<text x="{x - 6}" y="{TOP + 8}" text-anchor="end">{high:.2g}</text>',
-        f'<text x="{x - 6}" y="{y}" text-anchor="end">{low:.2g}</text>',
-        f'<text x="{x}" y="{y + 18}">0</text>',
-        f'<text x="{x + WIDTH}" y="{y + 18}" text-anchor="end">{last} updates</text>',
-    ]
+def _panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
+    raw, tables = result["raw"], result["tables"]
+    best = {(r["guided"], r["lr"], r["warmup"]) for r in tables["convergence"] if r["layers"] == 12}
+    runs = [r for r in raw["runs"] if r["part"] == "a" and (r["guided"], r["lr"], r["warmup"]) in best]
+    wanted = {(r["arm"], r["seed"]) for r in runs}
+    mlm = [c for c in raw["curves"] if c["part"] == "a" and (c["arm"], c["seed"]) in wanted]
+    guided = [c for c in mlm if c["arm"].startswith("AG")]
+    chosen = {(r["guided"], r["lr"], r["warmup"]) for r in tables.get("electra", [])}
+    electra = [c for c in raw.get("electra_curves", []) if (c["guided"], c["lr"], c["warmup"]) in chosen]
+    names = {"AG": "guided", "BASE": "unguided", "Gaussian": "Gaussian heads"}
+    return {
+        "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in mlm],
+        "guidance loss of the guided ones": [_line(c, "guided", "guidance") for c in guided],
+        "ELECTRA's loss": [_line(c, "guided" if c["guided"] else "unguided") for c in electra],
+        "translation's loss": [_line(c, names[c["arm"]]) for c in raw.get("translation_curves", [])],
+    }
 
 
-def path(
-    at: Sequence[int], values: Sequence[float], place: int, last: int, high: float, low: float, colour: str
-) -> str:
-    x0 = LEFT + place * (WIDTH + LEFT + 10)
-    points = [
-        f"{x0 + WIDTH * a / last:.1f} {TOP + HEIGHT * (high - min(high, v)) / (high - low):.1f}"
-        for a, v in zip(at, values, strict=True)
+def _line(curve: Row, name: str, column: str = "task") -> Line:
+    """The curve in steps of a fiftieth of it, its beginning as it is."""
+    at, values = curve["at"], curve[column]
+    kept_at, kept, since = [], [], list[float]()
+    for step, value in zip(at, values, strict=True):
+        since.append(value)
+        if step < at[-1] / 50 or step - (kept_at[-1] if kept_at else 0) >= at[-1] / 100 or step == at[-1]:
+            kept_at.append(step)
+            kept.append(sum(since) / len(since))
+            since = []
+    return Line(name, kept_at, kept)
+
+
+def panel(place: int, title: str, lines: Sequence[Line]) -> list[str]:
+    """Axes, a line for each curve, and the names of those there are."""
+    x, y = LEFT + place % 2 * (WIDTH + LEFT + 10), TOP + place // 2 * (HEIGHT + GAP)
+    last = max(line.at[-1] for line in lines)
+    high, low = max(line.values[0] for line in lines), min(min(line.values) for line in lines)
+    parts = [
+        f'<path class="axis" d="M{x} {y}V{y + HEIGHT}H{x + WIDTH}"/>',
+        f'<text x="{x}" y="{y - 10}">{title}</text>',
+        f'<text x="{x - 6}" y="{y + 8}" text-anchor="end">{high:.2g}</text>',
+        f'<text x="{x - 6}" y="{y + HEIGHT}" text-anchor="end">{low:.2g}</text>',
+        f'<text x="{x}" y="{y + HEIGHT + 16}">0</text>',
+        f'<text x="{x + WIDTH}" y="{y + HEIGHT + 16}" text-anchor="end">{last} updates</text>',
     ]
-    return f'<path stroke="{colour}" d="M{"L".join(points)}"/>'
+    for line in lines:
+        points = [
+            f"{x + WIDTH * a / last:.1f} {y + HEIGHT * (high - min(high, v)) / (high - low):.1f}"
+            for a, v in zip(line.at, line.values, strict=True)
+        ]
+        parts.append(f'<path stroke="{COLOURS[line.name]}" d="M{"L".join(points)}"/>')
+    for i, name in enumerate(dict.fromkeys(line.name for line in lines)):
+        parts.append(f'<text x="{x + 190}" y="{y + 16 + 16 * i}" style="fill:{COLOURS[name]}">{name}</text>')
+    return parts
 
 
 if __name__ == "__main__":

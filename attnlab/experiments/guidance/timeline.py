@@ -32,7 +32,7 @@ def record_heads(
     step: int,
     loss: float,
     *,
-    length: int = 48,
+    length: int = 24,
 ) -> None:
     """The maps of one text and the AG loss of every guided head, as the explorer plays them."""
     ids = batch["input_ids"][:1, :length]
