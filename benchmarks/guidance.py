@@ -4,6 +4,7 @@
     python benchmarks/guidance.py --tiny                               # a dry run on a CPU
 
 The usual way keeps all maps of eager attention, writes targets as n x n matrices and takes their mean squared error.
+Before that the kernel is checked: its relative errors against maps in float64 (``--no-checks`` leaves them out).
 Every step is forward, backward and AdamW on the masked tokens of random texts; ratios are to the unguided step. Steps
 are timed four at a time, as a training runs them: the host prepares the next while the device works.
 """
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.guidance import Guidance, guide, layer_targets
+from attnlab.guidance.attention import Groups, attend_guided
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import MaskedLM, Transformer, named_config, swapped
@@ -58,6 +60,17 @@ SETTINGS = (
     Config(length=2048, texts=8),
     Config(padded=True, usual=False),
     Config(length=2048, texts=21, padded=True, usual=False),
+)
+
+
+# (dtype, width of a head, tokens, padded, causal)
+CHECKS = (
+    (torch.bfloat16, 64, 512, False, False),
+    (torch.bfloat16, 64, 300, True, False),
+    (torch.bfloat16, 48, 257, False, True),
+    (torch.bfloat16, 128, 300, True, True),
+    (torch.float16, 32, 131, True, False),
+    (torch.float32, 64, 257, True, False),
 )
 
 
@@ -147,6 +160,33 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
     return {way: make(way) for way in ways}
 
 
+def check(
+    dtype: torch.dtype, width: int, length: int, padded: bool, causal: bool, device: torch.device
+) -> dict[str, Any]:
+    """Relative errors of output, row errors and gradients of six guided heads, against maps in float64."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, 31, (2, length), generator=generator)
+    seen = torch.arange(length) < torch.tensor([[length], [length - 29]]) if padded else None
+    heads = Guidance(fraction=1.0).assign(6)
+    given = [torch.randn(2, 6, length, width, generator=generator).to(dtype) for _ in range(3)]
+    slopes: list[Tensor] = []
+    found = []
+    for precision in (torch.float64, dtype):
+        leaves = [t.to(device, precision).requires_grad_() for t in given]
+        call = AttentionCall(*leaves, key_visible=None if seen is None else seen.to(device), causal=causal)
+        targets = {name: layer_targets(name, call, ids.to(device), tokens=TOKENS) for name in heads}
+        out, errors = attend_guided(call, Groups(heads, targets))
+        slopes = slopes or [torch.randn(t.shape, generator=generator).to(device, t.dtype) for t in (out, errors)]
+        grads = torch.autograd.grad(
+            (out, errors), leaves, [x.to(t) for x, t in zip(slopes, (out, errors), strict=True)]
+        )
+        found.append([t.detach().double() for t in (out, errors, *grads)])
+    names = ("output", "row errors", "dq", "dk", "dv")
+    off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *found, strict=True)}
+    told = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
+    return {**told, "padded": padded, "causal": causal, **off}
+
+
 def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[str, Any]]:
     jobs = steps_of(config, device, kept)
 
@@ -176,10 +216,15 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
     ]
 
 
+def tell(row: dict[str, Any]) -> None:
+    print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="two layers of width 32, for a dry run")
-    parser.add_argument("--out", type=Path, help="write the table as JSON")
+    parser.add_argument("--out", type=Path, help="write the tables as JSON")
+    parser.add_argument("--no-checks", action="store_true", help="time only")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = SETTINGS
@@ -189,12 +234,15 @@ def main() -> None:
             for c in SETTINGS
         )
     rows: list[dict[str, Any]] = []
+    checked = [] if options.no_checks else [check(*one, device) for one in CHECKS]
+    for row in checked:
+        tell(row)
     for config in settings:
         with ExitStack() as kept:
             found = measure(config, device, kept)
         rows += found
         for row in found:
-            print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+            tell(row)
         if options.out is not None:
             write_json(
                 options.out,
@@ -204,7 +252,7 @@ def main() -> None:
                     "config": {"settings": [asdict(c) for c in settings]},
                     "seed": settings[0].seed,
                     **provenance(),
-                    "tables": {"steps": rows},
+                    "tables": {"steps": rows, **({"checks": checked} if checked else {})},
                 },
             )
 
