@@ -79,6 +79,19 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             *(("RTE", k, layer, 0.99 - 0.02 * layer) for k in ("standard", "effective") for layer in range(12)),
         ),
     },
+    "abc-mt": {
+        "table_3a_quarter": _rows(
+            "model cross causal bleu",
+            ("BASE", None, None, 27.2), ("ABC_RD", 8, 8, 25.7), ("ABC_RD", 16, 16, 26.2), ("Linformer", 8, 8, 26.6),
+            ("Linformer", 16, 16, 26.7), ("ABC_MLP", 8, 2, 27.1), ("ABC_MLP", 8, 8, 27.3), ("Window", 8, 8, 26.3),
+            ("Cluster", 8, 8, 26.8),
+        )
+    },
+    "abc-doc-mt": {
+        "table_3b": _rows(
+            "model cross causal bleu", ("Linformer", 32, 16, 38.0), ("ABC_RD", 32, 16, 38.6), ("ABC_MLP", 32, 16, 39.7)
+        )
+    },
     "abc-mlm": {
         "table_4": _rows(
             "model n continued task accuracy",
@@ -165,15 +178,21 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "abc-mt-on-par": ("abc-mt", "table_3a", {"model": "BASE"}, {"bleu": 29.0}),
     "abc-mt-beats-larger": ("abc-mt", "table_3a", {"model": "Linformer", "cross": 64}, {"bleu": 27.2}),
     "abc-mt-linformer-leads-random": ("abc-mt", "table_3a", {"model": "ABC_RD", "cross": 32}, {"bleu": 27.0}),
+    "abc-mt-on-par-quarter": ("abc-mt", "table_3a_quarter", {"model": "BASE"}, {"bleu": 29.0}),
+    "abc-mt-beats-larger-quarter": ("abc-mt", "table_3a_quarter", {"model": "ABC_RD", "cross": 16}, {"bleu": 27.2}),
+    "abc-mt-linformer-leads-random-quarter": ("abc-mt", "table_3a_quarter", {"model": "ABC_RD", "cross": 8}, {"bleu": 27.0}),
+    "abc-mt-beats-window-and-cluster-quarter": ("abc-mt", "table_3a_quarter", {"model": "Cluster"}, {"bleu": 28.0}),
     "abc-mt-causal-memory-small": ("abc-mt", "table_5", {"cross": 64, "causal": 8}, {"bleu": 24.0}),
     "abc-mt-smallest-memory": ("abc-mt", "table_5", {"cross": 8, "causal": 8}, {"bleu": 23.0}),
     "abc-mt-beats-window-and-cluster": ("abc-mt", "table_7", {"model": "Window"}, {"bleu": 28.0}),
     "abc-mt-exp-beats-relu-and-sigmoid": ("abc-mt", "table_7", {"model": "MLP-sigmoid", "causal": 32}, {"bleu": 28.0}),
     "abc-mt-relu-fails": ("abc-mt", "table_7", {"model": "MLP-ReLU", "causal": 8}, {"bleu": 26.0, "converged": True}),
     "abc-mt-all-abc": ("abc-mt", "table_7", {"model": "MLP-exp-all"}, {"bleu": 28.0}),
-    "abc-doc-mt-beats-random": ("abc-doc-mt", "table_3b", {"model": "ABC_RD"}, {"bleu": 40.0}),
+    "abc-doc-mt-beats-random": ("abc-doc-mt", "table_3b", {"model": "ABC_RD", "cross": 128}, {"bleu": 40.0}),
     "abc-doc-mt-close-to-base": ("abc-doc-mt", "table_3b", {"model": "BASE"}, {"bleu": 42.0}),
-    "abc-doc-mt-linformer-fails": ("abc-doc-mt", "table_3b", {"model": "Linformer"}, {"bleu": 38.0, "converged": True}),
+    "abc-doc-mt-linformer-fails": ("abc-doc-mt", "table_3b", {"model": "Linformer", "cross": 128}, {"bleu": 38.0, "converged": True}),
+    "abc-doc-mt-beats-agnostic-quarter": ("abc-doc-mt", "table_3b", {"model": "Linformer", "cross": 32}, {"bleu": 40.0}),
+    "abc-doc-mt-close-to-base-quarter": ("abc-doc-mt", "table_3b", {"model": "ABC_MLP", "cross": 32}, {"bleu": 39.0}),
     "abc-mlm-on-par": ("abc-mlm", "table_4", {"model": "ABC_MLP", "n": 128, "continued": True, "task": "QNLI"}, {"accuracy": 90.0}),
     "abc-mlm-beats-linformer": ("abc-mlm", "table_4", {"model": "Linformer", "n": 128}, {"accuracy": 95.0}),
     "abc-mlm-fails-without-continuing": ("abc-mlm", "table_4", {"model": "ABC_MLP", "continued": False}, {"accuracy": 90.0}),

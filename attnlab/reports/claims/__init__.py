@@ -1,6 +1,14 @@
 """Every claim of the five papers as code, and what their tests read."""
 
-from attnlab.reports.claims import bounded_memory, bounded_memory_use, dynamics, effective, guidance, value_aware
+from attnlab.reports.claims import (
+    bounded_memory,
+    bounded_memory_translation,
+    bounded_memory_use,
+    dynamics,
+    effective,
+    guidance,
+    value_aware,
+)
 from attnlab.reports.claims.ledger import (
     HELD,
     NOT_HELD,
@@ -41,7 +49,7 @@ PAPERS = {
     "ABC": "Peng et al. (2022), ABC: Attention with Bounded-memory Control",
     "OVA": "Gupta and Berant (2021), Value-aware Approximate Attention",
 }
-MODULES = (guidance, dynamics, effective, bounded_memory, bounded_memory_use, value_aware)
+MODULES = (guidance, dynamics, effective, bounded_memory, bounded_memory_translation, bounded_memory_use, value_aware)
 
 
 def all_claims() -> tuple[Claim, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
+from attnlab.reports.claims.bounded_memory import abc_claim
+from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Missing, Predicate, Result, Verdict
 from attnlab.reports.claims.predicates import (
     all_of,
     at_least,
@@ -20,7 +21,6 @@ from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
 
-PAPER = "ABC"
 TABLES = {
     "abc-mlm": {
         "table_4": "model (RoBERTa-Ours, Linformer, ABC_MLP, ABC_RD), n, continued (true, false), task, accuracy, "
@@ -74,12 +74,8 @@ def _flat(model: str) -> Predicate:
     return Predicate(run, (cell("figure_1", "tokens_per_second", model=model),))
 
 
-def _claim(name: str, results: str, where: str, statement: str, paper_value: str, test: Predicate) -> Claim:
-    return Claim(f"abc-{name}", PAPER, where, statement, paper_value, results, test)
-
-
 MASKED_LM = (
-    _claim(
+    abc_claim(
         "mlm-on-par",
         "abc-mlm",
         "Table 4",
@@ -87,7 +83,7 @@ MASKED_LM = (
         "91.5 against 91.4 on average",
         _tasks(lambda t: close(_glue("ABC_MLP", 128, t), _glue("RoBERTa-Ours", None, t), within=1.0)),
     ),
-    _claim(
+    abc_claim(
         "mlm-beats-linformer",
         "abc-mlm",
         "Table 4",
@@ -95,7 +91,7 @@ MASKED_LM = (
         "91.5 against 90.8 on average",
         _tasks(lambda t: more(_glue("ABC_MLP", 128, t), _glue("Linformer", 128, t)), share=0.75),
     ),
-    _claim(
+    abc_claim(
         "mlm-fails-without-continuing",
         "abc-mlm",
         "Section 5.3",
@@ -106,7 +102,7 @@ MASKED_LM = (
             share=0.6,
         ),
     ),
-    _claim(
+    abc_claim(
         "mlm-random-fails",
         "abc-mlm",
         "Section 5.3",
@@ -114,7 +110,7 @@ MASKED_LM = (
         "did not converge",
         _tasks(lambda t: fails(_glue("ABC_RD", 128, t), _glue("RoBERTa-Ours", None, t), below=0.85), share=0.6),
     ),
-    _claim(
+    abc_claim(
         "mlm-faster-and-smaller",
         "abc-mlm",
         "Table 4",
@@ -125,7 +121,7 @@ MASKED_LM = (
             at_most(cell("speed", "memory", model="ABC_MLP", n=128), 1.0),
         ),
     ),
-    _claim(
+    abc_claim(
         "mlm-linformer-faster",
         "abc-mlm",
         "Table 4",
@@ -133,7 +129,7 @@ MASKED_LM = (
         "1.5 against 1.3 times",
         more(cell("speed", "speed", model="Linformer", n=128), cell("speed", "speed", model="ABC_MLP", n=128)),
     ),
-    _claim(
+    abc_claim(
         "few-parameters",
         "abc-mlm",
         "Section 4",
@@ -144,7 +140,7 @@ MASKED_LM = (
 )
 
 DECODING = (
-    _claim(
+    abc_claim(
         "decoding-flat",
         "abc-decoding",
         "Figure 1",
@@ -152,7 +148,7 @@ DECODING = (
         "flat",
         _flat("ABC_MLP"),
     ),
-    _claim(
+    abc_claim(
         "decoding-faster",
         "abc-decoding",
         "Figure 1",
@@ -160,7 +156,7 @@ DECODING = (
         "faster, more so when longer",
         _at_longest("figure_1", "tokens_per_second", "ABC_MLP", "softmax", 1.0, float("inf")),
     ),
-    _claim(
+    abc_claim(
         "decoding-beats-rfa",
         "abc-decoding",
         "Figure 1",
@@ -168,7 +164,7 @@ DECODING = (
         "1.25 times",
         _at_longest("figure_1", "tokens_per_second", "ABC_MLP", "RFA", 1.1, 1.5),
     ),
-    _claim(
+    abc_claim(
         "decoding-t2r-faster",
         "abc-decoding",
         "Section 6",
@@ -176,7 +172,7 @@ DECODING = (
         "1.2 times",
         _at_longest("figure_1", "tokens_per_second", "T2R", "ABC_MLP", 1.05, 1.4),
     ),
-    _claim(
+    abc_claim(
         "decoding-memory",
         "abc-decoding",
         "Figure 2",
@@ -184,7 +180,7 @@ DECODING = (
         "less",
         _at_longest("figure_2", "memory", "ABC_MLP", "softmax", 0.0, 0.9),
     ),
-    _claim(
+    abc_claim(
         "linear-time",
         "abc-decoding",
         "Table 6",

@@ -1,0 +1,200 @@
+"""Claims of Peng et al., ABC: Attention with Bounded-memory Control, on translators trained with it.
+
+Those at a quarter of the paper's slots are its claims too, for sentences that its slots would hold whole.
+"""
+
+from __future__ import annotations
+
+from attnlab.reports.claims.bounded_memory import abc_claim
+from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
+from attnlab.reports.claims.predicates import all_of, averages, cell, close, fails, less, mean_of, more
+from attnlab.reports.numbers import number
+
+__all__ = ["CLAIMS", "TABLES"]
+
+TABLES = {
+    "abc-mt": {
+        "table_3a": "model, cross, causal, bleu",
+        "table_3a_quarter": "model, cross, causal, bleu: the same with a quarter of the slots",
+        "table_5": "cross, causal, bleu: ABC_MLP, greedy, no averaging",
+        "table_7": "model (BASE, Window, Cluster, MLP-ReLU, MLP-sigmoid, MLP-exp, MLP-exp-all), cross, causal, bleu, "
+        "converged",
+    },
+    "abc-doc-mt": {"table_3b": "model, cross, causal, bleu, converged"},
+}
+
+
+def _mt(model: str, cross: int | None, causal: int | None) -> Cell:
+    return cell("table_3a", "bleu", model=model, cross=cross, causal=causal)
+
+
+def _few(model: str, cross: int | None, causal: int | None) -> Cell:
+    """A quarter of the paper's slots: they bound the memory where sentences are shorter than the paper's."""
+    return cell("table_3a_quarter", "bleu", model=model, cross=cross, causal=causal)
+
+
+def _doc(model: str, cross: int | None) -> Cell:
+    return cell("table_3b", "bleu", model=model, cross=cross)
+
+
+def _phi(model: str, causal: int = 32) -> Cell:
+    return cell("table_7", "bleu", model=model, cross=32, causal=causal)
+
+
+def _smallest_memory() -> Predicate:
+    """How far the smallest memory (8-8) is behind the best of Table 5."""
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        best = max(averages(result, "table_5", "bleu", "cross", "causal").values())
+        behind = best - mean_of(result, cell("table_5", "bleu", cross=8, causal=8))
+        return Verdict(HELD if behind <= 1.5 else NOT_HELD, f"{number(behind)} BLEU")
+
+    return Predicate(run, (cell("table_5", "bleu", cross=8, causal=8),))
+
+
+CLAIMS = (
+    abc_claim(
+        "mt-on-par",
+        "abc-mt",
+        "Table 3a",
+        "ABC_MLP translates as well as softmax attention, with 32-32 and with 32-8 slots (within 0.5 BLEU).",
+        "27.3 and 27.1 against 27.2",
+        all_of(*(close(_mt("ABC_MLP", 32, n), _mt("BASE", None, None), within=0.5) for n in (32, 8))),
+    ),
+    abc_claim(
+        "mt-beats-larger",
+        "abc-mt",
+        "Table 3a",
+        "ABC_MLP with 32-8 slots beats Linformer and random control with 64-64.",
+        "27.1 against 26.7, 26.2",
+        all_of(*(more(_mt("ABC_MLP", 32, 8), _mt(m, 64, 64)) for m in ("Linformer", "ABC_RD"))),
+    ),
+    abc_claim(
+        "mt-linformer-leads-random",
+        "abc-mt",
+        "Table 3a",
+        "In translation, unlike in language modelling, Linformer beats random control.",
+        "26.6 against 25.7, 26.7 against 26.2",
+        all_of(*(more(_mt("Linformer", n, n), _mt("ABC_RD", n, n)) for n in (32, 64))),
+    ),
+    abc_claim(
+        "mt-on-par-quarter",
+        "abc-mt",
+        "Table 3a, a quarter of its slots",
+        "ABC_MLP translates as well as softmax attention, with 8-8 and with 8-2 slots (within 0.5 BLEU).",
+        "",
+        all_of(*(close(_few("ABC_MLP", 8, n), _few("BASE", None, None), within=0.5) for n in (8, 2))),
+    ),
+    abc_claim(
+        "mt-beats-larger-quarter",
+        "abc-mt",
+        "Table 3a, a quarter of its slots",
+        "ABC_MLP with 8-2 slots beats Linformer and random control with 16-16.",
+        "",
+        all_of(*(more(_few("ABC_MLP", 8, 2), _few(m, 16, 16)) for m in ("Linformer", "ABC_RD"))),
+    ),
+    abc_claim(
+        "mt-linformer-leads-random-quarter",
+        "abc-mt",
+        "Table 3a, a quarter of its slots",
+        "Linformer beats random control, with 8-8 and with 16-16 slots.",
+        "",
+        all_of(*(more(_few("Linformer", n, n), _few("ABC_RD", n, n)) for n in (8, 16))),
+    ),
+    abc_claim(
+        "mt-beats-window-and-cluster-quarter",
+        "abc-mt",
+        "Table 7, a quarter of its slots",
+        "Learned control with 8-8 slots beats the sliding window and clustering with as many.",
+        "",
+        all_of(*(more(_few("ABC_MLP", 8, 8), _few(other, 8, 8)) for other in ("Window", "Cluster"))),
+    ),
+    abc_claim(
+        "mt-causal-memory-small",
+        "abc-mt",
+        "Table 5",
+        "With 64 cross slots, 8 causal slots instead of 64 cost little (within 0.5 BLEU).",
+        "25.5 against 25.8",
+        close(cell("table_5", "bleu", cross=64, causal=8), cell("table_5", "bleu", cross=64, causal=64), within=0.5),
+    ),
+    abc_claim(
+        "mt-smallest-memory",
+        "abc-mt",
+        "Table 5",
+        "8-8 slots are only a little behind the best (1.5 BLEU).",
+        "1.1 BLEU",
+        _smallest_memory(),
+    ),
+    abc_claim(
+        "mt-beats-window-and-cluster",
+        "abc-mt",
+        "Table 7",
+        "Learned control beats the sliding window and clustering at the same memory.",
+        "27.3 against 26.3, 26.8",
+        all_of(*(more(_phi("MLP-exp"), _phi(other)) for other in ("Window", "Cluster"))),
+    ),
+    abc_claim(
+        "mt-exp-beats-relu-and-sigmoid",
+        "abc-mt",
+        "Table 7",
+        "exp is the better activation than ReLU and sigmoid.",
+        "27.3 against 26.4, 27.0",
+        all_of(*(more(_phi("MLP-exp"), _phi(other)) for other in ("MLP-ReLU", "MLP-sigmoid"))),
+    ),
+    abc_claim(
+        "mt-relu-fails",
+        "abc-mt",
+        "Table 7",
+        "ReLU control with 32-8 slots does not converge.",
+        "did not converge",
+        fails(_phi("MLP-ReLU", 8), _phi("MLP-exp", 8), below=0.5),
+    ),
+    abc_claim(
+        "mt-all-abc",
+        "abc-mt",
+        "Table 7",
+        "ABC in the encoder too costs a little.",
+        "27.0 against 27.3",
+        less(_phi("MLP-exp-all"), _phi("MLP-exp")),
+    ),
+    abc_claim(
+        "doc-mt-beats-random",
+        "abc-doc-mt",
+        "Table 3b",
+        "Translating documents, ABC_MLP beats random control.",
+        "39.7 against 38.6",
+        more(_doc("ABC_MLP", 128), _doc("ABC_RD", 128)),
+    ),
+    abc_claim(
+        "doc-mt-close-to-base",
+        "abc-doc-mt",
+        "Table 3b",
+        "Translating documents, ABC_MLP is close to softmax attention (within 0.5 BLEU).",
+        "39.7 against 39.9",
+        close(_doc("ABC_MLP", 128), _doc("BASE", None), within=0.5),
+    ),
+    abc_claim(
+        "doc-mt-linformer-fails",
+        "abc-doc-mt",
+        "Table 3b",
+        "Translating documents, Linformer does not converge.",
+        "did not converge",
+        fails(_doc("Linformer", 128), _doc("ABC_MLP", 128), below=0.5),
+    ),
+    abc_claim(
+        "doc-mt-beats-agnostic-quarter",
+        "abc-doc-mt",
+        "Table 3b, a quarter of its slots",
+        "Translating documents with 32-16 slots, ABC_MLP beats Linformer and random control.",
+        "",
+        all_of(*(more(_doc("ABC_MLP", 32), _doc(m, 32)) for m in ("Linformer", "ABC_RD"))),
+    ),
+    abc_claim(
+        "doc-mt-close-to-base-quarter",
+        "abc-doc-mt",
+        "Table 3b, a quarter of its slots",
+        "Translating documents with 32-16 slots, ABC_MLP is close to softmax attention (within 0.5 BLEU).",
+        "",
+        close(_doc("ABC_MLP", 32), _doc("BASE", None), within=0.5),
+    ),
+)
