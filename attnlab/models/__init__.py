@@ -8,7 +8,7 @@ from attnlab.models.lstm import Classifier, Translator, attention_parameters, fr
 from attnlab.models.lstm_config import LSTM_CONFIGS, ClassifierConfig, TranslatorConfig
 from attnlab.models.lstm_glove import fill_from_glove
 from attnlab.models.lstm_search import translate
-from attnlab.models.lstm_stacked import StackedTranslator, stack_translators
+from attnlab.models.lstm_stacked import StackedClassifier, StackedTranslator, stack_classifiers, stack_translators
 from attnlab.models.named import CONFIGS, named_config
 from attnlab.models.saving import load_model, save_model
 from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search
@@ -30,6 +30,7 @@ __all__ = [
     "MaskedLM",
     "Output",
     "Source",
+    "StackedClassifier",
     "StackedTranslator",
     "Transformer",
     "TransformerConfig",
@@ -49,6 +50,7 @@ __all__ = [
     "named_config",
     "record_model",
     "save_model",
+    "stack_classifiers",
     "stack_translators",
     "swapped",
     "token_loss",

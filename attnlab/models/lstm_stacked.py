@@ -1,4 +1,4 @@
-"""Many small translators as one: their parameters stacked, their recurrences stepped together.
+"""Many small LSTM models as one: their parameters stacked, their recurrences stepped together.
 
 A model of this size leaves a GPU waiting for launches; twenty of them in one matrix product do not. torch.func's vmap
 has no rule for nn.LSTM, so the cell is written out. Each member computes what it would compute alone, up to rounding.
@@ -6,22 +6,26 @@ has no rule for nn.LSTM, so the cell is written out. Each member computes what i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch.nn.functional import dropout, embedding
 
-from attnlab.models.lstm import Translator
-from attnlab.shapes import Float, Int
+from attnlab.models.lstm import Classifier, Translator
+from attnlab.models.lstm_products import invariant_product
+from attnlab.models.lstm_recurrence import Product, recurrence
+from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["StackedTranslator", "stack_translators"]
+__all__ = ["StackedClassifier", "StackedTranslator", "stack_classifiers", "stack_translators"]
 
 
-def stack_translators(models: Sequence[Translator]) -> StackedTranslator:
-    """The models as one; they must share a config of one layer, in one direction and without dropout.
+def stack_translators(models: Sequence[Translator], *, invariant: bool = False) -> StackedTranslator:
+    """The models as one; their configs may differ in whether attention is softmax or uniform.
+
+    ``invariant`` makes a member's numbers the same, to the last bit, whatever is stacked with it.
 
     >>> from attnlab.models.lstm_config import TranslatorConfig
     >>> config = TranslatorConfig(vocab=5, width=4, layers=1, bidirectional=False)
@@ -29,128 +33,229 @@ def stack_translators(models: Sequence[Translator]) -> StackedTranslator:
     >>> stack_translators([Translator(config), Translator(config)])(tokens, decoder_input_ids=tokens).shape
     torch.Size([2, 1, 3, 5])
     """
-    return StackedTranslator(models)
+    return StackedTranslator(models, invariant=invariant)
 
 
-class StackedTranslator(nn.Module):
-    """Parameters with a leading axis of members; ``state_of(i)`` is member i's state dict."""
+def stack_classifiers(models: Sequence[Classifier]) -> StackedClassifier:
+    """The models as one; their configs may differ in whether attention is softmax or uniform.
 
-    def __init__(self, models: Sequence[Translator]) -> None:
+    >>> from attnlab.models.lstm_config import ClassifierConfig
+    >>> config = ClassifierConfig(vocab=5, embedding=3, width=4)
+    >>> tokens = torch.tensor([[[1, 2, 3]], [[4, 2, 3]]])
+    >>> stack_classifiers([Classifier(config), Classifier(config)])(tokens).shape
+    torch.Size([2, 1])
+    """
+    return StackedClassifier(models)
+
+
+class _Stacked(nn.Module):
+    """Parameters with a leading axis of members; ``state_of(i)`` are member i's."""
+
+    learned: Tensor | None
+
+    def __init__(self, models: Sequence[Translator] | Sequence[Classifier], *, invariant: bool = False) -> None:
         super().__init__()
+        self.invariant = invariant
+        self.product: Product = invariant_product if invariant else torch.bmm
         if not models:
             raise ValueError("there is nothing to stack; give at least one model")
-        config = models[0].config
-        if any(model.config != config for model in models):
+        first: Any = models[0].config
+        if any(replace(m.config, attention=first.attention) != first for m in models):
             raise ValueError("stacked models must share one config; stack those of each config apart")
-        if config.layers != 1 or config.bidirectional or config.output != "network" or config.literal:
-            raise ValueError(f"only one layer in one direction with the default output can be stacked, got {config}")
-        if config.attention not in ("softmax", "uniform"):
-            raise ValueError(f"stacked attention is softmax or uniform, got {config.attention!r}")
-        self.config, self.members = config, len(models)
+        unknown = {m.config.attention for m in models} - {"softmax", "uniform"}
+        if unknown:
+            raise ValueError(f"stacked attention is softmax or uniform, got {unknown.pop()!r}")
+        self.config, self.members = first, len(models)
+        # Logits times 0 are uniform attention. None where no member needs it.
+        learned = torch.tensor([float(m.config.attention == "softmax") for m in models])
+        self.register_buffer("learned", None if learned.all() else learned, persistent=False)
         # Register under names without dots; the order is that of the members' own parameters.
         self.names = [name for name, _ in models[0].named_parameters()]
         for name in self.names:
-            stacked = torch.stack([model.get_parameter(name).detach() for model in models])
-            setattr(self, name.replace(".", "_"), nn.Parameter(stacked))
+            kept = [model.get_parameter(name) for model in models]
+            stacked = torch.stack([p.detach() for p in kept])
+            setattr(self, name.replace(".", "_"), nn.Parameter(stacked, requires_grad=kept[0].requires_grad))
 
     def state_of(self, member: int) -> dict[str, Tensor]:
-        """The state dict of one member, for a ``Translator`` of its own."""
-        return {name: self._get(name)[member].detach().clone() for name in self.names}
+        """The parameters of one member by their names."""
+        return {name: self.stacked(name)[member].detach().clone() for name in self.names}
 
-    def forward(self, input_ids: Int[Tensor, "s b k"], *, decoder_input_ids: Int[Tensor, "s b q"]) -> Tensor:
-        """Logits (s, b, q, v); rows are of one length, without padding."""
-        zero = self._get("tokens.weight").new_zeros(self.members, input_ids.shape[1], self.config.width)
-        h, last_h, last_c = self._lstm("encoder", input_ids, zero, zero)
-        s, _, _ = self._lstm("decoder", decoder_input_ids, last_h, last_c)
-        # (s, b, length, m)
-        h, s = (t.permute(1, 2, 0, 3) for t in (h, s))
-        context = self._linear("context", self._attend(s, h))
-        hidden = torch.relu(self._linear("hidden", torch.cat([context, s], -1)))
-        return self._linear("output", hidden)
+    @torch.no_grad()
+    def copy_member(self, member: int, model: nn.Module) -> None:
+        """Put the parameters of one member into a model of its own."""
+        for name, p in model.named_parameters():
+            p.copy_(self.stacked(name)[member])
 
-    def _attend(self, s: Float[Tensor, "s b q m"], h: Float[Tensor, "s b k m"]) -> Float[Tensor, "s b q m"]:
-        share = self.config.head_share
-        if self.config.attention == "uniform":
-            return share * self.config.heads * h.mean(2, keepdim=True).expand_as(s)
-        query = self._linear("attention.query", s).unflatten(-1, (self.config.heads, -1)).transpose(2, 3)
-        weights = (query @ h.unsqueeze(2).mT).softmax(-1)
-        return share * weights.sum(2) @ h
-
-    def _linear(self, name: str, x: Float[Tensor, "s b n i"]) -> Float[Tensor, "s b n o"]:
-        weight, bias = self._get(f"{name}.weight"), self._get(f"{name}.bias")
-        flat = torch.baddbmm(bias.unsqueeze(1), x.flatten(1, 2), weight.mT)
-        return flat.unflatten(1, x.shape[1:3])
-
-    def _lstm(
-        self, name: str, ids: Int[Tensor, "s b n"], h: Float[Tensor, "s b m"], c: Float[Tensor, "s b m"]
-    ) -> tuple[Float[Tensor, "n s b m"], Tensor, Tensor]:
-        # What a word adds to the gates depends on the word alone: a table of the vocabulary, looked up.
-        bias = self._get(f"{name}.bias_ih_l0") + self._get(f"{name}.bias_hh_l0")
-        table = torch.baddbmm(bias.unsqueeze(1), self._get("tokens.weight"), self._get(f"{name}.weight_ih_l0").mT)
-        first = torch.arange(self.members, device=ids.device).view(-1, 1) * self.config.vocab
-        gates = embedding(ids.permute(2, 0, 1) + first, table.flatten(0, 1))
-        return _Recurrence.apply(gates, self._get(f"{name}.weight_hh_l0").mT.contiguous(), h, c)
-
-    def _get(self, name: str) -> Tensor:
+    def stacked(self, name: str) -> nn.Parameter:
+        """The members' parameters of this name, one after another."""
         return getattr(self, name.replace(".", "_"))
 
+    def _weights(self, logits: Tensor, visible: Bool[Tensor, ...] | None, *, axis: int) -> Tensor:
+        """Attention weights of the members from (s, ...) logits."""
+        if self.learned is not None:
+            logits = logits * self.learned.view(-1, *[1] * (logits.ndim - 1))
+        if visible is not None:
+            logits = logits.masked_fill(~visible, -torch.inf)
+        return logits.softmax(axis)
 
-class _Recurrence(torch.autograd.Function):
-    """The recurrent part of stacked LSTMs; its backward pass makes W's gradient in one product over all steps."""
+    def _linear(self, name: str, x: Float[Tensor, "s a n i"]) -> Float[Tensor, "s a n o"]:
+        weight, bias = self.stacked(f"{name}.weight"), self.stacked(f"{name}.bias")
+        return self._affine(x.flatten(1, 2), weight.mT, bias.unsqueeze(1)).unflatten(1, x.shape[1:3])
 
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        cell, _ = _pointwise(gates.device.type)
-        hidden = [h]
-        cells, active = [c], []
-        for inputs in gates.unbind():
-            acted, c, h = cell(torch.baddbmm(inputs, hidden[-1], weight), c)
-            active.append(acted)
-            cells.append(c)
-            hidden.append(h)
-        all_hidden, all_cells, all_active = (torch.stack(t) for t in (hidden, cells, active))
-        ctx.save_for_backward(weight, all_hidden, all_cells, all_active)
-        return all_hidden[1:], h, c
+    def _affine(
+        self, x: Float[Tensor, "s n i"], weight: Float[Tensor, "s i o"], bias: Float[Tensor, "s 1 o"]
+    ) -> Tensor:
+        if not self.invariant:
+            return torch.baddbmm(bias, x, weight)
+        # The bias as a product too: so the sum that is its gradient has the same order.
+        return self.product(x, weight) + self.product(x.new_ones(*x.shape[:2], 1), bias)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        grad_hidden, dh, dc = grads
-        weight, hidden, cells, active = ctx.saved_tensors
-        _, cell_back = _pointwise(weight.device.type)
-        back = weight.mT
-        found = []
-        for t in reversed(range(len(active))):
-            dgates, dc = cell_back(grad_hidden[t] + dh, dc, active[t], cells[t], cells[t + 1])
-            dh = torch.bmm(dgates, back)
-            found.append(dgates)
-        dgates = torch.stack(found[::-1])
-        # (s, m, n b) @ (s, n b, 4 m)
-        before = hidden[:-1].permute(1, 3, 0, 2).flatten(2)
-        dweight = torch.bmm(before, dgates.transpose(0, 1).flatten(1, 2))
-        return dgates, dweight, dh, dc
+    def _embed(self, ids: Int[Tensor, "s n b"], table: Float[Tensor, "s v m"]) -> Float[Tensor, "s n b m"]:
+        first = torch.arange(self.members, device=ids.device).view(-1, 1, 1) * table.shape[1]
+        return embedding(ids + first, table.flatten(0, 1))
+
+    def _first_gates(self, name: str, ids: Int[Tensor, "s n b"], turned: Tensor | None) -> Tensor:
+        """What words add to the first layer's gates: a table of the vocabulary, looked up, if that is less work."""
+        words = self.stacked("tokens.weight")
+        weight, bias = self._inputs(name, 0)
+        if words.shape[1] < ids[0].numel():
+            table = self._affine(words.repeat(len(weight) // len(words), 1, 1), weight, bias)
+            tables = table.chunk(len(weight) // len(words))
+            gates = torch.cat([self._embed(ids, one) for one in tables])
+            return gates if turned is None else _turn(gates, turned, second_half=True)
+        return self._gates(name, 0, self._embed(ids, words), turned)
+
+    def _gates(self, name: str, layer: int, x: Float[Tensor, "s n b i"], turned: Tensor | None) -> Tensor:
+        weight, bias = self._inputs(name, layer)
+        both = x if turned is None else torch.cat([x, _turn(x, turned)])
+        return self._affine(both.flatten(1, 2), weight, bias).unflatten(1, x.shape[1:3])
+
+    def _inputs(self, name: str, layer: int) -> tuple[Tensor, Tensor]:
+        """Input weights (s, i, 4 m) and the sum of both biases (s, 1, 4 m), one direction after the other."""
+        weight, one, two = (self._both(name, part, layer) for part in ("weight_ih", "bias_ih", "bias_hh"))
+        return weight.mT, (one + two).unsqueeze(1)
+
+    def _both(self, name: str, part: str, layer: int) -> Tensor:
+        found = self.stacked(f"{name}.{part}_l{layer}")
+        backward = f"{name}.{part}_l{layer}_reverse"
+        return torch.cat([found, self.stacked(backward)]) if backward in self.names else found
+
+    def _lstm(
+        self,
+        name: str,
+        ids: Int[Tensor, "s n b"],
+        *,
+        layers: int = 1,
+        state: tuple[Tensor, Tensor] | None = None,
+        lengths: Int[Tensor, "s b"] | None = None,
+        turned: Int[Tensor, "s n b"] | None = None,
+        share_dropped: float = 0.0,
+    ) -> tuple[Float[Tensor, "s n b e"], tuple[Tensor, Tensor]]:
+        """The last layer's states, and (h, c) of each layer (l, s, b, m) after each row's own length.
+
+        ``turned`` are the places of a row's words from the last to the first: the backward direction reads them so, as
+        members of their own, and its states are turned back. Both directions' last states are averaged.
+        """
+        x, ends = None, []
+        for layer in range(layers):
+            gates = self._first_gates(name, ids, turned) if x is None else self._gates(name, layer, x, turned)
+            weight = self._both(name, "weight_hh", layer).mT.contiguous()
+            zero = gates.new_zeros(len(weight), ids.shape[2], weight.shape[1])
+            start = (zero, zero) if state is None else (state[0][layer], state[1][layer])
+            hidden, cells = recurrence(gates, weight, *start, product=self.product)
+            ends.append([_at_end(t, lengths) for t in (hidden, cells)])
+            x = hidden
+            if turned is not None:
+                ahead, back = hidden.chunk(2)
+                x = torch.cat([ahead, _turn(back, turned)], -1)
+            if layer + 1 < layers and share_dropped:
+                x = dropout(x, share_dropped, self.training)
+        assert x is not None
+        h, c = (torch.stack(parts) for parts in zip(*ends, strict=True))
+        if turned is not None:
+            h, c = (t.unflatten(1, (2, -1)).mean(1) for t in (h, c))
+        return x, (h, c)
 
 
-def _cell(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(the four gates after their nonlinearities, c', h') in torch's order: input, forget, cell, output."""
-    i, f, g, o = gates.chunk(4, -1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    c = f * c + i * g
-    return torch.cat([i, f, g, o], -1), c, o * c.tanh()
+class StackedTranslator(_Stacked):
+    """Translators as one; see ``stack_translators``."""
+
+    def __init__(self, models: Sequence[Translator], *, invariant: bool = False) -> None:
+        super().__init__(models, invariant=invariant)
+        if self.config.literal:
+            raise ValueError("the literal reading of section 2.1 cannot be stacked; use literal=False")
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "s b k"],
+        *,
+        decoder_input_ids: Int[Tensor, "s b q"],
+        lengths: Int[Tensor, "s b"] | None = None,
+    ) -> Float[Tensor, "s b q v"]:
+        """Logits; rows are padded on the right beyond ``lengths`` (None: there is no padding)."""
+        how: dict[str, Any] = {"layers": self.config.layers, "share_dropped": self.config.dropout}
+        ids, given = (t.transpose(1, 2) for t in (input_ids, decoder_input_ids))
+        turned = _turned(ids, lengths) if self.config.bidirectional else None
+        h, state = self._lstm("encoder", ids, lengths=lengths, turned=turned, **how)
+        s, _ = self._lstm("decoder", given, state=state, **how)
+        # (s, b, length, m)
+        h, s = h.transpose(1, 2), s.transpose(1, 2)
+        context = self._linear("context", self._attend(s, h, lengths))
+        if self.config.output == "linear":
+            return self._linear("output", context + s)
+        return self._linear("output", torch.relu(self._linear("hidden", torch.cat([context, s], -1))))
+
+    def _attend(
+        self, s: Float[Tensor, "s b q m"], h: Float[Tensor, "s b k e"], lengths: Int[Tensor, "s b"] | None
+    ) -> Float[Tensor, "s b q e"]:
+        query = self._linear("attention.query", s).unflatten(-1, (self.config.heads, -1)).transpose(2, 3)
+        visible = None if lengths is None else _visible(lengths, h.shape[2]).unsqueeze(2).unsqueeze(2)
+        states = h.flatten(0, 1)
+        # (s b, heads q, e) @ (s b, e, k)
+        logits = self.product(query.flatten(2, 3).flatten(0, 1), states.mT).view(*query.shape[:4], -1)
+        weights = self._weights(logits, visible, axis=-1).sum(2)
+        return self.config.head_share * self.product(weights.flatten(0, 1), states).view(*s.shape[:3], -1)
 
 
-def _cell_back(dh: Tensor, dc: Tensor, active: Tensor, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of the gates and of the earlier cell."""
-    i, f, g, o = active.chunk(4, -1)
-    squashed = after.tanh()
-    dc = dc + dh * o * (1 - squashed * squashed)
-    di, df = dc * g * i * (1 - i), dc * before * f * (1 - f)
-    dg, do = dc * i * (1 - g * g), dh * squashed * o * (1 - o)
-    return torch.cat([di, df, dg, do], -1), dc * f
+class StackedClassifier(_Stacked):
+    """Classifiers as one; see ``stack_classifiers``."""
+
+    def forward(self, input_ids: Int[Tensor, "s b k"], *, lengths: Int[Tensor, "s b"] | None = None) -> Tensor:
+        """The log-odds (s, b) of class 1; rows are padded on the right beyond ``lengths`` (None: no padding)."""
+        ids = input_ids.transpose(1, 2)
+        turned = _turned(ids, lengths) if self.config.bidirectional else None
+        h, _ = self._lstm("encoder", ids, lengths=lengths, turned=turned)
+        # The bias of the score moves all logits alike.
+        keys = torch.relu(self._linear("attention.key", h)).flatten(1, 2)
+        logits = (keys @ self.stacked("attention.score.weight").mT).unflatten(1, h.shape[1:3]).squeeze(3)
+        visible = None if lengths is None else _visible(lengths, h.shape[1]).transpose(1, 2)
+        weights = self._weights(logits, visible, axis=1)
+        context = (weights.unsqueeze(3) * h).sum(1, keepdim=True)
+        return self._linear("output", context).squeeze(3).squeeze(1)
 
 
-@cache
-def _pointwise(device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The cell and its gradient; on a GPU each compiled into one kernel."""
-    if device != "cuda":
-        return _cell, _cell_back
-    return torch.compile(_cell, dynamic=False), torch.compile(_cell_back, dynamic=False)
+def _visible(lengths: Int[Tensor, "s b"], n: int) -> Bool[Tensor, "s b n"]:
+    return torch.arange(n, device=lengths.device) < lengths.unsqueeze(2)
+
+
+def _turned(ids: Int[Tensor, "s n b"], lengths: Int[Tensor, "s b"] | None) -> Int[Tensor, "s n b"]:
+    """For each place of a row the one that mirrors it within the row's length; padding stays where it is."""
+    place = torch.arange(ids.shape[1], device=ids.device).view(1, -1, 1)
+    end = ids.shape[1] if lengths is None else lengths.unsqueeze(1)
+    mirrored = end - 1 - place
+    return torch.where(mirrored >= 0, mirrored, place).expand(ids.shape)
+
+
+def _turn(x: Float[Tensor, "s n b m"], turned: Int[Tensor, "t n b"], *, second_half: bool = False) -> Tensor:
+    if second_half:
+        ahead, back = x.chunk(2)
+        return torch.cat([ahead, _turn(back, turned)])
+    return x.gather(1, turned.unsqueeze(3).expand_as(x))
+
+
+def _at_end(states: Float[Tensor, "s n b m"], lengths: Int[Tensor, "t b"] | None) -> Float[Tensor, "s b m"]:
+    """Each row's state after its last word; both directions of a member have its lengths."""
+    if lengths is None:
+        return states[:, -1]
+    last = (lengths - 1).repeat(len(states) // len(lengths), 1)
+    return states.gather(1, last.unsqueeze(1).unsqueeze(3).expand(-1, 1, -1, states.shape[3])).squeeze(1)

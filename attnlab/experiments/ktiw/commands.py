@@ -31,6 +31,7 @@ def _study_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
         parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the runs there are")
         parser.add_argument("--steps", type=int, help="updates of each run, instead of the paper's")
         parser.add_argument("--batch", type=int, help="examples in a batch, instead of the paper's")
+        parser.add_argument("--stacked", action="store_true", help="train a data set's runs at once, best on a GPU")
         parser.add_argument("--page", type=Path, help="also draw the figures on this page")
 
     return arguments
@@ -53,7 +54,8 @@ def _study(name: str, runs: Sequence[str]) -> Callable[[argparse.Namespace], Non
 
         _check_out(options.out)
         if not options.tables_only:
-            run_chosen(_corpora(options), options.work, runs=tuple(runs), steps=options.steps, batch=options.batch)
+            sizes = {"steps": options.steps, "batch": options.batch}
+            run_chosen(_corpora(options), options.work, runs=tuple(runs), **sizes, stacked=options.stacked)
         _tell(
             write_study_result(name, options.work, options.out, prepared=options.prepared, data=options.data), options
         )

@@ -18,9 +18,11 @@ from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_pro
 from attnlab.experiments.ktiw.corpora import Corpus
 from attnlab.experiments.ktiw.optimal import optimal_agreement
 from attnlab.experiments.ktiw.readings import Examples, proxy_rows, read, saliency
+from attnlab.experiments.ktiw.stacked import run_stacked
 from attnlab.experiments.ktiw.study import (
     READINGS,
     StudyConfig,
+    chosen_runs,
     make_model,
     measured_on,
     run_study,
@@ -37,15 +39,29 @@ Gold = dict[str, dict[str, Tensor]]
 
 
 def run_chosen(
-    corpora: Sequence[Corpus], work: Path | str, *, runs: tuple[str, ...], steps: int | None, batch: int | None
+    corpora: Sequence[Corpus],
+    work: Path | str,
+    *,
+    runs: tuple[str, ...],
+    steps: int | None,
+    batch: int | None,
+    stacked: bool = False,
 ) -> None:
-    """Train and compare several data sets, with other numbers of steps or examples where they are given."""
+    """Train and compare several data sets, with other numbers of steps or examples where they are given.
+
+    ``stacked`` trains the runs of a data set at once.
+    """
     for corpus in corpora:
         config = study_config(corpus)
         config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
-        done = all((Path(work) / corpus.name / run / "result.json").exists() for run in runs)
-        folder = run_study(corpus, work, config=config, runs=runs)
-        if not done:
+        folder = Path(work) / corpus.name
+        missing = tuple(run for run in chosen_runs(corpus, config, runs) if not (folder / run / "result.json").exists())
+        apart = [("linear",), tuple(run for run in missing if run != "linear")]
+        for part in (one for one in apart if stacked and set(one) & set(missing)):
+            run_stacked(corpus, work, config=config, runs=part)
+        if missing and not stacked:
+            run_study(corpus, work, config=config, runs=missing)
+        if missing:
             compare_runs(corpus, folder, config=config)
         if "linear" in runs and corpus.kind == "translation" and not (folder / "optimal.json").exists():
             optimal_agreement(corpus, folder, width=config.width)

@@ -91,7 +91,7 @@ def _read_batch(model: Classifier | Translator, batch: dict[str, Tensor]) -> tup
     if isinstance(model, Classifier):
         out = model(batch["input_ids"], attention_mask=mask)
         gamma = model.output(out.source.hidden).squeeze(2) * (2 * y - 1).unsqueeze(1)
-        nll = binary_cross_entropy_with_logits(out.logits, y.float(), reduction="sum")
+        nll = binary_cross_entropy_with_logits(out.logits, y.to(out.logits.dtype), reduction="sum")
         return gamma, (out.logits > 0) == (y == 1), nll
     translated = model(batch["input_ids"], decoder_input_ids=batch["decoder_input_ids"], attention_mask=mask)
     beta = lexical_probe(

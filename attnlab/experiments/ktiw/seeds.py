@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from attnlab.experiments.ktiw.graphs import captured
 from attnlab.models.lstm import Translator
 from attnlab.models.lstm_config import TranslatorConfig
 from attnlab.models.lstm_stacked import StackedTranslator, stack_translators
@@ -35,6 +36,8 @@ class SeedTraining:
     enough: float | None = None
     # Replay the update as a CUDA graph; without effect on a CPU.
     graph: bool = True
+    # A seed's numbers do not depend, to the last bit, on how many others are trained with it.
+    invariant: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ def train_seeds(
     models: Sequence[Translator], tasks: Sequence[Any], *, how: SeedTraining, device: torch.device
 ) -> Curves:
     """Train the models at once, each on its own task (``batch(step)``, and ``split`` for the test)."""
-    stacked = stack_translators(models).to(device)
+    stacked = stack_translators(models, invariant=how.invariant).to(device)
     return _run(stacked, tasks, how, device, graph=how.graph and device.type == "cuda")
 
 
@@ -103,7 +106,7 @@ def _run(
             return (logits.argmax(-1) == held["labels"]).float().mean((1, 2))
 
     do_update, do_evaluate = (
-        (_captured(model, adam, update), _captured(model, adam, evaluate)) if graph else (update, evaluate)
+        (captured(model, adam, update), captured(model, adam, evaluate)) if graph else (update, evaluate)
     )
     steps, accuracy, losses = [], [], []
     started = time.perf_counter()
@@ -149,29 +152,3 @@ def _losses(model: StackedTranslator | _Alone, held: dict[str, Tensor]) -> Tenso
 def _batch(tasks: Sequence[Any], step: int) -> dict[str, Tensor]:
     made = [task.batch(step) for task in tasks]
     return {name: torch.stack([batch[name] for batch in made]) for name in KEYS}
-
-
-def _captured(model: torch.nn.Module, adam: torch.optim.Optimizer, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """The work as a CUDA graph; what its warm-up did to the model and the optimiser is undone."""
-    before = [p.detach().clone() for p in model.parameters()]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = work()
-    with torch.no_grad():
-        for p, value in zip(model.parameters(), before, strict=True):
-            p.copy_(value)
-        for state in adam.state.values():
-            for value in state.values():
-                value.zero_()
-
-    def replay() -> Tensor:
-        graph.replay()
-        return out
-
-    return replay

@@ -29,13 +29,25 @@ from attnlab.models.lstm_search import translate
 from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
 
-__all__ = ["RUNS", "StudyConfig", "make_model", "measured_on", "run_study", "shortened", "study_config"]
+__all__ = [
+    "RUNS",
+    "StudyConfig",
+    "Watch",
+    "chosen_runs",
+    "make_model",
+    "measured_on",
+    "run_study",
+    "shortened",
+    "study_config",
+]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
 SPLITS = ("valid", "train")
 READINGS = "readings"
 # What the comparison needs of each run's checkpoints.
 KEPT = {"second": ("alpha", "beta"), "uniform": ("beta",), "frozen": ("alpha",)}
+# The splits of which a run leaves translations: xi needs the second seed's, A.1 those of both output layers.
+TRANSLATED = {"second": SPLITS, "reference": ("valid",), "linear": ("valid",)}
 LONG_TEXTS = 100
 # The source tokens of the sentence that a run's timeline shows.
 SENTENCE = 12
@@ -89,7 +101,7 @@ class LogOdds:
         return Loss(torch.nn.functional.softplus(-sign * output.logits).sum(), torch.tensor(len(sign)))
 
 
-class _Watch(Callback):
+class Watch(Callback):
     """At each evaluation: accuracy and loss on both splits, and alpha and beta kept for the comparison."""
 
     def __init__(self, run: str, on: dict[str, Examples], words: tuple[str, ...]) -> None:
@@ -113,8 +125,8 @@ class _Watch(Callback):
             folder.mkdir(exist_ok=True)
             save_file(kept, folder / f"step-{moment.step:08d}.safetensors")
         if isinstance(model, Translator):
-            for split, on in self.on.items():
-                _translations(model, on, moment.run_dir / f"{split}-{moment.step:06d}.npz")
+            for split in TRANSLATED.get(self.run, ()):
+                _translations(model, self.on[split], moment.run_dir / f"{split}-{moment.step:06d}.npz")
             _record_sentence(model, self.on["valid"], self.words, moment, values)
         return values
 
@@ -158,25 +170,31 @@ def run_study(
 ) -> Path:
     """Train what is not yet trained of a data set, into ``work``/<data set>/<run>; returns the data set's folder."""
     config = config or study_config(corpus)
-    unknown = set(runs) - set(RUNS)
-    if unknown:
-        raise ValueError(f"unknown runs {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     folder = Path(work) / corpus.name
     folder.mkdir(parents=True, exist_ok=True)
     corpus = shortened(corpus, config.longest)
     on = measured_on(corpus, config)
+    for run, seed in chosen_runs(corpus, config, runs).items():
+        if not (folder / run / "result.json").exists():
+            _train(corpus, config, run, seed, folder / run, on)
+    return folder
+
+
+def chosen_runs(corpus: Corpus, config: StudyConfig, runs: tuple[str, ...]) -> dict[str, int]:
+    """The seed of each of ``runs`` that a data set of this kind has."""
+    unknown = set(runs) - set(RUNS)
+    if unknown:
+        raise ValueError(f"unknown runs {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     # Table 10 is of classifiers, and they have no other output layer.
     not_here = "linear" if corpus.kind == "classification" else "frozen"
-    for number, run in enumerate(RUNS):
-        if run in runs and run != not_here and not (folder / run / "result.json").exists():
-            _train(corpus, config, run, config.seed + number, folder / run, on)
-    return folder
+    return {run: config.seed + number for number, run in enumerate(RUNS) if run in runs and run != not_here}
 
 
 def measured_on(corpus: Corpus, config: StudyConfig) -> dict[str, Examples]:
     """The examples of either split that agreements are measured on, always the same ones."""
     device = best_device()
-    return {split: examples(corpus, split, count=config.count, device=device, batch=128) for split in SPLITS}
+    batch = 512 if device.type == "cuda" else 128
+    return {split: examples(corpus, split, count=config.count, device=device, batch=batch) for split in SPLITS}
 
 
 def shortened(corpus: Corpus, longest: int | None) -> Corpus:
@@ -210,7 +228,7 @@ def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Pat
     )
     terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
     told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
-    watch = _Watch(run, on, corpus.words)
+    watch = Watch(run, on, corpus.words)
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
 
 
