@@ -82,12 +82,12 @@ def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 64
 
 @torch.no_grad()
 def sampled_subject(
-    model: Any, spec: str, *, name: str, rows: int = 4096, length: int = 256, batch: int = 64
+    model: Any, spec: str, *, name: str, rows: int = 16384, length: int = 256, batch: int = 64
 ) -> Subject:
     """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
     device, held_out = next(model.parameters()).device, min(128, 2 * batch)
     written: list[Tensor] = []
-    first = torch.full((min(1024, rows), 1), model.config.bos_token_id, device=device)
+    first = torch.full((min(4096, rows), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -117,9 +117,11 @@ class _Drawn:
 
 STAGES = {
     "continued": ("labels",),
+    "continued, twice the rate": ("labels",),
     "distilled": ("layers", "model"),
-    "predictions only": ("model",),
+    "distilled, twice the rate": ("layers", "model"),
     "layers, then continued": ("layers", "labels"),
+    "predictions only": ("model",),
 }
 METHODS = tuple(STAGES)
 
@@ -147,7 +149,8 @@ def _run_method(
     for stage in STAGES[method]:
         share = config.layer_share if stage == "layers" else 1 - config.layer_share * (len(STAGES[method]) - 1)
         steps = max(1, round(share * config.seconds / step_seconds(stage, subject, student, config)))
-        settings = replace(config.settings, every=max(1, steps // config.points))
+        rate = config.settings.model_lr * (2 if method.endswith("twice the rate") else 1)
+        settings = replace(config.settings, every=max(1, steps // config.points), model_lr=rate)
 
         def note(lesson: Lesson, stage: str = stage, before: float = spent) -> None:
             loss = held_out_loss(student, subject)

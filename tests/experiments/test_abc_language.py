@@ -1,0 +1,124 @@
+"""ABC's language models from the command line, in the small: Table 2, Table 4, and distillation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlab.data import load_tokeniser, train_wordpiece, write_store
+from attnlab.experiments.abc import distillation, lm, mlm
+from tests import hf_zoo
+
+WORDS = list("abcdefghijklmnopqrs")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stores of words that follow one another, and their tokenizer, no larger than the zoo's vocabulary."""
+    folder = tmp_path_factory.mktemp("corpus")
+    texts = [
+        " ".join(WORDS[(start + i) % 19] for i in range(71)) for start in np.random.default_rng(0).integers(19, size=12)
+    ]
+    train_wordpiece(texts, vocab_size=hf_zoo.VOCABULARY).save(folder / "tokenizer")
+    tokeniser = load_tokeniser(folder / "tokenizer")
+    assert tokeniser.vocab_size <= hf_zoo.VOCABULARY
+    for name, some in (("train", texts[:8]), ("valid", texts[8:10]), ("wikitext103-test", texts[10:])):
+        write_store(folder / name, some, tokeniser)
+    return folder
+
+
+def saved(name: str, corpus: Path, folder: Path) -> Path:
+    """A model of the zoo with the corpus's tokenizer."""
+    hf_zoo.build(name).save_pretrained(folder)
+    for path in (corpus / "tokenizer").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def run(name: str, *arguments: str | Path) -> dict[str, list[dict[str, Any]]]:
+    """The tables that a command writes."""
+    from attnlab.cli import main
+
+    assert main(["reproduce", name, *map(str, arguments)]) == 0
+    return json.loads(Path(arguments[arguments.index("--out") + 1]).read_text())["tables"]
+
+
+def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
+    small = (
+        "width=8",
+        "heads=1",
+        "layers=1",
+        "deep_layers=2",
+        "batch=2",
+        "deep_context=5",
+        "contexts=[0,11]",
+        "length=17",
+    )
+    halves = ['models=["BASE-None","Linformer-64"]', 'models=["ABC_RD-64","ABC_MLP-32","ABC_MLP-64"]']
+    for i, half in enumerate(halves):
+        work = tmp_path / str(i)
+        run("abc-lm", "--corpus", corpus, "--tables", "table_2a", "--steps", 3, "--work", work, "--out", work / "r.json",
+            "--set", *small, half)  # fmt: skip
+    tables = run("abc-lm", "--collect", "--work", tmp_path / "0", tmp_path / "1", "--out", tmp_path / "r.json")
+    wanted = {(v.model, v.n) for v in lm.TABLES["table_2a"]}
+    assert {(r["model"], r["n"], r["context"]) for r in tables["table_2a"]} == {
+        (*w, c) for w in wanted for c in (0, 11)
+    }
+    assert all(r["perplexity"] > 1 for r in tables["table_2a"])
+    assert {(r["model"], r["n"]) for r in tables["training"]} == wanted
+    for row in tables["training"]:
+        assert row["tokens"] == 3 * 2 * 17
+        # What a model has beyond its embeddings: 12 width^2 and some vectors; Linformer's and ABC's control besides.
+        assert row["parameters"] - row["without_embeddings"] == 64 * 8
+        assert row["tokens_per_parameter"] == row["tokens"] / row["without_embeddings"]
+    assert {r["step"] for r in tables["curves"]} == {3}
+
+
+def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
+    tables = run(
+        "abc-lm", "--corpus", corpus, "--tables", "table_2b", "--steps", 2, "--work", tmp_path, "--out",
+        tmp_path / "r.json", "--set", "width=8", "heads=1", "deep_layers=2", "batch=2", "deep_context=5",
+        "contexts=[0]", "length=17",
+    )  # fmt: skip
+    assert {(r["model"], r["n"]) for r in tables["table_2b"]} == {(v.model, v.n) for v in lm.TABLES["table_2b"]}
+    assert {r["perplexity_paper"] for r in tables["table_2b"]} == {18.5, 22.8, 21.3, 20.8, 19.1}
+
+
+def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> None:
+    glue = tmp_path / "glue" / "RTE"
+    glue.mkdir(parents=True)
+    lines = [f"{i}\ta b c\td e\t{'entailment' if i % 2 else 'not_entailment'}" for i in range(12)]
+    for split in ("train", "dev"):
+        (glue / f"{split}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
+    tables = run(
+        "abc-mlm", "--corpus", corpus, "--glue", glue.parent, "--model", saved("bert", corpus, tmp_path / "bert"),
+        "--seconds", 0.5, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
+        "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', 'seeds={"RTE":[0]}', 'epochs={"RTE":1}',
+    )  # fmt: skip
+    found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
+    assert found == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
+        (v.model, v.n, False) for v in mlm.VARIANTS if v.n != 64
+    }
+    assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
+    assert {r["part"] for r in tables["training"]} == {"continued", "RTE-0"}
+
+
+@pytest.mark.parametrize("kind", ["masked", "sampled"])
+def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Path) -> None:
+    own = ("--corpus", corpus) if kind == "masked" else ("--sampled", "--rows", 8)
+    name = "bert" if kind == "masked" else "llama"
+    tables = run(
+        "abc-distill", *own, "--model", saved(name, corpus, tmp_path / name), "--spec", "abc-mlp:slots=3", "--batch", 2,
+        "--length", 13, "--seconds", 0.2, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set",
+        "points=1", "probe=1",
+    )  # fmt: skip
+    assert [r["method"] for r in tables["summary"]] == list(distillation.METHODS)
+    ends = tables["ends"][0]
+    for row in tables["summary"]:
+        gap = (ends["converted"] - row["loss"]) / (ends["converted"] - ends["teacher"])
+        assert row["gap_closed"] == pytest.approx(gap)
+    assert {r["method"] for r in tables["equal_time"]} <= set(distillation.METHODS)
