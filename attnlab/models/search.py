@@ -141,10 +141,12 @@ def _search(past: _Past, *, beams: int, eos: int | None, max_new: int) -> list[F
         beam, token = index // vocab, index % vocab
         ends = torch.zeros_like(token, dtype=torch.bool) if eos is None else token == eos
         ending = ends if eos is not None or step < max_new else ~ends
-        for i, rank in (ending & best.isfinite())[:, :beams].nonzero().tolist():
-            row = finished[int(live[i])]
-            if len(row) < beams:
-                row.append(([*tokens[i, beam[i, rank]].tolist(), int(token[i, rank])], float(best[i, rank])))
+        # All that ends here crosses from the device at once.
+        i, rank = (ending & best.isfinite())[:, :beams].nonzero().unbind(1)
+        said = torch.cat([tokens[i, beam[i, rank]], token[i, rank, None]], dim=-1)
+        for row, ended, p in zip(live[i].tolist(), said.tolist(), best[i, rank].tolist(), strict=True):
+            if len(finished[row]) < beams:
+                finished[row].append((ended, p))
         keep = [i for i, row in enumerate(live.tolist()) if len(finished[row]) < beams]
         if not keep or step == max_new:
             break
