@@ -32,6 +32,7 @@ CONVERGED = 0.95
 PRETRAINED = {"half": "half of the pretraining", "short": "7/8 of the pretraining", "long": "all of the pretraining"}
 NOTES = {
     "summary": "Means over the seeds.",
+    "settings": "What was trained; batch counts texts, tokens those of a batch of translations.",
     "tuning": "Every learning rate with every warm-up (a share of the planned updates), with and without guidance. "
     "loss: of masked tokens in held-out articles, at the last update that all arms of a seed reached in their time.",
     "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
@@ -60,7 +61,7 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
         "low_resource": low_resource(tables),
         "ablations": ablated(tables),
     }
-    made = {"summary": summary(made), **made}
+    made = {"summary": summary(made), "settings": settings(trained), **made}
     result = {
         "name": "guidance",
         "paper": "AG",
@@ -77,6 +78,16 @@ def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: P
     if out is not None:
         write_json(out, result)
     return result
+
+
+def settings(trained: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The size of each part's models and batches, and the updates that were planned."""
+    rows = []
+    for part, config in sorted(trained.items()):
+        own = config.get("base", config)
+        told = {name: own.get(name) for name in ("layers", "width", "heads", "length", "batch", "tokens", "dropout")}
+        rows.append({"part": part, **told, "updates": own.get("steps")})
+    return rows
 
 
 def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any], dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -89,13 +89,13 @@ def _learner(
     base = config.base
     torch.manual_seed(base.seed)
     model = _Fed(
-        encoder(base, arm, vocab=vocab, head="none"),
+        encoder(base, vocab=vocab, head="none"),
         generator_width=config.generator_width,
         generator_heads=config.generator_heads,
     ).to(device)
     terms: list[GuidanceTerm] = []
     if arm.guided:
-        guidance = base.guidance(replace(arm, layers=None))
+        guidance = base.guidance(arm)
         terms = [
             stack.enter_context(guide(half, guidance, tokens=tokens)) for half in (model.generator, model.discriminator)
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule, Term
 
-__all__ = ["Pretrained", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned", "with_layers"]
+__all__ = ["Pretrained", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]
 
 CURVE_POINTS = 250
 
@@ -41,14 +41,14 @@ class Pretrained:
     steps: int
 
 
-def encoder(config: MlmConfig, arm: Arm, *, vocab: int, head: Literal["mlm", "none"] = "mlm") -> TransformerConfig:
-    """The arm's model, its vocabulary rounded up to what a GPU likes."""
+def encoder(config: MlmConfig, *, vocab: int, head: Literal["mlm", "none"] = "mlm") -> TransformerConfig:
+    """The model of all arms, its vocabulary rounded up to what a GPU likes."""
     return TransformerConfig(
         kind="encoder",
         vocab=-(-vocab // 64) * 64,
         width=config.width,
         heads=config.heads,
-        layers=arm.layers or config.layers,
+        layers=config.layers,
         max_length=config.length,
         norm="post",
         embed_norm=True,
@@ -57,10 +57,10 @@ def encoder(config: MlmConfig, arm: Arm, *, vocab: int, head: Literal["mlm", "no
     )
 
 
-def build(config: MlmConfig, arm: Arm, *, vocab: int, seed: int) -> Transformer:
+def build(config: MlmConfig, *, vocab: int) -> Transformer:
     """The untrained model; all arms of a seed and depth start from the same weights."""
-    torch.manual_seed(seed)
-    return Transformer(encoder(config, arm, vocab=vocab))
+    torch.manual_seed(config.seed)
+    return Transformer(encoder(config, vocab=vocab))
 
 
 def special_ids(tokeniser: Tokeniser) -> SpecialTokens:
@@ -94,7 +94,7 @@ def run_arms(
     device, tokens = best_device(), special_ids(tokeniser)
     part.fact("provenance", provenance())
     part.fact("config", asdict(config))
-    models = {arm.name: build(config, arm, vocab=tokeniser.vocab_size, seed=config.seed).to(device) for arm in arms}
+    models = {arm.name: build(config, vocab=tokeniser.vocab_size).to(device) for arm in arms}
     source, held_out = _sources(config, tokeniser, stores)
     with ExitStack() as stack:
         learners: dict[str, GuidedLearner] = {}
@@ -120,7 +120,7 @@ def run_arms(
         row = ended(curve)
         part.row(
             "runs",
-            **_told(label, arm),
+            **label,
             arm=arm.name,
             seed=config.seed,
             steps=steps,
@@ -128,7 +128,7 @@ def run_arms(
             **_of(arm),
             **row,
         )
-        part.row("curves", **_told(label, arm), arm=arm.name, seed=config.seed, **thinned(curve))
+        part.row("curves", **label, arm=arm.name, seed=config.seed, **thinned(curve))
         if timeline is not None and timeline[0] == arm.name:
             looks = [
                 e for e in part.content["tables"]["evaluations"] if (e["arm"], e["seed"]) == (arm.name, config.seed)
@@ -155,15 +155,8 @@ def _restored(
     return earlier
 
 
-def _told(label: Mapping[str, Any], arm: Arm) -> dict[str, Any]:
-    """The label, with the arm's depth where it has one of its own."""
-    return dict(label) if arm.layers is None else {**label, "depth": arm.layers}
-
-
 def _of(arm: Arm) -> dict[str, Any]:
-    told = asdict(arm)
-    told["patterns"] = "+".join(arm.patterns)
-    return {"arm_layers" if name == "layers" else name: value for name, value in told.items()}
+    return {**asdict(arm), "patterns": "+".join(arm.patterns)}
 
 
 def _learner(
@@ -235,7 +228,7 @@ def _looker(
     def look(step: int) -> None:
         for arm in arms:
             loss = evaluate(learners[arm.name].model, held_out)
-            part.row("evaluations", **_told(label, arm), arm=arm.name, seed=config.seed, at=step, valid_loss=loss)
+            part.row("evaluations", **label, arm=arm.name, seed=config.seed, at=step, valid_loss=loss)
             if timeline is not None and timeline[0] == arm.name:
                 record_heads(
                     learners[arm.name].model, held_out[0], config, arm, tokeniser, tokens, timeline[1], step, loss
@@ -276,8 +269,3 @@ def thinned(curve: Curve) -> dict[str, Any]:
         "task": [round(sum(curve.task[lo:hi]) / (hi - lo), 4) for lo, hi in spans],
         "guidance": [round(sum(curve.guidance[lo:hi]) / (hi - lo), 6) for lo, hi in spans],
     }
-
-
-def with_layers(arms: Sequence[Arm], layers: int) -> list[Arm]:
-    """The same arms at another depth."""
-    return [replace(arm, layers=layers) for arm in arms]

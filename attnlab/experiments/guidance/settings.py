@@ -60,7 +60,6 @@ class Arm:
     patterns: tuple[str, ...] = ("next", "prev", "first", "period", "delim")
     # Pattern added to the logits instead of a loss, with this strength.
     bias: float | None = None
-    layers: int | None = None
 
     @property
     def name(self) -> str:
@@ -75,8 +74,6 @@ class Arm:
             parts.append(f"f{self.fraction:g}")
         if self.guided and self.patterns != Arm.patterns:
             parts.append("+".join(self.patterns))
-        if self.layers is not None:
-            parts.append(f"{self.layers}L")
         return "-".join(parts)
 
 

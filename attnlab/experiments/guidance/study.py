@@ -16,7 +16,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.guidance.assemble import assemble, best_arm
 from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
 from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
-from attnlab.experiments.guidance.mlm import Pretrained, run_arms, with_layers
+from attnlab.experiments.guidance.mlm import Pretrained, run_arms
 from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
 from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
 from attnlab.experiments.parts import Part
@@ -219,8 +219,8 @@ def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | Non
     tokeniser, stores = _wiki(places, "e")
     for depth in config.depths:
         run_arms(
-            config.mlm,
-            with_layers(list(_best(config, work).values()), depth),
+            replace(config.mlm, layers=depth),
+            list(_best(config, work).values()),
             tokeniser=tokeniser,
             stores=stores,
             part=Part(work / f"e{depth}.json"),
