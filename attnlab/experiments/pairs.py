@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attnlab.data import FastTokeniser, Pairs, read_parallel, train_bpe
@@ -120,6 +121,7 @@ class ShapedSource:
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
     seed: int = 0
     _members: dict[int, np.ndarray] = field(init=False, repr=False)
+    _rows: dict[int, dict[str, Tensor]] = field(init=False, repr=False, default_factory=dict)
     _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,8 +149,15 @@ class ShapedSource:
             self._made.clear()
             self._made[epoch] = self._epoch(epoch)
         width, chosen = self._made[epoch][at]
-        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in chosen]
-        y = [self.target[i] for i in chosen]
+        if width not in self._rows:
+            self._rows[width] = self._padded(width)
+        rows = torch.from_numpy(chosen)
+        return {name: t[rows] for name, t in self._rows[width].items()}
+
+    def _padded(self, width: int) -> dict[str, Tensor]:
+        """All pairs of a width, each made wide once."""
+        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in self._members[width]]
+        y = [self.target[i] for i in self._members[width]]
         input_ids = padded(x, self.pad)
         return {
             "input_ids": input_ids,
@@ -160,7 +169,7 @@ class ShapedSource:
     def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         rng, batches = generator(self.seed, epoch), []
         for width, members in self._members.items():
-            size, order = self.tokens // width, rng.permutation(members)
+            size, order = self.tokens // width, rng.permutation(len(members))
             batches += [(width, order[lo : lo + size]) for lo in range(0, len(order) - size + 1, size)]
         return [batches[i] for i in rng.permutation(len(batches))]
 
