@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.experiments.abc.summaries import Rows
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
@@ -30,10 +31,11 @@ def collect(
     notes: Mapping[str, str],
     made: Mapping[Path, Mapping[str, list[dict[str, Any]]]] | None = None,
     untestable: Callable[[Mapping[str, list[dict[str, Any]]]], dict[str, str]] | None = None,
+    derived: Callable[[dict[str, Rows]], dict[str, Rows]] | None = None,
 ) -> dict[str, Any]:
     """Merge the folders' rows, and the tables ``made`` from a folder, into ``out``; later folders win.
 
-    ``untestable`` says of the tables which claims they cannot decide, and why.
+    ``derived`` makes further tables from all of them; ``untestable`` says which claims they cannot decide, and why.
     """
     result = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
     for work in works:
@@ -57,6 +59,8 @@ def collect(
         result = found if result is None else merge_results(result, found)
     if result is None:
         raise ValueError("no folder of runs was given; name at least one")
+    if derived is not None:
+        result["tables"] |= derived(result["tables"])
     if untestable is not None:
         result["not_testable"] = untestable(result["tables"])
     out.parent.mkdir(parents=True, exist_ok=True)

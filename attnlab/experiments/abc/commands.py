@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.experiments._experiment import Experiment
-from attnlab.provenance import write_json
 
 __all__ = ["EXPERIMENTS"]
 
@@ -65,10 +64,10 @@ def _collected(
     from attnlab.experiments.abc.collecting import collect
 
     made = {} if score is None else {work: score(work) for work in options.work}
-    untestable = getattr(module, "untestable", None)
     collect(
-        module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made, untestable=untestable
-    )
+        module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
+        untestable=getattr(module, "untestable", None), derived=getattr(module, "derived", None),
+    )  # fmt: skip
     print(f"wrote {options.out.resolve()}")
 
 
@@ -216,10 +215,6 @@ def _distill(options: argparse.Namespace) -> None:
         run = distillation.measure_rates if options.rates else distillation.run_subject
         run(subject, config, part=part)
     _collected(options, distillation)
-    result = json.loads(options.out.read_text(encoding="utf-8"))
-    tables = distillation.with_time_alone(result["tables"])
-    tables["equal_time"] = distillation.at_equal_time(tables.get("curve", []))
-    write_json(options.out, {**result, "tables": tables})
 
 
 def _family_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.experiments.abc.summaries import Rows, spread
 from attnlab.experiments.parts import Part, best_device
 from attnlab.measure import median_seconds
 from attnlab.models import Cache, Transformer, named_config
@@ -119,6 +120,22 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
     x, y = [math.log(n) for n in lengths], [math.log(v) for v in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+
+
+def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
+    """The figures with a column for each model, and ABC_MLP's speed over that of the others."""
+    speeds = spread(tables.get("figure_1", []), ["length"], "model", "tokens_per_second")
+    ratios = [
+        {
+            "length": row["length"],
+            **{f"over {name}": row["ABC_MLP"] / row[name] for name in MODELS if name != "ABC_MLP" and name in row},
+        }
+        for row in speeds
+        if "ABC_MLP" in row
+    ]
+    held = spread(tables.get("figure_2", []), ["length"], "model", "memory")
+    exponents = spread(tables.get("exponents", []), ["model"], "quantity", "exponent")
+    return {"speed_by_length": speeds, "abc_over": ratios, "memory_by_length": held, "table_6": exponents}
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.parts import Part
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.hf import convert
@@ -169,6 +170,12 @@ def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDi
     settings = replace(config.settings, every=config.probe)
     lessons = _run_stage(stage, subject, copy.deepcopy(student), 2 * config.probe, settings, None)
     return (lessons[-1].seconds - lessons[0].seconds) / config.probe
+
+
+def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
+    """The tables with times alone on the device, and where the methods stood when the first of them ended."""
+    tables = with_time_alone(tables)
+    return {**tables, "equal_time": at_equal_time(tables.get("curve", []))}
 
 
 def at_equal_time(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.summaries import Rows, means
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
@@ -259,6 +260,20 @@ def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
         return {}
     why = f"BASE itself gains {100 * gain:.1f} % of perplexity from a context of 480: too little training to use one"
     return {"abc-gap-grows-with-context": why, "abc-linformer-worsens-with-context": why}
+
+
+def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
+    """The tables with their seeds averaged, and beside each model what its perplexity is times BASE's."""
+    found = {}
+    for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
+        rows = means(tables.get(table, []), keys, "perplexity")
+        base = {row.get("context"): row["perplexity"] for row in rows if row["model"] == "BASE"}
+        for row in rows:
+            if row.get("context") in base:
+                row["times_base"] = row["perplexity"] / base[row.get("context")]
+        if rows:
+            found[f"{table}_means"] = rows
+    return found
 
 
 @dataclass(frozen=True, eq=False)

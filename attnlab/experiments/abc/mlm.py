@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch
 from attnlab.data import Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import SomeMasked, from_bert
+from attnlab.experiments.abc.summaries import Rows, spread
 from attnlab.experiments.effective_glue import TASKS, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
@@ -181,6 +183,17 @@ def _fine_tune(
         part.row(
             "table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=100 * right[f"{v.key}-{on}"], seed=seed
         )
+
+
+def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
+    """Table 4 with a column for each task, the means over seeds, and their mean."""
+    rows = spread(tables.get("table_4", []), ["model", "n", "continued"], "task", "accuracy")
+    for row in rows:
+        row["average"] = fmean(row[task] for task in TASKS if task in row)
+    losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables.get("pretraining", [])}
+    for row in rows:
+        row["masked_loss"] = losses.get((row["model"], row["n"], row["continued"]))
+    return {"table_4_by_task": rows}
 
 
 def measure_speed(
