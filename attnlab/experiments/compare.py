@@ -39,6 +39,13 @@ DEFAULT_MECHANISMS = (
     "window:r=16",
     "kernel:elu",
 )
+# Columns of the table in a terminal, and the fields of a row that they show.
+ERRORS = {
+    "output error": "output_error",
+    "score error": "score_error",
+    "after W_O": "after_projection",
+    "effective": "effective_error",
+}
 
 
 @dataclass(frozen=True)
@@ -204,22 +211,17 @@ def table_lines(result: dict[str, Any]) -> Sequence[str]:
     """The comparison as aligned text for a terminal."""
     measured = next((r["quality"] for r in result["rows"] if r.get("quality")), None)
     label = {"mlm_error": "MLM error", "perplexity": "perplexity"}[measured["name"]] if measured else "quality"
-    header = ("mechanism", label, "output error", "score error", "time", "memory")
-    body = [header]
+    header = ("mechanism", label, *ERRORS, "time", "memory")
+    body: list[tuple[str, ...]] = [header]
     for row in result["rows"]:
         if row["refused"]:
-            body.append((row["mechanism"], "refused: " + row["refused"].splitlines()[0], "", "", "", ""))
+            body.append((row["mechanism"], "refused: " + row["refused"].splitlines()[0]))
             continue
-        quality = row["quality"]
-        shown = (
-            "-" if quality is None else f"{quality['value']:.1%}" if label == "MLM error" else f"{quality['value']:.4g}"
-        )
         body.append(
             (
                 row["mechanism"],
-                shown,
-                f"{row['output_error']:.4f}",
-                f"{row['score_error']:.4f}",
+                "-" if row["quality"] is None else _shown(row["quality"], "value"),
+                *("-" if row[name] is None else f"{row[name]:.4f}" for name in ERRORS.values()),
                 f"{row['time_ratio']:.2f} x",
                 f"{row['memory_ratio']:.2f} x",
             )
@@ -235,15 +237,21 @@ def table_lines(result: dict[str, Any]) -> Sequence[str]:
         else f"{row[0].ljust(widths[0])}  {row[1]}"
         for row in body
     ]
-    return [*lines, *_foreign_text(measured, label), *audit_lines(result.get("patterns", []))]
+    differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
+    return [*lines, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
 
 
-def _foreign_text(measured: dict[str, Any] | None, label: str) -> list[str]:
-    """A line of warning where the model fails on this text even with exact attention."""
-    if measured is None or measured["exact"] <= {"perplexity": 500, "mlm_error": 0.65}[measured["name"]]:
+def _shown(quality: dict[str, Any], which: str) -> str:
+    return f"{quality[which]:.1%}" if quality["name"] == "mlm_error" else f"{quality[which]:.4g}"
+
+
+def _exact_line(measured: dict[str, Any] | None, label: str) -> list[str]:
+    """The model's own quality, with a warning where it fails on this text even so."""
+    if measured is None:
         return []
-    shown = f"{measured['exact']:.1%}" if measured["name"] == "mlm_error" else f"{measured['exact']:.4g}"
+    line = f"with exact attention the {label} on this text is {_shown(measured, 'exact')}"
+    if measured["exact"] <= {"perplexity": 500, "mlm_error": 0.65}[measured["name"]]:
+        return [line]
     return [
-        f"with exact attention the {label} on this text is {shown}: the model was made for other text, and differences "
-        "say little here; name one it knows with --text"
+        f"{line}: the model was made for other text, and differences say little here; name one it knows with --text"
     ]
