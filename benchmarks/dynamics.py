@@ -1,5 +1,4 @@
-"""Tau against scipy in a loop, IBM Model 1 against nltk, beta against its output layer, and on a GPU twenty seeds as
-one model against one by one: run with --json for a file.
+"""Tau against scipy in a loop, IBM Model 1 against nltk, beta against its output layer: run with --json for a file.
 
 python benchmarks/dynamics.py [--tiny] [--source FILE --target FILE]   (parallel text, a sentence a line, may be .gz)
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,6 @@ from attnlab.dynamics import (
     learnable_from_cooccurrence,
     lexical_probe,
 )
-from attnlab.experiments.ktiw.permutations import PermutationsConfig, figure_3_tasks
-from attnlab.experiments.ktiw.seeds import SeedTraining, fresh_models, train_one, train_seeds
 from attnlab.measure import median_seconds
 from attnlab.provenance import provenance
 
@@ -62,8 +58,6 @@ def main() -> None:
         table(bitext(sources, targets, null=True)),
         probe(size, args.repeats),
     ]
-    if torch.cuda.is_available():
-        rows += seeds(3 if args.tiny else 20, 4 if args.tiny else 60)
     if args.json:
         header = {"name": "dynamics_speed", "paper": "ktiw", "config": size, "seed": 0, **provenance()}
         print(json.dumps({**header, "tables": {"ratios": rows}}, indent=1))
@@ -137,34 +131,6 @@ def probe(size: dict[str, int], repeats: int) -> dict[str, Any]:
         seconds = median_seconds(jobs, repeats=repeats)
     ratio = seconds["ours"] / seconds["layer"]
     return {"what": "beta of a batch", "seconds": seconds["ours"], "ours / output layer": ratio}
-
-
-def seeds(members: int, steps: int) -> list[dict[str, Any]]:
-    """Figure 3's models at full size: stacked against one by one, in float32 and with TF32 products."""
-    device, config = torch.device("cuda"), PermutationsConfig()
-    task = figure_3_tasks(config)["permutations", "hard"]
-    tasks = [replace(task, seed=seed) for seed in range(members)]
-    rows = []
-    for tf32 in (False, True):
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        for how in (SeedTraining(steps=5), SeedTraining(steps=steps)):
-            # The first round warms up.
-            models = fresh_models(config.model(task), range(members))
-            together = train_seeds(models, tasks, how=how, device=device)
-            alone = [
-                train_one(model, one, how=how, device=device)
-                for model, one in zip(fresh_models(config.model(task), range(members)), tasks, strict=True)
-            ]
-        early = [abs(together.losses[:10, i] - one.losses[:10, 0]).max() for i, one in enumerate(alone)]
-        rows.append(
-            {
-                "what": f"{members} seeds, {steps} updates, {'TF32' if tf32 else 'float32'}",
-                "seconds": together.seconds,
-                "one by one / stacked": sum(one.seconds for one in alone) / together.seconds,
-                "largest difference of a loss in 10 updates": float(max(early)),
-            }
-        )
-    return rows
 
 
 def generated(size: dict[str, int]) -> tuple[list[list[int]], list[list[int]]]:
