@@ -18,7 +18,7 @@ from attnlab.experiments.abc.commands import EXPERIMENTS
 from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
 from attnlab.experiments.abc.encoder import SomeMasked, from_bert
 from attnlab.experiments.abc.family import family_rows
-from attnlab.experiments.abc.translators import average
+from attnlab.experiments.abc.translators import average, last_looks
 from attnlab.experiments.effective_glue import Examples
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
 from attnlab.experiments.parts import Part
@@ -235,6 +235,15 @@ def test_snapshots_are_averaged() -> None:
     assert average(states)["w"].tolist() == [3.0, 3.0]
 
 
+def test_how_flat_a_curve_was_at_its_end() -> None:
+    """Looks at 10, 20, ..., 90 and, at the end, 91: the one before the last that counts is at most 77."""
+    rows = [{"data": "d", "variant": "a", "seed": 0, "step": s, "nll": 100.0 - s} for s in (*range(10, 100, 10), 91)]
+    rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
+    first, second = last_looks(rows)
+    assert (first["nll"], first["step_before"], first["nll_before"], first["lowest"]) == (9.0, 70, 30.0, 9.0)
+    assert second["nll"] is second["nll_before"] is second["lowest"] is None
+
+
 def test_results_are_collected_from_several_folders(tmp_path: Path) -> None:
     for i, seed in enumerate((0, 1)):
         work = tmp_path / f"run-{i}"
@@ -307,6 +316,9 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     # A look at the end of the training, and each row of Table 5 translates the validation set.
     assert {r["step"] for r in tables["validation"]} == {3}
     assert all(r["sentences"] == 24 for r in tables["table_5"])
+    assert [r["model"] for r in tables["table_3a_means"]] == [v.model for v in mt.TABLE_3A]
+    square = {r["causal"]: {n for n in ("8", "16", "32", "64") if n in r} for r in tables["table_5_square"]}
+    assert square == {8: {"8", "16", "32", "64"}, 16: {"16", "32", "64"}, 32: {"32", "64"}, 64: {"64"}}
     assert all("bleu_paper" in row or row["model"] == "MLP-ReLU" for row in tables["table_7"])
     # Nothing is trained again; scores come from the files.
     with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:

@@ -9,7 +9,7 @@ sentence counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,23 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_file, run_variants
+from attnlab.experiments.abc.summaries import Rows, means
+from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_file, last_looks, run_variants
 from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
 
-__all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcDocMtConfig", "run_documents", "score_documents", "windows"]
+__all__ = [
+    "KEYS",
+    "NAME",
+    "NOTES",
+    "VARIANTS",
+    "AbcDocMtConfig",
+    "derived",
+    "run_documents",
+    "score_documents",
+    "windows",
+]
 
 NAME = "abc-doc-mt"
 # N of Linformer.
@@ -136,6 +147,16 @@ class _LastSentence(Corpus):
         while self.separator in said:
             said = said[said.index(self.separator) + 1 :]
         return super().decode(said)
+
+
+def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Seeds averaged, and how flat the curves were at the end."""
+    found = {}
+    if "table_3b" in tables:
+        found["table_3b_means"] = means(tables["table_3b"], ["model", "cross", "causal"], "bleu")
+    if "validation" in tables:
+        found["last_looks"] = last_looks(tables["validation"])
+    return found
 
 
 def score_documents(out: Path, root: Path, config: AbcDocMtConfig) -> dict[str, list[dict[str, Any]]]:

@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.abc.translators import LONGEST, SEARCHES, AbcMtConfig, Variant, run_variants
+from attnlab.experiments.abc.summaries import Rows, means, spread
+from attnlab.experiments.abc.translators import LONGEST, SEARCHES, AbcMtConfig, Variant, last_looks, run_variants
 from attnlab.experiments.pairs import TASKS, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
 
-__all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "run_task", "score", "untestable"]
+__all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable"]
 
 NAME = "abc-mt"
+MEANS = ("table_3a", "table_3a_quarter", "table_7")
 # The task of the tables that stand beside the paper's.
 PRIMARY = "multi30k-en-de"
 KEYS = {
@@ -101,6 +103,19 @@ def _searches(v: Variant) -> list[str]:
     return [how for how, variants in wanted.items() if v in variants]
 
 
+def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Seeds averaged, Table 5 as the square that it is, and how flat the curves were at the end."""
+    rows = {name: means(tables[name], ["model", "cross", "causal"], "bleu") for name in MEANS if name in tables}
+    found = {f"{name}_means": some for name, some in rows.items()}
+    if "table_5" in tables:
+        found["table_5_square"] = spread(
+            sorted(tables["table_5"], key=lambda row: (row["causal"], row["cross"])), ["causal"], "cross", "bleu"
+        )
+    if "validation" in tables:
+        found["last_looks"] = last_looks(tables["validation"])
+    return found
+
+
 def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
     """A window as long as the sentence is softmax attention, so it cannot be beaten as a bounded memory."""
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
@@ -117,9 +132,9 @@ def score(out: Path, root: Path) -> dict[str, list[dict[str, Any]]]:
     by_key = {v.key: v for v in (*TABLE_3A, *TABLE_5, *TABLE_7, *QUARTER)}
     for folder in sorted(p for p in out.iterdir() if p.is_dir() and p.name in TASKS):
         texts = read_task(TASKS[folder.name], root)
-        for path in sorted(folder.glob("*.txt")):
-            key, seed, how, _ = path.name.rsplit(".", 3)
-            v, split = by_key[key], SEARCHES[how]
+        found = sorted((path.name.rsplit(".", 3)[:3] for path in folder.glob("*.txt")), key=lambda x: x[1:])
+        for key, seed, how in sorted(found, key=lambda x: list(by_key).index(x[0])):
+            path, v, split = folder / f"{key}.{seed}.{how}.txt", by_key[key], SEARCHES[how]
             hypotheses = path.read_text(encoding="utf-8").splitlines()
             bleu = corpus_bleu(hypotheses, texts[split].target[: len(hypotheses)])
             row = {"cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": int(seed), "sentences": len(hypotheses)}

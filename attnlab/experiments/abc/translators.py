@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
@@ -23,7 +24,17 @@ from attnlab.experiments.translating import held_out_nll, translate, write_lines
 from attnlab.models import Transformer, Translation, named_config
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["LONGEST", "SEARCHES", "AbcMtConfig", "Variant", "average", "build", "hypotheses_file", "run_variants"]
+__all__ = [
+    "LONGEST",
+    "SEARCHES",
+    "AbcMtConfig",
+    "Variant",
+    "average",
+    "build",
+    "hypotheses_file",
+    "last_looks",
+    "run_variants",
+]
 
 # N of Linformer: the longest sequence in training and in decoding.
 LONGEST = 128
@@ -213,6 +224,26 @@ def _finite(value: float) -> float | None:
 
 def _mean(rows: Sequence[Any]) -> float:
     return sum(len(row) for row in rows) / len(rows)
+
+
+def last_looks(rows: Rows) -> Rows:
+    """How flat the curves were at the end: each model's last loss on the validation set, and what it was before."""
+    found = []
+    for key in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
+        mine = [row for row in rows if (row["data"], row["variant"], row["seed"]) == key]
+        # A look soon after another says nothing about how flat the curve is.
+        last = max(mine, key=lambda row: row["step"])
+        far = [row for row in mine if row["step"] <= 0.85 * last["step"]]
+        before = max(far, key=lambda row: row["step"]) if far else None
+        found.append(
+            {
+                **{name: last[name] for name in ("data", "variant", "seed", "step", "nll")},
+                "step_before": before and before["step"],
+                "nll_before": before and before["nll"],
+                "lowest": min((row["nll"] for row in mine if row["nll"] is not None), default=None),
+            }
+        )
+    return found
 
 
 def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
