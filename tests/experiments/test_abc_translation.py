@@ -1,0 +1,129 @@
+"""Translators side by side: their batches, snapshots and windows, and the commands from one end to the other."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab.cli import main
+from attnlab.data import Pairs
+from attnlab.experiments.abc import doc_mt, mt
+from attnlab.experiments.abc.translators import average, last_looks
+from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
+
+PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
+
+
+def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
+    # The longer sides with their ends: 4 7 6 5 10 5 6 7 4 31, so four are narrow, five wide, and one is left out.
+    other = PAIRS[::-1][1:] + PAIRS[-1:]
+    source = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    assert source.left_out == 1
+    assert source.steps_per_epoch == 1 + 2
+    first = [source.batch(i) for i in range(source.steps_per_epoch)]
+    assert sorted(tuple(b["input_ids"].shape) for b in first) == [(2, 10), (2, 10), (4, 5)]
+    for batch in first:
+        assert batch["input_ids"].shape == batch["labels"].shape == batch["decoder_input_ids"].shape
+        assert torch.equal(batch["attention_mask"], batch["input_ids"] != 1)
+        ends = (batch["labels"] == 2).int().argmax(1)
+        for row, end in enumerate(ends.tolist()):
+            shifted = batch["decoder_input_ids"][row, 1 : end + 1]
+            assert torch.equal(shifted, batch["labels"][row, :end])
+            assert (batch["labels"][row, end + 1 :] == -100).all()
+    again = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    for i in (source.steps_per_epoch + 1, 0):
+        assert torch.equal(source.batch(i)["input_ids"], again.batch(i)["input_ids"])
+
+
+def test_only_the_last_sentence_of_a_window_counts() -> None:
+    plain = tokenised({"train": Pairs(["one two", "three"], ["eins zwei", "drei"])}, vocab=270)
+    separator = plain.tokeniser.specials.mask
+    corpus = doc_mt._LastSentence(plain.tokeniser, plain.texts, plain.ids, separator)
+    one, two = plain.tokeniser.encode_batch(["one two", "drei"])
+    assert corpus.decode([*one, separator, *two, plain.tokeniser.specials.eos]) == "drei"
+
+
+def test_snapshots_are_averaged() -> None:
+    states = [{"w": torch.full((2,), float(i))} for i in (1, 2, 6)]
+    assert average(states)["w"].tolist() == [3.0, 3.0]
+
+
+def test_how_flat_a_curve_was_at_its_end() -> None:
+    """Looks at 10, 20, ..., 90 and, at the end, 91: the one before the last that counts is at most 77."""
+    rows = [{"data": "d", "variant": "a", "seed": 0, "step": s, "nll": 100.0 - s} for s in (*range(10, 100, 10), 91)]
+    rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
+    first, second = last_looks(rows)
+    assert (first["nll"], first["step_before"], first["nll_before"], first["lowest"]) == (9.0, 70, 30.0, 9.0)
+    assert second["nll"] is second["nll_before"] is second["lowest"] is None
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    """Two toy languages in Multi30k's files: the second spells the first's words backwards."""
+    draw = np.random.default_rng(0)
+    words = ["red", "dog", "man", "runs", "blue", "house", "sees"]
+    folder = tmp_path / "data" / "multi30k"
+    folder.mkdir(parents=True)
+    for name, n in (("train", 160), ("val", 24), ("test_2016_flickr", 6)):
+        lines = [" ".join(draw.choice(words, draw.integers(3, 6))) for _ in range(n)]
+        for suffix, some in (("en", lines), ("de", [" ".join(w[::-1] for w in x.split()) for x in lines])):
+            with gzip.open(folder / f"{name}.{suffix}.gz", "wt") as file:
+                file.write("\n".join(some) + "\n")
+    return tmp_path / "data"
+
+
+@pytest.mark.slow
+def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-mt.json", tmp_path / "work"
+    small = (
+        "vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "steps=3",
+        "streams=1", "decode_batch=3",
+    )  # fmt: skip
+    arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
+    assert main(["reproduce", "abc-mt", *arguments, "--variants", "3a", "5", "7", "quarter"]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
+    assert {(r["model"], r["cross"]) for r in tables["table_3a_quarter"]} == {
+        (v.model, v.cross) for v in mt.QUARTER
+    } | {("BASE", None)}
+    # A look at the end of the training, and each row of Table 5 translates the validation set.
+    assert {r["step"] for r in tables["validation"]} == {3}
+    assert all(r["sentences"] == 24 for r in tables["table_5"])
+    assert [r["model"] for r in tables["table_3a_means"]] == [v.model for v in mt.TABLE_3A]
+    square = {r["causal"]: {n for n in ("8", "16", "32", "64") if n in r} for r in tables["table_5_square"]}
+    assert square == {8: {"8", "16", "32", "64"}, 16: {"16", "32", "64"}, 32: {"32", "64"}, 64: {"64"}}
+    assert all("bleu_paper" in row or row["model"] == "MLP-ReLU" for row in tables["table_7"])
+    # Nothing is trained again; scores come from the files.
+    with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:
+        (work / "multi30k-en-de" / "BASE.0.beam.txt").write_text(file.read())
+    assert main(["reproduce", "abc-mt", *arguments, "--collect"]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
+
+
+@pytest.mark.slow
+def test_documents_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-doc-mt.json", tmp_path / "work"
+    small = (
+        "vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=256", "widths=[64,128]", "steps=2",
+        "streams=1", "decode_batch=3",
+    )  # fmt: skip
+    settings = [f"translation.{s}" for s in small]
+    arguments = ("--data", str(captions), "--work", str(work), "--out", str(out))
+    assert main(["reproduce", "abc-doc-mt", *arguments, "--set", *settings]) == 0
+    tables = json.loads(out.read_text())["tables"]
+    assert {(r["model"], r["cross"], r["causal"]) for r in tables["table_3b"]} == {
+        (v.model, v.cross, v.causal) for v in doc_mt.VARIANTS
+    }
+    # A window of up to four sentences has about four times the tokens of one.
+    alone = tokenised(read_task(TASKS["multi30k-en-de"], captions), vocab=280).ids["train"][1]
+    assert tables["training"][0]["target_tokens"] > 3 * np.mean([len(row) for row in alone])
+    # A sentence of each window is scored, and no window is lost.
+    assert len((work / "multi30k-en-de" / "BASE.0.beam.txt").read_text().splitlines()) == 6
