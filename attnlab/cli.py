@@ -194,7 +194,9 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--column", default="text", help="the column of a jsonl, csv or tsv (default: %(default)s)")
     parser.add_argument("--tokenizer", help="a folder with a tokeniser (default: one is trained on the text)")
     parser.add_argument("--vocab", type=int, default=8192, help="its size, if it is trained (default: %(default)s)")
-    parser.add_argument("--model", default="attnlab-mlm", help=f"bert-LAYERSxWIDTH, or one of {names}")
+    parser.add_argument(
+        "--model", default="attnlab-mlm", help=f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {names}"
+    )
     parser.add_argument(
         "--task", choices=("mlm", "causal"), default="mlm", help="what it learns (default: %(default)s)"
     )

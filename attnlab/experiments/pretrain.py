@@ -17,6 +17,7 @@ from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
 from attnlab.training import (
     Callback,
+    CrossEntropy,
     Evaluation,
     Loss,
     Moment,
@@ -35,7 +36,7 @@ __all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "masked_error", "pret
 class PretrainConfig:
     """One language-model training: the model, the length of its rows, and how long it learns."""
 
-    # A name of attnlab.models, or bert-LAYERSxWIDTH: a Hugging Face BERT with heads of 32.
+    # A name of attnlab.models, or bert-LAYERSxWIDTH or llama-LAYERSxWIDTH: Hugging Face's, with heads of 32.
     model: str = "attnlab-mlm"
     task: str = "mlm"
     # For models of attnlab: the mechanism of every layer.
@@ -88,8 +89,8 @@ def build_model(config: PretrainConfig, tokeniser: Tokeniser) -> nn.Module:
     """The untrained model; its vocabulary is the tokeniser's, rounded up to a multiple of 64."""
     torch.manual_seed(config.seed)
     vocab = -(-tokeniser.vocab_size // 64) * 64
-    if config.model.startswith("bert-"):
-        return _bert(config, tokeniser, vocab)
+    if config.model.startswith(("bert-", "llama-")):
+        return _hugging_face(config, tokeniser, vocab)
     wanted = named_config(config.model)
     kind = {"mlm": "encoder", "causal": "decoder"}[config.task]
     if wanted.kind != kind:
@@ -125,13 +126,16 @@ def pretrain(
         for name, source in _evaluation_sources(config, tokeniser, stores).items()
     }
     own = isinstance(model, Transformer)
-    term: Any = CausalLM() if config.task == "causal" else MaskedLM() if own else _BertMaskedLM()
+    terms: dict[str, tuple[Any, Any]] = {
+        "mlm": (MaskedLM(), _BertMaskedLM()),
+        "causal": (CausalLM(), CrossEntropy("causal-lm", shift=True)),
+    }
     if config.task == "mlm":
         callbacks = (*callbacks, _MaskedError(evaluations))
     outcome = train(
         model,
         _Alternating([_source(config, tokeniser, stores["train"], length) for length in config.lengths]),
-        terms=[term],
+        terms=[terms[config.task][0 if own else 1]],
         settings=config.settings(),
         run_dir=run_dir,
         # Not the folder's name: seeds of one configuration are one line in a report.
@@ -139,7 +143,7 @@ def pretrain(
         config={"pretrain": asdict(config), **(config_extra or {})},
         evaluations=evaluations,
         callbacks=callbacks,
-        forward=None if own else _encode,
+        forward=None if own or config.task == "causal" else _encode,
         resume=resume,
         track=track,
     )
@@ -234,27 +238,47 @@ def _evaluation_sources(
     }
 
 
-def _bert(config: PretrainConfig, tokeniser: Tokeniser, vocab: int) -> Any:
-    from transformers import BertConfig, BertForMaskedLM
+def _hugging_face(config: PretrainConfig, tokeniser: Tokeniser, vocab: int) -> Any:
+    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
+    family, _, size = config.model.partition("-")
     try:
-        layers, width = (int(n) for n in config.model.removeprefix("bert-").split("x"))
+        layers, width = (int(n) for n in size.split("x"))
     except ValueError:
-        raise ValueError(f"a BERT is named bert-LAYERSxWIDTH, such as bert-6x256, got {config.model!r}") from None
-    if config.task != "mlm" or config.attention != "softmax":
-        raise ValueError(f"{config.model} is trained as a masked language model with softmax attention")
+        raise ValueError(f"it is named {family}-LAYERSxWIDTH, such as {family}-6x256, got {config.model!r}") from None
+    task, kind = {"bert": ("mlm", "masked"), "llama": ("causal", "causal")}[family]
+    if config.task != task or config.attention != "softmax":
+        raise ValueError(f"{config.model} is trained as a {kind} language model with softmax attention")
     if width % 32:
         raise ValueError(f"the width of {config.model} must be a multiple of 32, the width of a head")
-    return BertForMaskedLM(
-        BertConfig(
-            vocab_size=vocab,
-            hidden_size=width,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 32,
-            intermediate_size=4 * width,
-            max_position_embeddings=max(512, *config.lengths),
-            attention_probs_dropout_prob=0.0,
-            pad_token_id=tokeniser.specials.pad,
-            type_vocab_size=1,
+    shape: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": width // 32,
+    }
+    specials = tokeniser.specials
+    if family == "bert":
+        return BertForMaskedLM(
+            BertConfig(
+                **shape,
+                intermediate_size=4 * width,
+                max_position_embeddings=max(512, *config.lengths),
+                attention_probs_dropout_prob=0.0,
+                pad_token_id=specials.pad,
+                type_vocab_size=1,
+            )
+        )
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **shape,
+            # Three matrices instead of two: as many parameters as with 4 x the width, in a multiple of 16.
+            intermediate_size=-(-8 * width // 48) * 16,
+            max_position_embeddings=max(config.lengths),
+            tie_word_embeddings=True,
+            # Every document ends with </s>, so a new one begins after it.
+            bos_token_id=specials.eos,
+            eos_token_id=specials.eos,
+            pad_token_id=specials.pad,
         )
     )
