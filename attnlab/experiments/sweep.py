@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
-from attnlab.attention import query_chunks
+from attnlab.attention import Mechanism, query_chunks
 from attnlab.experiments.quality import quality
-from attnlab.experiments.value_aware_sweep import powers_of_two, sweep
 from attnlab.experiments.windows import Windows
 from attnlab.hf import LoadedModel, swap
 from attnlab.mechanisms.value_aware import ValueAware
+from attnlab.reading.approximation import approximation_error
+from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
-__all__ = ["FAMILIES", "sweep_lines", "sweep_r"]
+__all__ = ["FAMILIES", "powers_of_two", "sweep", "sweep_lines", "sweep_r"]
 
 FAMILIES = ("top-r", "value-aware", "window", "lsh")
 
@@ -48,6 +50,44 @@ def sweep_r(
         if missing:
             notes.append(f"{family}: not possible here with r = {', '.join(map(str, missing))}")
     return found, notes
+
+
+def powers_of_two(length: int) -> tuple[int, ...]:
+    """1, 2, 4, ... below ``length``, and ``length`` itself, with which every family is exact.
+
+    >>> powers_of_two(12)
+    (1, 2, 4, 8, 12)
+    """
+    if length < 1:
+        raise ValueError(f"length must be at least 1, got {length}")
+    return (*(1 << i for i in range((length - 1).bit_length())), length)
+
+
+def sweep(
+    trace: Trace,
+    *,
+    r: Sequence[int],
+    quality: Callable[[Mechanism], float | None],
+    families: Sequence[str],
+) -> dict[str, list[dict[str, Any]]]:
+    """{family: [{r, quality, output_error}]}, as the comparison's page draws it.
+
+    ``quality`` is the model's with a mechanism in place (MLM error, perplexity); a family that refuses the model's
+    calls, or an r that it cannot have, is left out.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for family, keys in tqdm([(f, n) for f in families for n in r], desc="sweeping", disable=None):
+        try:
+            mech = mechanism(f"{family}:r={keys}")
+            row = {
+                "r": keys,
+                "quality": quality(mech),
+                "output_error": approximation_error(trace, mech).summary()["output"],
+            }
+        except ValueError:
+            continue
+        found.setdefault(family, []).append(row)
+    return found
 
 
 def _affordable(trace: Trace, every: Sequence[int], windows: Windows, patience: float, notes: list[str]) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 
 from attnlab import record
 from attnlab.experiments.quality import quality
-from attnlab.experiments.sweep import sweep_lines, sweep_r
+from attnlab.experiments.sweep import powers_of_two, sweep, sweep_lines, sweep_r
 from attnlab.experiments.windows import Windows
 from attnlab.hf import LoadedModel, swap
 from attnlab.reports import compare_page
@@ -73,3 +73,16 @@ def test_without_a_head_over_the_vocabulary_only_the_error_is_swept(setting: Any
     sweeps, _ = sweep_r(loaded._replace(task="encoder"), windows, trace, batch=2, patience=0.0)
     assert {row["quality"] for row in sweeps["top-r"]} == {None}
     assert sweep_lines({"rows": [], "sweeps": sweeps, "sweep_notes": []})[2].split()[1] == "-"
+
+
+def test_a_sweep_ends_at_the_exact_output_and_leaves_out_what_refuses(setting: Any) -> None:
+    _, _, trace = setting
+    found = sweep(trace, r=powers_of_two(11), quality=lambda mech: None, families=("top-r", "value-aware", "lsh"))
+    assert [row["r"] for row in found["top-r"]] == [1, 2, 4, 8, 11]
+    # Chunks of r / 2 keys: no odd r.
+    assert [row["r"] for row in found["lsh"]] == [2, 4, 8]
+    for oblivious, aware in zip(found["top-r"], found["value-aware"], strict=True):
+        assert aware["output_error"] <= oblivious["output_error"] + 1e-6
+    assert found["top-r"][-1]["output_error"] < 1e-6
+    # Heads of 6: from seven keys on nothing is lost.
+    assert found["value-aware"][3]["output_error"] < 1e-6 < found["top-r"][3]["output_error"]

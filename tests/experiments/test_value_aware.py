@@ -267,25 +267,6 @@ def test_what_is_not_done_in_time_is_ended_and_named(corpus: Path, model: Path, 
     assert json.loads(out.read_text())["name"] == "value-aware"
 
 
-def test_a_sweep_ends_at_the_exact_output_and_leaves_out_what_refuses(model: Path) -> None:
-    from attnlab.experiments.value_aware_sweep import powers_of_two, sweep
-    from attnlab.hf import record, swap
-
-    net = continued_model(model, positions=13, dropout=0.0).eval()
-    tokens = torch.randint(5, 24, (2, 13))
-    with torch.no_grad(), swap(net, "softmax"), record(net) as trace:
-        net(tokens)
-    found = sweep(trace, r=powers_of_two(13), quality=lambda mech: None, families=("top-r", "value-aware", "lsh"))
-    assert [row["r"] for row in found["top-r"]] == [1, 2, 4, 8, 13]
-    # Chunks of r / 2 keys: no odd r.
-    assert [row["r"] for row in found["lsh"]] == [2, 4, 8]
-    for oblivious, aware in zip(found["top-r"], found["value-aware"], strict=True):
-        assert aware["output_error"] <= oblivious["output_error"] + 1e-6
-    assert found["top-r"][-1]["output_error"] < 1e-6
-    # Heads of 4: from five keys on nothing is lost.
-    assert found["value-aware"][3]["output_error"] < 1e-6 < found["top-r"][3]["output_error"]
-
-
 def test_a_resumed_part_keeps_its_rows_and_measures_only_the_others(tmp_path: Path) -> None:
     first = Part(tmp_path / "lm-exp.json")
     first.row("table_2", kernel="exp", mechanism="softmax", perplexity=7.0)
