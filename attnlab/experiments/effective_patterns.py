@@ -20,7 +20,7 @@ from attnlab.reading.pattern_generator import generated_pictures
 
 __all__ = ["classifier_result", "evaluate_classifier", "patterns_of_texts"]
 
-GENERATED, STEPS = 2500, 450
+GENERATED, STEPS = 4000, 1000
 
 
 def evaluate_classifier(

@@ -1,69 +1,105 @@
 """The projection of every head in one go: one Cholesky factorisation each, and no wait for the device on the way.
 
 A batch of padded inputs has heads with more visible keys than dimensions, which need a basis of their values' columns,
-and heads with at most as many, where independent values make W_perp = W. Either is decided by a matrix of e x e, V^T V
-or V V^T over the visible keys, so one batch of factorisations serves both. What it cannot prove is said in
-``doubtful``, for the careful way to decide.
+and heads with at most as many, where independent values make W_perp = W. Either is decided by a matrix of at most
+e x e, V^T V or V V^T over the visible keys, so the kernels treat both alike. What that cannot prove is ``doubtful``,
+for the careful way to decide.
 """
 
 from __future__ import annotations
 
+import importlib.util
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms._projection import SAFE_CONDITION, first_visible, independence_limit
+from attnlab.mechanisms._projection import SAFE_CONDITION, independence_limit
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["project_at_once"]
+__all__ = [
+    "Projected",
+    "Verdict",
+    "Visible",
+    "project_at_once",
+    "project_heads",
+    "serves_at_once",
+    "verdict",
+    "visible_keys",
+]
+
+
+class Visible(NamedTuple):
+    """How many keys of each input are visible, and the keys with the visible ones first; the same for all layers."""
+
+    counts: Int[Tensor, " b"]
+    order: Int[Tensor, "b k"]
+
+
+class Projected(NamedTuple):
+    """W_perp; |V|^2 and |L^-1|^2, L L^T = V^T V; squares of W_perp V - O, O, W and W_perp in parts of rows."""
+
+    found: Float[Tensor, "b h q k"]
+    facts: Float[Tensor, "b g 2"]
+    sums: Float[Tensor, "b h parts 4"]
+
+
+class Verdict(NamedTuple):
+    """The rank of a head's visible values, whether that makes W_perp = W, and where neither is proved."""
+
+    rank: Int[Tensor, "... b g"]
+    trivial: Bool[Tensor, "... b g"]
+    doubtful: Bool[Tensor, "... b g"]
+
+
+def serves_at_once(*tensors: Tensor) -> bool:
+    """Whether the kernels take these weights and values: on a GPU, not in float64, and with no gradient asked for."""
+    v = tensors[-1]
+    if not v.is_cuda or v.dtype == torch.float64 or min(v.shape) == 0:
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return False
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from attnlab.kernels.effective import WIDEST
+
+    return v.shape[-1] <= WIDEST
+
+
+def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
+    """What the kernels need to know of the padding."""
+    return Visible(key_visible.sum(-1), torch.argsort(~key_visible, dim=-1, stable=True))
+
+
+def project_heads(
+    w: Float[Tensor, "b h q k"],
+    v: Float[Tensor, "b g k e"],
+    output: Float[Tensor, "b h q e"] | None,
+    visible: Visible | None,
+) -> Projected:
+    """W_perp of weights and values that are zero at hidden keys, and what a verdict and a residual are made from."""
+    from attnlab.kernels import effective
+
+    return Projected(*effective.project_heads(w, v, output, visible))
+
+
+def verdict(
+    facts: Float[Tensor, "... b g 2"], count: Int[Tensor, " b"] | None, *, n_k: int, e: int, dtype: torch.dtype
+) -> Verdict:
+    """What the kernels' facts prove: |V| |L^-1|, a bound on the condition number of V, is below the limit."""
+    if count is None:
+        count = torch.full(facts.shape[-3:-2], n_k, device=facts.device)
+    short = (count <= e)[:, None].expand(facts.shape[:-1])
+    limit = torch.where(short, independence_limit(dtype, max(n_k, e)), SAFE_CONDITION)
+    rank = count.clamp(max=e)[:, None].expand(facts.shape[:-1])
+    return Verdict(rank, short, ~(facts.prod(-1).sqrt() < limit))
 
 
 def project_at_once(
     w: Float[Tensor, "b g r k"], v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b 1 k"] | None
-) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
-    """(W_perp, rank, trivial, doubtful) of weights and values that are zero at hidden keys.
-
-    Where ``doubtful``, the others mean nothing. No gradient reaches ``v``.
-    """
-    b, g, k, e = v.shape
-    x = v.detach().double()
-    count = torch.full((b, g), k, device=v.device) if seen is None else seen.sum(-1).expand(b, g)
-    if k <= e:
-        gram = x @ x.mT
-        size = _trace(gram)
-        _, sound = _whitening(_with_hidden(gram, seen, size), size, independence_limit(v.dtype, max(k, e)))
-        return w, count, sound, ~sound
-    gram = x.mT @ x
-    size = _trace(gram)
-    limit: Tensor | float = SAFE_CONDITION
-    if seen is not None:
-        short = count <= e
-        first, exists, _ = first_visible(x, seen, e)
-        gram = torch.where(short[..., None, None], _with_hidden(first @ first.mT, exists, size), gram)
-        limit = torch.where(short, independence_limit(v.dtype, max(k, e)), SAFE_CONDITION)
-    whiten, sound = _whitening(gram, size, limit)
-    columns = (x @ whiten).to(w.dtype)
-    found = (w @ columns) @ columns.mT
-    if seen is None:
-        return found, torch.full_like(count, e), torch.zeros_like(sound), ~sound
-    trivial = short & sound
-    return torch.where(trivial[..., None, None], w, found), count.clamp(max=e), trivial, ~sound
-
-
-def _trace(gram: Tensor) -> Tensor:
-    return gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _with_hidden(gram: Tensor, exists: Tensor | None, size: Tensor) -> Tensor:
-    """V V^T in which a key that is not there has a direction of its own, of the size of the others."""
-    if exists is None:
-        return gram
-    return gram + torch.diag_embed((~exists).double() * torch.where(size > 0, size, 1)[..., None])
-
-
-def _whitening(gram: Tensor, size: Tensor, limit: Tensor | float) -> tuple[Tensor, Tensor]:
-    """(L^-T with L L^T the Gram matrix, whether a bound on the condition number of the values is below ``limit``)."""
-    factor, info = torch.linalg.cholesky_ex(gram)
-    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device).expand_as(gram)
-    inverse = torch.linalg.solve_triangular(factor, eye, upper=False)
-    condition = size.sqrt() * torch.linalg.vector_norm(inverse, dim=(-1, -2))
-    return inverse.mT, (info == 0) & (condition < limit)
+) -> tuple[Float[Tensor, "b g r k"], Verdict]:
+    """W_perp of weights and values that are zero at hidden keys; where the verdict is doubtful, it means nothing."""
+    visible = None if seen is None else visible_keys(seen[:, 0])
+    found, facts, _ = project_heads(w, v, None, visible)
+    count = None if visible is None else visible.counts
+    return found, verdict(facts, count, n_k=v.shape[2], e=v.shape[3], dtype=v.dtype)

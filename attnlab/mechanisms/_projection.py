@@ -15,21 +15,26 @@ from torch import Tensor
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
+    "SAFE_CONDITION",
     "Basis",
-    "at_once_serves",
     "column_basis",
     "first_visible",
     "gathered_rows",
+    "gram_factor",
     "independence_limit",
     "independent_rows",
     "project",
     "project_rows",
+    "quick_columns",
     "relative_threshold",
     "whitened",
 ]
 
 # V^T V squares the condition number: up to this one, V R is orthonormal to 1e-7 when computed in float64.
 SAFE_CONDITION = 3e4
+# Up to these float32 is as good: how far its columns were from orthonormal before the step that makes them so, and the
+# condition number, by which rounding of V R is amplified.
+QUICK_ERROR, QUICK_CONDITION = 1e-3, 1e3
 # Elements of values gathered at once where every query has its own set of keys.
 ROWS_BUDGET = 1 << 22
 
@@ -63,7 +68,8 @@ def column_basis(
     else:
         count = torch.full((b, g), k, device=v.device)
     refine = v.dtype == torch.float64 or (torch.is_grad_enabled() and v.requires_grad)
-    columns, whiten, condition = _cholesky_coordinates(v.detach())
+    columns, whiten, condition = _cholesky_coordinates(v.detach().double())
+    columns = columns.to(_working(v))
     rank = torch.full((b, g), e, device=v.device)
     doubtful = ~(condition < SAFE_CONDITION)
     if bool(doubtful.any()):
@@ -84,25 +90,21 @@ def project(
     rtol: float | None = None,
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial) where all rows of a head see the same keys; a trivial head's W comes back untouched."""
-    if w.is_cuda and rtol is None and at_once_serves(v):
-        from attnlab.mechanisms._at_once import project_at_once
+    if rtol is None:
+        from attnlab.mechanisms._at_once import project_at_once, serves_at_once
 
-        if seen is not None:
-            w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
-        found, rank, trivial, doubtful = project_at_once(w, v, seen)
-        if not bool(doubtful.any()):
+        if serves_at_once(w, v):
+            if seen is not None:
+                w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
+            found, (rank, trivial, doubtful) = project_at_once(w, v, seen)
+            if not bool(doubtful.any()):
+                return found, rank, trivial
+            at = doubtful.any(1).nonzero()[:, 0]
+            parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol)
+            whole = zip((found, rank, trivial), parts, strict=True)
+            found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
             return found, rank, trivial
-        at = doubtful.any(1).nonzero()[:, 0]
-        parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol)
-        whole = zip((found, rank, trivial), parts, strict=True)
-        found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
-        return found, rank, trivial
     return _project_carefully(w, v, seen, rtol)
-
-
-def at_once_serves(v: Tensor) -> bool:
-    """Whether ``project_at_once`` is accurate for these values, and no gradient is asked for that it does not give."""
-    return v.dtype != torch.float64 and not (torch.is_grad_enabled() and v.requires_grad)
 
 
 def _project_carefully(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -227,25 +229,63 @@ def first_visible(
 
 
 def _projected(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    basis = column_basis(v, seen, rtol=rtol)
-    columns = basis.columns.to(w.dtype)
+    if seen is not None:
+        v = v.masked_fill(~seen[..., None], 0)
+    if v.dtype == torch.float64 or (torch.is_grad_enabled() and v.requires_grad):
+        basis = column_basis(v, seen, rtol=rtol)
+        columns, rank, trivial = basis.columns, basis.rank, basis.trivial
+    else:
+        columns, rank, trivial = quick_columns(v, seen, rtol=rtol)
+    columns = columns.to(w.dtype)
     out = (w @ columns) @ columns.mT
-    if bool(basis.trivial.any()):
-        out = torch.where(basis.trivial[..., None, None], w, out)
-    return out, basis.rank, basis.trivial
+    if bool(trivial.any()):
+        out = torch.where(trivial[..., None, None], w, out)
+    return out, rank, trivial
 
 
-def _cholesky_coordinates(v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(V R, R, a bound on the condition number of V) with R = L^-T, L L^T = V^T V; not finite where Cholesky fails."""
-    x = v.double()
+def quick_columns(
+    v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b ... k"] | None = None, *, rtol: float | None = None
+) -> tuple[Float[Tensor, "b g k e"], Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
+    """(columns, rank, trivial) of ``column_basis`` in float32, with one step that corrects it; float64 where needed.
+
+    ``v`` is zero at hidden keys.
+
+    With B^T B = I + E, B (I - E/2) is orthonormal to E^2, and E says what the squared condition number has cost.
+    """
+    b, g, k, e = v.shape
+    columns, _, condition = _cholesky_coordinates(v.float())
+    flat = columns.flatten(0, 1)
+    error = flat.mT @ flat
+    error.diagonal(dim1=-2, dim2=-1).sub_(1)
+    columns = torch.baddbmm(flat, flat, error, alpha=-0.5).view_as(columns)
+    lost = torch.linalg.vector_norm(error, dim=(-1, -2)).view(b, g)
+    count = torch.full((b, g), k, device=v.device) if seen is None else seen.sum(-1).expand(b, g)
+    rank, trivial = torch.full_like(count, e), count <= e
+    doubtful = ~((lost < QUICK_ERROR) & (condition < QUICK_CONDITION) & ~trivial)
+    if bool(doubtful.any()):
+        at = doubtful.nonzero(as_tuple=True)
+        shown = None if seen is None else seen.expand(b, g, k)[at][:, None]
+        basis = column_basis(v[at][:, None], shown, rtol=rtol)
+        columns[at], rank[at], trivial[at] = basis.columns[:, 0], basis.rank[:, 0], basis.trivial[:, 0]
+    return columns, rank, trivial
+
+
+def _cholesky_coordinates(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(X R, R, a bound on the condition number of X) with R = L^-T, L L^T = X^T X; not finite where Cholesky fails."""
+    gram, factor, info = gram_factor(x)
+    whiten = torch.linalg.solve_triangular(factor.mT, _eye(factor), upper=False).mT
+    # |X|_F |R|_F lies between cond(X) and e cond(X).
+    size = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
+    condition = size * torch.linalg.vector_norm(whiten, dim=(-1, -2))
+    return x @ whiten, whiten, condition.masked_fill(info != 0, torch.inf)
+
+
+def gram_factor(x: Float[Tensor, "*b k e"]) -> tuple[Float[Tensor, "*b e e"], Float[Tensor, "*b e e"], Tensor]:
+    """(X^T X, its upper Cholesky factor, 0 where there is one): the decomposition that stands in for the SVD."""
     gram = x.mT @ x
     # The upper factor, transposed, lies in memory as LAPACK wants it: no copies.
     factor, info = torch.linalg.cholesky_ex(gram, upper=True)
-    whiten = torch.linalg.solve_triangular(factor.mT, _eye(factor), upper=False).mT
-    # |V|_F |R|_F lies between cond(V) and e cond(V).
-    size = gram.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-    condition = size * torch.linalg.vector_norm(whiten, dim=(-1, -2))
-    return (x @ whiten).to(_working(v)), whiten, condition.masked_fill(info != 0, torch.inf)
+    return gram, factor, info
 
 
 def _orthonormalised(columns: Tensor, rank: Tensor) -> Tensor:

@@ -222,6 +222,6 @@ def head_norms(t: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h"]:
     return torch.linalg.vector_norm(t, dim=(-1, -2), dtype=torch.promote_types(t.dtype, torch.float32))
 
 
-def ratio(top: Float[Tensor, "b h"], bottom: Float[Tensor, "b h"]) -> Float[Tensor, "b h"]:
+def ratio(top: Float[Tensor, "*b h"], bottom: Float[Tensor, "*b h"]) -> Float[Tensor, "*b h"]:
     """Top over bottom, and the top itself where the bottom is zero."""
     return torch.where(bottom == 0, top, top / bottom.masked_fill(bottom == 0, 1))

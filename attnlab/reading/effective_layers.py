@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import overload
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, repeat_groups, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
 from attnlab.hf import swap
 from attnlab.hf.sites import Layers
-from attnlab.mechanisms._at_once import project_at_once
-from attnlab.mechanisms._projection import at_once_serves
+from attnlab.mechanisms._at_once import Projected, Visible, project_heads, serves_at_once, verdict, visible_keys
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._given import Given
-from attnlab.reading.effective import EffectiveAttention, effective_given, head_norms, ratio, weighed
+from attnlab.reading.effective import EffectiveAttention, effective_given, ratio, weighed
 from attnlab.shapes import Bool
 
 __all__ = ["EffectiveLayers", "read_effective"]
-
-# Weights that a GPU projects as one batch: many small factorisations keep it busy, one layer's do not.
-AT_ONCE = 1 << 26
 
 
 @contextmanager
@@ -43,17 +40,17 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
-    On a GPU, layers whose queries all see the same keys are projected together, when there are enough of them or when
-    an item is asked for; until then nothing waits for the device. What that leaves in doubt is then done with care.
+    On a GPU, layers whose queries all see the same keys are projected beside the model, on a stream of their own;
+    nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
     """
 
     def __init__(self) -> None:
         self._settled: list[EffectiveAttention] = []
-        self._launched: list[_Launched] = []
-        self._waiting: list[tuple[Given, Tensor]] = []
+        self._running: list[_Running] = []
+        self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
-        return len(self._settled) + sum(len(group.layers) for group in self._launched) + len(self._waiting)
+        return len(self._settled) + len(self._running)
 
     @overload
     def __getitem__(self, index: int) -> EffectiveAttention: ...
@@ -65,80 +62,86 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
 
     def clear(self) -> None:
         """Forget everything, before the next batch."""
-        for held in (self._settled, self._launched, self._waiting):
-            held.clear()
+        self._settled.clear()
+        self._running.clear()
 
     def add(self, g: Given, output: Tensor) -> None:
         """Take one layer's weights, values and output."""
-        if not _can_wait(g):
+        if not _beside(g):
             self._settle()
             self._settled.append(effective_given(g, None, output))
             return
-        if self._waiting and not _alike(self._waiting[0][0], g):
-            self._launch()
-        self._waiting.append((g, output))
-        if len(self._waiting) * g.rows.numel() >= AT_ONCE:
-            self._launch()
-
-    def _launch(self) -> None:
-        if self._waiting:
-            self._launched.append(_launch(self._waiting))
-            self._waiting = []
+        if self._stream is None and g.rows.is_cuda:
+            self._stream = torch.cuda.Stream(g.rows.device)
+        last = self._running[-1] if self._running else None
+        same = last is not None and last.given.key_visible is g.key_visible
+        self._running.append(_start(g, output, last.visible if last is not None and same else None, self._stream))
 
     def _settle(self) -> None:
-        self._launch()
-        if not self._launched:
+        if not self._running:
             return
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        alike = [list(group) for _, group in groupby(self._running, key=_shape)]
+        found = [_finished(layers) for layers in alike]
         # The one place that waits for the device.
-        doubtful = torch.stack([group.doubtful.any() for group in self._launched]).tolist()
-        for group, some in zip(self._launched, doubtful, strict=True):
-            for (g, output), found, unsure in zip(group.layers, group.found, group.parts(), strict=True):
-                again = some and bool(unsure.any())
-                self._settled.append(effective_given(g, None, output) if again else found)
-        self._launched = []
+        unsure = torch.cat([doubtful.flatten(1).any(1) for _, doubtful in found]).tolist()
+        done = [one for layers, _ in found for one in layers]
+        for layer, effective, again in zip(self._running, done, unsure, strict=True):
+            self._settled.append(effective_given(layer.given, None, layer.output) if again else effective)
+        self._running = []
 
 
 @dataclass(frozen=True, eq=False)
-class _Launched:
-    layers: list[tuple[Given, Tensor]]
-    found: list[EffectiveAttention]
-    # The heads of all layers whose values are not provably well-conditioned.
-    doubtful: Bool[Tensor, "b h"]
-
-    def parts(self) -> tuple[Tensor, ...]:
-        return self.doubtful.chunk(len(self.layers))
+class _Running:
+    given: Given
+    output: Tensor
+    visible: Visible | None
+    projected: Projected
 
 
-def _can_wait(g: Given) -> bool:
-    return g.rows.is_cuda and not g.causal and g.mask is None and at_once_serves(g.values)
-
-
-def _alike(a: Given, b: Given) -> bool:
-    same = a.rows.shape == b.rows.shape and a.values.shape == b.values.shape and a.rows.dtype == b.rows.dtype
-    return same and a.key_visible is b.key_visible and a.rows.device == b.rows.device
+def _beside(g: Given) -> bool:
+    return not g.causal and g.mask is None and serves_at_once(g.rows, g.values)
 
 
 @torch.no_grad()
-def _launch(layers: list[tuple[Given, Tensor]]) -> _Launched:
-    """The projection and its residual, for several layers as one batch."""
-    first, n = layers[0][0], len(layers)
-    wide = torch.promote_types(first.rows.dtype, torch.float32)
-    w, v = (torch.cat([getattr(g, name) for g, _ in layers]).to(wide) for name in ("rows", "values"))
-    output = torch.cat([o for _, o in layers]).to(wide)
-    seen = None if first.key_visible is None else first.key_visible.repeat(n, 1)[:, None]
-    groups = w.shape[1] // v.shape[1]
-    found, *facts = project_at_once(grouped(w, groups).flatten(2, 3), v, seen)
-    found = ungrouped(found.unflatten(2, (groups, w.shape[2])))
-    rank, trivial, doubtful = (repeat_groups(t, groups) for t in facts)
-    flat = (t.flatten(0, 1) for t in (output, found, repeat_groups(v, groups)))
-    lost = head_norms(torch.baddbmm(*flat, beta=-1).view_as(output))
+def _start(g: Given, output: Tensor, visible: Visible | None, stream: torch.cuda.Stream | None) -> _Running:
+    with ExitStack() as beside:
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
+            beside.enter_context(torch.cuda.stream(stream))
+            for t in (g.rows, g.values, output):
+                # Whoever forgets them must not have their memory used again before the kernels are through.
+                t.record_stream(stream)
+        if visible is None and g.key_visible is not None:
+            visible = visible_keys(g.key_visible)
+        return _Running(g, output, visible, project_heads(g.rows, g.values, output, visible))
+
+
+def _shape(layer: _Running) -> tuple[object, ...]:
+    return layer.given.rows.shape, layer.given.values.shape, layer.given.rows.dtype, id(layer.visible)
+
+
+@torch.no_grad()
+def _finished(layers: list[_Running]) -> tuple[list[EffectiveAttention], Bool[Tensor, "n b h"]]:
+    """Layers of one shape, and which of their heads are in doubt."""
+    first = layers[0].given
+    (_, h, n_q, n_k), (_, g, _, e) = first.rows.shape, first.values.shape
+    sums = torch.stack([layer.projected.sums for layer in layers]).sum(-2)
+    lost, output, whole, kept = sums.unbind(-1)
     # A projection is orthogonal: what it takes away is what the squares lack.
-    whole = head_norms(w).square()
-    removed = ratio((whole - head_norms(found).square()).clamp(min=0), whole)
-    rank, trivial = (t[..., None].expand(*t.shape, w.shape[2]) for t in (rank, trivial))
-    fields = (found.to(first.rows.dtype), ratio(lost, head_norms(output)), rank, removed, trivial)
-    parts = zip(*(t.chunk(n) for t in fields), strict=True)
-    return _Launched(layers, [EffectiveAttention(*part) for part in parts], doubtful)
+    removed = ratio((whole - kept).clamp(min=0), whole)
+    residual = ratio(lost.sqrt(), output.sqrt())
+    facts = torch.stack([layer.projected.facts for layer in layers])
+    visible = layers[0].visible
+    count = None if visible is None else visible.counts
+    judged = verdict(facts, count, n_k=n_k, e=e, dtype=first.values.dtype)
+    rank, trivial, doubtful = (t.repeat_interleave(h // g, -1) if h > g else t for t in judged)
+    removed = removed.masked_fill(trivial, 0)
+    rank, trivial = (t[..., None].expand(*t.shape, n_q) for t in (rank, trivial))
+    fields = zip(residual, rank, removed, trivial, strict=True)
+    found = [EffectiveAttention(layer.projected.found, *f) for layer, f in zip(layers, fields, strict=True)]
+    return found, doubtful
 
 
 class _Reader(Mechanism):

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from attnlab.hf import record
 from attnlab.provenance import write_atomic
@@ -72,19 +73,22 @@ def train_classifier(
     *,
     made: tuple[Tensor, Tensor] | None = None,
     generated: int = 4000,
-    steps: int = 800,
+    steps: int = 1000,
     real_share: float = 0.6,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> PatternNet:
     """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch.
 
-    ``made`` are pictures and labels of ``generated_pictures``, for many trainings on the same ones.
+    The weights are a moving average over the training, which does some of what several networks would. ``made`` are
+    pictures and labels of ``generated_pictures``, for many trainings on the same ones.
     """
     torch.manual_seed(seed)
     net = PatternNet().to(device)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / max(2, steps // 10)))
     chosen = torch.Generator().manual_seed(seed)
     others, other_labels = (t.to(device) for t in made or generated_pictures(generated, seed=seed))
+    other_labels = one_hot(other_labels, len(CLASSES)).float()
     batch = 48
     # Classes that are rare among the real maps weigh more than their number.
     pictures, labels, odds = _real(real)
@@ -97,11 +101,13 @@ def train_classifier(
         if len(pictures):
             some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen).to(device)
             x, y = torch.cat([x[len(some) :], pictures[some]]), torch.cat([y[len(some) :], labels[some]])
-        loss = cross_entropy(net(varied(x, chosen, stays=y == CLASSES.index("block"))), y, label_smoothing=0.1)
+        loss = cross_entropy(net(varied(x, chosen, stays=y[:, CLASSES.index("block")] > 0)), y, label_smoothing=0.1)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         schedule.step()
+        average.update_parameters(net)
+    net.load_state_dict(average.module.state_dict())
     return net.eval()
 
 
@@ -240,10 +246,10 @@ def shipped_maps() -> LabelledMaps:
 
 def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:
     if real is None or not len(real.entries):
-        return torch.zeros(0, SIZE, SIZE), torch.zeros(0, dtype=torch.long), torch.zeros(0)
+        return torch.zeros(0, SIZE, SIZE), torch.zeros(0, len(CLASSES)), torch.zeros(0)
     labels = torch.tensor(real.labels())
     counts = torch.bincount(labels, minlength=len(CLASSES)).float()
-    return torch.from_numpy(real.pictures).float() / 255, labels, counts[labels].rsqrt()
+    return torch.from_numpy(real.pictures).float() / 255, torch.tensor(real.looks()), counts[labels].rsqrt()
 
 
 def _offsets() -> Tensor:

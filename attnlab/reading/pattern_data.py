@@ -54,6 +54,14 @@ class LabelledMaps:
         """The index of each label in ``CLASSES``."""
         return [CLASSES.index(entry["label"]) for entry in self.entries]
 
+    def looks(self) -> list[list[float]]:
+        """How often each class was the answer, the decision counting as one more look: what a network learns from."""
+        rows = []
+        for entry in self.entries:
+            answers = [*entry.get("passes", ()), entry["label"]]
+            rows.append([answers.count(name) / len(answers) for name in CLASSES])
+        return rows
+
     def of(self, models: Iterable[str]) -> LabelledMaps:
         """The maps of some models only: splits are by model, so that no model is on both sides."""
         chosen = set(models)

@@ -1,0 +1,159 @@
+# mypy: allow-untyped-defs
+"""The kernels of effective attention: an orthonormal basis of each head's values, and weights projected on it."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["basis", "project"]
+
+
+@triton.jit
+def _times(a, b):
+    return tl.dot(a, b, out_dtype=tl.float64)
+
+
+@triton.jit
+def _inverse_factor(a, N: tl.constexpr):
+    """L^-1 with L L^T = A, and whether there is one: elimination, multipliers' inverses growing where they were."""
+    n = tl.arange(0, N)
+    i, j = n[:, None], n[None, :]
+    for p in range(N):
+        row = tl.sum(tl.where(i == p, a, 0.0), 0)
+        column = tl.sum(tl.where(j == p, a, 0.0), 1)
+        pivot = tl.sum(tl.where(n == p, row, 0.0), 0)
+        factor = tl.where(n > p, column / tl.where(pivot > 0, pivot, 1.0), 0.0)
+        row = tl.where(n == p, 1.0, row)
+        a = tl.where((j == p) & (i > p), 0.0, a) - factor[:, None] * row[None, :]
+    pivots = tl.sum(tl.where(i == j, a, 0.0), 1)
+    scale = 1.0 / tl.sqrt(tl.where(pivots > 0, pivots, 1.0))
+    sound = tl.sum(tl.where(pivots > 0, 1, 0)) == N
+    return tl.where(i > j, a, tl.where(i == j, 1.0, 0.0)) * scale[:, None], sound
+
+
+@triton.jit
+def _halves(base, row, inside, step, first, second, exists1, exists2):
+    """Rows of both halves of the columns, in float64."""
+    x1 = tl.load(base + row * step + first[None, :], mask=inside & exists1[None, :], other=0.0)
+    x2 = tl.load(base + row * step + second[None, :], mask=inside & exists2[None, :], other=0.0)
+    return x1.to(tl.float64), x2.to(tl.float64)
+
+
+@triton.jit
+def basis(
+    V, Order, Count, Columns, Facts, heads, n_k, e, vb, vh, vn,
+    PADDED: tl.constexpr, H: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """V L^-T with L L^T = V^T V for up to 2 H columns; |V|^2 and |L^-1|^2 as facts.
+
+    Where no more keys are visible than V has columns, V V^T over those keys is factorised, for the facts alone.
+    """
+    head = tl.program_id(0)
+    b = head // heads
+    base = V + b.to(tl.int64) * vb + (head % heads).to(tl.int64) * vh
+    n, k = tl.arange(0, H), tl.arange(0, BK)
+    count = n_k
+    if PADDED:
+        count = tl.load(Count + b).to(tl.int32)
+    short = count <= e
+    exists1, exists2 = n < e, n + H < e
+    # X has V's columns, or a column for each visible key; both lie in memory as rows times step plus a column's place.
+    first, second = n.to(tl.int64), (n + H).to(tl.int64)
+    step, extent = vn, n_k
+    if short:
+        exists1, exists2 = n < count, n + H < count
+        if PADDED:
+            first = tl.load(Order + b * n_k + n, mask=exists1, other=0)
+            second = tl.load(Order + b * n_k + n + H, mask=exists2, other=0)
+        first, second = first * vn, second * vn
+        step, extent = 1, e
+    g11 = tl.zeros((H, H), tl.float64)
+    g21 = tl.zeros((H, H), tl.float64)
+    g22 = tl.zeros((H, H), tl.float64)
+    for lo in range(0, extent, BK):
+        row = (lo + k)[:, None]
+        x1, x2 = _halves(base, row, row < extent, step, first, second, exists1, exists2)
+        g11 += _times(tl.trans(x1), x1)
+        g21 += _times(tl.trans(x2), x1)
+        g22 += _times(tl.trans(x2), x2)
+    diagonal = n[:, None] == n[None, :]
+    size = tl.sum(tl.where(diagonal, g11 + g22, 0.0))
+    # A column that is not there has a direction of its own, of the size of the others.
+    own = tl.where(size > 0, size, 1.0)
+    g11 += tl.where(diagonal & ~exists1[:, None], own, 0.0)
+    g22 += tl.where(diagonal & ~exists2[:, None], own, 0.0)
+    r11, sound1 = _inverse_factor(g11, H)
+    l21 = _times(g21, tl.trans(r11))
+    r22, sound2 = _inverse_factor(g22 - _times(l21, tl.trans(l21)), H)
+    r21 = -_times(_times(r22, l21), r11)
+    tl.store(Facts + head * 2, size)
+    inverse = tl.sum(r11 * r11) + tl.sum(r21 * r21) + tl.sum(r22 * r22)
+    tl.store(Facts + head * 2 + 1, tl.where(sound1 & sound2, inverse, float("inf")))
+    if not short:
+        first, second = n.to(tl.int64), (n + H).to(tl.int64)
+        Columns += head.to(tl.int64) * n_k * e
+        for lo in range(0, n_k, BK):
+            row = (lo + k)[:, None]
+            x1, x2 = _halves(base, row, row < n_k, vn, first, second, n < e, n + H < e)
+            c1 = _times(x1, tl.trans(r11))
+            c2 = _times(x1, tl.trans(r21)) + _times(x2, tl.trans(r22))
+            tl.store(Columns + row * e + n[None, :], c1.to(tl.float32), mask=(row < n_k) & (n < e)[None, :])
+            tl.store(Columns + row * e + (n + H)[None, :], c2.to(tl.float32), mask=(row < n_k) & (n + H < e)[None, :])
+
+
+@triton.jit
+def project(
+    W, Columns, V, Output, Found, Sums, Count, heads, groups, n_q, n_k, e, vb, vh, vn,
+    PADDED: tl.constexpr, KNOWN: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """BM rows of W_perp = (W C) C^T, or of W where nothing is invisible.
+
+    Sums: the squares of W_perp V - O, of O, of W and of W_perp.
+    """
+    head, part = tl.program_id(0), tl.program_id(1)
+    b = head // heads
+    group = (b * (heads // groups) + head % heads // groups).to(tl.int64)
+    i, c, k = (part * BM + tl.arange(0, BM))[:, None], tl.arange(0, E)[None, :], tl.arange(0, BK)
+    W += head.to(tl.int64) * n_q * n_k
+    Found += head.to(tl.int64) * n_q * n_k
+    Columns += group * n_k * e
+    V += b.to(tl.int64) * vb + (head % heads // groups).to(tl.int64) * vh
+    count = n_k
+    if PADDED:
+        count = tl.load(Count + b).to(tl.int32)
+    short = count <= e
+    t = tl.zeros((BM, E), tl.float32)
+    whole = tl.zeros((BM,), tl.float32)
+    for lo in range(0, n_k, BK):
+        j = lo + k
+        w = tl.load(W + i * n_k + j[None, :], mask=(i < n_q) & (j[None, :] < n_k), other=0.0).to(tl.float32)
+        whole += tl.sum(w * w, 1)
+        if not short:
+            columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
+            t += tl.dot(w, columns, input_precision="tf32x3")
+    kept = tl.zeros((BM,), tl.float32)
+    lost = tl.zeros((BM, E), tl.float32)
+    for lo in range(0, n_k, BK):
+        j = lo + k
+        inside = (i < n_q) & (j[None, :] < n_k)
+        if short:
+            p = tl.load(W + i * n_k + j[None, :], mask=inside, other=0.0).to(tl.float32)
+        else:
+            columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
+            p = tl.dot(t, tl.trans(columns), input_precision="tf32x3")
+        tl.store(Found + i * n_k + j[None, :], p, mask=inside)
+        kept += tl.sum(p * p, 1)
+        if KNOWN:
+            v = tl.load(V + j[:, None] * vn + c, mask=(j[:, None] < n_k) & (c < e), other=0.0).to(tl.float32)
+            lost += tl.dot(p, v, input_precision="tf32x3")
+    o = tl.zeros((BM, E), tl.float32)
+    if KNOWN:
+        Output += head.to(tl.int64) * n_q * e
+        o = tl.load(Output + i * e + c, mask=(i < n_q) & (c < e), other=0.0).to(tl.float32)
+    lost -= o
+    Sums += (head * tl.num_programs(1) + part) * 4
+    tl.store(Sums, tl.sum(lost * lost))
+    tl.store(Sums + 1, tl.sum(o * o))
+    tl.store(Sums + 2, tl.sum(whole))
+    tl.store(Sums + 3, tl.sum(kept))
