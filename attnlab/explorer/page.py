@@ -13,9 +13,11 @@ from attnlab.explorer.payload import Packed
 __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
+# Modules that reports have too, and which lie there.
+SHARED = ("files",)
 # In the order of their needs: a module comes after what it imports.
 MODULES = (
-    "data colour surface dom maps actions grid heat lines passage pane chart tables timeline exports keys state "
+    "data colour surface dom files maps actions grid heat lines passage pane chart tables timeline exports keys state "
     "controls cards app"
 )
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
@@ -75,6 +77,10 @@ def _imports(source: str) -> str:
 
 
 def _source(name: str) -> str:
+    if name in SHARED:
+        from attnlab.reports.html import asset
+
+        return asset(f"{name}.js")
     return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from attnlab.explorer import Item, LayerMaps, Packed, Tokens, explorer_page, pack
 from attnlab.explorer.codec import encode, pooled
-from attnlab.explorer.page import ASSETS, MODULES, script, style
+from attnlab.explorer.page import ASSETS, MODULES, SHARED, script, style
+from attnlab.reports.html import ASSETS as REPORTS
+from attnlab.reports.html import asset, page
 
 from .examples import NASTY, TOKENS, one_text, shown, softmax, text
 
@@ -164,17 +166,26 @@ def test_texts_that_items_share_are_stored_once() -> None:
 def test_the_script_is_its_modules_and_nothing_else() -> None:
     code = script("page")
     for name in MODULES.split():
-        source = (ASSETS / f"{name}.js").read_text(encoding="utf-8")
+        source = asset(f"{name}.js") if name in SHARED else (ASSETS / f"{name}.js").read_text(encoding="utf-8")
         body = [line for line in source.splitlines() if line and not line.startswith(("import ", "export "))]
         assert all(line in code for line in body), name
     assert not re.search(r"^(import|export) ", code, re.MULTILINE)
-    assert {path.stem for path in ASSETS.glob("*.js")} == {*MODULES.split(), "page", "widget"}
+    assert {path.stem for path in ASSETS.glob("*.js")} == {*MODULES.split(), "page", "widget"} - {*SHARED}
     assert script("widget").rstrip().endswith("export default { render };")
 
 
-def test_reports_and_explorer_share_their_style() -> None:
-    from attnlab.reports.html import asset
+def test_reports_and_explorer_share_their_downloads() -> None:
+    """What makes a cell safe and quoted is written once, and every page has it."""
+    quoting = "replaceAll('\"', '\"\"')"
+    found = [path.name for folder in (ASSETS, REPORTS) for path in folder.glob("*.js") if quoting in path.read_text()]
+    assert found == ["files.js"]
+    assert quoting in script("page")
+    report = page("a title", "a body")
+    assert quoting in report
+    assert "export " not in report
 
+
+def test_reports_and_explorer_share_their_style() -> None:
     assert asset("report.css") in style()
     hosted = style(host=True)
     assert ":root" not in hosted

@@ -41,9 +41,3 @@ export const measured = (value, error) => {
   const places = Math.max(0, Math.min(9, 1 - Math.floor(Math.log10(error))));
   return `${value.toFixed(places)} ± ${error.toPrecision(2)}`.replaceAll("-", "−");
 };
-
-export const save = (name, blob) => {
-  const link = make("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-};

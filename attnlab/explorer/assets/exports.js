@@ -1,4 +1,5 @@
-import { make, save } from "./dom.js";
+import { make } from "./dom.js";
+import { csvOf, save } from "./files.js";
 import { headRows, typeRows } from "./tables.js";
 import { strongest } from "./lines.js";
 import { FONT, SvgSurface } from "./surface.js";
@@ -6,14 +7,6 @@ import { FONT, SvgSurface } from "./surface.js";
 // What is shown, as a file: PNG and SVG for papers, CSV and JSON for whoever wants to compute.
 
 const GAP = 24;
-
-const quoted = (value) => {
-  const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
-  // A cell that begins like a formula is text, not something a spreadsheet should run.
-  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;
-  return /[",\n\r]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
-};
-const csvOf = ({ columns, rows }) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
 
 // Every pane beside the other, with its title, on any surface.
 const poster = (app, surfaceOf) => {

@@ -40,21 +40,6 @@
     });
   }
 
-  const save = (name, blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
-  const quoted = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
-    // A cell that begins like a formula is text, not something a spreadsheet should run.
-    const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;
-    return /[",\n\r]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
-  };
-  const csv = ({ columns, rows }) => [columns, ...rows].map((row) => row.map(quoted).join(",")).join("\r\n") + "\r\n";
-
   // A picture on its own has no style sheet: what the page computed is written into a copy of it.
   const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size",
     "font-family", "font-weight", "text-anchor", "paint-order", "display"];
@@ -187,7 +172,7 @@
     all("[data-download]", figure).forEach((button) => button.addEventListener("click", async () => {
       const kind = button.dataset.download;
       const name = `${figure.dataset.name}.${kind}`;
-      if (kind === "csv") save(name, new Blob([csv(payload.table)], { type: "text/csv;charset=utf-8" }));
+      if (kind === "csv") save(name, new Blob([csvOf(payload.table)], { type: "text/csv;charset=utf-8" }));
       if (kind === "svg") save(name, new Blob([poster(figure)], { type: "image/svg+xml" }));
       if (kind === "png") save(name, await png(poster(figure)));
     }));
