@@ -190,7 +190,7 @@ def _distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spec", default="abc-mlp:slots=64", help="(default: %(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="rows of a batch (default: %(default)s)")
     parser.add_argument("--length", type=int, default=256, help="tokens of a row (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=16384, help="texts to write, with --sampled (default: %(default)s)")
+    parser.add_argument("--rows", type=int, default=12288, help="texts to write, with --sampled (default: %(default)s)")
     parser.add_argument("--rates", action="store_true", help="only measure the speed of each stage")
 
 
