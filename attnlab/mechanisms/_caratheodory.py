@@ -2,7 +2,8 @@
 
 Points are first merged into 2(e+1) clusters, whose sums need only e + 1 of the clusters; the survivors are split and
 merged anew, which halves the points each time (Maalouf et al., 2019). Which points survive is found in float32; their
-weights are then solved for in float64, and rows whose weights come out negative or inexact are done again, slowly.
+weights are then solved for in float64. Rows whose weights come out negative or inexact are done again in float64, and
+those that fail once more, because their points are dependent, by a slower way that any points will do for.
 """
 
 from __future__ import annotations
@@ -42,21 +43,27 @@ def caratheodory(
     lifted = torch.cat([values, values.new_ones(groups, n_k, 1)], -1)
     sums = (w @ lifted).flatten(0, 1)
     lifted = lifted.flatten(0, 1)
-    narrow = lifted.float()
     out = w.reshape(-1, n_k).clone()
     rows = ((w > 0).sum(-1) > size).reshape(-1).nonzero().squeeze(1)
-    hard = []
-    for part in rows.split(block):
-        first = part // n * n_k
-        keys, _ = _survivors(out[part].float(), narrow, first, by_heaviest_basis)
-        beta, good = _solved(lifted[keys], sums[part])
-        hard.append(part[~good])
-        _write(out, part[good], (keys - first.unsqueeze(1))[good], beta[good])
-    for part in torch.cat([rows[:0], *hard]).split(block):
+    for points in (lifted.float(), lifted):
+        hard = [rows[:0]]
+        for part in _blocks(rows, block):
+            first = part // n * n_k
+            keys, _ = _survivors(out[part].to(points.dtype), points, first, by_heaviest_basis)
+            beta, good = _solved(lifted[keys], sums[part])
+            hard.append(part[~good])
+            _write(out, part[good], (keys - first.unsqueeze(1))[good], beta[good])
+        rows = torch.cat(hard)
+    for part in _blocks(rows, block):
         first = part // n * n_k
         keys, beta = _survivors(out[part], lifted, first, by_any_basis)
         _write(out, part, keys - first.unsqueeze(1), beta)
     return out.reshape(groups, n, n_k)
+
+
+def _blocks(rows: Int[Tensor, " m"], block: int) -> tuple[Tensor, ...]:
+    """``block`` rows at a time, and nothing where there are none: an empty block would go through every step."""
+    return rows.split(block) if len(rows) else ()
 
 
 def _write(out: Tensor, rows: Tensor, keys: Tensor, beta: Tensor) -> None:

@@ -25,7 +25,7 @@ CANDIDATES = 3
 # Rows that see more keys than this are searched with less effort.
 CROWD = 64
 # Chains times keys that are held at once, at some 60 bytes each.
-CPU_PAIRS, GPU_PAIRS = 1 << 19, 1 << 25
+CPU_PAIRS, GPU_PAIRS = 1 << 19, 1 << 27
 
 
 @dataclass(frozen=True)

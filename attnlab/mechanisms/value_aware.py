@@ -22,7 +22,7 @@ CPU_CHUNK = 1 << 20
 GPU_CHUNK = 1 << 24
 # The search holds some 300 bytes for every key of a query.
 CPU_SEARCH = 1 << 17
-GPU_SEARCH = 1 << 23
+GPU_SEARCH = 1 << 25
 
 
 @register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
