@@ -19,7 +19,7 @@ from attnlab.experiments.guidance.study import Places, StudyConfig, run_parts
 from attnlab.experiments.guidance.translation import TranslationConfig
 from attnlab.models import named_config
 
-MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=5, looks=1, eval_batches=1)
+MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=5, looks=1, eval_tokens=64)
 CONFIG = StudyConfig(
     mlm=MLM,
     tune=TuneConfig(tasks=("RTE",), length=16, batch=4, limit=8, epochs=(("RTE", 1),)),

@@ -14,7 +14,7 @@ __all__ = ["EXPERIMENTS"]
 
 def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--only", default="a", help="parts, such as a,d: (a) to (g) in order of importance (default: a)"
+        "--only", default="a", help="parts in the order to run them, such as a,d: (a) to (g) (default: a)"
     )
     parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote: for a, b, c, e and g")
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks: for b")
@@ -26,6 +26,8 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
     parser.add_argument("--seeds", type=int, nargs="+", help="some of the seeds (default: 0 1 2)")
     parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
+    parser.add_argument("--width", type=int, help="of the masked LMs and of ELECTRA's detector (default: 256)")
+    parser.add_argument("--batch", type=int, help="their texts in a batch (default: 32)")
     parser.add_argument("--depths", type=int, nargs="+", help="layers of (e)'s models (default: 8 16)")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
     parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the parts there are")
@@ -39,14 +41,14 @@ def _study(options: argparse.Namespace) -> None:
 
     check_writable(options.out)
     config = StudyConfig()
-    if options.steps is not None:
-        mlm = replace(config.mlm, steps=options.steps)
-        config = replace(
-            config,
-            mlm=mlm,
-            electra=replace(config.electra, base=mlm),
-            translation=replace(config.translation, steps=options.steps),
-        )
+    mlm = replace(
+        config.mlm,
+        steps=options.steps or config.mlm.steps,
+        width=options.width or config.mlm.width,
+        batch=options.batch or config.mlm.batch,
+    )
+    translation = replace(config.translation, steps=options.steps or config.translation.steps)
+    config = replace(config, mlm=mlm, electra=replace(config.electra, base=mlm), translation=translation)
     config = replace(
         config,
         seeds=tuple(options.seeds or config.seeds),

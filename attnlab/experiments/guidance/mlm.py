@@ -111,7 +111,7 @@ def run_arms(
                 kept[step] = {name: {key: t.clone() for key, t in state.items()} for name, state in states.items()}
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
-        early = [round(config.steps * share) for share in (0.002, 0.005, 0.01, 0.02, 0.04)] if timeline else []
+        early = [round(config.steps * share) for share in (0.01, 0.02, 0.05)] if timeline else []
         steps, spent = train_together(
             learners, source, steps=config.steps, seconds=seconds, look_at=sorted({*points, *early, *keep}), look=look
         )
@@ -207,7 +207,7 @@ def _sources(
     # The same texts and masks for every seed.
     valid = MlmSource(blocks, min(config.batch, len(blocks)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     device = best_device()
-    some = range(min(config.eval_batches, valid.steps_per_epoch))
+    some = range(min(max(1, config.eval_tokens // (config.batch * config.length)), valid.steps_per_epoch))
     return source, [{name: t.to(device) for name, t in valid.batch(i).items()} for i in some]
 
 

@@ -93,14 +93,15 @@ class MlmConfig:
     steps: int = 4000
     # Shares of the steps: how long alpha stays at alpha0, and at how many steps the models are evaluated.
     hold: float = 0.3
-    looks: int = 16
+    looks: int = 10
     # Less than one pass over the text is made.
     dropout: float = 0.0
     betas: tuple[float, float] = (0.9, 0.98)
     weight_decay: float = 0.01
     clip: float = 1.0
     streams: int = 8
-    eval_batches: int = 8
+    # The same tokens for any batch.
+    eval_tokens: int = 16384
     seed: int = 0
 
     def guidance(self, arm: Arm) -> Guidance:
