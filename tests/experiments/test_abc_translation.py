@@ -12,7 +12,7 @@ import torch
 
 from attnlab.cli import main
 from attnlab.data import Pairs
-from attnlab.experiments.abc import doc_mt, mt
+from attnlab.experiments.abc import commands, doc_mt, mt
 from attnlab.experiments.abc.translators import average, last_looks
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
 
@@ -60,6 +60,17 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     first, second = last_looks(rows)
     assert (first["nll"], first["step_before"], first["nll_before"], first["lowest"]) == (9.0, 70, 30.0, 9.0)
     assert second["nll"] is second["nll_before"] is second["lowest"] is None
+
+
+def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 seconds, 40 for each: the third would end after 120, so it is not begun."""
+    clock = [0.0]
+    monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
+    given = []
+    for run in commands._in_time(["a", "b", "c"], 100):
+        given.append(run)
+        clock[0] += 40
+    assert given == [("a", pytest.approx(80)), ("b", pytest.approx(48))]
 
 
 @pytest.fixture

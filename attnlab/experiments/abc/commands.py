@@ -9,13 +9,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from attnlab.experiments._experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
+
+# Of the time for translators: they are trained in it, and translate in the rest.
+TRAINING = 0.8
+Run = TypeVar("Run")
 
 
 def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
@@ -24,7 +29,9 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     )
     parser.add_argument("--out", type=Path, default=Path(f"results/{name}.json"), help="(default: %(default)s)")
     parser.add_argument("--collect", action="store_true", help="train nothing: write the results from what is there")
-    parser.add_argument("--seconds", type=float, default=seconds, help="for training (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=seconds, help="for training, and for translating (default: %(default)s)"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
 
 
@@ -96,8 +103,10 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-mt", 600)
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
     parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
-    parser.add_argument("--variants", nargs="+", default=["3a", "5", "7"], help="sets: 3a, 5, 7, few")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--variants", nargs="+", default=["3a", "5", "7", "quarter"], help="sets: 3a, 5, 7, quarter, few"
+    )
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="as many of them as fit into the time")
 
 
 def _mt(options: argparse.Namespace) -> None:
@@ -107,10 +116,10 @@ def _mt(options: argparse.Namespace) -> None:
     if not options.collect:
         runs = [(t, v, s) for s in options.seed for t in options.task for v in options.variants]
         part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
-        for task, variants, seed in runs:
+        for (task, variants, seed), seconds in _in_time(runs, options.seconds):
             mt.run_task(
-                task, config, root=options.data, part=part, out=options.work[0], seconds=options.seconds / len(runs),
-                wanted=variants, seed=seed,
+                task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
+                seed=seed,
             )  # fmt: skip
     _scored(options, mt, lambda work: mt.score(work, options.data))
 
@@ -127,10 +136,25 @@ def _doc(options: argparse.Namespace) -> None:
     config = _with(doc_mt.AbcDocMtConfig(), options.set)
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
-        for seed in options.seed:
-            share = options.seconds / len(options.seed)
-            doc_mt.run_documents(config, root=options.data, part=part, out=options.work[0], seconds=share, seed=seed)
+        for seed, seconds in _in_time(options.seed, options.seconds):
+            doc_mt.run_documents(config, root=options.data, part=part, out=options.work[0], seconds=seconds, seed=seed)
     _scored(options, doc_mt, lambda work: doc_mt.score_documents(work, options.data, config))
+
+
+def _in_time(runs: Sequence[Run], seconds: float) -> Iterator[tuple[Run, float]]:
+    """The runs that fit into the time, each with the seconds that it may train; the rest of them is for translating.
+
+    A run is not begun if one before it took longer than what is left.
+    """
+    began, longest = time.monotonic(), 0.0
+    for run in runs:
+        started = time.monotonic()
+        left = seconds - (started - began)
+        if left < longest:
+            print(f"{run}: no time is left for it")
+            return
+        yield run, TRAINING * left
+        longest = max(longest, time.monotonic() - started)
 
 
 def _scored(options: argparse.Namespace, module: Any, score: Callable[[Path], dict[str, list[dict[str, Any]]]]) -> None:
