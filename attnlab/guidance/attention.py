@@ -48,14 +48,18 @@ class Groups:
 def attend_guided(call: AttentionCall, groups: Groups) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b s q"]]:
     """(the output of every head, each guided head's error in each row divided by the heads of its group)."""
     guided, rest = _split(call, groups.guided)
-    out, errors = (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups, call.q.shape[1])
+    out, errors = _attend(guided, groups, call.q.shape[1])
     return out if rest is None else join_heads(out, Softmax()(rest)), errors
 
 
 def errors_only(call: AttentionCall, groups: Groups) -> Float[Tensor, "b s q"]:
     """The errors of ``attend_guided``, for a layer whose output is computed elsewhere."""
     guided, _ = _split(call, groups.guided)
-    return (_by_kernel if _kernel_serves(guided, groups) else _by_maps)(guided, groups, call.q.shape[1])[1]
+    return _attend(guided, groups, call.q.shape[1])[1]
+
+
+def _attend(call: AttentionCall, groups: Groups, heads: int) -> tuple[Tensor, Tensor]:
+    return _by_kernel(call, groups, heads) if _kernel_serves(call, groups) else _by_maps(call, groups)
 
 
 def guided_errors(W: Float[Tensor, "b s q k"], groups: Groups) -> Float[Tensor, "b s q"]:
@@ -64,7 +68,7 @@ def guided_errors(W: Float[Tensor, "b s q k"], groups: Groups) -> Float[Tensor, 
     return torch.cat(parts, dim=1)
 
 
-def _by_maps(call: AttentionCall, groups: Groups, heads: int) -> tuple[Tensor, Tensor]:
+def _by_maps(call: AttentionCall, groups: Groups) -> tuple[Tensor, Tensor]:
     W = Softmax().weights(call)
     return W @ hide_unseen(call).v, guided_errors(W, groups)
 
@@ -133,17 +137,16 @@ def _triton_is_there() -> bool:
 
 def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCall | None]:
     """The calls of the first heads and of the others."""
-    h = call.q.shape[1]
-    full = replace(call, k=repeat_groups(call.k, call.groups), v=repeat_groups(call.v, call.groups))
+    h, k, v = call.q.shape[1], repeat_groups(call.k, call.groups), repeat_groups(call.v, call.groups)
     if guided == h:
-        return full, None
+        return replace(call, k=k, v=v), None
 
     def halves(t: Tensor | None) -> tuple[Any, Any]:
         return (t, t) if t is None or t.shape[1] == 1 < h else (t[:, :guided], t[:, guided:])
 
-    both: dict[str, tuple[Any, Any]] = {name: halves(getattr(full, name)) for name in ("mask", "bias")}
+    masks, biases = halves(call.mask), halves(call.bias)
     first, others = (
-        replace(full, q=q, k=k, v=v, **{name: t[i] for name, t in both.items()})
-        for i, (q, k, v) in enumerate(split_heads(guided, full.q, full.k, full.v))
+        replace(call, q=q, k=k, v=v, mask=mask, bias=bias)
+        for (q, k, v), mask, bias in zip(split_heads(guided, call.q, k, v), masks, biases, strict=True)
     )
     return first, others

@@ -77,13 +77,13 @@ def _whole(first: Tensor, others: Tensor) -> Tensor:
 
 def _copy(source: Tensor, target: Tensor) -> None:
     """Sixteen bytes at a time where rows allow it: element by element a strided copy has half the speed on a GPU."""
-    both = [t.detach() for t in (source, target)]
-    if all(_in_chunks(t) for t in both):
-        both = [t.view(CHUNK) for t in both]
-    both[1].copy_(both[0])
+    source, target = source.detach(), target.detach()
+    if _in_chunks(source) and _in_chunks(target):
+        source, target = source.view(CHUNK), target.view(CHUNK)
+    target.copy_(source)
 
 
 def _in_chunks(t: Tensor) -> bool:
-    size = CHUNK.itemsize
-    steps = (t.shape[-1], t.storage_offset(), *t.stride()[:-1])
-    return t.stride(-1) == 1 and t.data_ptr() % size == 0 and all(n * t.element_size() % size == 0 for n in steps)
+    *steps, last = t.stride()
+    each = CHUNK.itemsize // t.element_size()
+    return last == 1 and t.data_ptr() % CHUNK.itemsize == 0 and not any(n % each for n in (t.shape[-1], *steps))

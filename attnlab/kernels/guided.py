@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnlab.kernels.guided_triton import backward_kv, backward_q, forward, row_terms
+from attnlab.kernels.guided_triton import backward_kv, backward_q, forward
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["BLOCKS", "Blocks", "PackedLabels", "guided_attention", "pack_labels"]
@@ -125,34 +125,28 @@ class _Guided(torch.autograd.Function):
             q, k, v, out, lse, error, slope, rows, keys, value, constant, weight, ranges, group, key_visible,
             *_strides(q, k, v, out), **common, **_options(tile, q, k, key_visible),
         )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, lse, slope, key_visible, *labels)
-        ctx.settings, ctx.heads = (causal, offset, scale), heads
+        ctx.save_for_backward(q, k, v, out, lse, slope, key_visible)
+        ctx.labels, ctx.settings, ctx.heads = labels, (causal, offset, scale), heads
         return out, error
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, error_grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, slope, key_visible, *packed = ctx.saved_tensors
-        labels = PackedLabels(*packed)
+        q, k, v, out, lse, slope, key_visible = ctx.saved_tensors
+        rows, keys, value, _, weight, row_ranges, key_ranges, group = labels = ctx.labels
         b, h, n_q, _ = q.shape
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         common = _common(q, k, labels, *ctx.settings)
         _, by_rows, by_keys = _blocks(q)
         delta, pull = torch.empty_like(lse), torch.empty_like(lse)
-        sizes = {name: common[name] for name in ("H", "G", "n_q", "D", "BD")}
-        row_terms[(triton.cdiv(n_q, 64), b * h)](
-            out, grad, error_grad.contiguous(), slope, labels.weight, labels.group, delta, pull,
-            *_strides(out, grad), **sizes, BM=64,
-        )  # fmt: skip
-        ranges = (labels.key_ranges, labels.row_ranges)
-        told = (labels.rows, labels.keys, labels.value, *ranges, labels.group, key_visible)
         dq, dk, dv = (_empty_like(t, ctx.heads) for t in (q, k, v))
-        backward_kv[(triton.cdiv(k.shape[2], by_keys.keys), b * h)](
-            q, k, v, grad, lse, delta, pull, *told, dk, dv,
-            *_strides(q, k, v, grad, dk, dv), **common, **_options(by_keys, q, k, key_visible),
-        )  # fmt: skip
         backward_q[(triton.cdiv(n_q, by_rows.rows), b * h)](
-            q, k, v, grad, lse, delta, pull, *told, dq,
-            *_strides(q, k, v, grad, dq), **common, **_options(by_rows, q, k, key_visible),
+            q, k, v, out, grad, error_grad, slope, lse, delta, pull, rows, keys, value, weight, key_ranges, group,
+            key_visible, dq, *_strides(q, k, v, out, grad, error_grad, dq),
+            **common, **_options(by_rows, q, k, key_visible),
+        )  # fmt: skip
+        backward_kv[(triton.cdiv(k.shape[2], by_keys.keys), b * h)](
+            q, k, v, grad, lse, delta, pull, rows, keys, value, row_ranges, group, key_visible, dk, dv,
+            *_strides(q, k, v, grad, dk, dv), **common, **_options(by_keys, q, k, key_visible),
         )  # fmt: skip
         return dq, dk, dv, None, None, None, None, None, None
 

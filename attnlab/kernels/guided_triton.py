@@ -8,7 +8,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["backward_kv", "backward_q", "forward", "row_terms"]
+__all__ = ["backward_kv", "backward_q", "forward"]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 
@@ -125,35 +125,14 @@ def forward(
 
 
 @triton.jit
-def row_terms(
-    Out, Grad, ErrorGrad, Slope, Weight, Group, Delta, Pull,
-    ob, oh, on, gb, gh, gn, H, G, n_q,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-):  # fmt: skip
-    """delta_i and c_i of every row."""
-    i, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, BD)
-    b, h, bg = _place(Group, H, G)
-    in_q = i < n_q
-    inside = in_q[:, None] & (d < D)[None, :]
-    out = tl.load(Out + b * ob + h * oh + i[:, None] * on + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    grad = tl.load(Grad + b * gb + h * gh + i[:, None] * gn + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    row = tl.program_id(1).to(tl.int64) * n_q + i
-    weight = tl.load(Weight + bg * n_q + i, mask=in_q, other=0.0)
-    pull = 2 * weight * tl.load(ErrorGrad + row, mask=in_q, other=0.0)
-    slope = tl.load(Slope + row, mask=in_q, other=0.0)
-    tl.store(Delta + row, tl.sum(out * grad, 1) + pull * slope, mask=in_q)
-    tl.store(Pull + row, pull, mask=in_q)
-
-
-@triton.jit
 def backward_q(
-    Q, K, V, Grad, Lse, Delta, Pull, Rows, Keys, Value, KeyRanges, RowRanges, Group, Visible, DQ,
-    qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, xb, xh, xn,
+    Q, K, V, Out, Grad, ErrorGrad, Slope, Lse, Delta, Pull, Rows, Keys, Value, Weight, KeyRanges, Group, Visible, DQ,
+    qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, gb, gh, gn, eb, eh, en, xb, xh, xn,
     H, G, n_q, n_k, n_key_ranges, n_row_ranges, offset, scale,
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """dq of BM rows, key tile by key tile."""
+    """dq of BM rows, key tile by key tile; before it delta_i and c_i, which the other gradients need as well."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
     b, h, bg = _place(Group, H, G)
@@ -164,8 +143,12 @@ def backward_q(
     grad = _tile(Grad + b * gb + h * gh + i[:, None] * gn + d[None, :], inside, WHOLE)
     row = tl.program_id(1).to(tl.int64) * n_q + i
     lse = tl.load(Lse + row, mask=in_q, other=float("inf"))
-    delta = tl.load(Delta + row, mask=in_q, other=0.0)
-    pull = tl.load(Pull + row, mask=in_q, other=0.0)
+    out = _tile(Out + b * ob + h * oh + i[:, None] * on + d[None, :], inside, WHOLE)
+    wanted = tl.load(ErrorGrad + b * eb + h * eh + i * en, mask=in_q, other=0.0)
+    pull = 2 * wanted * tl.load(Weight + bg * n_q + i, mask=in_q, other=0.0)
+    delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1) + pull * tl.load(Slope + row, mask=in_q, other=0.0)
+    tl.store(Delta + row, delta, mask=in_q)
+    tl.store(Pull + row, pull, mask=in_q)
     label = tl.load(Rows + bg * n_q + i, mask=in_q, other=-1)
     low, high = tl.min(tl.where(label < 0, 1 << 30, label), 0), tl.max(label, 0)
     value = pull * tl.load(Value + bg * n_q + i, mask=in_q, other=0.0)
@@ -195,7 +178,7 @@ def backward_q(
 
 @triton.jit
 def backward_kv(
-    Q, K, V, Grad, Lse, Delta, Pull, Rows, Keys, Value, KeyRanges, RowRanges, Group, Visible, DK, DV,
+    Q, K, V, Grad, Lse, Delta, Pull, Rows, Keys, Value, RowRanges, Group, Visible, DK, DV,
     qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, xb, xh, xn, yb, yh, yn,
     H, G, n_q, n_k, n_key_ranges, n_row_ranges, offset, scale,
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
