@@ -11,6 +11,7 @@ where delta_i is <do_i, o_i> plus c_i (sum_j w_ij^2 - value_i m_i).
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -165,20 +166,21 @@ def _blocks(q: Tensor) -> tuple[Blocks, Blocks, Blocks]:
     return next(blocks for width, blocks in BLOCKS.items() if q.shape[-1] <= width)
 
 
-def _width(q: Tensor) -> int:
+@functools.cache
+def _width(d: int) -> int:
     """A matrix product on the tensor cores is at least 16 wide, and a tile's width a power of two."""
-    return max(16, triton.next_power_of_2(q.shape[-1]))
+    return max(16, triton.next_power_of_2(d))
 
 
 def _common(q: Tensor, k: Tensor, labels: PackedLabels, causal: bool, offset: int, scale: float) -> dict[str, Any]:
     _, h, n_q, d = q.shape
     ranges = {"n_key_ranges": labels.key_ranges.shape[2], "n_row_ranges": labels.row_ranges.shape[2]}
     sizes = {"H": h, "G": labels.rows.shape[1], "n_q": n_q, "n_k": k.shape[2], "offset": offset, "scale": scale}
-    return {**sizes, **ranges, "CAUSAL": causal, "EXACT": q.dtype == torch.float32, "D": d, "BD": _width(q)}
+    return {**sizes, **ranges, "CAUSAL": causal, "EXACT": q.dtype == torch.float32, "D": d, "BD": _width(d)}
 
 
 def _options(blocks: Blocks, q: Tensor, k: Tensor, key_visible: Tensor | None) -> dict[str, Any]:
     padded, ragged = key_visible is not None, k.shape[2] % blocks.keys != 0
-    whole = not padded and not ragged and q.shape[2] % blocks.rows == 0 and q.shape[3] == _width(q)
+    whole = not padded and not ragged and q.shape[2] % blocks.rows == 0 and q.shape[3] == _width(q.shape[3])
     flags = {"PADDED": padded, "CUT": padded or ragged, "WHOLE": whole, "SPAN": SPAN}
     return {**flags, "BM": blocks.rows, "BN": blocks.keys, "num_warps": blocks.warps, "num_stages": blocks.stages}
