@@ -29,7 +29,7 @@ from attnlab.training import (
     train,
 )
 
-__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "masked_error", "pretrain"]
+__all__ = ["SHIPPED_MLM", "BertMaskedLM", "PretrainConfig", "bert_states", "build_model", "masked_error", "pretrain"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def pretrain(
     }
     own = isinstance(model, Transformer)
     terms: dict[str, tuple[Any, Any]] = {
-        "mlm": (MaskedLM(), _BertMaskedLM()),
+        "mlm": (MaskedLM(), BertMaskedLM()),
         "causal": (CausalLM(), CrossEntropy("causal-lm", shift=True)),
     }
     if config.task == "mlm":
@@ -143,7 +143,7 @@ def pretrain(
         config={"pretrain": asdict(config), **(config_extra or {})},
         evaluations=evaluations,
         callbacks=callbacks,
-        forward=None if own or config.task == "causal" else _encode,
+        forward=None if own or config.task == "causal" else bert_states,
         resume=resume,
         track=track,
     )
@@ -166,12 +166,13 @@ def masked_error(model: nn.Module, evaluation: Evaluation) -> float:
     return wrong / max(1, count)
 
 
-def _encode(model: Any, batch: Mapping[str, Any]) -> Any:
+def bert_states(model: Any, batch: Mapping[str, Any]) -> Any:
+    """A BERT's last hidden states, without its head."""
     return model.bert(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).last_hidden_state
 
 
 @dataclass(frozen=True)
-class _BertMaskedLM:
+class BertMaskedLM:
     """-log p(the label) at masked positions; the vocabulary is scored at a fixed number of places per row.
 
     That number is far above what a row masks at 15 % (seven standard deviations), and shapes stay fixed.

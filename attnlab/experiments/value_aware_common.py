@@ -20,6 +20,8 @@ from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every
 
 __all__ = ["CONFIGS", "Corpus", "Meeting", "ValueAwareConfig", "fit", "plan_steps"]
 
+Forward = Callable[[nn.Module, Any], Any]
+
 
 @dataclass(frozen=True)
 class ValueAwareConfig:
@@ -172,6 +174,7 @@ def fit(
     config: ValueAwareConfig,
     meeting: Meeting,
     run_dir: Path,
+    forward: Forward | None = None,
 ) -> dict[str, Any]:
     """Train by the one loop for ``steps``, or for as many as the meeting plans; ``curve`` is asked along the way."""
     if config.compile:
@@ -180,7 +183,8 @@ def fit(
     steps = meeting.planned() if steps is None else steps
     if steps is None:
         start = {name: t.detach().clone() for name, t in model.state_dict().items()}
-        rate = _measure(model, source, term, recipe, config, meeting, run_dir.parent / f"{run_dir.name}-probe")
+        probe = run_dir.parent / f"{run_dir.name}-probe"
+        rate = _measure(model, source, term, recipe, config, meeting, probe, forward)
         steps = meeting.steps(rate)
         model.load_state_dict(start)
     settings = Settings(
@@ -192,7 +196,14 @@ def fit(
         checkpoint_every=max(1, steps // config.curve_points),
     )
     outcome = train(
-        model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[_Curve(curve)], resume=True
+        model,
+        source,
+        terms=[term],
+        settings=settings,
+        run_dir=run_dir,
+        callbacks=[_Curve(curve)],
+        forward=forward,
+        resume=True,
     )
     model.eval()
     return {"steps": steps, "probe_rate": rate, **outcome.timing}
@@ -238,11 +249,12 @@ def _measure(
     config: ValueAwareConfig,
     meeting: Meeting,
     run_dir: Path,
+    forward: Forward | None,
 ) -> float:
     speed = _Speed(meeting, config.probe_seconds)
     settings = Settings(steps=1_000_000, recipe=replace(recipe, lr=1e-8), seed=config.seed)
     try:
-        train(model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[speed])
+        train(model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[speed], forward=forward)
     except _EnoughError:
         return speed.rate
     raise AssertionError("the probe ends only by being stopped")

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.pretrain import BertMaskedLM, bert_states
 from attnlab.experiments.value_aware_common import (
     Corpus,
     Meeting,
@@ -20,26 +21,47 @@ from attnlab.experiments.value_aware_common import (
     uncompiled,
 )
 from attnlab.hf import swap
-from attnlab.training import CrossEntropy, Recipe, Schedule
+from attnlab.shapes import Float, Int
+from attnlab.training import Recipe, Schedule
 
-__all__ = ["continued_model", "masked_score", "run_mlm", "table_1_specs"]
+__all__ = ["Places", "continued_model", "masked_score", "run_mlm", "table_1_specs"]
 
 HELD_OUT = ("valid", "wikitext103-valid")
 Batches = list[dict[str, Tensor]]
 
 
+class Places(nn.Module):
+    """own[p mod n] + part[p div n]: n places over and over, and which time it is (OVA, A.1 and Table 4's POSq).
+
+    The first part adds nothing. The others begin at random, as far from it as places are from each other: with parts
+    that are alike, every place would be found once in each of them.
+    """
+
+    def __init__(self, own: Float[Tensor, "n c"], parts: int) -> None:
+        super().__init__()
+        self.own = nn.Parameter(own.clone())
+        spread = (own - own.mean(0)).std()
+        self.part = nn.Parameter(spread * torch.randn(parts, own.shape[1], generator=torch.Generator().manual_seed(0)))
+        with torch.no_grad():
+            self.part[0] = 0
+
+    def forward(self, at: Int[Tensor, "*q"]) -> Float[Tensor, "*q c"]:
+        return self.own[at % len(self.own)] + self.part[at // len(self.own)]
+
+
 def continued_model(folder: Path | str, *, positions: int, dropout: float) -> Any:
-    """The masked LM of a folder with ``positions`` places: its own, repeated as often as needed (A.1)."""
+    """The masked LM of a folder with ``positions`` places: its own, in as many parts as needed (A.1)."""
     from transformers import BertConfig, BertForMaskedLM
 
     model = BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+    own = model.bert.embeddings.position_embeddings.weight.detach()
     config = BertConfig.from_pretrained(folder, max_position_embeddings=positions, hidden_dropout_prob=dropout)
     longer = BertForMaskedLM(config).float()
-    state = model.state_dict()
-    name = "bert.embeddings.position_embeddings.weight"
-    own = state[name]
-    state[name] = own[torch.arange(positions) % len(own)]
-    longer.load_state_dict(state)
+    longer.bert.embeddings.position_embeddings = Places(own, -(-positions // len(own)))
+    kept = {n: t for n, t in model.state_dict().items() if "position_embeddings" not in n}
+    missing, unexpected = longer.load_state_dict(kept, strict=False)
+    assert not unexpected
+    assert all("position_embeddings" in name for name in missing)
     return longer
 
 
@@ -89,24 +111,49 @@ def run_mlm(
         return found
 
     source = MlmSource(blocks, config.mlm_tokens // length, vocab_size=tokeniser.vocab_size, seed=config.seed)
-    facts = fit(
-        net,
-        source,
-        term=CrossEntropy("masked-lm"),
-        recipe=Recipe(lr=config.mlm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=config.mlm_clip),
-        schedule=lambda steps: Schedule("linear", warmup=round(config.mlm_warmup * steps)),
-        steps=config.mlm_steps,
-        blocks=net.bert.encoder.layer,
-        curve=curve,
-        config=config,
-        meeting=meeting,
-        run_dir=folder,
-    )
-    part.fact("training", facts | {"parameters": sum(p.numel() for p in net.parameters())})
+    kept = folder / "model.safetensors"
+    if not kept.exists():
+        facts = fit(
+            net,
+            source,
+            term=BertMaskedLM(),
+            recipe=Recipe(lr=config.mlm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=config.mlm_clip),
+            schedule=lambda steps: Schedule("linear", warmup=round(config.mlm_warmup * steps)),
+            steps=config.mlm_steps,
+            blocks=net.bert.encoder.layer,
+            curve=curve,
+            config=config,
+            meeting=meeting,
+            run_dir=folder,
+            forward=bert_states,
+        )
+        part.fact("training", facts | {"parameters": sum(p.numel() for p in net.parameters())})
+        _keep(net, kept)
+    net = _kept(net, kept).to(device).eval()
+    steps = part.content["facts"]["training"]["steps"]
     with uncompiled():
-        part.row("figure_3", model=arm, length=length, steps=facts["steps"], **masked_score(net, held_out))
+        part.row("figure_3", model=arm, length=length, steps=steps, **masked_score(net, held_out))
         if arm == "long":
+            short = _held_out(corpus, config.mlm_short, config, device)
+            read = f"long, read at {config.mlm_short}"
+            part.row("figure_3", model=read, length=config.mlm_short, steps=steps, **masked_score(net, short))
             _judge(net, config, held_out, part)
+
+
+def _keep(net: nn.Module, path: Path) -> None:
+    """In half precision, which is what is judged: a judgement that was cut short goes on from the file."""
+    from safetensors.torch import save_model
+
+    draft = path.with_suffix(".draft")
+    save_model(net.half().to("cpu"), str(draft))
+    draft.replace(path)
+
+
+def _kept(net: nn.Module, path: Path) -> nn.Module:
+    from safetensors.torch import load_model
+
+    load_model(net.half().to("cpu"), path)
+    return net.float()
 
 
 def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:

@@ -142,11 +142,18 @@ def test_value_aware_with_one_key_more_than_the_width_is_exact_for_each_kernel(k
         assert abs(causal_loss(model, windows).loss - exact) > 1e-6
 
 
-def test_positions_are_repeated_and_the_first_stay(model: Path) -> None:
+def test_positions_are_repeated_in_parts_and_the_first_stay(model: Path) -> None:
+    from transformers import BertForMaskedLM
+
+    own = BertForMaskedLM.from_pretrained(model).bert.embeddings.position_embeddings.weight.detach()
     short, long = (continued_model(model, positions=n, dropout=0.0) for n in (13, 29))
-    own = short.bert.embeddings.position_embeddings.weight
-    table = long.bert.embeddings.position_embeddings.weight
-    assert torch.equal(table, own[torch.arange(29) % 13])
+    places = long.bert.embeddings.position_embeddings.requires_grad_(False)
+    assert places.part.shape == (3, 8)
+    table = places(torch.arange(29))
+    assert torch.equal(table[:13], own)
+    torch.testing.assert_close(table[13:26] - own, places.part[1].expand(13, 8))
+    torch.testing.assert_close(table[26:] - own[:3], places.part[2].expand(3, 8))
+    assert places.part[1:].std() == pytest.approx(float((own - own.mean(0)).std()), rel=0.5)
     tokens = torch.randint(5, 24, (2, 13))
     with torch.no_grad():
         torch.testing.assert_close(short.eval()(tokens).logits, long.eval()(tokens).logits)
@@ -237,10 +244,26 @@ def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Pa
         (kernel, r) for kernel in CONFIG.kernels for r in CONFIG.lm_r
     }
     assert [row["step"] for row in tables["figure_3_curves"] if row["model"] == "long"] == [0, 2]
-    assert {row["model"] for row in tables["figure_3"]} == {"long", "short"}
+    assert {row["model"]: row["length"] for row in tables["figure_3"]} == {
+        "long": CONFIG.mlm_long,
+        f"long, read at {CONFIG.mlm_short}": CONFIG.mlm_short,
+        "short": CONFIG.mlm_short,
+    }
 
     verdicts = {claim.name: claim.test(found).state for claim in claims.CLAIMS if "kernel" not in claim.name}
     assert verdicts["ova-aware-is-exact"] == "held"
+
+
+def test_a_model_that_was_kept_is_judged_without_training_again(
+    corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnlab.experiments import value_aware_mlm
+
+    run_part("mlm-short", CONFIG, corpus, model, tmp_path)
+    before = json.loads((tmp_path / "mlm-short.json").read_text())
+    monkeypatch.setattr(value_aware_mlm, "fit", None)
+    run_part("mlm-short", CONFIG, corpus, model, tmp_path)
+    assert json.loads((tmp_path / "mlm-short.json").read_text()) == before
 
 
 @pytest.mark.slow
