@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -41,61 +40,74 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, product: Product
     ) -> tuple[Tensor, Tensor]:
-        cell, _ = _pointwise(gates.device.type)
-        hidden, cells, active = [h], [c], []
-        for inputs in gates.unbind(1):
-            acted, c, h = cell(inputs, product(h, weight), c)
-            active.append(acted)
-            cells.append(c)
-            hidden.append(h)
-        all_hidden, all_cells, all_active = (torch.stack(t, 1) for t in (hidden, cells, active))
+        (s, n, b, _), m = gates.shape, weight.shape[1]
+        step, _ = _steps(gates)
+        gates = gates.contiguous()
+        # The states before the first step are the first of them.
+        hidden, cells = (start.new_empty(s, n + 1, b, m) for start in (h, c))
+        hidden[:, 0], cells[:, 0] = h, c
+        active = torch.empty_like(gates)
+        for t in range(n):
+            recurrent = product(hidden[:, t], weight)
+            step(gates[:, t], recurrent, cells[:, t], active[:, t], cells[:, t + 1], hidden[:, t + 1])
         ctx.product = product
-        ctx.save_for_backward(weight, all_hidden, all_cells, all_active)
-        return all_hidden[:, 1:], all_cells[:, 1:]
+        ctx.save_for_backward(weight, hidden, cells, active)
+        return hidden[:, 1:], cells[:, 1:]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
-        grad_hidden, grad_cells = grads
         weight, hidden, cells, active = ctx.saved_tensors
-        _, cell_back = _pointwise(weight.device.type)
-        back = weight.mT
-        dh, dc = torch.zeros_like(hidden[:, 0]), torch.zeros_like(cells[:, 0])
-        found = []
+        _, step_back = _steps(active)
+        grad_hidden, grad_cells = (grad.contiguous() for grad in grads)
+        back, dgates = weight.mT, torch.empty_like(active)
+        # Written anew in each step, so they must not be views of what others read.
+        dh, dc = torch.zeros_like(grad_hidden[:, 0]), torch.zeros_like(grad_cells[:, 0])
         for t in reversed(range(active.shape[1])):
-            dgates, dc = cell_back(
-                grad_hidden[:, t], dh, grad_cells[:, t], dc, active[:, t], cells[:, t], cells[:, t + 1]
+            step_back(
+                grad_hidden[:, t], dh, grad_cells[:, t], dc, active[:, t], cells[:, t], cells[:, t + 1], dgates[:, t]
             )
-            dh = ctx.product(dgates, back)
-            found.append(dgates)
-        dgates = torch.stack(found[::-1], 1)
+            dh = ctx.product(dgates[:, t], back)
         # (s, m, n b) @ (s, n b, 4 m)
         dweight = ctx.product(hidden[:, :-1].flatten(1, 2).mT, dgates.flatten(1, 2))
         return dgates, dweight, dh, dc, None
 
 
-def _cell(inputs: Tensor, recurrent: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(the four gates after their nonlinearities, c', h')."""
+def _cell(inputs: Tensor, recurrent: Tensor, before: Tensor, active: Tensor, after: Tensor, hidden: Tensor) -> None:
+    """One step: the gates after their nonlinearities, the cells and the states into ``active, after, hidden``."""
     i, f, g, o = (inputs + recurrent).chunk(4, -1)
     i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    c = f * c + i * g
-    return torch.cat([i, f, g, o], -1), c, o * c.tanh()
+    torch.cat([i, f, g, o], -1, out=active)
+    after.copy_(f * before + i * g)
+    hidden.copy_(o * after.tanh())
 
 
 def _cell_back(
-    grad_h: Tensor, dh: Tensor, grad_c: Tensor, dc: Tensor, active: Tensor, before: Tensor, after: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the gates and of the earlier cell; what comes from the outputs and from the next step adds up."""
+    grad_h: Tensor,
+    dh: Tensor,
+    grad_c: Tensor,
+    dc: Tensor,
+    active: Tensor,
+    before: Tensor,
+    after: Tensor,
+    dgates: Tensor,
+) -> None:
+    """Gradients of the gates, and of the earlier cell in the place of the later one's.
+
+    What comes from a step's outputs and what comes from the next step adds up.
+    """
     i, f, g, o = active.chunk(4, -1)
-    dh, squashed = grad_h + dh, after.tanh()
-    dc = grad_c + dc + dh * o * (1 - squashed * squashed)
-    di, df = dc * g * i * (1 - i), dc * before * f * (1 - f)
-    dg, do = dc * i * (1 - g * g), dh * squashed * o * (1 - o)
-    return torch.cat([di, df, dg, do], -1), dc * f
+    h, squashed = grad_h + dh, after.tanh()
+    c = grad_c + dc + h * o * (1 - squashed * squashed)
+    di, df = c * g * i * (1 - i), c * before * f * (1 - f)
+    dg, do = c * i * (1 - g * g), h * squashed * o * (1 - o)
+    torch.cat([di, df, dg, do], -1, out=dgates)
+    dc.copy_(c * f)
 
 
-@cache
-def _pointwise(device: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The cell and its gradient; on a GPU each compiled into one kernel."""
-    if device != "cuda":
-        return _cell, _cell_back
-    return torch.compile(_cell, dynamic=False), torch.compile(_cell_back, dynamic=False)
+def _steps(like: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The step and its gradient; on a GPU, in single precision, one kernel each."""
+    if like.is_cuda and like.dtype == torch.float32:
+        from attnlab.models.lstm_triton import cell_back_step, cell_step
+
+        return cell_step, cell_back_step
+    return _cell, _cell_back
