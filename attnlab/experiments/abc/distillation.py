@@ -20,13 +20,25 @@ from torch.nn.functional import cross_entropy
 
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.summaries import Rows
+from attnlab.experiments.abc.distillation_tables import derived
 from attnlab.experiments.parts import Part
 from attnlab.experiments.value_aware_common import Corpus
 from attnlab.hf import convert
 from attnlab.hf.distill import Distillation, Lesson, distill
 
-__all__ = ["KEYS", "METHODS", "NAME", "NOTES", "AbcDistillConfig", "Subject", "masked_subject", "run_subject"]
+__all__ = [
+    "KEYS",
+    "METHODS",
+    "NAME",
+    "NOTES",
+    "AbcDistillConfig",
+    "Subject",
+    "derived",
+    "masked_subject",
+    "measure_rates",
+    "run_subject",
+    "sampled_subject",
+]
 
 NAME = "abc-distill"
 KEYS = {
@@ -171,55 +183,6 @@ def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDi
     settings = replace(config.settings, every=config.probe)
     lessons = _run_stage(stage, subject, copy.deepcopy(student), 2 * config.probe, settings, None)
     return (lessons[-1].seconds - lessons[0].seconds) / config.probe
-
-
-def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
-    """The tables with times alone on the device, and where the methods stood when the first of them ended."""
-    tables = with_time_alone(tables)
-    return {**tables, "equal_time": at_equal_time(tables.get("curve", []))}
-
-
-def at_equal_time(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each subject, what its methods had closed by the time that the shortest of them ended.
-
-    >>> rows = [("a", 1.0, 0.1), ("a", 3.0, 0.3), ("b", 2.0, 0.5)]
-    >>> [r["gap_closed"] for r in at_equal_time([dict(subject="s", method=m, seconds=t, gap_closed=g, loss=0.0)
-    ...                                          for m, t, g in rows])]
-    [0.1, 0.5]
-    """
-    ends: dict[str, dict[str, float]] = {}
-    for row in curve:
-        longest = ends.setdefault(row["subject"], {})
-        longest[row["method"]] = max(longest.get(row["method"], 0.0), row["seconds"])
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in curve:
-        if row["seconds"] <= min(ends[row["subject"]].values()):
-            chosen = {name: row[name] for name in ("subject", "method", "seconds", "loss", "gap_closed")}
-            found[row["subject"], row["method"]] = chosen
-    return list(found.values())
-
-
-def with_time_alone(tables: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """The tables with ``h200_seconds`` in curve and summary, where the speed alone on the device is known.
-
-    >>> rates = [{"subject": "a", "stage": "layers", "milliseconds": 500.0}]
-    >>> curve = [{"subject": "a", "method": "m", "stage": "layers", "step": 4}]
-    >>> with_time_alone({"rates": rates, "curve": curve, "summary": [{"subject": "a", "method": "m"}]})["summary"]
-    [{'subject': 'a', 'method': 'm', 'h200_seconds': 2.0}]
-    """
-    alone = {(row["subject"], row["stage"]): row["milliseconds"] / 1000 for row in tables.get("rates", [])}
-    spent: dict[tuple[str, str], dict[str, float]] = {}
-    curve = []
-    for row in tables.get("curve", []):
-        key, rate = (row["subject"], row["method"]), alone.get((row["subject"], row["stage"]))
-        if rate is None:
-            return tables
-        spent.setdefault(key, {})[row["stage"]] = row["step"] * rate
-        curve.append({**row, "h200_seconds": sum(spent[key].values())})
-    summary = [
-        {**row, "h200_seconds": sum(spent[row["subject"], row["method"]].values())} for row in tables.get("summary", [])
-    ]
-    return {**tables, "curve": curve, "summary": summary}
 
 
 def measure_rates(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
