@@ -1,8 +1,8 @@
 """Matrix products of stacked models whose members do not notice each other, down to the last bit.
 
 cuBLAS chooses how a batch of products is split and summed by how many there are. So a member of twenty and the same
-model alone differ in the last bit, and a hidden unit at the edge of its ReLU makes more of it. Here each product is
-summed in one order, whatever else is in the batch.
+model alone differ in the last bit, and Adam, whose first updates hardly depend on a gradient's size, makes more of it.
+Here each product is summed in one order, whatever else is in the batch.
 """
 
 from __future__ import annotations
