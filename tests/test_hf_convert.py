@@ -1,44 +1,20 @@
-"""A converted model: which parameters it gains, that it trains, saves and loads, and what it refuses."""
+"""A converted model: which parameters it gains, what is read of it, and that it computes what its mechanism says."""
 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers as tf
-from torch import Tensor, nn
 
 import attnlab as al
 from attnlab.attention import repeat_groups
-from attnlab.hf import reconvert
 from attnlab.models import Transformer, TransformerConfig, load_model, save_model
+from tests.hf_converted import GAINED, converted
 from tests.hf_zoo import PAD, VOCABULARY, build, inputs, padding, real_logits
-from tests.test_hf_load import write_tokenizer
 from tests.tolerance import assert_close
-
-# (heads of keys and values, slots, width) of what each family gains.
-GAINED = {
-    "bert": {"encoder.weight": (4, 5, 24)},
-    "roberta": {"encoder.weight": (4, 5, 24)},
-    "gpt2": {"decoder.weight": (4, 5, 24)},
-    "llama": {"decoder.weight": (2, 5, 24)},
-    "bart": {"encoder.weight": (3, 5, 24), "decoder.weight": (4, 5, 24), "cross.weight": (4, 5, 24)},
-    "marian": {"encoder.weight": (3, 5, 24), "decoder.weight": (4, 5, 24), "cross.weight": (4, 5, 24)},
-    "t5": {"encoder.weight": (3, 5, 24), "decoder.weight": (3, 5, 24), "cross.weight": (3, 5, 24)},
-}
-
-
-def converted(name: str, mech: Any = "abc-mlp:slots=5", **settings: Any) -> tf.PreTrainedModel:
-    """A converted model of the family whose new parameters are not as they started."""
-    model = al.convert(build(name), mech, **{"bias": "drop" if name == "t5" else "refuse", **settings})
-    with torch.no_grad():
-        for parameter in model.attnlab.parameters():
-            parameter.normal_(std=0.3)
-    return model
 
 
 @pytest.mark.parametrize("name", GAINED)
@@ -175,189 +151,6 @@ def test_gradient_checkpointing_changes_nothing(checkpointing: bool) -> None:
 # Saving and loading
 
 
-@pytest.mark.parametrize("name", GAINED)
-def test_save_and_load(name: str, tmp_path: Path) -> None:
-    model = converted(name)
-    model.save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    again = al.load_model(tmp_path).model
-    assert al.is_converted(again)
-    given = inputs(model, padding("mixed"))
-    assert torch.equal(real_logits(again, given), real_logits(model, given))
-
-
-def test_partial_conversions_and_shards_come_back(tmp_path: Path) -> None:
-    model = converted("bart", {"causal": "abc-mlp:slots=3,tied=false", "cross": "rfa:features=7"}, layers=["decoder"])
-    model.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    write_tokenizer(tmp_path)
-    again = al.load_model(tmp_path, dtype=torch.float64).model
-    given = inputs(model)
-    assert next(again.attnlab.parameters()).dtype == torch.float64
-    assert_close(real_logits(again, given).float(), real_logits(model, given))
-
-
-def test_another_head_on_a_converted_body(tmp_path: Path) -> None:
-    model = converted("roberta")
-    model.save_pretrained(tmp_path)
-    classifier = tf.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=2).eval()
-    assert not al.is_converted(classifier)
-    reconvert(classifier, tmp_path)
-    given = inputs(model, padding("right"))
-    bodies = [m.roberta(**given).last_hidden_state for m in (model, classifier)]
-    assert_close(*bodies)
-    with pytest.raises(ValueError, match="is converted already"):
-        reconvert(classifier, tmp_path)
-    with pytest.raises(ValueError, match="says nothing of a conversion"):
-        reconvert(build("roberta"), tmp_path)
-
-
-def saved(tmp_path: Path) -> Path:
-    converted("bert").save_pretrained(tmp_path)
-    write_tokenizer(tmp_path)
-    return tmp_path
-
-
-def edit(file: Path, change: Any) -> None:
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
-
-
-def test_a_folder_without_the_conversions_section(tmp_path: Path) -> None:
-    edit(saved(tmp_path) / "config.json", lambda content: content.pop("attnlab"))
-    with pytest.raises(ValueError, match=r"parameters of a conversion \(attnlab.encoder.weight\), but its config.json"):
-        al.load_model(tmp_path)
-
-
-def test_a_folder_without_the_conversions_parameters(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    weights = saved(tmp_path) / "model.safetensors"
-    tensors = load_file(weights)
-    del tensors["attnlab.encoder.weight"]
-    save_file(tensors, weights, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"parameters do not fit its config: 1 differ, such as attnlab.encoder.weight"):
-        al.load_model(tmp_path)
-
-
-def test_a_section_that_cannot_be_read(tmp_path: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        content["attnlab"]["groups"]["encoder"]["layers"] = ["encoder 7"]
-
-    edit(saved(tmp_path) / "config.json", change)
-    with pytest.raises(ValueError, match="conversion in this model's config cannot be read"):
-        al.load_model(tmp_path)
-
-
-# Training
-
-
-class Rows(torch.utils.data.Dataset):
-    """Eight sentences that repeat two tokens."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, i: int) -> dict[str, Tensor]:
-        ids = torch.tensor([3 + i, 20 + i] * 8)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-
-
-@pytest.mark.parametrize("name", ["gpt2", "roberta"])
-def test_the_trainer_trains_saves_and_resumes(name: str, tmp_path: Path) -> None:
-    # With the family's own dropout of attention weights, which a converted layer leaves out.
-    model = converted(name)
-    settings = {
-        "output_dir": str(tmp_path),
-        "per_device_train_batch_size": 4,
-        "learning_rate": 1e-2,
-        "save_steps": 5,
-        "logging_steps": 5,
-        "report_to": "none",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-    }
-    start = {key: t.clone() for key, t in model.attnlab.state_dict().items()}
-    trainer = tf.Trainer(model=model, args=tf.TrainingArguments(**settings, max_steps=10), train_dataset=Rows())
-    trainer.train()
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert losses[-1] < 0.9 * losses[0]
-    for key, t in model.attnlab.state_dict().items():
-        assert not torch.equal(t, start[key])
-    folder = tmp_path / "checkpoint-10"
-    write_tokenizer(folder)
-    again = al.load_model(folder).model
-    given = inputs(model)
-    assert_close(real_logits(again, given), real_logits(model.eval(), given))
-    resumed = tf.Trainer(
-        model=converted(name), args=tf.TrainingArguments(**settings, max_steps=10), train_dataset=Rows()
-    )
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert resumed.state.global_step == 10
-
-
-def test_our_engine_trains_it(tmp_path: Path) -> None:
-    from attnlab.training import CrossEntropy, Recipe, Schedule, Settings, read_metrics, train
-
-    class Source:
-        def batch(self, step: int) -> dict[str, Tensor]:
-            rows = Rows()
-            batch = [rows[(2 * step + i) % 8] for i in range(4)]
-            return {key: torch.stack([row[key] for row in batch]) for key in ("input_ids", "labels")}
-
-    model = converted("llama")
-    start = model.attnlab.decoder.weight.detach().clone()
-    settings = Settings(
-        steps=10, recipe=Recipe(lr=0.03), schedule=Schedule("constant"), seed=0, device="cpu", log_every=1
-    )
-    train(model, Source(), terms=[CrossEntropy()], settings=settings, run_dir=tmp_path)
-    losses = [line["values"]["loss"] for line in read_metrics(tmp_path) if line["kind"] == "train"]
-    assert losses[-1] < 0.7 * losses[0]
-    assert not torch.equal(model.attnlab.decoder.weight, start)
-
-
-# Refusals
-
-
-def test_what_convert_refuses() -> None:
-    with pytest.raises(ValueError, match="is converted already"):
-        al.convert(converted("bert"), "abc-mlp")
-    with pytest.raises(ValueError, match=r"no attention of kind cross among the chosen layers; the model has encoder"):
-        al.convert(build("bert"), "abc-mlp", kinds=("cross",))
-    with pytest.raises(ValueError, match="a kind is encoder, causal"):
-        al.convert(build("bert"), "abc-mlp", kinds=("self",))
-    with pytest.raises(ValueError, match="slots must be an int of at least 1"):
-        al.convert(build("bert"), "abc-mlp:slots=0")
-    with pytest.raises(ValueError, match="bias must be 'refuse' or 'drop'"):
-        al.convert(build("bert"), "abc-mlp", bias="keep")
-    with pytest.raises(ValueError, match="cannot be swapped or recorded"):
-        al.convert(nn.Linear(2, 2), "abc-mlp")
-
-
-@pytest.mark.parametrize(
-    ("name", "mech", "message"),
-    [
-        ("gpt2", "abc-luna", "would leak the future"),
-        ("gpt2", "abc-cluster", "later key would move"),
-        ("gpt2", "abc-compressive", "give length="),
-        ("t5", "abc-mlp", "drop the bias"),
-        ("mistral", "abc-mlp", "sees only the last 5 tokens"),
-        ("modernbert", "abc-mlp", "sees only the last 4 tokens"),
-    ],
-)
-def test_a_refused_model_is_as_it_was(name: str, mech: str, message: str) -> None:
-    model, before = build(name), build(name)
-    with pytest.raises(ValueError, match=message):
-        al.convert(model, mech)
-    assert not al.is_converted(model)
-    given = inputs(model)
-    assert torch.equal(real_logits(model, given), real_logits(before, given))
-    assert model.config._attn_implementation == "sdpa"
-    assert list(model.state_dict()) == list(before.state_dict())
-
-
 def test_t5_is_converted_in_its_cross_attention_or_without_its_bias() -> None:
     model = converted("t5", kinds=("cross",))
     assert list(model.attnlab.state_dict()) == ["cross.weight"]
@@ -365,23 +158,6 @@ def test_t5_is_converted_in_its_cross_attention_or_without_its_bias() -> None:
     with pytest.raises(ValueError, match="makes the position bias of"):
         al.convert(build("t5"), "abc-mlp", layers=[("decoder", 0)], bias="drop")
     assert list(converted("t5", layers=[("decoder", 1)]).attnlab.state_dict()) == ["decoder.weight"]
-
-
-def test_a_text_longer_than_linformers_n() -> None:
-    model = converted("gpt2", "abc-linformer:slots=3,length=8")
-    assert model(**inputs(model, length=8)).logits.shape[1] == 8
-    with pytest.raises(ValueError, match=r"transformer.h.0.attn: 9 tokens, but this Linformer learned a control for 8"):
-        model(**inputs(model, length=9))
-    with pytest.raises(ValueError, match="9 tokens, but this Linformer"):
-        model.generate(**inputs(model, length=6), max_new_tokens=5, min_new_tokens=5, do_sample=False)
-
-
-def test_a_mask_of_ones_own_is_refused() -> None:
-    model = converted("bert")
-    mask = torch.rand(3, 1, 11, 11) > 0.4
-    mask[:, :, :, 0] = True
-    with pytest.raises(ValueError, match=r"cannot take this call \(mask\)"):
-        model(**inputs(model), attention_mask=mask)
 
 
 def test_half_precision_and_mixed() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.hf.memory_cache import MemoryLayer
+from tests.hf_converted import converted
 from tests.hf_zoo import build, inputs, padding
-from tests.test_hf_convert import converted
 from tests.tolerance import assert_close
 
 WAYS = {

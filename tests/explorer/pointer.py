@@ -1,0 +1,46 @@
+"""What the tests of the explorer's page do with it: point at a cell, read what is told, save a file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .conftest import settle
+
+Look = Callable[..., Any]
+
+# Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
+SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def point_at(page: Any, query: int, key: int, pane: int = 0) -> str:
+    """Put the pointer on a cell; what the readout says then."""
+    canvas = page.locator(".x-large").nth(pane)
+    canvas.scroll_into_view_if_needed()
+    left, over, size, x, y = map(float, canvas.get_attribute("data-frame").split())
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + left + (key + 0.5 - x) * size, box["y"] + over + (query + 0.5 - y) * size)
+    settle(page)
+    return page.locator(".x-readout").nth(pane).inner_text()
+
+
+def told(readout: str) -> tuple[float, float]:
+    """(value, error) of a readout."""
+    value, error = re.search(r": (\S+) ± (\S+)$", readout.replace(MINUS, "-")).groups()
+    # Both are rounded for reading, the error to two digits.
+    return float(value), float(error) * 1.06
+
+
+def save(page: Any, kind: str) -> bytes:
+    with page.expect_download() as waiting:
+        page.click(f"[data-export={kind}]")
+    return Path(waiting.value.path()).read_bytes()
+
+
+def title(page: Any) -> str:
+    return page.inner_text(".x-head h2")
