@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnlab.data import bundled_text, train_bpe, write_store
-from attnlab.experiments.guidance import assemble
+from attnlab.experiments.guidance import curves, tables
+from attnlab.experiments.guidance.assemble import assemble
 from attnlab.experiments.guidance.electra import ElectraConfig
 from attnlab.experiments.guidance.figure4 import write_patterns_page
 from attnlab.experiments.guidance.figures import figures_page
@@ -81,13 +82,13 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
     assert json.loads((tmp_path / "one" / "timeline" / "steps" / "index.json").read_text())["steps"]
     # Another machine's parts join what the result held.
     result = run_parts(CONFIG, list("bcdefg"), places=places, work=tmp_path / "two", out=out)
-    tables = result["tables"]
-    assert tables["tuning"] == first["tables"]["tuning"]
-    assert {row["training"] for row in tables["finetuned"]} == {"half", "short", "long"}
-    assert {row["guided"] for row in tables["electra"]} == {True, False}
-    assert [row["model"] for row in tables["translation"]][:3] == ["BASE", "AG", "Gaussian"]
-    assert {row["language"] for row in tables["low_resource"]} == {"oromo", "tagalog"}
-    assert any(row["bias"] for row in tables["ablations"])
+    told = result["tables"]
+    assert told["tuning"] == first["tables"]["tuning"]
+    assert {row["training"] for row in told["finetuned"]} == {"half", "short", "long"}
+    assert {row["guided"] for row in told["electra"]} == {True, False}
+    assert [row["model"] for row in told["translation"]][:3] == ["BASE", "AG", "Gaussian"]
+    assert {row["language"] for row in told["low_resource"]} == {"oromo", "tagalog"}
+    assert any(row["bias"] for row in told["ablations"])
     json.loads(out.read_text())
     assert "Figure 7" in figures_page(result)
 
@@ -110,20 +111,20 @@ CURVE = {
 
 
 def test_what_a_curve_says() -> None:
-    assert assemble.converged_at(CURVE) == pytest.approx(0.95 * 280, abs=8)
+    assert curves.converged_at(CURVE) == pytest.approx(0.95 * 280, abs=8)
     # Half a nat of three nats in 300 updates.
-    assert assemble.drops_at(CURVE, 7.0) == pytest.approx(350, abs=8)
-    assert assemble.drops_at(CURVE, 4.0) is None
-    assert assemble.reaches_at(CURVE, 5.5) == pytest.approx(450, abs=12)
-    assert assemble.converged_at({**CURVE, "guidance": [0.0] * 1000}) is None
-    tables = {"runs": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, "guided": False}],
+    assert curves.drops_at(CURVE, 7.0) == pytest.approx(350, abs=8)
+    assert curves.drops_at(CURVE, 4.0) is None
+    assert curves.reaches_at(CURVE, 5.5) == pytest.approx(450, abs=12)
+    assert curves.converged_at({**CURVE, "guidance": [0.0] * 1000}) is None
+    made = {"runs": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, "guided": False}],
               "curves": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, **CURVE}]}  # fmt: skip
-    assert assemble.guessing(tables) == pytest.approx(7.0, abs=0.1)
+    assert tables.guessing(made) == pytest.approx(7.0, abs=0.1)
 
 
 def test_no_parts_no_tables(tmp_path: Path) -> None:
-    assert assemble.assemble(tmp_path, None, config={})["tables"] == {}
-    assert assemble.guessing({}) is None
+    assert assemble(tmp_path, None, config={})["tables"] == {}
+    assert tables.guessing({}) is None
 
 
 def test_the_papers_settings() -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attnlab.experiments.guidance.tables import RUN, made_tables
 from attnlab.provenance import provenance, write_json
 
-__all__ = ["NOTES", "assemble", "best_arm", "converged_at", "drops_at", "reaches_at"]
+__all__ = ["NOTES", "assemble"]
 
-Row = Mapping[str, Any]
-RUN = ("part", "depth", "language", "arm", "seed")
 # What tells rows of a table apart; of several with the same, the last counts.
 KEYS = {
     "runs": RUN,
@@ -26,10 +25,6 @@ KEYS = {
     "translation_evaluations": ("arm", "seed", "at"),
     "bleu": ("arm", "seed"),
 }
-# A loss has left its plateau when it is this far (nats) below the loss of guessing words by their frequency.
-LEFT = 0.5
-CONVERGED = 0.95
-PRETRAINED = {"half": "half of the pretraining", "short": "7/8 of the pretraining", "long": "all of the pretraining"}
 NOTES = {
     "summary": "Means over the seeds.",
     "settings": "What was trained; batch counts texts, tokens those of a batch of translations.",
@@ -37,31 +32,21 @@ NOTES = {
     "loss: of masked tokens in held-out articles, at the last update that all arms of a seed reached in their time.",
     "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
     "steps: updates until the training loss (mean of the last 2 %) reaches the last one of the model without "
-    "guidance; for that model, all updates.",
+    "guidance; for that model, all updates. mlm_drop: as in ag_loss, empty where the loss never came so low.",
     "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "
     "loss is half a nat below that of guessing by frequency, where it would stay for long.",
     "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up.",
     "electra": "plateau_steps: updates until the generator's and the detector's loss together have left their plateau.",
     "translation": "loss: training, label-smoothed, the mean of the last 2 % of updates; valid_nll without smoothing.",
     "low_resource": "The loss of masked tokens in held-out texts.",
-    "ablations": "As tuning, one setting of the best guided arm changed at a time. closeness is not measured here.",
+    "ablations": "As tuning, one setting of the best guided arm changed at a time.",
 }
 
 
 def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: Path | None = None) -> dict[str, Any]:
     """Gather every part's JSON below ``work`` (and the tables in ``keep``, an earlier result) and write ``out``."""
     tables, where, trained = _gathered(work, keep)
-    made = {
-        "tuning": tuning(tables),
-        "convergence": convergence(tables),
-        "ag_loss": ag_loss(tables),
-        "finetuned": finetuned(tables),
-        "electra": electra(tables),
-        "translation": translation(tables),
-        "low_resource": low_resource(tables),
-        "ablations": ablated(tables),
-    }
-    made = {"summary": summary(made), "settings": settings(trained), **made}
+    made = {"settings": settings(trained), **made_tables(tables)}
     result = {
         "name": "guidance",
         "paper": "AG",
@@ -112,280 +97,3 @@ def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, A
             for row in content.get(name, []):
                 found[name][tuple(row.get(key) for key in keys)] = row
     return {name: list(rows.values()) for name, rows in found.items() if rows}, where, trained
-
-
-def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) -> list[float]:
-    """At each point of a thinned curve, the mean over the last ``share`` of the whole training."""
-    width, found = max(1.0, share * at[-1]), []
-    for i, end in enumerate(at):
-        total = weight = 0.0
-        for j in range(i, -1, -1):
-            begin = at[j - 1] if j else 0
-            if at[j] <= end - width and j < i:
-                break
-            total += values[j] * (at[j] - begin)
-            weight += at[j] - begin
-        found.append(total / weight)
-    return found
-
-
-def converged_at(curve: Row) -> int | None:
-    """The first update at which 95 % of the fall of L_AG is done."""
-    values = curve["guidance"]
-    if not values or max(values) <= 0:
-        return None
-    smooth = mean_until(curve["at"], values, 0.005)
-    bound = smooth[0] - CONVERGED * (smooth[0] - min(smooth))
-    return next(at for at, value in zip(curve["at"], smooth, strict=True) if value <= bound)
-
-
-def drops_at(curve: Row, level: float | None) -> int | None:
-    """The first update at which the task's loss is half a nat below ``level``; None if it never is."""
-    if level is None:
-        return None
-    smooth = mean_until(curve["at"], curve["task"], 0.01)
-    return next((at for at, value in zip(curve["at"], smooth, strict=True) if value < level - LEFT), None)
-
-
-def reaches_at(curve: Row, loss: float) -> int | None:
-    """The first update at which the smoothed training loss is at most ``loss``."""
-    smooth = mean_until(curve["at"], curve["task"])
-    return next((at for at, value in zip(curve["at"], smooth, strict=True) if value <= loss), None)
-
-
-Tables = Mapping[str, list[dict[str, Any]]]
-
-
-def _last_loss(tables: Tables, run: Row) -> float | None:
-    """The held-out loss at a run's last look."""
-    looks = _looks(tables, run)
-    return looks[max(looks)] if looks else None
-
-
-def _curve(tables: Tables, run: Row) -> Row | None:
-    return next((c for c in tables.get("curves", []) if all(c.get(k) == run.get(k) for k in RUN)), None)
-
-
-def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
-    return [run for run in tables.get("runs", []) if run["part"] == part]
-
-
-def tuning(tables: Tables) -> list[dict[str, Any]]:
-    """Part (a): one row for each rate, warm-up and seed, read at the last update that all arms of the seed share."""
-    columns = ("guided", "lr", "warmup", "seed")
-    runs = _runs(tables, "a")
-    shared = {
-        seed: _shared_look([run for run in runs if run["seed"] == seed], tables) for seed in {r["seed"] for r in runs}
-    }
-    rows = [
-        {**{c: run[c] for c in columns}, "at": shared[run["seed"]], "loss": _loss_at(tables, run, shared[run["seed"]]),
-         "of_steps": run["steps"]}
-        for run in runs
-    ]  # fmt: skip
-    return sorted(rows, key=lambda r: (r["seed"], not r["guided"], -r["lr"], r["warmup"]))
-
-
-def _shared_look(runs: Sequence[Row], tables: Tables) -> int | None:
-    """The last update at which all of these runs were evaluated: a fair place to compare runs of several lengths."""
-    looks = [set(_looks(tables, run)) for run in runs]
-    both = set.intersection(*looks) if looks else set()
-    return max(both) if both else None
-
-
-def _looks(tables: Tables, run: Row) -> dict[int, float]:
-    """{update: held-out loss} of a run."""
-    own = [e for e in tables.get("evaluations", []) if all(e.get(k) == run.get(k) for k in RUN)]
-    return {e["at"]: e["valid_loss"] for e in own}
-
-
-def _loss_at(tables: Tables, run: Row, at: int | None) -> float | None:
-    return None if at is None else _looks(tables, run).get(at)
-
-
-def _best_arms(runs: Sequence[Row], tables: Tables) -> dict[bool, str]:
-    """By guidance, of the arms trained on every seed the lowest on the first, at the last update all of them share."""
-    seeds = {run["seed"] for run in runs}
-    on_all = {arm for arm in {run["arm"] for run in runs} if {r["seed"] for r in runs if r["arm"] == arm} == seeds}
-    first = [run for run in runs if run["seed"] == min(seeds) and run["arm"] in on_all]
-    at, best = _shared_look(first, tables), {}
-    for guided in (True, False):
-        own = [(loss, run["arm"]) for run in first if run["guided"] == guided
-               and (loss := _loss_at(tables, run, at)) is not None]  # fmt: skip
-        if own:
-            best[guided] = min(own)[1]
-    return best
-
-
-def best_arm(tables: Tables) -> dict[bool, str]:
-    """By guidance, the name of the best arm of part (a)."""
-    runs = _runs(tables, "a")
-    return _best_arms(runs, tables) if runs else {}
-
-
-def convergence(tables: Tables) -> list[dict[str, Any]]:
-    """Parts (a) and (e): the best arms by depth and seed."""
-    rows = []
-    every = [run for part in ("a", "e") for run in _runs(tables, part)]
-    for depth in sorted({run["depth"] for run in every}):
-        runs = [run for run in every if run["depth"] == depth]
-        best = _best_arms(runs, tables)
-        for run in runs:
-            if best.get(run["guided"]) != run["arm"]:
-                continue
-            other = next((r for r in runs if not r["guided"] and r["arm"] == best.get(False)
-                          and r["seed"] == run["seed"]), None)  # fmt: skip
-            curve = _curve(tables, run)
-            if other is None or curve is None:
-                continue
-            steps = reaches_at(curve, other["loss"]) if run["guided"] else run["steps"]
-            told = {"lr": run["lr"], "warmup": run["warmup"], "loss": _last_loss(tables, run)}
-            rows.append({"layers": depth, "guided": run["guided"], "seed": run["seed"], **told, "steps": steps,
-                         "of_steps": run["steps"]})  # fmt: skip
-    return rows
-
-
-def guessing(tables: Tables) -> float | None:
-    """The loss of guessing by frequency, as the unguided runs of (a) show it: the plateau they reach first."""
-    curves = [_curve(tables, run) for run in _runs(tables, "a") if not run["guided"]]
-    levels = [level for curve in curves if curve is not None and (level := plateau(curve)) is not None]
-    return sum(levels) / len(levels) if levels else None
-
-
-def plateau(curve: Row) -> float | None:
-    """The loss where a curve's first steep fall is over: then 2 % of the training change it by less than 0.05."""
-    smooth = mean_until(curve["at"], curve["task"], 0.01)
-    for i, at in enumerate(curve["at"]):
-        later = next((j for j, a in enumerate(curve["at"]) if a >= at + 0.02 * curve["at"][-1]), None)
-        if later is not None and smooth[i] - smooth[later] < 0.05 and smooth[i] < smooth[0] - 0.5:
-            return smooth[i]
-    return None
-
-
-def ag_loss(tables: Tables) -> list[dict[str, Any]]:
-    """Figure 5 in two numbers, for every seed of the best guided arm of (a)."""
-    runs = _runs(tables, "a")
-    if not runs:
-        return []
-    best, level, rows = _best_arms(runs, tables).get(True), guessing(tables), []
-    for run in runs:
-        curve = _curve(tables, run)
-        if run["arm"] != best or curve is None:
-            continue
-        converged, drop, steps = converged_at(curve), drops_at(curve, level), curve["at"][-1]
-        row = {"seed": run["seed"], "arm": run["arm"], "steps": steps, "ag_converged": converged, "mlm_drop": drop}
-        shares = {
-            "ag_converged_share": converged / steps if converged else None,
-            "mlm_drop_share": drop / steps if drop else None,
-        }
-        rows.append({**row, **shares, "plateau_loss": level})
-    return rows
-
-
-def finetuned(tables: Tables) -> list[dict[str, Any]]:
-    """Part (b)."""
-    rows = [
-        {
-            "task": r["task"],
-            "training": r["training"],
-            "guided": r["arm"].startswith("AG"),
-            "accuracy": r["accuracy"],
-            "seed": r["seed"],
-        }
-        for r in tables.get("finetuned_runs", [])
-    ]
-    order = ("half", "short", "long")
-    return sorted(rows, key=lambda r: (order.index(r["training"]), r["task"], not r["guided"], r["seed"]))
-
-
-def electra(tables: Tables) -> list[dict[str, Any]]:
-    """Part (c): the better arm with and without guidance, and when its loss left the plateau."""
-    runs, rows = tables.get("electra_runs", []), []
-    for guided in (True, False):
-        own = [run for run in runs if run["guided"] == guided]
-        if not own:
-            continue
-        run = min(own, key=lambda r: r["loss"])
-        curve = next(c for c in tables["electra_curves"] if c["arm"] == run["arm"] and c["seed"] == run["seed"])
-        level = plateau(curve)
-        left = drops_at(curve, level)
-        told = {"guided": guided, "lr": run["lr"], "warmup": run["warmup"], "loss": run["loss"], "plateau_loss": level}
-        rows.append({**told, "plateau_steps": run["steps"] if left is None else left, "of_steps": run["steps"]})
-    return rows
-
-
-def translation(tables: Tables) -> list[dict[str, Any]]:
-    """Part (d)."""
-    scores = {(r["arm"], r["seed"]): r["bleu"] for r in tables.get("bleu", [])}
-    return [
-        {
-            "model": r["arm"],
-            "seed": r["seed"],
-            "loss": r["loss"],
-            "valid_nll": r["valid_nll"],
-            "bleu": scores.get((r["arm"], r["seed"])),
-            "steps": r["steps"],
-        }
-        for r in tables.get("translation_runs", [])
-    ]
-
-
-def low_resource(tables: Tables) -> list[dict[str, Any]]:
-    """Part (f)."""
-    runs, rows = _runs(tables, "f"), []
-    for language in dict.fromkeys(run["language"] for run in runs):
-        own = [run for run in runs if run["language"] == language]
-        best = _best_arms(own, tables)
-        rows += [
-            {
-                "language": language,
-                "guided": run["guided"],
-                "lr": run["lr"],
-                "warmup": run["warmup"],
-                "loss": _last_loss(tables, run),
-                "seed": run["seed"],
-            }
-            for run in own
-            if best.get(run["guided"]) == run["arm"]
-        ]
-    return rows
-
-
-def summary(made: Tables) -> list[dict[str, Any]]:
-    """What came out, with and without guidance, in one table: means over the seeds."""
-    rows: list[dict[str, Any]] = []
-
-    def add(
-        what: str, found: Iterable[Row], column: str, key: str = "guided", values: tuple[Any, Any] = (True, False)
-    ) -> None:
-        both = [[r[column] for r in found if r[key] == value and r[column] is not None] for value in values]
-        if all(both):
-            guided, unguided = (sum(some) / len(some) for some in both)
-            rows.append({"what": what, "guided": guided, "unguided": unguided, "seeds": min(map(len, both))})
-
-    depths = sorted({row["layers"] for row in made["convergence"]}, key=lambda layers: (layers != 12, layers))
-    for layers in depths:
-        own = [row for row in made["convergence"] if row["layers"] == layers]
-        add(f"masked LM, {layers} layers: held-out loss", own, "loss")
-        add(f"masked LM, {layers} layers: updates to the unguided model's last loss", own, "steps")
-    for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
-        own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
-        add(f"{task} after {PRETRAINED[training]}: accuracy, %", own, "accuracy")
-    add("ELECTRA: updates on the plateau", made["electra"], "plateau_steps")
-    add("ELECTRA: training loss", made["electra"], "loss")
-    for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):
-        add(f"translation: {told}", made["translation"], column, "model", ("AG", "BASE"))
-    for language in dict.fromkeys(row["language"] for row in made["low_resource"]):
-        own = [row for row in made["low_resource"] if row["language"] == language]
-        add(f"{language.capitalize()}: held-out loss", own, "loss")
-    return rows
-
-
-def ablated(tables: Tables) -> list[dict[str, Any]]:
-    """Part (g)."""
-    rows = []
-    for run in _runs(tables, "g"):
-        curve = _curve(tables, run)
-        told = {name: run[name] for name in ("alpha0", "fraction", "patterns", "bias", "seed")}
-        drop = drops_at(curve, guessing(tables)) if curve is not None and _runs(tables, "a") else None
-        rows.append({"arm": run["arm"], **told, "loss": _last_loss(tables, run), "mlm_drop": drop})
-    return rows

@@ -13,11 +13,12 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.guidance.assemble import assemble, best_arm
+from attnlab.experiments.guidance.assemble import assemble
 from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
 from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
 from attnlab.experiments.guidance.mlm import Pretrained, run_arms
 from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
+from attnlab.experiments.guidance.tables import best_arm
 from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
 from attnlab.experiments.parts import Part
 from attnlab.provenance import write_json
