@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
 from attnlab.data import load_tokeniser, train_wordpiece, write_store
-from attnlab.experiments.abc import distillation, lm, mlm
+from attnlab.experiments.abc import decoding, distillation, lm, mlm
+from attnlab.models import Cache, Transformer, named_config
 from tests import hf_zoo
 
 WORDS = list("abcdefghijklmnopqrs")
@@ -122,3 +125,40 @@ def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Pa
         gap = (ends["converted"] - row["loss"]) / (ends["converted"] - ends["teacher"])
         assert row["gap_closed"] == pytest.approx(gap)
     assert {r["method"] for r in tables["equal_time"]} <= set(distillation.METHODS)
+
+
+@pytest.mark.parametrize("name", decoding.MODELS)
+def test_a_step_of_decoding_begins_with_the_same_tensors_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a captured graph reads has to live as long as the graph."""
+    config = decoding.AbcDecodingConfig(batch=2, lengths=(4, 8, 16, 32), together=1)
+    cross, causal = decoding.MODELS[name]
+    model = Transformer(
+        replace(named_config("translation-wmt14"), layers=1, cross_attention=cross, causal_attention=causal)
+    ).eval()
+    # The tensors themselves, so that no later one gets the name of one that died.
+    seen: list[dict[int, Tensor]] = []
+    decode = model.decode
+
+    def noted(*given: Any, cache: Cache, **settings: Any) -> Any:
+        memories = [*cache.layers, *cache.cross, *(m.state for m in cache.cross if m.state is not None)]
+        held = [t for memory in memories for t in tensors_in(memory)]
+        seen.append({id(t): t for t in held})
+        assert cache.length == (0 if len(seen) == 1 else 7)
+        return decode(*given, cache=cache, **settings)
+
+    monkeypatch.setattr(model, "decode", noted)
+    steps, held = decoding._steps(model, config, 7)
+    for _ in range(3):
+        steps()
+    assert held == sum(t.numel() * t.element_size() for t in seen[1].values())
+    for again in seen[2:]:
+        assert again.keys() == seen[1].keys()
+
+
+def tensors_in(thing: Any) -> list[Tensor]:
+    """Every tensor that an object's attributes reach, but for those of a mechanism."""
+    if isinstance(thing, Tensor):
+        return [thing]
+    if isinstance(thing, nn.Module) or not hasattr(thing, "__dict__"):
+        return []
+    return [t for value in vars(thing).values() for t in tensors_in(value)]

@@ -151,14 +151,17 @@ def _steps(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[
     _lengthen(cache, length)
     # What is left of the source is in the cache.
     source = Source(source.hidden[:, :1].clone(), None)
+    memories = (cache, *cache.layers, *cache.cross, *(m.state for m in cache.cross if m.state is not None))
+    past = [dict(vars(memory)) for memory in memories]
 
     @torch.no_grad()
     def step() -> Tensor:
+        # The same position after the same past again: its cost is what is measured, and a captured step goes on reading
+        # the tensors that it began with, so that they must live.
+        for memory, held in zip(memories, past, strict=True):
+            vars(memory).update(held)
         head: Any = model.head
-        written = head(model.decode(token, source, cache=cache).hidden[:, -1]).argmax(-1)
-        # The same position again: its cost is what is measured.
-        _lengthen(cache, length)
-        return written
+        return head(model.decode(token, source, cache=cache).hidden[:, -1]).argmax(-1)
 
     run = _captured(step) if device.type == "cuda" else step
 
