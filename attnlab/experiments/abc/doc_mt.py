@@ -58,8 +58,9 @@ class AbcDocMtConfig:
         default_factory=lambda: AbcMtConfig(
             widths=(64, 96, 128, 160),
             longest=LONGEST,
-            look=1,
-            decode_batch=500,
+            # An epoch shows each sentence four times.
+            snapshots_per_epoch=4,
+            look=2,
         )
     )
     # A task of abc-mt, or tagalog-english.

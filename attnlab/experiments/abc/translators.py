@@ -69,12 +69,12 @@ class AbcMtConfig:
     vocab: int = 1000
     width: int = 128
     heads: int = 4
-    layers: int = 3
-    hidden: int = 256
+    layers: int = 2
+    hidden: int = 512
     dropout: float = 0.2
     tokens: int = 8192
     # The same for all models that are compared, as long as the time suffices.
-    steps: int = 2500
+    steps: int = 2000
     widths: tuple[int, ...] = (20, 28, 40, 60)
     lr: float = 3e-3
     warmup: int = 400
@@ -85,9 +85,10 @@ class AbcMtConfig:
     half: bool = False
     beams: int = 5
     penalty: float = 0.6
-    # Snapshots are of epochs; the last so many are averaged.
+    # The last so many snapshots are averaged.
     averaged: int = 5
-    # Epochs from one look at the validation set to the next.
+    snapshots_per_epoch: int = 1
+    # Snapshots from one look at the validation set to the next.
     look: int = 3
     tokens_held_out: int = 4096
     # Outputs are cut there.
@@ -147,19 +148,19 @@ def run_variants(
     source = shaped(*corpus.ids["train"], tokens=config.tokens, seed=seed)
     valid = shaped(*corpus.ids["valid"], tokens=min(config.tokens, config.tokens_held_out))
     kept = {key: deque[dict[str, Tensor]](maxlen=config.averaged) for key in models}
+    every = max(1, source.steps_per_epoch // config.snapshots_per_epoch)
     began = time.monotonic()
 
     def look(step: int) -> None:
         for key, model in models.items():
             kept[key].append({n: t.detach().clone() for n, t in model.state_dict().items()})
-        epoch, within = divmod(step, source.steps_per_epoch)
         # The end of a training is looked at too, wherever it is.
-        if within == 0 and epoch % config.look:
+        if step % every == 0 and step // every % config.look:
             return
         spent = round(time.monotonic() - began, 1)
         for key, model in models.items():
             nll = _finite(held_out_nll(model, valid))
-            part.row("validation", data=name, variant=key, seed=seed, step=step, epoch=epoch, seconds=spent, nll=nll)
+            part.row("validation", data=name, variant=key, seed=seed, step=step, seconds=spent, nll=nll)
 
     with ExitStack() as stack:
         for model in models.values():
@@ -174,7 +175,7 @@ def run_variants(
             seconds=seconds,
             streams=config.streams,
             half=config.half,
-            every=source.steps_per_epoch,
+            every=every,
             then=look,
         )
     part.row(
