@@ -12,6 +12,7 @@ are timed eight at a time, as a training runs them: the host prepares the next w
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -198,6 +199,7 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
     blocks = {way: partial(block, step, steps[way]) for way, step in jobs.items()}
     taken = median_seconds(blocks, repeats=config.repeats, warmup=1, device=device)
     seconds = {way: whole / steps[way] for way, whole in taken.items()}
+    hosts = {way: host_seconds(step, device) for way, step in jobs.items()}
     # A second step holds what a first one leaves: the optimiser's state.
     peaks = {way: peak_bytes(job, device=device) for way, job in jobs.items()}
     return [
@@ -208,11 +210,24 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
             "way": way,
             "milliseconds": 1000 * seconds[way],
             "time_ratio": seconds[way] / seconds["unguided"],
+            "host_milliseconds": 1000 * hosts[way],
             "mebibytes": peaks[way] / 2**20,
             "memory_ratio": peaks[way] / peaks["unguided"],
         }
         for way in jobs
     ]
+
+
+def host_seconds(step: Callable[[], None], device: torch.device) -> float:
+    """How long the host is busy with a step that finds the device idle: the least of three."""
+    found = []
+    for _ in range(3):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        step()
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def tell(row: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ NOTES = {
     "settings": "What was trained; batch counts texts, tokens those of a batch of translations.",
     "tuning": "Every learning rate with every warm-up (a share of the planned updates), with and without guidance. "
     "loss: of masked tokens in held-out articles, at the last update that all arms of a seed reached in their time.",
+    "large_batches": "As tuning, with larger batches and fewer updates, some cut short by their time.",
     "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
     "steps: updates until the training loss (mean of the last 2 %) reaches the last one of the model without "
     "guidance; for that model, all updates. mlm_drop: as in ag_loss, empty where the loss never came so low.",

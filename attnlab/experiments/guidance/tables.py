@@ -30,10 +30,10 @@ def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
     return [run for run in tables.get("runs", []) if run["part"] == part]
 
 
-def tuning(tables: Tables) -> list[dict[str, Any]]:
-    """Part (a): one row for each rate, warm-up and seed, read at the last update that all arms of the seed share."""
+def tuning(tables: Tables, part: str = "a") -> list[dict[str, Any]]:
+    """One row for each rate, warm-up and seed, read at the last update that all arms of the seed share."""
     columns = ("guided", "lr", "warmup", "seed")
-    runs = _runs(tables, "a")
+    runs = _runs(tables, part)
     shared = {
         seed: _shared_look([run for run in runs if run["seed"] == seed], tables) for seed in {r["seed"] for r in runs}
     }
@@ -252,6 +252,8 @@ def made_tables(tables: Tables) -> dict[str, list[dict[str, Any]]]:
     """Every table, by its name."""
     made = {
         "tuning": tuning(tables),
+        # An earlier (a), with batches four times as large and for fewer updates.
+        "large_batches": tuning(tables, "large"),
         "convergence": convergence(tables),
         "ag_loss": ag_loss(tables),
         "finetuned": finetuned(tables),
