@@ -127,6 +127,11 @@ class SentencePieceTokeniser:
         return self._processor.get_piece_size()
 
     @property
+    def pieces(self) -> tuple[str, ...]:
+        """The piece of each id."""
+        return tuple(self._processor.id_to_piece(list(range(self.vocab_size))))
+
+    @property
     def specials(self) -> Specials:
         p = self._processor
         mask = p.piece_to_id("<mask>")

@@ -126,9 +126,8 @@ def _classification(
 
 def _translation(name: str, train: Pairs, valid: Pairs, vocab: int) -> Corpus:
     tokeniser = train_sentencepiece([*train.source, *train.target], vocab_size=vocab)
-    pieces = tuple(tokeniser._processor.id_to_piece(list(range(tokeniser.vocab_size))))
     sides: list[Any] = [encode_pairs(pairs, tokeniser, max_length=LONGEST) for pairs in (train, valid)]
-    return Corpus(name, "translation", pieces, sides[0], sides[1])
+    return Corpus(name, "translation", tokeniser.pieces, sides[0], sides[1])
 
 
 def _file(folder: Path, *starts: str) -> Path:
