@@ -66,15 +66,15 @@ class AbcLmConfig:
     width: int = 256
     # Heads of 128, as the paper's.
     heads: int = 2
-    layers: int = 4
+    layers: int = 3
     # Of Table 2b, which is twice as deep in the paper.
-    deep_layers: int = 6
+    deep_layers: int = 4
     layer_dropout: float = 0.2
     length: int = 512
-    batch: int = 8
+    batch: int = 16
     # A model this small does not see a text often enough to learn it by heart.
     dropout: float = 0.0
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, betas=(0.9, 0.98)))
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1.5e-3, betas=(0.9, 0.98)))
     warmup: int = 200
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256

@@ -72,7 +72,7 @@ class AbcMlmConfig:
     """How the converted models are continued and fine-tuned; the paper continues RoBERTa-base on a TPU."""
 
     length: int = 512
-    batch: int = 32
+    batch: int = 16
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=5e-4, betas=(0.9, 0.98)))
     warmup: int = 100
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
