@@ -73,8 +73,8 @@ class AbcMlmConfig:
 
     length: int = 512
     batch: int = 16
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=5e-4, betas=(0.9, 0.98)))
-    warmup: int = 100
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, betas=(0.9, 0.98)))
+    warmup: int = 200
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
     # Seeds of fine-tuning, for each task.
     seeds: Mapping[str, tuple[int, ...]] | None = None
