@@ -29,6 +29,8 @@ FULL: dict[str, Any] = {
     "contexts": (512, 1024, 2048, 4096, 8192, 16384),
     # Beyond this the softmax model's keys and values do not fit into a small machine.
     "softmax_up_to": 4096,
+    # Table 10's vocabulary too: its matrix is read at every step, whatever the attention.
+    "vocabularies": (8192, 32768),
 }
 TINY: dict[str, Any] = {
     "lengths": (64, 128),
@@ -37,6 +39,7 @@ TINY: dict[str, Any] = {
     "batch": 2,
     "contexts": (16, 64),
     "softmax_up_to": 64,
+    "vocabularies": (61, 122),
 }
 # Causal memory sizes of Table 2 (32) and of the translation models (8), and the linear baselines of Figure 1.
 DECODERS = ("softmax", "abc-mlp:slots=32", "abc-mlp:slots=8", "rfa:features=32", "t2r:features=32", "kernel:elu")
@@ -55,6 +58,7 @@ def main() -> None:
         "memory": [memory(length) for length in size["memory"]],
         "decoding": decoding(size, args.repeats),
         "flatness": flatness(size, args.repeats),
+        "vocabularies": vocabularies(size, args.repeats),
     }
     tables["decoding_at_a_glance"] = at_a_glance(tables["decoding"])
     for name, rows in tables.items():
@@ -149,6 +153,30 @@ def flatness(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
         {"context": int(name), "tokens_per_s": size["batch"] / t, "times_shortest": t / shortest}
         for name, t in seconds.items()
     ]
+
+
+def vocabularies(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
+    """How much the vocabulary's share of a step hides, at the longest context that softmax is run with."""
+    rows, context = [], size["softmax_up_to"]
+    for vocab in size["vocabularies"]:
+        sized = {**size, "model": {**size["model"], "vocab": vocab}}
+        with torch.inference_mode():
+            steps = {}
+            for spec in ("softmax", f"abc-mlp:slots={SLOTS}"):
+                model = Transformer(_config(sized, spec)).eval()
+                steps[spec] = _step(model, _filled(model, size["batch"], context, 64), size["batch"])
+            seconds = median_seconds(steps, repeats=3 * repeats, warmup=3)
+        softmax, abc = seconds.values()
+        rows.append(
+            {
+                "vocabulary": vocab,
+                "context": context,
+                "softmax": size["batch"] / softmax,
+                "abc-mlp": size["batch"] / abc,
+                "abc-mlp over softmax": softmax / abc,
+            }
+        )
+    return rows
 
 
 def at_a_glance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
