@@ -60,7 +60,7 @@ class AbcDistillConfig:
     """Seconds for each method, of which ``layer_share`` are the first stage's."""
 
     seconds: float = 40.0
-    layer_share: float = 0.1
+    layer_share: float = 0.2
     points: int = 8
     # Steps in which a method's speed is found, at a learning rate of nearly nothing.
     probe: int = 8
