@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 import attnlab as al
 from attnlab import registry
 from tests.conformance.laws import LAWS
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def python_blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+from tests.pages import ROOT, python_blocks, run_blocks
 
 
 @pytest.fixture
@@ -29,7 +23,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("_own_registry")
 def test_the_template_obeys_the_laws() -> None:
-    (source,) = python_blocks(ROOT / "docs" / "your-own-mechanism.md")
+    (source,) = python_blocks("docs/your-own-mechanism.md")
     assert len(source.splitlines()) <= 40
     exec(compile(source, "your-own-mechanism.md", "exec", dont_inherit=True), {"__name__": "power"})
     assert "power:p=2" in al.all_mechanisms()
@@ -48,5 +42,10 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_readme_code_runs() -> None:
-    for source in python_blocks(ROOT / "README.md"):
+    for source in python_blocks("README.md"):
         exec(compile(source, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+
+
+@pytest.mark.parametrize("page", ["abc", "huggingface", "recommend", "value-aware"])
+def test_a_page_runs_from_top_to_bottom(page: str) -> None:
+    run_blocks(f"docs/{page}.md")

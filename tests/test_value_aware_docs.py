@@ -1,21 +1,10 @@
-"""The Python blocks of docs/value-aware.md run, in order, in one namespace, and what it says of its tables is so."""
+"""What docs/value-aware.md says of its tables is so."""
 
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "value-aware.md"
-
-
-def test_the_page_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    namespace: dict = {}
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), namespace)
+from tests.pages import ROOT
 
 
 def test_leave_one_out_loses_less_than_attention_mass_in_every_row_and_eq_3_more() -> None:

@@ -247,9 +247,3 @@ def test_from_the_command_line(
     assert main([*words, "--plans", str(tmp_path / "more")]) == 2
     assert "--recommend" in capsys.readouterr().err
     assert not (tmp_path / "more").exists()
-
-
-def test_the_documentation_runs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "recommend.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(block, str(page), "exec"), {})

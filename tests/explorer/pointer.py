@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,6 @@ from typing import Any
 from .conftest import settle
 
 Look = Callable[..., Any]
-
-# Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
-SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.pages import assert_fits
+
 from .conftest import press
 from .examples import NASTY, TOKENS, one_text
-from .pointer import MINUS, SCREENSHOTS, Look, point_at, save, told
+from .pointer import MINUS, Look, point_at, save, told
 
 pytestmark = pytest.mark.browser
 
@@ -21,17 +23,8 @@ pytestmark = pytest.mark.browser
 def test_the_page_fits_the_screen(look: Look, tmp_path: Path, width: int, scheme: str) -> None:
     exploration, _ = one_text()
     page = look(exploration, width=width, scheme=scheme, fragment="panes=0:standard|0:effective" if width > 390 else "")
-    picture = Path(SCREENSHOTS or tmp_path) / f"explorer-{width}-{scheme}.png"
-    page.screenshot(path=str(picture), full_page=True)
-    assert picture.stat().st_size > 20_000
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    outside = page.evaluate(
-        """() => [...document.querySelectorAll("#attnlab *")].filter((node) => {
-            const box = node.getBoundingClientRect();
-            return !node.closest(".x-rows") && box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
-        }).map((node) => node.outerHTML.slice(0, 120))"""
-    )
-    assert outside == []
+    picture = f"explorer-{width}-{scheme}.png"
+    assert_fits(page, picture, width=width, within="#attnlab", scrolls=".x-rows", folder=tmp_path)
     assert page.evaluate("document.querySelectorAll('*').length") < 1000
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnlab.reports import claims_page, compare_page, run_page
+from tests.pages import assert_fits
 
 from .examples import NASTY, a_comparison, a_demo, write_run
 from .made_up import as_the_papers_say
 
 pytestmark = pytest.mark.browser
-
-# Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
-SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
 
 
 @pytest.fixture(scope="module")
@@ -63,18 +60,8 @@ def test_page_opens_offline_without_errors_and_fits_the_screen(
     browser: Any, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
 ) -> None:
     page, trouble = _open(browser, pages[name], width=width, scheme=scheme)
-    picture = Path(SCREENSHOTS or tmp_path) / f"{name}-{width}-{scheme}.png"
-    page.screenshot(path=str(picture), full_page=True)
-    assert picture.stat().st_size > 20_000
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    outside = page.evaluate(
-        """() => [...document.querySelectorAll("main *")].filter((node) => {
-            const box = node.getBoundingClientRect();
-            const scrolls = node.closest(".scroll");
-            return !scrolls && box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
-        }).map((node) => node.outerHTML.slice(0, 120))"""
-    )
-    assert outside == []
+    picture = f"{name}-{width}-{scheme}.png"
+    assert_fits(page, picture, width=width, within="main", scrolls=".scroll", folder=tmp_path)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(247, 248, 250)" if scheme == "light" else "rgb(16, 20, 26)")
     assert trouble == []

@@ -1,0 +1,43 @@
+"""Pages as tests use them: the Python blocks of the docs, run in order; and an HTML page on a screen of some width."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+# Set ATTNLAB_SCREENSHOTS to a folder to keep the pictures and look at them.
+SCREENSHOTS = os.environ.get("ATTNLAB_SCREENSHOTS")
+
+
+def python_blocks(page: str) -> list[str]:
+    """The Python of README.md or docs/*.md."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def run_blocks(page: str) -> dict[str, Any]:
+    """Run a page's Python in one namespace, and return that."""
+    names: dict[str, Any] = {"__name__": "page"}
+    blocks = python_blocks(page)
+    assert blocks, f"{page} has no Python"
+    for block in blocks:
+        exec(compile(block, page, "exec", dont_inherit=True), names)
+    return names
+
+
+def assert_fits(page: Any, picture: str, *, width: int, within: str, scrolls: str, folder: Path) -> None:
+    """Nothing of ``within`` reaches beyond the screen, but for what ``scrolls``; a picture of it is taken."""
+    path = Path(SCREENSHOTS or folder) / picture
+    page.screenshot(path=str(path), full_page=True)
+    assert path.stat().st_size > 20_000
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    outside = page.evaluate(
+        """([within, scrolls]) => [...document.querySelectorAll(within)].filter((node) => {
+            const box = node.getBoundingClientRect();
+            return !node.closest(scrolls) && box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
+        }).map((node) => node.outerHTML.slice(0, 120))""",
+        [f"{within} *", scrolls],
+    )
+    assert outside == []
