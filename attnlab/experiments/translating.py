@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnlab.data.parallel import padded
@@ -13,7 +14,7 @@ from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
 from attnlab.provenance import write_atomic
 
-__all__ = ["corpus_bleu", "held_out_nll", "translate", "write_lines"]
+__all__ = ["bleu_counts", "bleu_of", "corpus_bleu", "held_out_nll", "translate", "write_lines"]
 
 
 @torch.no_grad()
@@ -77,8 +78,27 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """SacreBLEU with its defaults (13a, mixed case)."""
+    return float(_metric().corpus_score(list(hypotheses), [list(references)]).score)
+
+
+def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """(sentences, 10): n-grams that are right and all of them, n = 1 to 4, and both lengths; BLEU is of their sums."""
+    # The order of n-grams matters to a sentence's score alone, not to what is counted.
+    metric = _metric(effective_order=True)
+    scores = [metric.sentence_score(h, [r]) for h, r in zip(hypotheses, references, strict=True)]
+    return np.array([[*s.counts, *s.totals, s.sys_len, s.ref_len] for s in scores], np.int64)
+
+
+def bleu_of(counts: np.ndarray) -> float:
+    """BLEU of summed counts, as ``corpus_bleu`` has it."""
+    right, total = counts[:4].astype(int).tolist(), counts[4:8].astype(int).tolist()
+    found = _metric().compute_bleu(right, total, int(counts[8]), int(counts[9]), smooth_method="exp")
+    return float(found.score)
+
+
+def _metric(*, effective_order: bool = False) -> Any:
     try:
-        import sacrebleu
+        from sacrebleu.metrics import BLEU
     except ImportError as error:
         raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
-    return float(sacrebleu.corpus_bleu(list(hypotheses), [list(references)]).score)
+    return BLEU(effective_order=effective_order)

@@ -13,8 +13,10 @@ import torch
 from attnlab.cli import main
 from attnlab.data import Pairs
 from attnlab.experiments.abc import commands, doc_mt, mt
+from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.translators import average, last_looks
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
+from attnlab.experiments.translating import bleu_counts, bleu_of, corpus_bleu, write_lines
 
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 
@@ -60,6 +62,39 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     first, second = last_looks(rows)
     assert (first["nll"], first["step_before"], first["nll_before"], first["lowest"]) == (9.0, 70, 30.0, 9.0)
     assert second["nll"] is second["nll_before"] is second["lowest"] is None
+
+
+def noisy(lines: list[str], share: float, seed: int) -> list[str]:
+    """The lines with a share of their words replaced."""
+    draw = np.random.default_rng(seed)
+    return [" ".join("xx" if draw.random() < share else word for word in line.split()) for line in lines]
+
+
+def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    draw = np.random.default_rng(0)
+    lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
+    said = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
+    for key, some in said.items():
+        write_lines(tmp_path / f"{key}.0.beam.txt", some)
+    # A seed that only one of a pair has is not compared.
+    write_lines(tmp_path / "bad.1.beam.txt", lines)
+    assert bleu_of(bleu_counts(said["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(said["bad"], lines))
+    claims = {
+        "beats both": Comparison((("good", "bad"), ("good", "alike"))),
+        "beats the bad": Comparison((("good", "bad"),)),
+        "loses": Comparison((("bad", "good"), ("good", "alike"))),
+        "near": Comparison((("good", "bad"),), close=True),
+        "not there": Comparison((("good", "nobody"),)),
+    }
+    rows = differences(tmp_path, claims, {"test": lines}, resamples=200)
+    gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
+    assert rows[0]["difference"] == pytest.approx(gap)
+    assert rows[0]["low"] < gap < rows[0]["high"]
+    assert (rows[0]["seeds"], rows[0]["sentences"]) == (1, 200)
+    # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
+    assert list(undecided(rows, claims)) == ["beats both"]
+    assert "good less alike" in undecided(rows, claims)["beats both"]
 
 
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

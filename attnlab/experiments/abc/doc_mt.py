@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
+from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.summaries import Rows, means
 from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_file, last_looks, run_variants
 from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
@@ -43,6 +44,7 @@ KEYS = {
     "losses": ["data", "variant", "seed"],
     "validation": ["data", "variant", "seed", "step"],
     "table_3b": ["model", "cross", "causal", "seed"],
+    "differences": ["claim", "first", "second"],
 }
 NOTES = {
     "table_3b": "SacreBLEU of the last sentence of each window of four captions of Multi30k, English to German, beam "
@@ -89,6 +91,16 @@ VARIANTS = (
         for model, spec in SPECS.items()
     ),
 )
+
+
+COMPARISONS = {
+    "abc-doc-mt-beats-random": Comparison((("ABC_MLP-128-64", "ABC_RD-128-64"),)),
+    "abc-doc-mt-close-to-base": Comparison((("ABC_MLP-128-64", "BASE"),), close=True),
+    "abc-doc-mt-beats-agnostic-quarter": Comparison(
+        (("ABC_MLP-32-16", "Linformer-32-16"), ("ABC_MLP-32-16", "ABC_RD-32-16"))
+    ),
+    "abc-doc-mt-close-to-base-quarter": Comparison((("ABC_MLP-32-16", "BASE"),), close=True),
+}
 
 
 def windows(rows: Sequence[Any], *, size: int, document: int, separator: int) -> list[np.ndarray]:
@@ -160,6 +172,11 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     return found
 
 
+def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
+    """Claims that these sentences are too few to decide."""
+    return undecided(tables.get("differences", []), COMPARISONS)
+
+
 def score_documents(out: Path, root: Path, config: AbcDocMtConfig) -> dict[str, list[dict[str, Any]]]:
     """Table 3b from the hypotheses below ``out``."""
     references = read_documents(root, config)["test"].target
@@ -176,4 +193,4 @@ def score_documents(out: Path, root: Path, config: AbcDocMtConfig) -> dict[str, 
                     "converged": bleu >= 1.0,
                 }
             )  # fmt: skip
-    return {"table_3b": rows}
+    return {"table_3b": rows, "differences": differences(out / config.data, COMPARISONS, {"test": references})}
