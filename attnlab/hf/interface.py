@@ -41,15 +41,21 @@ KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
 CACHES = ("past_key_values", "past_key_value")
 
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
+# (module, query, key, value, mask, what else transformers gives) -> (output, weights), or None to be given a call.
+Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """What one context asks of a site: to attend by a mechanism, to note its calls, or both."""
+    """What one context asks of a site: to attend by a mechanism, to note its calls, or both.
+
+    ``direct`` attends in the mechanism's place, before any call is made, where no other context asks for anything.
+    """
 
     mechanism: Mechanism | None = None
     note: Note | None = None
     skip_dropout: bool = False
+    direct: Direct | None = None
 
 
 @dataclass(eq=False)
@@ -60,6 +66,13 @@ class _Live:
     frames: list[Frame] = field(default_factory=list)
     given: Given = field(default_factory=dict)
     hook: Any = None
+    direct: Direct | None = None
+
+    def settle(self) -> None:
+        """Look again at the frames: one that attends directly needs no hook while it is alone."""
+        self.direct = self.frames[0].direct if len(self.frames) == 1 else None
+        if self.direct is None and self.hook is None and self.frames:
+            self.hook = self.site.module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
 
 
 _lock = threading.RLock()
@@ -120,16 +133,18 @@ def _attach(site: Site, frame: Frame) -> None:
         live = _live.get(site.module)
         if live is None:
             live = _live[site.module] = _Live(site)
-            live.hook = site.module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
         live.frames.append(frame)
+        live.settle()
 
 
 def _detach(site: Site, frame: Frame) -> None:
     with _lock:
         live = _live[site.module]
         live.frames.remove(frame)
+        live.settle()
         if not live.frames:
-            live.hook.remove()
+            if live.hook is not None:
+                live.hook.remove()
             del _live[site.module]
 
 
@@ -235,6 +250,10 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         live, installed = _live.get(module), installed_in(module)
         if live is None and installed is None:
             return own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        if live is not None and live.direct is not None and installed is None:
+            done = live.direct(module, query, key, value, attention_mask, kwargs)
+            if done is not None:
+                return done
         noted = [holder.given.pop(threading.get_ident(), {}) for holder in (live, installed) if holder is not None]
         given = noted[-1]
         memory = given.get("memory")

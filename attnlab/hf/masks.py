@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlab.shapes import Bool
 
-__all__ = ["Seen", "carrying_mask", "recognise", "seen_by"]
+__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by"]
 
 CARRIED = "_attnlab_seen"
 
@@ -57,9 +57,9 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         raise ValueError(
             f"an attention mask of type {type(mask).__name__} cannot be read; use 'sdpa' or 'eager' attention"
         )
-    carried, version = getattr(mask, CARRIED, (None, None))
-    if carried is not None and version == _version(mask):
-        return carried
+    known = carried_by(mask)
+    if known is not None:
+        return known
     if mask.dim() == 2:
         seen = mask.bool()
         return Seen(None if seen.all() else seen, causal_module, n_k - n_q if causal_module else 0)
@@ -70,6 +70,12 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
             return Seen(bias=mask)
         mask = ~hidden
     return recognise(mask, offset=n_k - n_q, decoding=causal_module)
+
+
+def carried_by(mask: Tensor) -> Seen | None:
+    """What a mask was made from, if it says so and nobody has written into it since."""
+    carried, version = getattr(mask, CARRIED, (None, None))
+    return carried if carried is not None and version == _version(mask) else None
 
 
 def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, decoding: bool = True) -> Seen:

@@ -34,28 +34,43 @@ def _inverse_factor(a, N: tl.constexpr):
 
 @triton.jit
 def _halves(base, row, inside, step, first, second, exists1, exists2):
-    """Rows of both halves of the columns, in float64."""
+    """Rows of both halves of the columns, in float64.
+
+    Nothing narrower than 32 bits may have been loaded on the way here: Triton would lay the products' operands out for
+    it, and fail.
+    """
     x1 = tl.load(base + row * step + first[None, :], mask=inside & exists1[None, :], other=0.0)
     x2 = tl.load(base + row * step + second[None, :], mask=inside & exists2[None, :], other=0.0)
     return x1.to(tl.float64), x2.to(tl.float64)
 
 
 @triton.jit
+def _inside(Seen, b, j, n_k, PADDED: tl.constexpr):
+    """Which keys are there to be seen."""
+    return tl.load(Seen + b * n_k + j, mask=j < n_k, other=0) != 0 if PADDED else j < n_k
+
+
+@triton.jit
+def _visible(Count, b, n_k, PADDED: tl.constexpr):
+    """How many keys there are to be seen."""
+    return tl.load(Count + b).to(tl.int32) if PADDED else tl.full((), n_k, tl.int32)
+
+
+@triton.jit
 def basis(
-    V, Order, Count, Columns, Facts, heads, n_k, e, vb, vh, vn,
+    V, Seen, Order, Count, Columns, Conditions, heads, inputs, n_k, e, vb, vh, vn,
     PADDED: tl.constexpr, H: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """V L^-T with L L^T = V^T V for up to 2 H columns; |V|^2 and |L^-1|^2 as facts.
+    """V L^-T with L L^T = V^T V for up to 2 H columns, and |V| |L^-1|; infinity where there is no such L.
 
-    Where no more keys are visible than V has columns, V V^T over those keys is factorised, for the facts alone.
+    Where no more keys are visible than V has columns, V V^T over those keys is factorised, for the condition alone.
     """
     head = tl.program_id(0)
-    b = head // heads
-    base = V + b.to(tl.int64) * vb + (head % heads).to(tl.int64) * vh
+    item = head // heads
+    b = item % inputs
+    base = V + item.to(tl.int64) * vb + (head % heads).to(tl.int64) * vh
     n, k = tl.arange(0, H), tl.arange(0, BK)
-    count = n_k
-    if PADDED:
-        count = tl.load(Count + b).to(tl.int32)
+    count = _visible(Count, b, n_k, PADDED)
     short = count <= e
     exists1, exists2 = n < e, n + H < e
     # X has V's columns, or a column for each visible key; both lie in memory as rows times step plus a column's place.
@@ -72,8 +87,11 @@ def basis(
     g21 = tl.zeros((H, H), tl.float64)
     g22 = tl.zeros((H, H), tl.float64)
     for lo in range(0, extent, BK):
-        row = (lo + k)[:, None]
-        x1, x2 = _halves(base, row, row < extent, step, first, second, exists1, exists2)
+        row = lo + k
+        inside = row < extent
+        if not short:
+            inside = _inside(Seen, b, row, n_k, PADDED)
+        x1, x2 = _halves(base, row[:, None], inside[:, None], step, first, second, exists1, exists2)
         g11 += _times(tl.trans(x1), x1)
         g21 += _times(tl.trans(x2), x1)
         g22 += _times(tl.trans(x2), x2)
@@ -87,73 +105,84 @@ def basis(
     l21 = _times(g21, tl.trans(r11))
     r22, sound2 = _inverse_factor(g22 - _times(l21, tl.trans(l21)), H)
     r21 = -_times(_times(r22, l21), r11)
-    tl.store(Facts + head * 2, size)
     inverse = tl.sum(r11 * r11) + tl.sum(r21 * r21) + tl.sum(r22 * r22)
-    tl.store(Facts + head * 2 + 1, tl.where(sound1 & sound2, inverse, float("inf")))
+    tl.store(Conditions + head, tl.where(sound1 & sound2, tl.sqrt(size * inverse), float("inf")).to(tl.float32))
     if not short:
         first, second = n.to(tl.int64), (n + H).to(tl.int64)
         Columns += head.to(tl.int64) * n_k * e
         for lo in range(0, n_k, BK):
-            row = (lo + k)[:, None]
-            x1, x2 = _halves(base, row, row < n_k, vn, first, second, n < e, n + H < e)
+            row = lo + k
+            inside = _inside(Seen, b, row, n_k, PADDED)[:, None]
+            x1, x2 = _halves(base, row[:, None], inside, vn, first, second, n < e, n + H < e)
             c1 = _times(x1, tl.trans(r11))
             c2 = _times(x1, tl.trans(r21)) + _times(x2, tl.trans(r22))
-            tl.store(Columns + row * e + n[None, :], c1.to(tl.float32), mask=(row < n_k) & (n < e)[None, :])
-            tl.store(Columns + row * e + (n + H)[None, :], c2.to(tl.float32), mask=(row < n_k) & (n + H < e)[None, :])
+            there = (row < n_k)[:, None]
+            at = Columns + row[:, None] * e
+            tl.store(at + n[None, :], c1.to(tl.float32), mask=there & (n < e)[None, :])
+            tl.store(at + (n + H)[None, :], c2.to(tl.float32), mask=there & (n + H < e)[None, :])
 
 
 @triton.jit
 def project(
-    W, Columns, V, Output, Found, Sums, Count, heads, groups, n_q, n_k, e, vb, vh, vn,
+    W, Columns, V, Output, Seen, Count, Conditions, Found, Stats,
+    heads, groups, inputs, n_q, n_k, e, vb, vh, vn, safe, independent,
     PADDED: tl.constexpr, KNOWN: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """BM rows of W_perp = (W C) C^T, or of W where nothing is invisible.
+    """A head's W_perp = (W C) C^T, or W where nothing is invisible.
 
-    Sums: the squares of W_perp V - O, of O, of W and of W_perp.
+    Stats: |W_perp V - O| / |O|, the share of |W|^2 that is gone, and 1 where the condition number leaves that in doubt.
     """
-    head, part = tl.program_id(0), tl.program_id(1)
-    b = head // heads
-    group = (b * (heads // groups) + head % heads // groups).to(tl.int64)
-    i, c, k = (part * BM + tl.arange(0, BM))[:, None], tl.arange(0, E)[None, :], tl.arange(0, BK)
+    head = tl.program_id(0)
+    item, group = head // heads, head % heads // groups
+    b = item % inputs
+    k, c = tl.arange(0, BK), tl.arange(0, E)[None, :]
     W += head.to(tl.int64) * n_q * n_k
     Found += head.to(tl.int64) * n_q * n_k
-    Columns += group * n_k * e
-    V += b.to(tl.int64) * vb + (head % heads // groups).to(tl.int64) * vh
-    count = n_k
-    if PADDED:
-        count = tl.load(Count + b).to(tl.int32)
+    Output += head.to(tl.int64) * n_q * e
+    Columns += (item * (heads // groups) + group).to(tl.int64) * n_k * e
+    V += item.to(tl.int64) * vb + group.to(tl.int64) * vh
+    count = _visible(Count, b, n_k, PADDED)
     short = count <= e
-    t = tl.zeros((BM, E), tl.float32)
-    whole = tl.zeros((BM,), tl.float32)
-    for lo in range(0, n_k, BK):
-        j = lo + k
-        w = tl.load(W + i * n_k + j[None, :], mask=(i < n_q) & (j[None, :] < n_k), other=0.0).to(tl.float32)
-        whole += tl.sum(w * w, 1)
-        if not short:
-            columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
-            t += tl.dot(w, columns, input_precision="tf32x3")
-    kept = tl.zeros((BM,), tl.float32)
-    lost = tl.zeros((BM, E), tl.float32)
-    for lo in range(0, n_k, BK):
-        j = lo + k
-        inside = (i < n_q) & (j[None, :] < n_k)
-        if short:
-            p = tl.load(W + i * n_k + j[None, :], mask=inside, other=0.0).to(tl.float32)
-        else:
-            columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
-            p = tl.dot(t, tl.trans(columns), input_precision="tf32x3")
-        tl.store(Found + i * n_k + j[None, :], p, mask=inside)
-        kept += tl.sum(p * p, 1)
+    whole, kept, lost, all_ = 0.0, 0.0, 0.0, 0.0
+    for start in range(0, n_q, BM):
+        i = start + tl.arange(0, BM)[:, None]
+        t = tl.zeros((BM, E), tl.float32)
+        squares = tl.zeros((BM,), tl.float32)
+        for lo in range(0, n_k, BK):
+            j = lo + k
+            inside = _inside(Seen, b, j, n_k, PADDED)
+            w = tl.load(W + i * n_k + j[None, :], mask=(i < n_q) & inside[None, :], other=0.0).to(tl.float32)
+            squares += tl.sum(w * w, 1)
+            if not short:
+                columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
+                t += tl.dot(w, columns, input_precision="tf32x3")
+        whole += tl.sum(squares)
+        squares = tl.zeros((BM,), tl.float32)
+        rest = tl.zeros((BM, E), tl.float32)
+        for lo in range(0, n_k, BK):
+            j = lo + k
+            inside = _inside(Seen, b, j, n_k, PADDED)
+            if short:
+                p = tl.load(W + i * n_k + j[None, :], mask=(i < n_q) & inside[None, :], other=0.0).to(tl.float32)
+            else:
+                columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
+                p = tl.dot(t, tl.trans(columns), input_precision="tf32x3")
+            tl.store(Found + i * n_k + j[None, :], p, mask=(i < n_q) & (j[None, :] < n_k))
+            squares += tl.sum(p * p, 1)
+            if KNOWN:
+                v = tl.load(V + j[:, None] * vn + c, mask=inside[:, None] & (c < e), other=0.0).to(tl.float32)
+                rest += tl.dot(p, v, input_precision="tf32x3")
+        kept += tl.sum(squares)
         if KNOWN:
-            v = tl.load(V + j[:, None] * vn + c, mask=(j[:, None] < n_k) & (c < e), other=0.0).to(tl.float32)
-            lost += tl.dot(p, v, input_precision="tf32x3")
-    o = tl.zeros((BM, E), tl.float32)
-    if KNOWN:
-        Output += head.to(tl.int64) * n_q * e
-        o = tl.load(Output + i * e + c, mask=(i < n_q) & (c < e), other=0.0).to(tl.float32)
-    lost -= o
-    Sums += (head * tl.num_programs(1) + part) * 4
-    tl.store(Sums, tl.sum(lost * lost))
-    tl.store(Sums + 1, tl.sum(o * o))
-    tl.store(Sums + 2, tl.sum(whole))
-    tl.store(Sums + 3, tl.sum(kept))
+            o = tl.load(Output + i * e + c, mask=(i < n_q) & (c < e), other=0.0).to(tl.float32)
+            # An input without a visible key has no output of its own.
+            o = tl.where(count > 0, o, 0.0)
+            rest -= o
+            lost += tl.sum(rest * rest)
+            all_ += tl.sum(o * o)
+    condition = tl.load(Conditions + item * (heads // groups) + group)
+    gone = tl.where(short, 0.0, tl.maximum(whole - kept, 0.0) / tl.where(whole > 0, whole, 1.0))
+    total = tl.num_programs(0)
+    tl.store(Stats + head, tl.sqrt(lost / tl.where(all_ > 0, all_, 1.0)))
+    tl.store(Stats + total + head, gone)
+    tl.store(Stats + 2 * total + head, tl.where(condition < tl.where(short, independent, safe), 0.0, 1.0))

@@ -8,6 +8,7 @@ for the careful way to decide.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import NamedTuple
 
@@ -19,87 +20,83 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
     "Projected",
-    "Verdict",
     "Visible",
     "project_at_once",
     "project_heads",
+    "rank_at_once",
     "serves_at_once",
-    "verdict",
     "visible_keys",
 ]
 
 
 class Visible(NamedTuple):
-    """How many keys of each input are visible, and the keys with the visible ones first; the same for all layers."""
+    """Which keys of each input are visible (1), how many, and the keys with those first; the same for all layers."""
 
+    seen: Int[Tensor, "b k"]
     counts: Int[Tensor, " b"]
     order: Int[Tensor, "b k"]
 
 
 class Projected(NamedTuple):
-    """W_perp; |V|^2 and |L^-1|^2, L L^T = V^T V; squares of W_perp V - O, O, W and W_perp in parts of rows."""
+    """W_perp; |W_perp V - O| / |O|, the share of |W|^2 that is gone, and 1 where that is in doubt."""
 
-    found: Float[Tensor, "b h q k"]
-    facts: Float[Tensor, "b g 2"]
-    sums: Float[Tensor, "b h parts 4"]
-
-
-class Verdict(NamedTuple):
-    """The rank of a head's visible values, whether that makes W_perp = W, and where neither is proved."""
-
-    rank: Int[Tensor, "... b g"]
-    trivial: Bool[Tensor, "... b g"]
-    doubtful: Bool[Tensor, "... b g"]
+    found: Float[Tensor, "n h q k"]
+    stats: Float[Tensor, "three n h"]
 
 
-def serves_at_once(*tensors: Tensor) -> bool:
+def serves_at_once(w: Tensor, v: Tensor) -> bool:
     """Whether the kernels take these weights and values: on a GPU, not in float64, and with no gradient asked for."""
-    v = tensors[-1]
-    if not v.is_cuda or v.dtype == torch.float64 or min(v.shape) == 0:
+    if not v.is_cuda or v.dtype == torch.float64 or not v.numel() or not w.numel():
         return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if torch.is_grad_enabled() and (w.requires_grad or v.requires_grad):
         return False
+    return v.shape[-1] <= _widest()
+
+
+@functools.cache
+def _widest() -> int:
+    """The most dimensions of a head's values that the kernels take: none without Triton."""
     if importlib.util.find_spec("triton") is None:
-        return False
+        return 0
     from attnlab.kernels.effective import WIDEST
 
-    return v.shape[-1] <= WIDEST
+    return WIDEST
 
 
 def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
     """What the kernels need to know of the padding."""
-    return Visible(key_visible.sum(-1), torch.argsort(~key_visible, dim=-1, stable=True))
+    order = torch.argsort(~key_visible, dim=-1, stable=True)
+    return Visible(key_visible.int(), key_visible.sum(-1), order)
 
 
 def project_heads(
-    w: Float[Tensor, "b h q k"],
-    v: Float[Tensor, "b g k e"],
-    output: Float[Tensor, "b h q e"] | None,
+    w: Float[Tensor, "n h q k"],
+    v: Float[Tensor, "n g k e"],
+    output: Float[Tensor, "n h q e"] | None,
     visible: Visible | None,
 ) -> Projected:
-    """W_perp of weights and values that are zero at hidden keys, and what a verdict and a residual are made from."""
+    """W_perp of the items of one or several layers, whatever stands at hidden keys, and what is known of it.
+
+    Where it is in doubt, it means nothing.
+    """
     from attnlab.kernels import effective
 
-    return Projected(*effective.project_heads(w, v, output, visible))
+    limit = independence_limit(v.dtype, max(v.shape[2:]))
+    return Projected(*effective.project_heads(w, v, output, visible, safe=SAFE_CONDITION, independent=limit))
 
 
-def verdict(
-    facts: Float[Tensor, "... b g 2"], count: Int[Tensor, " b"] | None, *, n_k: int, e: int, dtype: torch.dtype
-) -> Verdict:
-    """What the kernels' facts prove: |V| |L^-1|, a bound on the condition number of V, is below the limit."""
-    if count is None:
-        count = torch.full(facts.shape[-3:-2], n_k, device=facts.device)
-    short = (count <= e)[:, None].expand(facts.shape[:-1])
-    limit = torch.where(short, independence_limit(dtype, max(n_k, e)), SAFE_CONDITION)
-    rank = count.clamp(max=e)[:, None].expand(facts.shape[:-1])
-    return Verdict(rank, short, ~(facts.prod(-1).sqrt() < limit))
+def rank_at_once(visible: Visible | None, *, b: int, n_k: int, e: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(rank of the values that an input's queries see, whether that makes W_perp = W), where there is no doubt."""
+    counts = torch.full((b,), n_k, device=device) if visible is None else visible.counts
+    return counts.clamp(max=e), counts <= e
 
 
 def project_at_once(
     w: Float[Tensor, "b g r k"], v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b 1 k"] | None
-) -> tuple[Float[Tensor, "b g r k"], Verdict]:
-    """W_perp of weights and values that are zero at hidden keys; where the verdict is doubtful, it means nothing."""
+) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
+    """(W_perp, rank, trivial, doubtful)."""
     visible = None if seen is None else visible_keys(seen[:, 0])
-    found, facts, _ = project_heads(w, v, None, visible)
-    count = None if visible is None else visible.counts
-    return found, verdict(facts, count, n_k=v.shape[2], e=v.shape[3], dtype=v.dtype)
+    found, stats = project_heads(w, v, None, visible)
+    b, g, n_k, e = v.shape
+    rank, trivial = (t[:, None].expand(b, g) for t in rank_at_once(visible, b=b, n_k=n_k, e=e, device=v.device))
+    return found, rank, trivial, stats[2] > 0

@@ -94,9 +94,7 @@ def project(
         from attnlab.mechanisms._at_once import project_at_once, serves_at_once
 
         if serves_at_once(w, v):
-            if seen is not None:
-                w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
-            found, (rank, trivial, doubtful) = project_at_once(w, v, seen)
+            found, rank, trivial, doubtful = project_at_once(w, v, seen)
             if not bool(doubtful.any()):
                 return found, rank, trivial
             at = doubtful.any(1).nonzero()[:, 0]

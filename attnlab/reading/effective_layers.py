@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from itertools import groupby
-from typing import overload
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
-from attnlab.hf import swap
-from attnlab.hf.sites import Layers
-from attnlab.mechanisms._at_once import Projected, Visible, project_heads, serves_at_once, verdict, visible_keys
+from attnlab.hf.interface import Frame, attached
+from attnlab.hf.sites import Layers, find_sites, refuse_partial, select
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._given import Given
-from attnlab.reading.effective import EffectiveAttention, effective_given, ratio, weighed
-from attnlab.shapes import Bool
+from attnlab.reading._stacked import Padding, Stack, padding_of, serves
+from attnlab.reading.effective import EffectiveAttention, effective_given, weighed
 
 __all__ = ["EffectiveLayers", "read_effective"]
+
+# An evaluation's layers are projected in so many batches: all but the last while the model goes on.
+STACKS = 3
 
 
 @contextmanager
@@ -32,25 +32,33 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     """
     if any(p.is_meta for p in model.parameters()):
         raise ValueError("the model is on the meta device and holds no numbers; load its weights first")
-    found = EffectiveLayers()
-    with swap(model, _Reader(found), layers=layers):
+    sites = find_sites(model)
+    if layers is None:
+        refuse_partial(model, sites)
+    chosen = select(sites, layers)
+    found = EffectiveLayers(stack=-(-len(chosen) // STACKS))
+    reader = _Reader(found)
+    with attached(model, dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
         yield found
 
 
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
-    On a GPU, layers whose queries all see the same keys are projected beside the model, on a stream of their own;
-    nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
+    On a GPU, layers whose queries all see the same keys are projected beside the model, ``stack`` of them at once, on a
+    stream of their own; nothing waits for the device until an item is asked for. What that leaves in doubt is then done
+    with care.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stack: int = 1) -> None:
         self._settled: list[EffectiveAttention] = []
-        self._running: list[_Running] = []
+        self._stacks: list[Stack] = []
+        self._size = stack
+        self._padding: Padding | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
-        return len(self._settled) + len(self._running)
+        return len(self._settled) + sum(stack.filled for stack in self._stacks)
 
     @overload
     def __getitem__(self, index: int) -> EffectiveAttention: ...
@@ -63,90 +71,75 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
     def clear(self) -> None:
         """Forget everything, before the next batch."""
         self._settled.clear()
-        self._running.clear()
+        self._stacks.clear()
 
     def add(self, g: Given, output: Tensor) -> None:
         """Take one layer's weights, values and output."""
-        if not _beside(g):
-            self._settle()
-            self._settled.append(effective_given(g, None, output))
+        self._settle()
+        self._settled.append(effective_given(g, None, output))
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Padding, scale: float) -> Stack:
+        """Attend, W and all that it takes to project it kept in a stack."""
+        stack = self._stacks[-1] if self._stacks else None
+        if stack is None or not stack.takes(query, value, padding):
+            self._launch()
+            stack = Stack(self._size, query, value, padding)
+            self._stacks.append(stack)
+        stack.attend(query, key, value, scale)
+        return stack
+
+    def padding(self, mask: Tensor | None, query: Tensor) -> Padding | None:
+        """What a mask hides, if that is the same keys from all queries; all layers are given the same mask."""
+        if self._padding is None or self._padding.mask is not mask:
+            self._padding = padding_of(mask, query)
+        return self._padding
+
+    def launch_full(self) -> None:
+        """Project the last stack if no layer more goes into it."""
+        if self._stacks[-1].filled == self._size:
+            self._launch()
+
+    def _launch(self) -> None:
+        if not self._stacks or self._stacks[-1].projected is not None:
             return
-        if self._stream is None and g.rows.is_cuda:
-            self._stream = torch.cuda.Stream(g.rows.device)
-        last = self._running[-1] if self._running else None
-        same = last is not None and last.given.key_visible is g.key_visible
-        self._running.append(_start(g, output, last.visible if last is not None and same else None, self._stream))
+        stack = self._stacks[-1]
+        if self._stream is None and stack.w.is_cuda:
+            self._stream = torch.cuda.Stream(stack.w.device)
+        stack.project(self._stream)
 
     def _settle(self) -> None:
-        if not self._running:
+        if not self._stacks:
             return
+        self._launch()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        alike = [list(group) for _, group in groupby(self._running, key=_shape)]
-        found = [_finished(layers) for layers in alike]
         # The one place that waits for the device.
-        unsure = torch.cat([doubtful.flatten(1).any(1) for _, doubtful in found]).tolist()
-        done = [one for layers, _ in found for one in layers]
-        for layer, effective, again in zip(self._running, done, unsure, strict=True):
-            self._settled.append(effective_given(layer.given, None, layer.output) if again else effective)
-        self._running = []
-
-
-@dataclass(frozen=True, eq=False)
-class _Running:
-    given: Given
-    output: Tensor
-    visible: Visible | None
-    projected: Projected
-
-
-def _beside(g: Given) -> bool:
-    return not g.causal and g.mask is None and serves_at_once(g.rows, g.values)
-
-
-@torch.no_grad()
-def _start(g: Given, output: Tensor, visible: Visible | None, stream: torch.cuda.Stream | None) -> _Running:
-    with ExitStack() as beside:
-        if stream is not None:
-            stream.wait_stream(torch.cuda.current_stream(stream.device))
-            beside.enter_context(torch.cuda.stream(stream))
-            for t in (g.rows, g.values, output):
-                # Whoever forgets them must not have their memory used again before the kernels are through.
-                t.record_stream(stream)
-        if visible is None and g.key_visible is not None:
-            visible = visible_keys(g.key_visible)
-        return _Running(g, output, visible, project_heads(g.rows, g.values, output, visible))
-
-
-def _shape(layer: _Running) -> tuple[object, ...]:
-    return layer.given.rows.shape, layer.given.values.shape, layer.given.rows.dtype, id(layer.visible)
-
-
-@torch.no_grad()
-def _finished(layers: list[_Running]) -> tuple[list[EffectiveAttention], Bool[Tensor, "n b h"]]:
-    """Layers of one shape, and which of their heads are in doubt."""
-    first = layers[0].given
-    (_, h, n_q, n_k), (_, g, _, e) = first.rows.shape, first.values.shape
-    sums = torch.stack([layer.projected.sums for layer in layers]).sum(-2)
-    lost, output, whole, kept = sums.unbind(-1)
-    # A projection is orthogonal: what it takes away is what the squares lack.
-    removed = ratio((whole - kept).clamp(min=0), whole)
-    residual = ratio(lost.sqrt(), output.sqrt())
-    facts = torch.stack([layer.projected.facts for layer in layers])
-    visible = layers[0].visible
-    count = None if visible is None else visible.counts
-    judged = verdict(facts, count, n_k=n_k, e=e, dtype=first.values.dtype)
-    rank, trivial, doubtful = (t.repeat_interleave(h // g, -1) if h > g else t for t in judged)
-    removed = removed.masked_fill(trivial, 0)
-    rank, trivial = (t[..., None].expand(*t.shape, n_q) for t in (rank, trivial))
-    fields = zip(residual, rank, removed, trivial, strict=True)
-    found = [EffectiveAttention(layer.projected.found, *f) for layer, f in zip(layers, fields, strict=True)]
-    return found, doubtful
+        unsure = torch.cat([stack.doubtful() for stack in self._stacks]).tolist()
+        done = [one for stack in self._stacks for one in stack.results()]
+        for (g, effective), again in zip(done, unsure, strict=True):
+            self._settled.append(effective_given(g, None) if again else effective)
+        self._stacks.clear()
 
 
 class _Reader(Mechanism):
     def __init__(self, found: EffectiveLayers) -> None:
         self.found = found
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor] | None:
+        """As eager attention does, in fewer steps, where the kernels then serve."""
+        if not serves(module, query, key, value, mask, given):
+            return None
+        padding = self.found.padding(mask, query)
+        if padding is None:
+            return None
+        scale = given.get("scaling")
+        stack = self.found.attend(query, key, value, padding, query.shape[-1] ** -0.5 if scale is None else scale)
+        output, weights = stack.last()
+        done = output.transpose(1, 2).contiguous()
+        self.found.launch_full()
+        return done, weights
 
     def reference(self, call: AttentionCall) -> Tensor:
         if call.causal or call.mask is not None or call.bias is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnlab.mechanisms._at_once import project_at_once
 from attnlab.mechanisms._projection import project
-from attnlab.reading import effective_layers
+from attnlab.reading import _stacked
 from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import read_effective
 from tests.reading.effective_cases import CASES
@@ -85,7 +85,7 @@ def test_layers_that_kernels_project_beside_the_model_are_the_same(monkeypatch, 
         batch.pop("attention_mask")
     with read_effective(model) as plain:
         first = model(**batch).last_hidden_state
-    monkeypatch.setattr(effective_layers, "_beside", lambda g: True)
+    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
     with read_effective(model) as waiting:
         second = model(**batch).last_hidden_state
         assert len(waiting) == 2
@@ -124,7 +124,7 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
         seen[0, :, : k // 3] = False
         seen[2] = False
         w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
-    found, (rank, trivial, doubtful) = project_at_once(w, v, seen)
+    found, rank, trivial, doubtful = project_at_once(w, v, seen)
     careful, careful_rank, careful_trivial = project(w, v, seen)
     sure = ~doubtful
     # Only what is singular is in doubt: two equal columns matter where there are more keys than columns.
@@ -134,7 +134,7 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
     assert torch.equal(rank[sure], careful_rank[sure])
     assert torch.equal(trivial[sure], careful_trivial[sure])
     v[1, 0, k // 2, 0] = torch.nan
-    assert project_at_once(w, v, seen)[1].doubtful[1, 0]
+    assert project_at_once(w, v, seen)[3][1, 0]
 
 
 @pytest.mark.gpu

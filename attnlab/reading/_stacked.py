@@ -1,0 +1,137 @@
+"""Layers of one shape in memory that kernels read as one batch: attended into, projected beside the model, read out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.hf.calls import UNSUPPORTED
+from attnlab.hf.masks import carried_by
+from attnlab.mechanisms._at_once import Projected, Visible, project_heads, rank_at_once, serves_at_once, visible_keys
+from attnlab.reading._given import Given
+from attnlab.reading.effective import EffectiveAttention
+from attnlab.shapes import Bool, Float
+
+__all__ = ["Padding", "Stack", "padding_of", "serves"]
+
+# What else makes scores other than scale <q, k> plus the mask.
+ODD = frozenset((*UNSUPPORTED, "position_bias"))
+
+
+@dataclass(frozen=True, eq=False)
+class Padding:
+    """A mask that hides the same keys from all queries of an input; ``bias`` is what it adds to the scores."""
+
+    mask: Tensor | None
+    key_visible: Bool[Tensor, "b k"] | None = None
+    bias: Float[Tensor, "n q k"] | None = None
+    visible: Visible | None = None
+
+
+def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]) -> bool:
+    """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
+    if torch.is_grad_enabled() or not serves_at_once(query, value) or key.shape[1] != query.shape[1]:
+        return False
+    if given.get("dropout") or any(given[name] is not None for name in ODD.intersection(given)):
+        return False
+    causal = given.get("is_causal")
+    # SDPA takes no mask in a causal module for a causal one.
+    hides = mask is not None or not (getattr(module, "is_causal", True) if causal is None else causal)
+    return hides and not torch.is_autocast_enabled(query.device.type)
+
+
+def padding_of(mask: Tensor | None, query: Tensor) -> Padding | None:
+    """What the mask says of its keys; None where it says more than that."""
+    if mask is None:
+        return Padding(None)
+    seen = carried_by(mask)
+    if seen is None or seen.causal or seen.mask is not None or seen.bias is not None:
+        return None
+    if seen.key_visible is None:
+        return Padding(mask)
+    b, h, n_q, _ = query.shape
+    if mask.dtype == torch.bool:
+        lowest = torch.finfo(query.dtype).min
+        added = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest)
+    else:
+        added = mask.to(query.dtype)
+    bias = added.expand(b, h, n_q, -1).reshape(b * h, n_q, -1)
+    return Padding(mask, seen.key_visible, bias, visible_keys(seen.key_visible))
+
+
+class Stack:
+    """Weights, values and outputs of up to ``size`` layers."""
+
+    def __init__(self, size: int, query: Tensor, value: Tensor, padding: Padding) -> None:
+        b, h, n_q, _ = query.shape
+        n_k, e = value.shape[2:]
+        self.shape, self.padding, self.filled = (b, h, n_q, n_k, e), padding, 0
+        self.w = value.new_empty(size, b * h, n_q, n_k)
+        self.v = value.new_empty(size, b * h, n_k, e)
+        self.o = value.new_empty(size, b * h, n_q, e)
+        self.places = list(zip(self.w.unbind(), self.v.unbind(), self.o.unbind(), strict=True))
+        self.kept = torch.is_inference_mode_enabled()
+        self.projected: Projected | None = None
+
+    def takes(self, query: Tensor, value: Tensor, padding: Padding) -> bool:
+        """Whether another layer, such as this one, goes in."""
+        b, h, n_q, n_k, e = self.shape
+        room = self.projected is None and self.filled < len(self.w) and self.padding is padding
+        same = query.shape[:3] == (b, h, n_q) and value.shape[2:] == (n_k, e) and value.dtype == self.v.dtype
+        return room and same and value.device == self.v.device and self.kept == torch.is_inference_mode_enabled()
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
+        """Softmax attention, with W, V and W V left in the next place."""
+        b, h, n_q, n_k, e = self.shape
+        w, v, o = self.places[self.filled]
+        q, k = query.reshape(b * h, n_q, -1), key.reshape(b * h, n_k, -1)
+        bias = self.padding.bias
+        s = torch.baddbmm(w if bias is None else bias, q, k.mT, beta=0 if bias is None else 1, alpha=scale)
+        torch.softmax(s, -1, out=w)
+        v.view(b, h, n_k, e).copy_(value)
+        torch.bmm(w, v, out=o)
+        self.filled += 1
+
+    def last(self) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q k"]]:
+        """The last layer's output and weights."""
+        b, h, n_q, n_k, e = self.shape
+        w, _, o = self.places[self.filled - 1]
+        return o.view(b, h, n_q, e), w.view(b, h, n_q, n_k)
+
+    @torch.no_grad()
+    def project(self, stream: torch.cuda.Stream | None) -> None:
+        """Start the kernels, on a stream of their own if one is given."""
+        (b, h, *_), n = self.shape, self.filled
+        with ExitStack() as beside:
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(stream.device))
+                beside.enter_context(torch.cuda.stream(stream))
+                for t in (self.w, self.v, self.o):
+                    # Whoever forgets them must not have their memory used again before the kernels are through.
+                    t.record_stream(stream)
+            w, v, o = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v, self.o))
+            self.projected = project_heads(w, v, o, self.padding.visible)
+
+    def doubtful(self) -> Bool[Tensor, " n"]:
+        """Which layers have a head whose values are not provably well-conditioned."""
+        assert self.projected is not None
+        return self.projected.stats[2].view(self.filled, -1).amax(1) > 0
+
+    def results(self) -> Iterator[tuple[Given, EffectiveAttention]]:
+        """Each layer's input and its effective attention, unless that is in doubt."""
+        assert self.projected is not None
+        b, h, n_q, n_k, e = self.shape
+        found = self.projected.found.view(self.filled, b, h, n_q, n_k)
+        residual, removed, _ = self.projected.stats.view(3, self.filled, b, h)
+        facts = rank_at_once(self.padding.visible, b=b, n_k=n_k, e=e, device=found.device)
+        rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in facts)
+        for i, (w, v, _) in zip(range(self.filled), self.places, strict=False):
+            g = Given(
+                w.view(b, h, n_q, n_k), v.view(b, h, n_k, e), self.padding.key_visible, False, 0, None, recorded=False
+            )
+            yield g, EffectiveAttention(found[i], residual[i], rank, removed[i], trivial)
