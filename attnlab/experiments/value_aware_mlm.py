@@ -102,7 +102,6 @@ def run_mlm(
     device, tokeniser = best_device(), corpus.tokeniser()
     length = {"short": config.mlm_short, "long": config.mlm_long}[arm]
     net = continued_model(model, positions=length, dropout=config.mlm_dropout)
-    blocks = Blocks(corpus.store("train"), tokeniser.specials, length=length, seed=config.seed)
     held_out = _held_out(corpus, length, config, device)
 
     def curve(step: int, net: Any) -> dict[str, float]:
@@ -110,12 +109,12 @@ def run_mlm(
         part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **found)
         return found
 
-    source = MlmSource(blocks, config.mlm_tokens // length, vocab_size=tokeniser.vocab_size, seed=config.seed)
     kept = folder / "model.safetensors"
     if not kept.exists():
+        blocks = Blocks(corpus.store("train"), tokeniser.specials, length=length, seed=config.seed)
         facts = fit(
             net,
-            source,
+            MlmSource(blocks, config.mlm_tokens // length, vocab_size=tokeniser.vocab_size, seed=config.seed),
             term=BertMaskedLM(),
             recipe=Recipe(lr=config.mlm_lr, betas=(0.9, 0.98), weight_decay=0.01, clip=config.mlm_clip),
             schedule=lambda steps: Schedule("linear", warmup=round(config.mlm_warmup * steps)),
