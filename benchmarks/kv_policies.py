@@ -75,10 +75,11 @@ def main() -> None:
     if args.sampled:
         passages["sampled"] = lambda: sampled(model, args.length, args.sequences, args.seed)
     asked = ("budgets", "policies", "length", "sequences", "sinks", "device")
+    config = {"texts": list(passages)} | {key: getattr(args, key) for key in asked} | training(Path(args.model))
     result: Row = {
         "name": "kv_policies",
         "paper": "OVA",
-        "config": {"models": {name: {"texts": list(passages)} | {key: getattr(args, key) for key in asked}}},
+        "config": {"models": {name: config}},
         "seed": args.seed,
         "keys": KEYS,
         **provenance(),
@@ -102,11 +103,23 @@ def main() -> None:
 def together(old: Row | None, new: Row) -> Row:
     """Both results, with one row per policy for the page."""
     both = merge_results(old, new) if old else dict(new)
-    models = (old["config"].get("models", {}) if old else {}) | new["config"]["models"]
+    models = dict(old["config"]["models"]) if old else {}
+    for name, config in new["config"]["models"].items():
+        # Texts and budgets that were measured before are still there.
+        before = {k: v for k, v in models.get(name, {}).items() if k in config and isinstance(v, list)}
+        models[name] = config | {k: [*v, *(x for x in config[k] if x not in v)] for k, v in before.items()}
     return both | {
         "config": {"models": models},
         "tables": both["tables"] | {"by_budget": by_budget(both["tables"]["perplexity"])},
     }
+
+
+def training(folder: Path) -> Row:
+    """How the model was trained, where its folder says it."""
+    for path in (folder / "training.json", folder / "run.json"):
+        if path.exists():
+            return {"training": json.loads(path.read_text(encoding="utf-8"))}
+    return {}
 
 
 def by_budget(rows: list[Row]) -> list[Row]:
