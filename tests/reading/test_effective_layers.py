@@ -161,3 +161,34 @@ def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
         here, far = effective_attention(w, v, **masks), effective_attention(w.cuda(), v.cuda(), **there)
         torch.testing.assert_close(here.weights, far.weights.cpu(), atol=1e-5, rtol=1e-4)
         assert torch.equal(here.rank, far.rank.cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(8, 12, 12, 128, 128, 64), (3, 4, 2, 5, 37, 7), (2, 4, 1, 165, 300, 48), (1, 2, 2, 1, 1, 1)]
+)
+def test_kernels_on_a_gpu_are_exact_and_read_nothing_hidden(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    b, h, g, q, k, e = shape
+    w = torch.softmax(2 * torch.randn(b, h, q, k, device="cuda"), -1).to(dtype)
+    v = (torch.randn(b, k, g, e, device="cuda") * torch.logspace(0, 1.5, e, device="cuda")).transpose(1, 2).to(dtype)
+    for share in (None, 0.1, 1.0):
+        seen, masks = None, {}
+        if share is not None:
+            seen = torch.rand(b, k, device="cuda") < torch.linspace(share, 1, b, device="cuda")[:, None]
+            masks = {"key_visible": seen}
+            w, v = (t.masked_fill(~at, torch.nan) for t, at in ((w, seen[:, None, None]), (v, seen[:, None, :, None])))
+        found = effective_attention(w, v, **masks)
+        exact = effective_attention(w.double(), v.double(), **masks)
+        # Half precision keeps eight bits of the map.
+        near = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-2}
+        torch.testing.assert_close(found.weights.double(), exact.weights, **near)
+        assert torch.equal(found.rank, exact.rank)
+        assert torch.equal(found.trivial, exact.trivial)
+        assert seen is None or not found.weights.transpose(1, 3)[~seen].any()
+        if dtype == torch.float32:
+            assert found.residual.max() < 1e-5
+        w, v = w.nan_to_num(0), v.nan_to_num(0)
