@@ -114,6 +114,18 @@ def test_caratheodory_is_exact_to_rounding_and_a_row_does_not_see_the_others(sca
     assert torch.equal(alone > 0, found > 0)
 
 
+def test_the_slow_way_is_for_rows_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(_: Tensor) -> None:
+        raise RuntimeError("the slow way was taken")
+
+    monkeypatch.setattr("attnlab.mechanisms._caratheodory.by_any_basis", slow)
+    v = torch.randn(1, 61, 7, dtype=torch.float64)
+    w = torch.randn(1, 11, 61, dtype=torch.float64).softmax(-1)
+    assert_close(caratheodory(w, v) @ v, w @ v)
+    with pytest.raises(RuntimeError, match="slow way"):
+        caratheodory(w, v[:, torch.arange(61) % 5])
+
+
 @pytest.mark.parametrize("kernel", ["exp", "elu", "poly"])
 def test_r_of_d_plus_1_equals_exact_attention(kernel: str) -> None:
     q, k, v = (torch.randn(2, h, n, 3, dtype=torch.float64) for h, n in ((6, 5), (2, 23), (2, 23)))
