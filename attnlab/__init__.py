@@ -1,6 +1,7 @@
 """attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.cache_policies import KVPolicy, evicting
 from attnlab.explore import Subject, explore
 from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
 from attnlab.hf import Distillation, Plan, convert, distill, is_converted, load_model, record, swap, swap_plan
@@ -57,6 +58,7 @@ __all__ = [
     "EffectiveAttention",
     "EffectiveSoftmax",
     "Guidance",
+    "KVPolicy",
     "Kernelized",
     "LayerTrace",
     "Lsh",
@@ -81,6 +83,7 @@ __all__ = [
     "distill",
     "effective_attention",
     "effective_from_output",
+    "evicting",
     "explore",
     "faithfulness",
     "guide",

@@ -40,7 +40,7 @@ class KVPolicy:
     """
 
     budget: int
-    by: str = "value-aware"
+    by: str = "leave-one-out"
     recent: int | None = None
     sinks: int | None = None
     seed: int = 0

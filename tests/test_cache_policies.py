@@ -84,7 +84,7 @@ def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn
     q, k = torch.zeros(1, 1, 1, 3), torch.randn(1, 1, 4, 3)
     v = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [-1.0, 3.0]]).view(1, 1, 4, 2)
     # Zero queries attend uniformly: o = (1, 1), nearest to the third value, then to the first.
-    memory = _Memory(KVPolicy(2, recent=0), 0)
+    memory = _Memory(KVPolicy(2, by="value-aware", recent=0), 0)
     assert memory.evict(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
     # Leaving one out moves the output by |v_i - o| / 3: most for the fourth and the second.
     memory = _Memory(KVPolicy(2, by="leave-one-out", recent=0), 0)
