@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -21,10 +22,18 @@ COLOURS = {"top-r": "#c44e52", "value-aware": "#4c72b0", "exact": "#333"}
 def main(folder: str) -> None:
     write_atomic(Path(folder) / "value-aware-geometry.svg", geometry())
     write_atomic(Path(folder) / "value-aware-error.svg", error_by_r())
-    results = json.loads((Path(folder).parent / "results" / "kv_policies.json").read_text(encoding="utf-8"))
-    rows = results["tables"]["perplexity"]
+    rows = tables(folder, "kv_policies")["perplexity"]
     write_atomic(Path(folder) / "value-aware-cache.svg", cache(rows, "stories15M", "sampled"))
     write_atomic(Path(folder) / "value-aware-cache-lm.svg", cache(rows, "kv-lm", "wikitext103-test"))
+    found = tables(folder, "value-aware")
+    write_atomic(Path(folder) / "value-aware-figure-1.svg", figure_1(found["figure_1"]))
+    write_atomic(Path(folder) / "value-aware-figure-2.svg", figure_2(found["figure_2"]))
+    write_atomic(Path(folder) / "value-aware-figure-3.svg", figure_3(found["figure_3_curves"]))
+
+
+def tables(folder: str, name: str) -> dict[str, list[dict]]:
+    """The tables of results/<name>.json, which lies beside the folder of the docs."""
+    return json.loads((Path(folder).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))["tables"]
 
 
 def geometry() -> str:
@@ -83,25 +92,75 @@ def cache(rows: list[dict], model: str, text: str) -> str:
     return _lines(series, "budget, keys per head", "loss above the full cache")
 
 
-def _lines(series: list[tuple[str, str, str, list, list]], x_label: str, y_label: str) -> str:
+def figure_1(rows: list[dict]) -> str:
+    """OVA's Figure 1: MLM error against the keys of a query; LSH's are those of one round."""
+    drawn = {"top-r": "#c44e52", "value-aware": "#4c72b0", "window": "#8172b2", "lsh": "#dd8452"}
+    series = []
+    for family, colour in drawn.items():
+        for rounds, dash in {None: "", 4: "6 3", 16: "2 3"}.items():
+            mine = sorted((r["r"], r["mlm_error"]) for r in rows if (r["family"], r.get("rounds")) == (family, rounds))
+            if mine:
+                named = f"{family}, {rounds} rounds" if rounds else family
+                series.append((named, colour, dash, *map(list, zip(*mine, strict=True))))
+    return _lines(series, "r, keys per query", "MLM error in %", log=True)
+
+
+def figure_2(rows: list[dict]) -> str:
+    """OVA's Figure 2: the loss with the r largest weights, kernel by kernel."""
+    series = []
+    for kernel, colour in {"exp": "#c44e52", "elu": "#4c72b0", "poly": "#55a868"}.items():
+        mine = sorted((row["r"], row["loss"]) for row in rows if row["kernel"] == kernel)
+        series.append((kernel, colour, "", *map(list, zip(*mine, strict=True))))
+    return _lines(series, "r, keys per query", "loss in nats per token", log=True)
+
+
+def figure_3(rows: list[dict]) -> str:
+    """OVA's Figure 3: MLM error over training at both lengths, without the start."""
+    series = []
+    for model, colour in {"long": "#4c72b0", "short": "#c44e52"}.items():
+        mine = [row for row in rows if row["model"] == model and row["step"]]
+        named = f"{mine[0]['length']:,} tokens"
+        millions = [round(row["tokens"] / 1e6) for row in mine]
+        series.append((named, colour, "", millions, [row["mlm_error"] for row in mine]))
+    return _lines(series, "millions of tokens", "MLM error in %", from_zero=False)
+
+
+def _lines(
+    series: list[tuple[str, str, str, list, list]],
+    x_label: str,
+    y_label: str,
+    *,
+    log: bool = False,
+    from_zero: bool | None = None,
+) -> str:
+    """Lines with their keys; the y axis begins at zero unless x is logarithmic or it is told not to."""
     left, top, width, height = 60, 20, 340, 220
-    right = max(x for s in series for x in s[3])
+    every = sorted({x for s in series for x in s[3]})
     ceiling = max(y for s in series for y in s[4])
+    floor = 0 if from_zero or (from_zero is None and not log) else min(y for s in series for y in s[4])
+
+    def across(x: float) -> float:
+        if log:
+            return left + width * math.log(x / every[0]) / math.log(every[-1] / every[0])
+        return left + width * x / every[-1]
+
     parts = [
         f'<line class="axis" x1="{left}" y1="{top + height}" x2="{left + width}" y2="{top + height}"/>',
         f'<line class="axis" x1="{left}" y1="{top}" x2="{left}" y2="{top + height}"/>',
         f'<text x="{left + width / 2}" y="{top + height + 34}" text-anchor="middle">{x_label}</text>',
         f'<text transform="translate(16 {top + height / 2}) rotate(-90)" text-anchor="middle">{y_label}</text>',
-        f'<text x="{left - 6}" y="{top + 5}" text-anchor="end">{ceiling:.2f}</text>',
-        f'<text x="{left - 6}" y="{top + height}" text-anchor="end">0</text>',
+        f'<text x="{left - 6}" y="{top + 5}" text-anchor="end">{ceiling:.3g}</text>',
+        f'<text x="{left - 6}" y="{top + height}" text-anchor="end">{floor:.3g}</text>',
     ]
-    for x in sorted({x for s in series for x in s[3]}):
-        parts.append(
-            f'<text x="{left + width * x / right:.1f}" y="{top + height + 16}" text-anchor="middle">{x}</text>'
-        )
+    last = -math.inf
+    for x in every:
+        # Labels that would touch are left out.
+        if across(x) - last >= 30:
+            last = across(x)
+            parts.append(f'<text x="{last:.1f}" y="{top + height + 16}" text-anchor="middle">{x}</text>')
     for i, (name, colour, dash, xs, ys) in enumerate(series):
         points = [
-            f"{left + width * x / right:.1f},{top + height - height * y / ceiling:.1f}"
+            f"{across(x):.1f},{top + height - height * (y - floor) / (ceiling - floor):.1f}"
             for x, y in zip(xs, ys, strict=True)
         ]
         parts.append(f'<path d="M{" L".join(points)}" stroke="{colour}" stroke-dasharray="{dash}"/>')
