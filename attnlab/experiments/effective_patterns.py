@@ -15,8 +15,9 @@ from attnlab.experiments.parts import best_device
 from attnlab.hf.load import LoadedModel, check_length
 from attnlab.provenance import provenance, write_json
 from attnlab.reading import pattern_classifier as patterns
-from attnlab.reading.pattern_data import LabelledMaps, annotator_agreement
+from attnlab.reading.pattern_data import LabelledMaps
 from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.reading.pattern_scores import annotator_agreement, confusion_rows
 
 __all__ = ["classifier_result", "evaluate_classifier", "patterns_of_texts"]
 
@@ -78,7 +79,7 @@ def _score_row(split: str, held: str, runs: Sequence[dict[str, Any]]) -> dict[st
 
 def _confusion(split: str, held: str, runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     total = torch.tensor([run["confusion"] for run in runs]).sum(0).tolist()
-    return [{"split": split, "held_out": held, **row} for row in patterns.confusion_rows({"confusion": total})]
+    return [{"split": split, "held_out": held, **row} for row in confusion_rows({"confusion": total})]
 
 
 def patterns_of_texts(

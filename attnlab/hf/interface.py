@@ -70,7 +70,8 @@ class _Live:
 
     def settle(self) -> None:
         """Look again at the frames: one that attends directly needs no hook while it is alone."""
-        self.direct = self.frames[0].direct if len(self.frames) == 1 else None
+        alone = len(self.frames) == 1 and installed_in(self.site.module) is None
+        self.direct = self.frames[0].direct if alone else None
         if self.direct is None and self.hook is None and self.frames:
             self.hook = self.site.module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
 
@@ -97,6 +98,9 @@ def attached(model: nn.Module, frames: Mapping[Site, Frame]) -> Iterator[None]:
 def install(module: nn.Module, installed: Installed) -> None:
     """Make a module attend by a mechanism outside of any context."""
     setattr(module, INSTALLED, installed)
+    live = _live.get(module)
+    if live is not None:
+        live.settle()
     installed.hook = module.register_forward_pre_hook(_uncompiled(_note_given), with_kwargs=True)
 
 
@@ -247,13 +251,14 @@ def _standing_in_for(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        live, installed = _live.get(module), installed_in(module)
-        if live is None and installed is None:
-            return own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-        if live is not None and live.direct is not None and installed is None:
+        live = _live.get(module)
+        if live is not None and live.direct is not None:
             done = live.direct(module, query, key, value, attention_mask, kwargs)
             if done is not None:
                 return done
+        installed = installed_in(module)
+        if live is None and installed is None:
+            return own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
         noted = [holder.given.pop(threading.get_ident(), {}) for holder in (live, installed) if holder is not None]
         given = noted[-1]
         memory = given.get("memory")

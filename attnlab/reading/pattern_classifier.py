@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,18 @@ from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_data import CLASSES, SIZE, LabelledMaps, load_labelled, picture
 from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.reading.pattern_scores import score_answers
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
     "PatternNet",
     "classify",
-    "confusion_rows",
     "cross_validated",
     "leave_one_model_out",
     "load_classifier",
     "pattern_shares",
     "pattern_table",
     "save_classifier",
-    "score_answers",
     "scores",
     "shipped_maps",
     "train_classifier",
@@ -167,26 +166,6 @@ def scores(net: PatternNet, maps: LabelledMaps) -> dict[str, Any]:
     return score_answers(answers, torch.tensor(maps.labels()))
 
 
-def score_answers(answers: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, Any]:
-    """``scores`` of answers that are already there, such as those of a cross-validation."""
-    n = len(CLASSES)
-    confusion = torch.bincount(labels * n + answers, minlength=n * n).view(n, n)
-    right, asked, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
-    f1 = {
-        name: 2 * int(right[i]) / int(asked[i] + said[i]) if int(asked[i]) else None for i, name in enumerate(CLASSES)
-    }
-    known = [value for value in f1.values() if value is not None]
-    weighted = sum(int(asked[i]) * (f1[name] or 0) for i, name in enumerate(CLASSES)) / max(1, len(labels))
-    return {
-        "confusion": confusion.tolist(),
-        "f1": f1,
-        "macro_f1": sum(known) / max(1, len(known)),
-        "weighted_f1": weighted,
-        "accuracy": int(right.sum()) / max(1, len(labels)),
-        "maps": len(labels),
-    }
-
-
 def leave_one_model_out(maps: LabelledMaps, *, seed: int = 0, **training: Any) -> dict[str, Any]:
     """``scores`` on each model's real maps of a network that has seen generated maps and the other models' only.
 
@@ -266,11 +245,3 @@ def _diagonal_means(x: Tensor) -> Tensor:
 
 def _along_diagonals(means: Tensor) -> Tensor:
     return means[:, _offsets().to(means.device)]
-
-
-def confusion_rows(result: dict[str, Any]) -> Sequence[dict[str, Any]]:
-    """The confusion matrix of ``scores`` as table rows."""
-    return [
-        {"label": name, **dict(zip(CLASSES, row, strict=True))}
-        for name, row in zip(CLASSES, result["confusion"], strict=True)
-    ]

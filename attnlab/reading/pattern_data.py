@@ -24,7 +24,6 @@ __all__ = [
     "CLASSES",
     "SIZE",
     "LabelledMaps",
-    "annotator_agreement",
     "collect_maps",
     "contact_sheet",
     "load_labelled",
@@ -111,24 +110,6 @@ def collect_maps(
                 | {"tokens": maps.shape[-1]}
             )
     return LabelledMaps(np.stack(pictures), entries)
-
-
-def annotator_agreement(maps: LabelledMaps) -> list[dict[str, Any]]:
-    """How often two looks at a map gave one answer, by model: the share, and Cohen's kappa, which takes chance away.
-
-    It bounds what a classifier can be said to get right.
-    """
-    twice = [e for e in maps.entries if len(e.get("passes", ())) > 1]
-    groups = {"all": twice} | {
-        m: [e for e in twice if e["model"] == m] for m in dict.fromkeys(e["model"] for e in twice)
-    }
-    rows = []
-    for name, entries in groups.items():
-        first, second = (np.array([CLASSES.index(e["passes"][look]) for e in entries]) for look in (0, 1))
-        same = float((first == second).mean()) if entries else float("nan")
-        chance = float(sum((first == c).mean() * (second == c).mean() for c in range(len(CLASSES))))
-        rows.append({"model": name, "maps": len(entries), "agreement": same, "kappa": (same - chance) / (1 - chance)})
-    return rows
 
 
 def save_labelled(folder: Path | str, maps: LabelledMaps, *, made: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_classifier import (
     PatternNet,
     classify,
-    confusion_rows,
     cross_validated,
     leave_one_model_out,
     load_classifier,
@@ -36,6 +35,7 @@ from attnlab.reading.pattern_data import (
 )
 from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.reading.pattern_scores import confusion_rows
 
 
 def test_a_picture_keeps_a_line_one_token_wide() -> None:

@@ -1,0 +1,64 @@
+"""Answers against labels: confusion, F1, and how often an annotator agrees with herself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.reading.pattern_data import CLASSES, LabelledMaps
+from attnlab.shapes import Int
+
+__all__ = ["annotator_agreement", "confusion_rows", "score_answers"]
+
+
+def score_answers(answers: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, Any]:
+    """``scores`` of answers that are already there, such as those of a cross-validation."""
+    n = len(CLASSES)
+    confusion = torch.bincount(labels * n + answers, minlength=n * n).view(n, n)
+    right, asked, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    f1 = {
+        name: 2 * int(right[i]) / int(asked[i] + said[i]) if int(asked[i]) else None for i, name in enumerate(CLASSES)
+    }
+    known = [value for value in f1.values() if value is not None]
+    weighted = sum(int(asked[i]) * (f1[name] or 0) for i, name in enumerate(CLASSES)) / max(1, len(labels))
+    return {
+        "confusion": confusion.tolist(),
+        "f1": f1,
+        "macro_f1": sum(known) / max(1, len(known)),
+        "weighted_f1": weighted,
+        "accuracy": int(right.sum()) / max(1, len(labels)),
+        "maps": len(labels),
+    }
+
+
+def confusion_rows(result: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    """The confusion matrix of ``scores`` as table rows."""
+    return [
+        {"label": name, **dict(zip(CLASSES, row, strict=True))}
+        for name, row in zip(CLASSES, result["confusion"], strict=True)
+    ]
+
+
+def annotator_agreement(maps: LabelledMaps) -> list[dict[str, Any]]:
+    """How often two looks at a map gave one answer, by model: the share, and Cohen's kappa, which takes chance away.
+
+    It bounds what a classifier can be said to get right: ``weighted_f1`` is what the second look would score on the
+    first one's answers.
+    """
+    twice = [e for e in maps.entries if len(e.get("passes", ())) > 1]
+    groups = {"all": twice} | {
+        m: [e for e in twice if e["model"] == m] for m in dict.fromkeys(e["model"] for e in twice)
+    }
+    rows = []
+    for name, entries in groups.items():
+        first, second = (torch.tensor([CLASSES.index(e["passes"][look]) for e in entries]) for look in (0, 1))
+        found = score_answers(second, first)
+        shares = [torch.bincount(look, minlength=len(CLASSES)) / max(1, len(entries)) for look in (first, second)]
+        same, chance = found["accuracy"], float(shares[0] @ shares[1])
+        kappa = (same - chance) / (1 - chance)
+        row = {"model": name, "maps": len(entries), "agreement": same, "kappa": kappa}
+        rows.append(row | {"weighted_f1": found["weighted_f1"]})
+    return rows
