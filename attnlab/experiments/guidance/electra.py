@@ -69,7 +69,7 @@ def run_electra(
             arm.name: _learner(config, arm, tokeniser.vocab_size, tokens, lane, stack, device)
             for arm, lane in zip(arms, lanes(len(arms)), strict=True)
         }
-        steps, spent = train_together(learners, source, steps=base.steps, seconds=seconds)
+        steps, spent = train_together([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
             told = {"arm": arm.name, "guided": arm.guided, "lr": arm.lr, "warmup": arm.warmup, "seed": base.seed}

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.effective_glue import TASKS, encode, read_glue, subset
+from attnlab.experiments.guidance.mlm import Key
 from attnlab.experiments.parts import Part
 from attnlab.experiments.tuning import Tuning, tune
 from attnlab.models import Transformer
@@ -21,7 +22,7 @@ __all__ = ["TuneConfig", "fine_tune"]
 class TuneConfig:
     """How the encoders are fine-tuned; the same for all."""
 
-    tasks: tuple[str, ...] = ("MRPC", "RTE", "SST-2")
+    tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
     length: int = 128
     batch: int = 32
     lr: float = 2e-4
@@ -46,7 +47,7 @@ class _Words:
 
 
 def fine_tune(
-    encoders: Mapping[str, Transformer],
+    encoders: Mapping[Key, Transformer],
     config: TuneConfig,
     *,
     tokeniser: Tokeniser,
@@ -67,5 +68,7 @@ def fine_tune(
             batch=config.batch, length=config.length, lr=config.lr, weight_decay=config.weight_decay,
             epochs=dict(config.epochs)[task], streams=config.streams, seed=config.seed,
         )  # fmt: skip
-        for name, right in tune(encoders, examples, tuning)[1].items():
-            part.row("finetuned_runs", **label, task=task, arm=name, accuracy=100 * right, seed=config.seed)
+        named = {f"{key.arm} {key.seed}": key for key in encoders}
+        for name, right in tune({name: encoders[key] for name, key in named.items()}, examples, tuning)[1].items():
+            arm, seed, _ = named[name]
+            part.row("finetuned_runs", **label, task=task, arm=arm, accuracy=100 * right, seed=seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,35 +75,36 @@ class GuidedLearner(Learner):
 
 
 def train_together(
-    learners: Mapping[str, GuidedLearner],
-    source: Source,
+    fed: Sequence[tuple[Source, Collection[GuidedLearner]]],
     *,
     steps: int,
     seconds: float | None = None,
     look_at: Sequence[int] = (),
     look: Callable[[int], None] | None = None,
 ) -> tuple[int, float]:
-    """(updates made, seconds) of every learner on the same batches; ``look(step)`` at these steps, the device idle."""
-    began, feed = time.monotonic(), Feed(learners.values())
-    cuda = next(iter(learners.values())).cuda
+    """(updates made, seconds) of learners, each fed by its source; ``look(step)`` at these steps, the device idle."""
+    learners = [learner for _, some in fed for learner in some]
+    began, feed = time.monotonic(), Feed(learners)
+    cuda = learners[0].cuda
     wanted, step = set(look_at), 0
     for step in range(steps + 1):
         if step in wanted and look is not None:
             if cuda:
                 torch.cuda.synchronize()
             look(step)
-            for learner in learners.values():
+            for learner in learners:
                 learner.model.train()
         late = seconds is not None and time.monotonic() - began > seconds
         if step == steps or late:
             break
-        batch = feed.pinned(source.batch(step))
-        for learner in learners.values():
-            learner.advance(batch, step)
-        feed.sent(batch)
+        for source, some in fed:
+            batch = feed.pinned(source.batch(step))
+            for learner in some:
+                learner.advance(batch, step)
+            feed.sent(batch)
     if cuda:
         torch.cuda.synchronize()
-    for learner in learners.values():
+    for learner in learners:
         learner.model.eval()
         learner.graphs.clear()
     return step, time.monotonic() - began

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -27,17 +27,37 @@ from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule, Term
 
-__all__ = ["Pretrained", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]
+__all__ = ["Key", "Pretrained", "Run", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]
 
 CURVE_POINTS = 250
 
 
+class Run(NamedTuple):
+    """An arm with a seed and a depth of its own; all else in the settings of runs side by side is the same."""
+
+    config: MlmConfig
+    arm: Arm
+
+    @property
+    def key(self) -> Key:
+        """What it is known by."""
+        return Key(self.arm.name, self.config.seed, self.config.layers)
+
+
+class Key(NamedTuple):
+    """An arm's name, a seed and a depth."""
+
+    arm: str
+    seed: int
+    depth: int
+
+
 @dataclass(frozen=True)
 class Pretrained:
-    """The trained models by the names of their arms, and as they were at some steps before the last."""
+    """The trained models, and as they were at some steps before the last."""
 
-    models: Mapping[str, Transformer]
-    earlier: Mapping[int, Mapping[str, Transformer]]
+    models: Mapping[Key, Transformer]
+    earlier: Mapping[int, Mapping[Key, Transformer]]
     steps: int
 
 
@@ -75,69 +95,64 @@ def period_ids(tokeniser: Tokeniser) -> tuple[int, ...]:
 
 
 def run_arms(
-    config: MlmConfig,
-    arms: Sequence[Arm],
+    runs: Sequence[Run],
     *,
     tokeniser: Tokeniser,
     stores: Mapping[str, TokenStore],
     part: Part,
     label: Mapping[str, Any],
     seconds: float | None = None,
-    timeline: tuple[str, Path] | None = None,
+    timeline: tuple[Key, Path] | None = None,
     keep: Sequence[int] = (),
 ) -> Pretrained:
-    """Train every arm on the same batches; rows of ``part``: ``runs``, ``curves`` and ``evaluations``, as they come.
+    """Train all at once, those of a seed on the same batches; ``part`` has ``runs``, ``curves`` and ``evaluations``.
 
-    ``timeline`` names an arm, and the run folder in which its maps of one text are recorded. ``keep`` names steps at
-    which the models are kept as they are.
+    ``timeline`` names a run, and the folder in which its maps of one text are recorded. ``keep`` names steps at which
+    the models are kept as they are.
     """
-    device, tokens = best_device(), special_ids(tokeniser)
+    device, tokens, config = best_device(), special_ids(tokeniser), runs[0].config
+    depths = sorted({run.config.layers for run in runs})
     part.fact("provenance", provenance())
-    part.fact("config", asdict(config))
-    models = {arm.name: build(config, vocab=tokeniser.vocab_size).to(device) for arm in arms}
-    source, held_out = _sources(config, tokeniser, stores)
+    part.fact("config", {**asdict(config), "layers": depths[0] if len(depths) == 1 else ", ".join(map(str, depths))})
+    models = {run.key: build(run.config, vocab=tokeniser.vocab_size).to(device) for run in runs}
+    held_out = _held_out(config, tokeniser, stores)
     with ExitStack() as stack:
-        learners: dict[str, GuidedLearner] = {}
-        for i, (arm, lane) in enumerate(zip(arms, lanes(len(arms)), strict=True)):
-            lane = lane if i < config.streams else (learners[arms[i % config.streams].name].stream, None)
-            learners[arm.name] = _learner(config, arm, models[arm.name], tokens, lane, stack)
-        record = _looker(config, arms, learners, held_out, tokeniser, tokens, part, label, timeline)
-        kept: dict[int, dict[str, dict[str, torch.Tensor]]] = {}
+        learners: dict[Key, GuidedLearner] = {}
+        for i, (run, lane) in enumerate(zip(runs, lanes(len(runs)), strict=True)):
+            lane = lane if i < config.streams else (learners[runs[i % config.streams].key].stream, None)
+            learners[run.key] = _learner(run, models[run.key], tokens, lane, stack)
+        record = _looker(runs, models, held_out, tokeniser, tokens, part, label, timeline)
+        kept: dict[int, dict[Key, dict[str, torch.Tensor]]] = {}
 
         def look(step: int) -> None:
             record(step)
             if step in keep:
-                states = {name: learner.model.state_dict() for name, learner in learners.items()}
-                kept[step] = {name: {key: t.clone() for key, t in state.items()} for name, state in states.items()}
+                states = {key: model.state_dict() for key, model in models.items()}
+                kept[step] = {key: {name: t.clone() for name, t in state.items()} for key, state in states.items()}
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
         early = [round(config.steps * share) for share in (0.01, 0.02, 0.05)] if timeline else []
-        steps, spent = train_together(
-            learners, source, steps=config.steps, seconds=seconds, look_at=sorted({*points, *early, *keep}), look=look
-        )
-    for arm in arms:
-        curve = learners[arm.name].curves()
-        row = ended(curve)
-        part.row(
-            "runs",
-            **label,
-            arm=arm.name,
-            seed=config.seed,
-            steps=steps,
-            seconds=round(spent, 1),
-            **_of(arm),
-            **row,
-        )
-        part.row("curves", **label, arm=arm.name, seed=config.seed, **thinned(curve))
-        if timeline is not None and timeline[0] == arm.name:
-            looks = [
-                e for e in part.content["tables"]["evaluations"] if (e["arm"], e["seed"]) == (arm.name, config.seed)
-            ]
+        fed = [
+            (
+                _source(replace(config, seed=seed), tokeniser, stores),
+                [x for key, x in learners.items() if key.seed == seed],
+            )
+            for seed in dict.fromkeys(run.config.seed for run in runs)
+        ]
+        look_at = sorted({*points, *early, *keep})
+        steps, spent = train_together(fed, steps=config.steps, seconds=seconds, look_at=look_at, look=look)
+    for run in runs:
+        curve = learners[run.key].curves()
+        told = {**label, **run.key._asdict()}
+        part.row("runs", **told, steps=steps, seconds=round(spent, 1), **_of(run.arm), **ended(curve))
+        part.row("curves", **told, **thinned(curve))
+        if timeline is not None and timeline[0] == run.key:
+            looks = [e for e in part.content["tables"]["evaluations"] if (e["arm"], e["seed"]) == run.key[:2]]
             write_run(
                 timeline[1],
-                name=f"attention guidance, {arm.name}",
-                config={**asdict(config), "arm": asdict(arm)},
-                seed=config.seed,
+                name=f"attention guidance, {run.arm.name}",
+                config={**asdict(run.config), "arm": asdict(run.arm)},
+                seed=run.config.seed,
                 curve=thinned(curve),
                 evaluations=looks,
                 seconds=spent,
@@ -146,12 +161,12 @@ def run_arms(
 
 
 def _restored(
-    models: Mapping[str, Transformer], states: Mapping[str, Mapping[str, torch.Tensor]]
-) -> dict[str, Transformer]:
+    models: Mapping[Key, Transformer], states: Mapping[Key, Mapping[str, torch.Tensor]]
+) -> dict[Key, Transformer]:
     """Models of their own with the weights of an earlier step."""
-    earlier = {name: copy.deepcopy(model) for name, model in models.items()}
-    for name, model in earlier.items():
-        model.load_state_dict(states[name])
+    earlier = {key: copy.deepcopy(model) for key, model in models.items()}
+    for key, model in earlier.items():
+        model.load_state_dict(states[key])
     return earlier
 
 
@@ -160,13 +175,9 @@ def _of(arm: Arm) -> dict[str, Any]:
 
 
 def _learner(
-    config: MlmConfig,
-    arm: Arm,
-    model: Transformer,
-    tokens: SpecialTokens,
-    lane: tuple[Any, Any],
-    stack: ExitStack,
+    run: Run, model: Transformer, tokens: SpecialTokens, lane: tuple[Any, Any], stack: ExitStack
 ) -> GuidedLearner:
+    config, arm = run
     terms: list[GuidanceTerm] = []
     if arm.bias is not None:
         stack.enter_context(bias_heads(model, config.guidance(arm), tokens=tokens, strength=arm.bias))
@@ -196,43 +207,42 @@ def learner(
     )
 
 
-def _sources(
-    config: MlmConfig, tokeniser: Tokeniser, stores: Mapping[str, TokenStore]
-) -> tuple[MlmSource, list[dict[str, torch.Tensor]]]:
-    def of(name: str, seed: int | None) -> Blocks:
-        return Blocks(stores[name], tokeniser.specials, length=config.length, seed=seed)
+def _source(config: MlmConfig, tokeniser: Tokeniser, stores: Mapping[str, TokenStore]) -> MlmSource:
+    blocks = Blocks(stores["train"], tokeniser.specials, length=config.length, seed=config.seed)
+    return MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed)
 
-    source = MlmSource(of("train", config.seed), config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed)
-    blocks = of("valid", None)
-    # The same texts and masks for every seed.
+
+def _held_out(
+    config: MlmConfig, tokeniser: Tokeniser, stores: Mapping[str, TokenStore]
+) -> list[dict[str, torch.Tensor]]:
+    """The same texts and masks for every seed."""
+    blocks = Blocks(stores["valid"], tokeniser.specials, length=config.length, seed=None)
     valid = MlmSource(blocks, min(config.batch, len(blocks)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     device = best_device()
     some = range(min(max(1, config.eval_tokens // (config.batch * config.length)), valid.steps_per_epoch))
-    return source, [{name: t.to(device) for name, t in valid.batch(i).items()} for i in some]
+    return [{name: t.to(device) for name, t in valid.batch(i).items()} for i in some]
 
 
 Look = Callable[[int], None]
 
 
 def _looker(
-    config: MlmConfig,
-    arms: Sequence[Arm],
-    learners: Mapping[str, GuidedLearner],
+    runs: Sequence[Run],
+    models: Mapping[Key, Transformer],
     held_out: Sequence[dict[str, torch.Tensor]],
     tokeniser: Tokeniser,
     tokens: SpecialTokens,
     part: Part,
     label: Mapping[str, Any],
-    timeline: tuple[str, Path] | None,
+    timeline: tuple[Key, Path] | None,
 ) -> Look:
     def look(step: int) -> None:
-        for arm in arms:
-            loss = evaluate(learners[arm.name].model, held_out)
-            part.row("evaluations", **label, arm=arm.name, seed=config.seed, at=step, valid_loss=loss)
-            if timeline is not None and timeline[0] == arm.name:
-                record_heads(
-                    learners[arm.name].model, held_out[0], config, arm, tokeniser, tokens, timeline[1], step, loss
-                )
+        for run in runs:
+            model = models[run.key]
+            loss = evaluate(model, held_out)
+            part.row("evaluations", **label, **run.key._asdict(), at=step, valid_loss=loss)
+            if timeline is not None and timeline[0] == run.key:
+                record_heads(model, held_out[0], run.config, run.arm, tokeniser, tokens, timeline[1], step, loss)
 
     return look
 

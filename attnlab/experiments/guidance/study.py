@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.experiments.guidance.assemble import assemble
 from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
 from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
-from attnlab.experiments.guidance.mlm import Pretrained, run_arms
+from attnlab.experiments.guidance.mlm import Pretrained, Run, run_arms
 from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
 from attnlab.experiments.guidance.tables import best_arm
 from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
@@ -126,74 +126,59 @@ def _best(config: StudyConfig, work: Path) -> dict[bool, Arm]:
 
 
 def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
-    """Tune on the first seed, then the best arms on the others; the heads of a guided one are recorded."""
+    """Tune on the first seed, then the best arms on the others at once; the heads of a guided one are recorded."""
     tokeniser, stores = _wiki(places, "a")
     part, began = Part(work / "a.json"), time.monotonic()
-    every, left = arms(config.lrs, config.warmups), list(config.seeds)
-    while left:
-        seed = left.pop(0)
-        first = seed == config.tuned_seed
-        todo = every if first else list(_best(config, work).values())
-        # As much time for every arm of every seed.
-        share = len(todo) / (len(todo) + sum(len(every) if s == config.tuned_seed else 2 for s in left))
-        given = None if seconds is None else share * (seconds - (time.monotonic() - began))
+    others = [seed for seed in config.seeds if seed != config.tuned_seed]
+    rounds = [[config.tuned_seed], others] if config.tuned_seed in config.seeds else [others]
+    for seeds in (some for some in rounds if some):
+        first = seeds == [config.tuned_seed]
+        todo = arms(config.lrs, config.warmups) if first else list(_best(config, work).values())
+        runs = [Run(replace(config.mlm, seed=seed), arm) for seed in seeds for arm in todo]
+        given = None if seconds is None else (seconds - (time.monotonic() - began)) / (2 if first and others else 1)
+        recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
         got = run_arms(
-            replace(config.mlm, seed=seed),
-            todo,
+            runs,
             tokeniser=tokeniser,
             stores=stores,
             part=part,
-            label={"part": "a", "depth": config.mlm.layers},
+            label={"part": "a"},
             seconds=None if given is None else given * (1 - TUNING if config.tune_at_once else 1),
-            timeline=(Arm(True, config.lrs[0], config.warmups[-1]).name, work / "timeline") if first else None,
+            timeline=(recorded, work / "timeline") if first else None,
             keep=list(_shorter(config)) if config.tune_at_once else (),
         )
         if config.tune_at_once:
-            names = {arm.name for arm in _best(config, work).values()}
-            _tune(config, places, work, got, names, seed, None if given is None else given * TUNING)
+            _tune(config, places, work, got, None if given is None else given * TUNING)
 
 
 def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms pretrained and fine-tuned; with (a) in the same run, its models are."""
     tokeniser, stores = _wiki(places, "b")
-    for seed in config.seeds:
-        given = None if seconds is None else seconds / len(config.seeds)
-        chosen = list(_best(config, work).values())
-        got = run_arms(
-            replace(config.mlm, seed=seed),
-            chosen,
-            tokeniser=tokeniser,
-            stores=stores,
-            part=Part(work / "b.json"),
-            label={"part": "b", "depth": config.mlm.layers},
-            seconds=None if given is None else given * (1 - TUNING),
-            keep=list(_shorter(config)),
-        )
-        names = {arm.name for arm in chosen}
-        _tune(config, places, work, got, names, seed, None if given is None else given * TUNING)
+    got = run_arms(
+        [Run(replace(config.mlm, seed=seed), arm) for seed in config.seeds for arm in _best(config, work).values()],
+        tokeniser=tokeniser,
+        stores=stores,
+        part=Part(work / "b.json"),
+        label={"part": "b"},
+        seconds=None if seconds is None else seconds * (1 - TUNING),
+        keep=list(_shorter(config)),
+    )
+    _tune(config, places, work, got, None if seconds is None else seconds * TUNING)
 
 
 def _shorter(config: StudyConfig) -> dict[int, str]:
     return {round(share * config.mlm.steps): name for name, share in config.shorter}
 
 
-def _tune(
-    config: StudyConfig,
-    places: Places,
-    work: Path,
-    got: Pretrained,
-    names: Collection[str],
-    seed: int,
-    seconds: float | None,
-) -> None:
-    """Fine-tune these arms as they are at the end, and then as they were before, as long as time lasts."""
+def _tune(config: StudyConfig, places: Places, work: Path, got: Pretrained, seconds: float | None) -> None:
+    """Fine-tune the best arms as they are at the end, and then as they were before, as long as time lasts."""
     tokeniser, _ = _wiki(places, "b")
-    began = time.monotonic()
+    best, began = {arm.name for arm in _best(config, work).values()}, time.monotonic()
     earlier = [(name, at, got.earlier[at]) for at, name in _shorter(config).items() if at in got.earlier]
     for training, at, models in [("long", got.steps, got.models), *earlier]:
         fine_tune(
-            {name: model for name, model in models.items() if name in names},
-            replace(config.tune, seed=seed),
+            {key: model for key, model in models.items() if key.arm in best},
+            config.tune,
             tokeniser=tokeniser,
             glue=places.need("glue", "b"),
             part=Part(work / "b.json"),
@@ -219,32 +204,31 @@ def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 
 def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
-    """The best arms at other depths."""
+    """The best arms at other depths, all at once."""
     tokeniser, stores = _wiki(places, "e")
-    for depth in config.depths:
-        run_arms(
-            replace(config.mlm, layers=depth),
-            list(_best(config, work).values()),
-            tokeniser=tokeniser,
-            stores=stores,
-            part=Part(work / f"e{depth}.json"),
-            label={"part": "e", "depth": depth},
-            seconds=None if seconds is None else seconds / len(config.depths),
-        )
+    best = _best(config, work).values()
+    run_arms(
+        [Run(replace(config.mlm, layers=depth), arm) for depth in config.depths for arm in best],
+        tokeniser=tokeniser,
+        stores=stores,
+        part=Part(work / "e.json"),
+        label={"part": "e"},
+        seconds=seconds,
+    )
 
 
 def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms on little text, each language with a vocabulary of its own."""
     given = [language for language in ("oromo", "tagalog") if getattr(places, language) is not None]
+    mlm = replace(config.mlm, dropout=config.low_resource_dropout)
     for language in given or ["oromo"]:
         tokeniser, stores = low_resource_stores(places.need(language, "f"), language, config.low_resource_vocab)
         run_arms(
-            replace(config.mlm, dropout=config.low_resource_dropout),
-            list(_best(config, work).values()),
+            [Run(mlm, arm) for arm in _best(config, work).values()],
             tokeniser=tokeniser,
             stores=stores,
             part=Part(work / f"f-{language}.json"),
-            label={"part": "f", "depth": config.mlm.layers, "language": language},
+            label={"part": "f", "language": language},
             seconds=None if seconds is None else seconds / len(given),
         )
 
@@ -254,12 +238,11 @@ def part_g(config: StudyConfig, places: Places, work: Path, seconds: float | Non
     tokeniser, stores = _wiki(places, "g")
     best = _best(config, work)
     run_arms(
-        config.mlm,
-        [*best.values(), *ablations(best[True])],
+        [Run(config.mlm, arm) for arm in (*best.values(), *ablations(best[True]))],
         tokeniser=tokeniser,
         stores=stores,
         part=Part(work / "g.json"),
-        label={"part": "g", "depth": config.mlm.layers},
+        label={"part": "g"},
         seconds=seconds,
     )
 

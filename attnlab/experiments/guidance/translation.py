@@ -96,7 +96,9 @@ def run_translation(
                 part.row("translation_evaluations", arm=name, seed=seed, at=step, valid_nll=loss)
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
-        steps, spent = train_together(learners, source, steps=config.steps, seconds=seconds, look_at=points, look=look)
+        steps, spent = train_together(
+            [(source, learners.values())], steps=config.steps, seconds=seconds, look_at=points, look=look
+        )
         for key, (name, seed) in names.items():
             curve = learners[key].curves()
             nll = held_out_nll(made[key], valid)
