@@ -101,7 +101,7 @@ def sampled_subject(
     device, held_out = next(model.parameters()).device, min(128, 2 * batch)
     written: list[Tensor] = []
     # Many rows at once: a step's time is that of its launches.
-    first = torch.full((min(16384, rows + held_out), 1), model.config.bos_token_id, device=device)
+    first = torch.full((min(8192, rows + held_out), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
