@@ -166,8 +166,8 @@ def fit(
     On a GPU products are of bfloat16, unless ``half`` is false: casts are kernels too, and small models have so many of
     them that float32 is faster.
 
-    Without ``steps`` the schedule's end is where the speed so far says that the time will be over. After each ``every``
-    updates, and at the end, ``then(updates)`` is called with the device idle.
+    The schedule ends at ``steps``, or before, where the speed so far says that the time will be over. After each
+    ``every`` updates, and at the end, ``then(updates)`` is called with the device idle.
     """
     if steps is None and seconds is None:
         raise ValueError("say how long to train: steps, seconds or both")
@@ -217,7 +217,7 @@ class _Clock:
         return step >= self.steps or (self.seconds is not None and self.elapsed() > self.seconds)
 
     def plan(self, step: int) -> None:
-        if self.wanted is not None or self.seconds is None:
+        if self.seconds is None:
             return
         now = self.elapsed()
         if self.first is None:
@@ -225,7 +225,8 @@ class _Clock:
             self.first = step, now
         elif now > self.first[1]:
             rate = (step - self.first[0]) / (now - self.first[1])
-            self.steps = max(step, round(step + rate * (self.seconds - now)))
+            most = self.wanted if self.wanted is not None else 1 << 30
+            self.steps = min(most, max(step, round(step + rate * (self.seconds - now))))
 
 
 def _synchronise(cuda: bool) -> None:

@@ -113,7 +113,8 @@ def test_side_by_side_is_one_by_one() -> None:
     assert not models["a"].training
 
 
-def test_time_ends_a_training_and_its_schedule() -> None:
+@pytest.mark.parametrize("steps", [None, 10**6])
+def test_time_ends_a_training_and_its_schedule(steps: int | None) -> None:
     rates: list[float] = []
 
     class Noted(Schedule):
@@ -122,13 +123,14 @@ def test_time_ends_a_training_and_its_schedule() -> None:
             return rates[-1]
 
     schedule = Noted("linear", warmup=2)
-    found = fit({"a": small(1)}, Rows(), term=CausalLM(), recipe=Recipe(), schedule=schedule, seconds=1.0, every=5)
+    how: dict[str, Any] = {"term": CausalLM(), "recipe": Recipe(), "schedule": schedule}
+    found = fit({"a": small(1)}, Rows(), **how, steps=steps, seconds=1.0, every=5)
     assert found.steps == len(rates) > 10
     assert 0.9 < found.seconds < 3
     # The end of the schedule is where the time is over, give or take a noisy machine.
     assert rates[-1] < 0.5
     with pytest.raises(ValueError, match="steps, seconds or both"):
-        fit({"a": small(1)}, Rows(), term=CausalLM(), recipe=Recipe(), schedule=schedule)
+        fit({"a": small(1)}, Rows(), **how)
 
 
 def test_bert_becomes_our_transformer() -> None:

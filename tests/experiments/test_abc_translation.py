@@ -105,7 +105,7 @@ def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None
     for run in commands._in_time(["a", "b", "c"], 100):
         given.append(run)
         clock[0] += 40
-    assert given == [("a", pytest.approx(80)), ("b", pytest.approx(48))]
+    assert given == [("a", pytest.approx(90)), ("b", pytest.approx(54))]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from attnlab.experiments._experiment import Experiment
 __all__ = ["EXPERIMENTS"]
 
 # Of the time for translators: they are trained in it, and translate in the rest.
-TRAINING = 0.8
+TRAINING = 0.9
 Run = TypeVar("Run")
 
 

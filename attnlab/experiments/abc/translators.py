@@ -52,11 +52,14 @@ class Variant:
     cross_spec: str = "softmax"
     causal_spec: str = "softmax"
     self_spec: str = "softmax"
+    # Tells apart models that are the same but are trained beside others.
+    beside: str | None = None
 
     @property
     def key(self) -> str:
         """The row in one word, which is also the name of its file."""
-        return self.model if self.cross is None else f"{self.model}-{self.cross}-{self.causal}"
+        sizes = (self.cross, self.causal) if self.cross is not None else ()
+        return "-".join(str(part) for part in (self.model, *sizes, self.beside) if part is not None)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class AbcMtConfig:
     widths: tuple[int, ...] = (20, 28, 40, 60)
     lr: float = 3e-3
     warmup: int = 400
+    # The paper's; "linear" ends at zero, which suits a short training.
+    schedule: str = "inverse_sqrt"
     label_smoothing: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -170,7 +175,7 @@ def run_variants(
             source,
             term=Translation(label_smoothing=config.label_smoothing),
             recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
-            schedule=Schedule("inverse_sqrt", warmup=config.warmup),
+            schedule=Schedule(config.schedule, warmup=config.warmup),
             steps=config.steps,
             seconds=seconds,
             streams=config.streams,
@@ -180,7 +185,7 @@ def run_variants(
         )
     part.row(
         "training", data=name, seed=seed, set=label, steps=found.steps, epochs=found.steps / source.steps_per_epoch,
-        tokens_a_step=config.tokens, seconds=round(found.seconds, 1), models=len(models),
+        tokens_a_step=config.tokens, schedule=config.schedule, seconds=round(found.seconds, 1), models=len(models),
         parameters=max(sum(p.numel() for p in m.parameters()) for m in models.values()),
         pairs=len(corpus.ids["train"][0]) - source.left_out,
         source_tokens=_mean(corpus.ids["train"][0]), target_tokens=_mean(corpus.ids["train"][1]),
