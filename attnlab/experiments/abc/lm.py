@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -141,45 +141,54 @@ def run_table(
     table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float, steps: int | None = None
 ) -> None:
     """Train the models of a table, seed by seed, and score them; ``seconds`` is for all seeds together."""
-    stores, device = Corpus(corpus), best_device()
-    tokeniser = stores.tokeniser()
-    vocab = -(-tokeniser.vocab_size // 64) * 64
+    stores = Corpus(corpus)
     rows = [v for v in TABLES[table] if config.models is None or v.key in config.models]
     for seed in config.seeds:
-        if all(part.has(table, model=v.model, n=v.n, seed=seed) for v in rows):
-            continue
-        models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in rows}
-        blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
-        valid = _windows(stores, "valid", config, device, context=0)[0]
+        if not all(part.has(table, model=v.model, n=v.n, seed=seed) for v in rows):
+            _run_seed(table, config, rows, seed, stores, part, seconds / len(config.seeds), steps)
 
-        def curve(
-            step: int, seed: int = seed, models: dict[str, Transformer] = models, valid: _Batches = valid
-        ) -> None:
-            # At 250, 500, 1000, ... updates: a loss falls by the logarithm of what was read.
-            if step % CURVE or (step // CURVE) & (step // CURVE - 1):
-                return
+
+def _run_seed(
+    table: str,
+    config: AbcLmConfig,
+    rows: Sequence[Variant],
+    seed: int,
+    stores: Corpus,
+    part: Part,
+    seconds: float,
+    steps: int | None,
+) -> None:
+    device, tokeniser = best_device(), stores.tokeniser()
+    vocab = -(-tokeniser.vocab_size // 64) * 64
+    models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in rows}
+    blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
+    valid = _windows(stores, "valid", config, device, context=0)[0]
+
+    def look(step: int) -> None:
+        # At 250, 500, 1000, ... updates: a loss falls by the logarithm of what was read.
+        if step % CURVE == 0 and (step // CURVE).bit_count() == 1:
             for variant in rows:
                 _note_loss(table, part, variant, models[variant.key], valid, step, seed)
 
-        with ExitStack() as stack:
-            for model in models.values():
-                stack.enter_context(dense_attention(model))
-            found = fit(
-                models,
-                CausalSource(blocks, config.batch, seed=seed),
-                term=CausalLM(),
-                recipe=config.recipe,
-                schedule=Schedule("cosine", warmup=config.warmup),
-                steps=steps,
-                seconds=seconds / len(config.seeds),
-                streams=config.streams,
-                every=CURVE,
-                then=curve,
-            )
-            for variant in rows:
-                _note_size(table, config, part, variant, models[variant.key], found, seed)
-                _note_loss(table, part, variant, models[variant.key], valid, found.steps, seed)
-                _score(table, config, part, models[variant.key], variant, stores, seed)
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(dense_attention(model))
+        found = fit(
+            models,
+            CausalSource(blocks, config.batch, seed=seed),
+            term=CausalLM(),
+            recipe=config.recipe,
+            schedule=Schedule("cosine", warmup=config.warmup),
+            steps=steps,
+            seconds=seconds,
+            streams=config.streams,
+            every=CURVE,
+            then=look,
+        )
+        for variant in rows:
+            _note_size(table, config, part, variant, models[variant.key], found, seed)
+            _note_loss(table, part, variant, models[variant.key], valid, found.steps, seed)
+            _score(table, config, part, models[variant.key], variant, stores, seed)
 
 
 def _note_loss(
