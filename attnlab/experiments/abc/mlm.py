@@ -15,6 +15,7 @@ import torch
 from attnlab.data import Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import SomeMasked, from_bert
+from attnlab.experiments.abc.lm_config import Variant
 from attnlab.experiments.abc.summaries import Rows, spread
 from attnlab.experiments.effective_glue import TASKS, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
@@ -45,22 +46,10 @@ NOTES = {
 }
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A row: its name, its memory, and the attention put in place of softmax (None: it stays)."""
-
-    model: str
-    n: int | None = None
-    spec: str | None = None
-
-    @property
-    def key(self) -> str:
-        """The row in one word."""
-        return f"{self.model}-{self.n}"
-
-
+# The pretrained model's own attention: nothing is converted.
+SOFTMAX = "softmax"
 VARIANTS = (
-    Variant("RoBERTa-Ours"),
+    Variant("RoBERTa-Ours", None, SOFTMAX),
     *(Variant("Linformer", n, f"abc-linformer:slots={n},length=512") for n in (64, 128)),
     *(Variant("ABC_MLP", n, f"abc-mlp:slots={n}") for n in (64, 128)),
     Variant("ABC_RD", 128, "abc-random:slots=128"),
@@ -142,7 +131,7 @@ def _dense(models: Iterable[Transformer]) -> Iterator[None]:
 
 
 def _converted(base: Transformer, variant: Variant) -> Transformer:
-    if variant.spec is None:
+    if variant.spec == SOFTMAX:
         return copy.deepcopy(base)
     return convert(base, variant.spec, copy=True)
 
@@ -208,7 +197,7 @@ def measure_speed(
     jobs, peaks = {}, {}
     with torch.no_grad():
         for v in VARIANTS:
-            spec = "softmax" if v.spec is None else v.spec.replace("length=512", f"length={length}")
+            spec = v.spec.replace("length=512", f"length={length}")
             model = Transformer(replace(config, self_attention=spec)).to(device, kind).eval()
             jobs[v.key] = lambda model=model: model(tokens).hidden
             peaks[v.key] = peak_bytes(jobs[v.key], device=device)

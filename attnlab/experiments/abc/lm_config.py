@@ -1,0 +1,93 @@
+"""Table 2's rows, and the settings of ``attnlab reproduce abc-lm``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from attnlab.training import Recipe
+
+__all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant"]
+
+NAME = "abc-lm"
+KEYS = {
+    "table_2a": ["model", "n", "context", "seed"],
+    "table_2b": ["model", "n", "seed"],
+    "curves": ["setting", "model", "n", "seed", "step"],
+    "training": ["setting", "model", "n", "seed"],
+}
+NOTES = {
+    "table_2a": "Test perplexity per word of WikiText-103, as the paper's; perplexity_per_token is per token of our 8k "
+    "vocabulary. Trained on enwik8's text, lower-cased; words that are <unk> in WikiText-103 are context but are not "
+    "predicted. With context 0 every token but a segment's first is predicted.",
+    "table_2b": "As 2a, with a context of 256, more layers and layer dropout.",
+    "training": "All models of a table learn from the same batches, for equally many steps; seconds are of a GPU that "
+    "other jobs share. tokens_per_parameter leaves the embeddings out.",
+    "curves": "Loss of a token of held-out enwik8 articles, in segments without context.",
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of a table: the model's name there, its memory, and its attention."""
+
+    model: str
+    n: int | None
+    spec: str
+
+    @property
+    def key(self) -> str:
+        """The row in one word."""
+        return f"{self.model}-{self.n}"
+
+
+@dataclass(frozen=True)
+class AbcLmConfig:
+    """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
+
+    width: int = 256
+    # Heads of 128, as the paper's.
+    heads: int = 2
+    layers: int = 3
+    # Of Table 2b, which is twice as deep in the paper.
+    deep_layers: int = 4
+    layer_dropout: float = 0.2
+    length: int = 512
+    batch: int = 16
+    # A model this small does not see a text often enough to learn it by heart.
+    dropout: float = 0.0
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1.5e-3, betas=(0.9, 0.98)))
+    warmup: int = 200
+    contexts: tuple[int, ...] = (0, 480)
+    deep_context: int = 256
+    seeds: tuple[int, ...] = (0,)
+    # Rows by their keys, so that processes may share a table; None: all of them.
+    models: tuple[str, ...] | None = None
+    streams: int = 5
+    # With a context that all but fills a segment, every so many windows of the test set are scored.
+    eval_every: int = 3
+    # Windows of the test set; None: all.
+    eval_rows: int | None = None
+    eval_batch: int = 64
+
+    def __post_init__(self) -> None:
+        if not all(0 <= c < self.length for c in (*self.contexts, self.deep_context)):
+            raise ValueError(f"contexts must be shorter than a segment of {self.length}, got {self.contexts}")
+
+
+TABLES: dict[str, tuple[Variant, ...]] = {
+    "table_2a": (
+        Variant("BASE", None, "softmax"),
+        Variant("Linformer", 64, "abc-linformer:slots=64,length={length}"),
+        Variant("ABC_RD", 64, "abc-random:slots=64"),
+        Variant("ABC_MLP", 32, "abc-mlp:slots=32"),
+        Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
+    ),
+    # ELU's memory is as wide as a head; RFA's is a sine and a cosine for each of 32 random directions.
+    "table_2b": (
+        Variant("BASE", None, "softmax"),
+        Variant("ELU", 128, "kernel:elu"),
+        Variant("RFA", 64, "rfa:features=32"),
+        Variant("T2R", 64, "t2r:features=64"),
+        Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
+    ),
+}
