@@ -117,9 +117,14 @@ def test_what_a_curve_says() -> None:
     assert curves.drops_at(CURVE, 4.0) is None
     assert curves.reaches_at(CURVE, 5.5) == pytest.approx(450, abs=12)
     assert curves.converged_at({**CURVE, "guidance": [0.0] * 1000}) is None
-    made = {"runs": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, "guided": False}],
+    made = {"runs": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, "guided": False, "steps": 1000}],
               "curves": [{"part": "a", "depth": 12, "arm": "MLM", "seed": 0, **CURVE}]}  # fmt: skip
     assert tables.guessing(made) == pytest.approx(7.0, abs=0.1)
+
+
+def test_no_time_no_runs(tmp_path: Path, places: Places) -> None:
+    result = run_parts(CONFIG, ["e"], places=places, work=tmp_path / "work", out=tmp_path / "x.json", seconds=1e-6)
+    assert set(result["tables"]) <= {"settings"}
 
 
 def test_no_parts_no_tables(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def _curve(tables: Tables, run: Row) -> Row | None:
 
 
 def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
-    return [run for run in tables.get("runs", []) if run["part"] == part]
+    """The part's runs; one whose time was over before its first update says nothing."""
+    return [run for run in tables.get("runs", []) if run["part"] == part and run["steps"] > 0]
 
 
 def tuning(tables: Tables, part: str = "a") -> list[dict[str, Any]]:
