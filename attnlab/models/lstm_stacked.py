@@ -111,6 +111,11 @@ class _Stacked(nn.Module):
         return self.product(x, weight) + self.product(x.new_ones(*x.shape[:2], 1), bias)
 
     def _embed(self, ids: Int[Tensor, "s n b"], table: Float[Tensor, "s v m"]) -> Float[Tensor, "s n b m"]:
+        if self.invariant:
+            # So that the gradient of a word is a sum in one order, too.
+            words = torch.arange(table.shape[1], device=ids.device)
+            chosen = (ids.flatten(1).unsqueeze(2) == words).to(table.dtype)
+            return self.product(chosen, table).unflatten(1, ids.shape[1:])
         first = torch.arange(self.members, device=ids.device).view(-1, 1, 1) * table.shape[1]
         return embedding(ids + first, table.flatten(0, 1))
 
