@@ -7,6 +7,8 @@ removed on the way. Nothing waits for the device.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,12 @@ __all__ = ["WIDEST", "project_heads"]
 
 # Columns of V that the factorisation holds in registers.
 WIDEST = 64
-# Keys of a tile and warps of the basis; keys of a tile, and rows and warps of the projection of short and long W.
+# Keys of a tile and warps of the basis.
 BASIS = (16, 2)
-PROJECTION = (32, (64, 4), (128, 8))
+# Keys of a tile and stages of the projection, rows and warps for few and for many rows.
+PROJECTION = (32, 1, (64, 4), (128, 8))
+
+_compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def project_heads(
@@ -51,16 +56,31 @@ def project_heads(
     seen, count, order = (conditions,) * 3 if visible is None else visible
     inputs = len(seen)
     at = (n_k, e, v.stride(0), v.stride(1), v.stride(2))
-    keys, warps = BASIS
-    basis[(n * g,)](
-        v, seen, order, count, columns, conditions, g, inputs, *at,
-        PADDED=padded, H=half, BK=keys, num_warps=warps, num_stages=1,
-    )  # fmt: skip
-    keys, short, long = PROJECTION
-    rows, warps = short if n_q <= short[0] else long
-    project[(n * h,)](
-        w, columns, v, w if output is None else output.contiguous(), seen, count, conditions, found, stats,
-        h, h // g, inputs, n_q, *at, safe, independent,
-        PADDED=padded, KNOWN=output is not None, E=2 * half, BM=rows, BK=keys, num_warps=warps, num_stages=1,
-    )  # fmt: skip
+    # Triton launches on the current device, wherever its arguments lie.
+    with torch.cuda.device_of(w):
+        keys, warps = BASIS
+        args: tuple[Any, ...] = (v, seen, order, count, columns, conditions, g, inputs, *at, padded, half, keys)
+        _launch(basis, n * g, args, num_warps=warps, num_stages=1)
+        keys, stages, short, long = PROJECTION
+        rows, warps = short if n_q <= short[0] else long
+        given = w if output is None else output.contiguous()
+        args = (
+            w, columns, v, given, seen, count, conditions, found, stats, h, h // g, inputs, n_q, *at, safe, independent,
+            padded, output is not None, 2 * half, rows, keys,
+        )  # fmt: skip
+        _launch(project, n * h, args, num_warps=warps, num_stages=stages)
     return found, stats
+
+
+def _launch(kernel: Any, programs: int, args: tuple[Any, ...], **options: int) -> None:
+    """Launch a kernel; what Triton works out anew for every launch is remembered for arguments of the same kind."""
+    kinds = tuple((a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in args)
+    key = (id(kernel), args[0].device.index, kinds, *options.values())
+    known = _compiled.get(key)
+    if known is None:
+        # The interpreter compiles nothing.
+        known = kernel[(programs,)](*args, **options)
+        if known is not None:
+            _compiled[key] = known[programs, 1, 1]
+    else:
+        known(*args)

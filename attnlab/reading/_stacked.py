@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from attnlab.hf.calls import UNSUPPORTED
 from attnlab.hf.masks import carried_by
 from attnlab.mechanisms._at_once import Projected, Visible, project_heads, rank_at_once, serves_at_once, visible_keys
 from attnlab.reading._given import Given
-from attnlab.reading.effective import EffectiveAttention
+from attnlab.reading.effective import EffectiveAttention, effective_given
 from attnlab.shapes import Bool, Float
 
 __all__ = ["Padding", "Stack", "padding_of", "serves"]
@@ -37,7 +37,7 @@ def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: A
     """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
     if torch.is_grad_enabled() or not serves_at_once(query, value) or key.shape[1] != query.shape[1]:
         return False
-    if given.get("dropout") or any(given[name] is not None for name in ODD.intersection(given)):
+    if given.get("dropout") or not ODD.isdisjoint(name for name, value in given.items() if value is not None):
         return False
     causal = given.get("is_causal")
     # SDPA takes no mask in a causal module for a causal one.
@@ -105,33 +105,44 @@ class Stack:
 
     @torch.no_grad()
     def project(self, stream: torch.cuda.Stream | None) -> None:
-        """Start the kernels, on a stream of their own if one is given."""
+        """Start the kernels, on a stream of their own if one is given.
+
+        What they read may be forgotten and written over while they run: then nobody asks for what they make of it.
+        """
         (b, h, *_), n = self.shape, self.filled
         with ExitStack() as beside:
             if stream is not None:
                 stream.wait_stream(torch.cuda.current_stream(stream.device))
                 beside.enter_context(torch.cuda.stream(stream))
-                for t in (self.w, self.v, self.o):
-                    # Whoever forgets them must not have their memory used again before the kernels are through.
-                    t.record_stream(stream)
             w, v, o = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v, self.o))
             self.projected = project_heads(w, v, o, self.padding.visible)
 
-    def doubtful(self) -> Bool[Tensor, " n"]:
-        """Which layers have a head whose values are not provably well-conditioned."""
+    def doubtful(self) -> Float[Tensor, ""]:
+        """More than zero where some head's values are not provably well-conditioned."""
         assert self.projected is not None
-        return self.projected.stats[2].view(self.filled, -1).amax(1) > 0
+        return self.projected.stats[2].max()
 
-    def results(self) -> Iterator[tuple[Given, EffectiveAttention]]:
-        """Each layer's input and its effective attention, unless that is in doubt."""
+    def results(self) -> list[EffectiveAttention]:
+        """Each layer's effective attention."""
         assert self.projected is not None
         b, h, n_q, n_k, e = self.shape
-        found = self.projected.found.view(self.filled, b, h, n_q, n_k)
-        residual, removed, _ = self.projected.stats.view(3, self.filled, b, h)
-        facts = rank_at_once(self.padding.visible, b=b, n_k=n_k, e=e, device=found.device)
+        n = self.filled
+        found = self.projected.found.view(n, b, h, n_q, n_k).unbind()
+        residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, n, b, h).unbind())
+        facts = rank_at_once(self.padding.visible, b=b, n_k=n_k, e=e, device=self.w.device)
         rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in facts)
-        for i, (w, v, _) in zip(range(self.filled), self.places, strict=False):
-            g = Given(
-                w.view(b, h, n_q, n_k), v.view(b, h, n_k, e), self.padding.key_visible, False, 0, None, recorded=False
-            )
-            yield g, EffectiveAttention(found[i], residual[i], rank, removed[i], trivial)
+        return [
+            EffectiveAttention(*layer, trivial) for layer in zip(found, residual, (rank,) * n, removed, strict=True)
+        ]
+
+    def with_care(self) -> list[EffectiveAttention]:
+        """``results`` where no head is in doubt, and those of the careful way elsewhere."""
+        assert self.projected is not None
+        b, h, n_q, n_k, e = self.shape
+        unsure = (self.projected.stats[2].view(self.filled, -1).amax(1) > 0).tolist()
+        done = self.results()
+        for i, (w, v, _) in enumerate(self.places[: self.filled]):
+            if unsure[i]:
+                views = w.view(b, h, n_q, n_k), v.view(b, h, n_k, e)
+                done[i] = effective_given(Given(*views, self.padding.key_visible, False, 0, None), None)
+        return done

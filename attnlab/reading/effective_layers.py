@@ -113,11 +113,11 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         self._launch()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        # The one place that waits for the device.
-        unsure = torch.cat([stack.doubtful() for stack in self._stacks]).tolist()
-        done = [one for stack in self._stacks for one in stack.results()]
-        for (g, effective), again in zip(done, unsure, strict=True):
-            self._settled.append(effective_given(g, None) if again else effective)
+        # All that can be made is made before the one place that waits for the device.
+        unsure = torch.stack([stack.doubtful() for stack in self._stacks])
+        done = [stack.results() for stack in self._stacks]
+        for stack, found, again in zip(self._stacks, done, unsure.tolist(), strict=True):
+            self._settled += stack.with_care() if again else found
         self._stacks.clear()
 
 
