@@ -267,7 +267,10 @@ def ended(curve: Curve) -> dict[str, float]:
 
 
 def thinned(curve: Curve) -> dict[str, Any]:
-    """About 250 points of both curves, each the mean since the last; densest at the beginning, where it matters."""
+    """About 250 points of both curves, each the mean since the last; densest at the beginning, where it matters.
+
+    Without guidance the second is left out.
+    """
     n = len(curve.task)
     if n == 0:
         return {"at": [], "task": [], "guidance": []}
@@ -277,5 +280,5 @@ def thinned(curve: Curve) -> dict[str, Any]:
     return {
         "at": [hi for _, hi in spans],
         "task": [round(sum(curve.task[lo:hi]) / (hi - lo), 4) for lo, hi in spans],
-        "guidance": [round(sum(curve.guidance[lo:hi]) / (hi - lo), 6) for lo, hi in spans],
+        "guidance": [round(sum(curve.guidance[lo:hi]) / (hi - lo), 6) for lo, hi in spans if any(curve.guidance)],
     }
