@@ -4,14 +4,15 @@
     python benchmarks/guidance.py --tiny                               # a dry run on a CPU
 
 The usual way keeps all maps of eager attention, writes targets as n x n matrices and takes their mean squared error.
-Before that the kernel is checked: its relative errors against maps in float64 (``--no-checks`` leaves them out).
 Every step is forward, backward and AdamW on the masked tokens of random texts; ratios are to the unguided step. Steps
-are timed eight at a time, as a training runs them: the host prepares the next while the device works.
+are timed eight at a time, as a training runs them: the host prepares the next while the device works. Then the kernel
+is checked: its relative errors against maps in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -47,7 +48,7 @@ class Config:
     fraction: float = 0.5
     padded: bool = False
     vocab: int = 8192
-    repeats: int = 5
+    repeats: int = 3
     # Steps between two readings of the clock; the usual way's are so long that the host never shows.
     block: int = 8
     usual: bool = True
@@ -230,15 +231,11 @@ def host_seconds(step: Callable[[], None], device: torch.device) -> float:
     return min(found)
 
 
-def tell(row: dict[str, Any]) -> None:
-    print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="two layers of width 32, for a dry run")
     parser.add_argument("--out", type=Path, help="write the tables as JSON")
-    parser.add_argument("--no-checks", action="store_true", help="time only")
+    parser.add_argument("--only", choices=("steps", "checks"), help="one of the two tables; --out keeps the other")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = SETTINGS
@@ -247,28 +244,27 @@ def main() -> None:
             replace(c, model="tiny", layers=2, length=c.length // 16, texts=c.texts // 8, repeats=2, block=2)
             for c in SETTINGS
         )
-    rows: list[dict[str, Any]] = []
-    checked = [] if options.no_checks else [check(*one, device) for one in CHECKS]
-    for row in checked:
-        tell(row)
-    for config in settings:
-        with ExitStack() as kept:
-            found = measure(config, device, kept)
-        rows += found
-        for row in found:
-            tell(row)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if options.out is not None and options.out.exists() and options.only is not None:
+        tables = json.loads(options.out.read_text(encoding="utf-8"))["tables"]
+
+    def keep(name: str, rows: list[dict[str, Any]]) -> None:
+        tables[name] = tables.get(name, []) + rows
+        for row in rows:
+            print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
         if options.out is not None:
-            write_json(
-                options.out,
-                {
-                    "name": "guidance_speed",
-                    "paper": "AG",
-                    "config": {"settings": [asdict(c) for c in settings]},
-                    "seed": settings[0].seed,
-                    **provenance(),
-                    "tables": {"steps": rows, **({"checks": checked} if checked else {})},
-                },
-            )
+            told = {"name": "guidance_speed", "paper": "AG", "config": {"settings": [asdict(c) for c in settings]}}
+            write_json(options.out, {**told, "seed": settings[0].seed, **provenance(), "tables": tables})
+
+    if options.only != "checks":
+        tables.pop("steps", None)
+        for config in settings:
+            with ExitStack() as kept:
+                keep("steps", measure(config, device, kept))
+    if options.only != "steps":
+        tables.pop("checks", None)
+        for one in CHECKS:
+            keep("checks", [check(*one, device)])
 
 
 if __name__ == "__main__":
