@@ -95,6 +95,12 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
+    # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
+    behind = {"good": {100: 3.0, 200: 1.0}, "bad": {100: 2.0}}
+    assert undecided(rows, claims, looks=behind)["beats the bad"] == "good had 200 updates and bad 100"
+    ahead = {"good": {100: 1.5, 200: 1.0}, "bad": {100: 2.0}}
+    assert "beats the bad" not in undecided(rows, claims, looks=ahead)
+    assert undecided(rows, claims, looks=ahead)["near"] == "good had 200 updates and bad 100"
 
 
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

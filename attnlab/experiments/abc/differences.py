@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +13,14 @@ from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.abc.translators import SEARCHES
 from attnlab.experiments.translating import bleu_counts, bleu_of
 from attnlab.reports.claims import paired_bootstrap
+from attnlab.reports.numbers import number
 
 __all__ = ["Comparison", "differences", "undecided"]
 
 # What a claim calls close.
 WITHIN = 0.5
+# Trainings of lengths that differ by more than this share are not compared.
+UNEQUAL = 0.05
 
 
 @dataclass(frozen=True)
@@ -73,21 +77,46 @@ def _seeds(folder: Path, key: str, search: str) -> list[int]:
     return [int(path.name.split(".")[-3]) for path in folder.glob(f"{key}.*.{search}.txt")]
 
 
-def undecided(rows: Rows, comparisons: Mapping[str, Comparison]) -> dict[str, str]:
-    """The claims that the sentences cannot decide, and why: an interval on both sides, and none against the claim."""
+def undecided(
+    rows: Rows, comparisons: Mapping[str, Comparison], *, looks: Mapping[str, Mapping[int, float]] | None = None
+) -> dict[str, str]:
+    """The claims that are not decided, and why: an interval on both sides, or a model that wins was trained longer.
+
+    ``looks`` are each model's losses on the validation set by update: a winner that was ahead after equally many of
+    them does not owe it to the rest. Where one pair speaks against a claim, the claim is decided.
+    """
     found = {}
     for claim, comparison in comparisons.items():
         mine = [row for row in rows if row["claim"] == claim]
-        if any(_verdict(row, comparison.close) is False for row in mine):
+        verdicts = [_verdict(row, comparison.close) for row in mine]
+        longer = [_longer(row, looks or {}, comparison.close) for row in mine]
+        if any(v is False and why is None for v, why in zip(verdicts, longer, strict=True)):
             continue
-        open_ = [row for row in mine if _verdict(row, comparison.close) is None]
-        if open_:
+        open_ = [row for row, verdict in zip(mine, verdicts, strict=True) if verdict is None]
+        if any(longer):
+            found[claim] = "; ".join(dict.fromkeys(why for why in longer if why is not None))
+        elif open_:
             told = "; ".join(f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in open_)
             found[claim] = f"BLEU when the sentences are drawn again: {told}"
     return found
 
 
-def _verdict(row: Mapping[str, float], close: bool) -> bool | None:
+def _longer(row: Mapping[str, Any], looks: Mapping[str, Mapping[int, float]], close: bool) -> str | None:
+    """Why the difference is not one of the models alone: unequal trainings, and no lead at equal updates."""
+    first, second = looks.get(row["first"]), looks.get(row["second"])
+    if not first or not second:
+        return None
+    most = max(first), max(second)
+    if max(most) <= (1 + UNEQUAL) * min(most):
+        return None
+    winner, loser = (first, second) if row["difference"] > 0 else (second, first)
+    shared = max(winner.keys() & loser.keys(), default=None)
+    if not close and (max(winner) <= max(loser) or (shared is not None and winner[shared] < loser[shared])):
+        return None
+    return f"{row['first']} had {number(most[0])} updates and {row['second']} {number(most[1])}"
+
+
+def _verdict(row: Mapping[str, Any], close: bool) -> bool | None:
     """Whether the interval is on the claim's side (true), on the other (false) or on both (none)."""
     low, high = row["low"], row["high"]
     if close:

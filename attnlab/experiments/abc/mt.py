@@ -9,12 +9,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.abc.differences import Comparison, differences, undecided
+from attnlab.experiments.abc.differences import UNEQUAL, Comparison, differences, undecided
 from attnlab.experiments.abc.summaries import Rows, means, spread
-from attnlab.experiments.abc.translators import LONGEST, SEARCHES, AbcMtConfig, Variant, last_looks, run_variants
+from attnlab.experiments.abc.translators import (
+    LONGEST,
+    SEARCHES,
+    AbcMtConfig,
+    Variant,
+    last_looks,
+    looks_of,
+    run_variants,
+)
 from attnlab.experiments.pairs import TASKS, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
+from attnlab.reports.numbers import number
 
 __all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable"]
 
@@ -145,12 +154,17 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
         )
     if "validation" in tables:
         found["last_looks"] = last_looks(tables["validation"])
+        found["looks"] = spread(tables["validation"], ["variant"], "step", "nll")
     return found
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
-    found = undecided(tables.get("differences", []), COMPARISONS)
+    looks = looks_of(tables.get("validation", []), data=PRIMARY)
+    found = undecided(tables.get("differences", []), COMPARISONS, looks=looks)
+    steps = sorted(max(looks[v.key]) for v in TABLE_5 if v.key in looks)
+    if steps and steps[-1] > (1 + UNEQUAL) * steps[0]:
+        found["abc-mt-smallest-memory"] = f"its models had between {number(steps[0])} and {number(steps[-1])} updates"
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
@@ -162,7 +176,7 @@ def score(out: Path, root: Path) -> dict[str, list[dict[str, Any]]]:
     """The tables from every file of hypotheses below ``out``."""
     names = ("table_3a", "table_3a_quarter", "table_5", "table_7", "table_3a_other", "differences")
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    by_key = {v.key: v for v in (*TABLE_3A, *TABLE_5, *TABLE_7, *QUARTER)}
+    by_key = {v.key: v for v in (*TABLE_3A, *QUARTER, *TABLE_5, *TABLE_7)}
     for folder in sorted(p for p in out.iterdir() if p.is_dir() and p.name in TASKS):
         texts = read_task(TASKS[folder.name], root)
         if folder.name == PRIMARY:

@@ -232,6 +232,15 @@ def _mean(rows: Sequence[Any]) -> float:
     return sum(len(row) for row in rows) / len(rows)
 
 
+def looks_of(rows: Rows, *, data: str) -> dict[str, dict[int, float]]:
+    """Each model's losses on the validation set by update; of several seeds the last."""
+    found: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["data"] == data and row["nll"] is not None:
+            found.setdefault(row["variant"], {})[row["step"]] = row["nll"]
+    return found
+
+
 def last_looks(rows: Rows) -> Rows:
     """How flat the curves were at the end: each model's last loss on the validation set, and what it was before."""
     found = []
