@@ -59,16 +59,20 @@ class ValueAware(Mechanism):
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         wide = at_least_float32(hide_unseen(call))
         v = repeat_groups(wide.v, call.groups)
+        parts = self._chunks(wide)
+        if self.r != 1 and not self._exact(wide):
+            return torch.cat([self._weights(part) @ v for part in parts], dim=2).to(call.q.dtype)
+        o = _in_one_pass(self, wide)
+        if o is not None and self._exact(wide):
+            return o.to(call.q.dtype)
+        known = [None] * len(parts) if o is None else o.split([part.q.shape[2] for part in parts], dim=2)
         out = []
-        for part in self._chunks(wide):
-            if self._exact(part):
-                out.append(_output(self, part)[0])
-            elif self.r == 1:
-                o, some = _output(self, part)
+        for part, o_part in zip(parts, known, strict=True):
+            o, some = _output(self, part) if o_part is None else (o_part, _sees_some(part))
+            if not self._exact(wide):
                 # A choice has no derivative: 0 o gives queries and keys a gradient of zero, where they would have none.
-                out.append(_pick(v, _nearest(o, part)).masked_fill(~some, 0) + (0 * o if o.requires_grad else 0))
-            else:
-                out.append(self._weights(part) @ v)
+                o = _pick(v, _nearest(o, part)).masked_fill(~some, 0) + (0 * o if o.requires_grad else 0)
+            out.append(o)
         return torch.cat(out, dim=2).to(call.q.dtype)
 
     def _exact(self, call: AttentionCall) -> bool:
@@ -100,13 +104,26 @@ def value_aware_distance(o: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"
     ).view(*o.shape[:3], v.shape[2])
 
 
+def _in_one_pass(mech: ValueAware, call: AttentionCall) -> Float[Tensor, "b h q e"] | None:
+    """The exact output from softmax's own fast path; None for other kernels, or where a score is infinite."""
+    if mech.kernel != "exp":
+        return None
+    o = Softmax().forward(call)
+    return None if o.isnan().any() else o
+
+
+def _sees_some(call: AttentionCall) -> Bool[Tensor, "#b #h #q 1"]:
+    seen = choosable(call)
+    if seen is None:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.q.device)
+    return seen.any(-1, keepdim=True)
+
+
 def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q e"], Bool[Tensor, "#b #h #q 1"]]:
     """The exact output, and which queries attend to anything at all."""
-    if mech.kernel == "exp":
-        o, seen = Softmax().forward(call), choosable(call)
-        if not o.isnan().any():
-            some = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=o.device)
-            return o, some if seen is None else seen.any(-1, keepdim=True)
+    o = _in_one_pass(mech, call)
+    if o is not None:
+        return o, _sees_some(call)
     alpha = exact_weights(call, mech.kernel, mech.degree)
     return alpha @ repeat_groups(call.v, call.groups), alpha.sum(-1, keepdim=True) > 0
 
