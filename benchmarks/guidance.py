@@ -183,7 +183,7 @@ def check(
             (out, errors), leaves, [x.to(t) for x, t in zip(slopes, (out, errors), strict=True)]
         )
         found.append([t.detach().double() for t in (out, errors, *grads)])
-    names = ("output", "row errors", "dq", "dk", "dv")
+    names = ("output", "row_errors", "dq", "dk", "dv")
     off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *found, strict=True)}
     told = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
     return {**told, "padded": padded, "causal": causal, **off}
