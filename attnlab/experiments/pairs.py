@@ -43,17 +43,25 @@ SPLITS = ("train", "valid", "test")
 
 
 def read_task(task: Task, root: Path) -> dict[str, Pairs]:
-    """train, valid and test of a task whose folder lies below ``root``."""
+    """train, valid and test of a task whose folder lies below ``root``; of Multi30k also all of its ``tests``."""
     folder = root / task.folder
     if task.folder == "multi30k":
         names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-        return {s: read_parallel(*(find_file(folder, f"{n}.{x}") for x in _sides(task))) for s, n in names.items()}
+        found = {s: _multi30k(folder, task, n) for s, n in names.items()}
+        # Later test sets, where they are there: more sentences tell smaller differences.
+        later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
+        tests = [found["test"], *(_multi30k(folder, task, n) for n in later)]
+        return {**found, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
     if task.folder == "wmt-ende-10k":
         names = {"train": "train", "valid": "val", "test": "test"}
         found = {s: read_parallel(*(find_file(folder, f"{x}-{n}.txt") for x in _sides(task))) for s, n in names.items()}
         return {s: Pairs(*([html.unescape(t) for t in side] for side in pairs)) for s, pairs in found.items()}
     pairs = read_parallel(find_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
     return _by_hash(pairs)
+
+
+def _multi30k(folder: Path, task: Task, name: str) -> Pairs:
+    return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
 
 
 def _by_hash(pairs: Pairs, *, held_out: int = 1000) -> dict[str, Pairs]:

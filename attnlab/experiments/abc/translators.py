@@ -39,7 +39,7 @@ __all__ = [
 # N of Linformer: the longest sequence in training and in decoding.
 LONGEST = 128
 # Ways of translating, and the set that is translated: greedily by the last weights, or with beams by averaged ones.
-SEARCHES = {"greedy": "valid", "beam": "test"}
+SEARCHES = {"greedy": "valid", "beam": "test", "beams": "tests"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AbcMtConfig:
     streams: int = 8
     decode_batch: int = 1000
     # Sentences of the held-out sets; None: all.
-    held_out: int | None = 1000
+    held_out: int | None = None
 
 
 def build(config: AbcMtConfig, variant: Variant, *, vocab: int, seed: int) -> Transformer:
@@ -199,12 +199,12 @@ def run_variants(
         )
         try:
             for how in searches:
-                model.load_state_dict(mean if how == "beam" else last)
+                model.load_state_dict(last if how == "greedy" else mean)
                 said = translate(
                     model,
                     corpus,
                     corpus.ids[SEARCHES[how]][0][: config.held_out],
-                    beams=config.beams if how == "beam" else 1,
+                    beams=1 if how == "greedy" else config.beams,
                     longest=config.longest,
                     penalty=config.penalty,
                     batch=config.decode_batch,
