@@ -16,6 +16,7 @@ from attnlab.experiments.ktiw.tables import (
     Study,
     appendix_a1,
     bleu_curve,
+    run_sizes,
     studies,
     table_2,
     table_10,
@@ -57,7 +58,7 @@ def write_study_result(
     told = found[0].told()
     header = {"name": name, "paper": "ktiw", "config": configs, "seed": told.get("seed")}
     header |= {key: told.get(key) for key in PROVENANCE}
-    short = [study.name for study in found if (study.told().get("config") or {}).get("steps", 0) < LONG_ENOUGH]
+    short = [study.name for study in found if study.updates() < LONG_ENOUGH]
     if short:
         told_short = f"runs of fewer than {LONG_ENOUGH} updates ({', '.join(short)})"
         reasons = {
@@ -94,6 +95,7 @@ def _study_tables(name: str, found: list[Study], prepared: Path | None, data: Pa
             chosen, **how, table=f"table_{with_bleu}", performance=lambda study: scores[study.name]
         )
     if name == "ktiw-table2":
+        tables["runs"] = run_sizes(found)
         tables["curve"] = uniform_curves(found)
         tables["second"] = [
             {"dataset": study.name, "step": row["step"], "a_alpha_hat": round(row["valid/alpha_hat"], 2)}

@@ -36,7 +36,7 @@ class PermutationsConfig:
     lr: float = 1e-3
     # Updates of Figure 3 and of copying.
     steps: int = 300
-    # Updates by which a head is judged, after which even bad ones get far, and those of Figure 6.
+    # Updates by which heads are judged, alone and together, since later even bad ones get far; and those of Figure 6.
     head_steps: int = 200
     figure_6_steps: int = 400
     contexts: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
@@ -105,7 +105,7 @@ def run_figure_6(
             models = [_with_heads(config, task, heads, contexts=contexts) for heads in seeds]
             how = _how(config, config.figure_6_steps)
             curves = train_seeds(models, tasks, how=how, device=best_device())
-            _rows(part, "figure_6", curves, heads=name, contexts=contexts)
+            _rows(part, "figure_6", curves, judged_at=config.head_steps, heads=name, contexts=contexts)
 
 
 def _chosen_heads(config: PermutationsConfig, good: Sequence[int], bad: Sequence[int]) -> dict[str, list[list[int]]]:
@@ -170,22 +170,23 @@ def _with_heads(
     return model
 
 
-def _rows(part: Rows, table: str, curves: Curves, **labels: str) -> None:
-    final = _final(curves)
-    for seed, accuracy in enumerate(final):
+def _rows(part: Rows, table: str, curves: Curves, *, judged_at: int | None = None, **labels: str) -> None:
+    """A row for each seed, and for each evaluation; a seed is judged at the end, or after ``judged_at`` updates."""
+    final = _final(curves, judged_at)
+    for seed, (accuracy, end) in enumerate(zip(final, _final(curves), strict=True)):
         above = np.flatnonzero(curves.accuracy[:, seed] > LEARNED)
-        reached = {"steps": curves.steps[above[0]]} if len(above) else {"steps": None}
-        part.add(
-            table, **labels, seed=seed, accuracy=round(float(accuracy), 4), learned=bool(accuracy > LEARNED), **reached
-        )
-    for step, row in zip(curves.steps, curves.accuracy, strict=True):
-        part.add(f"{table}_curves", **labels, step=step, accuracy=[round(float(a), 3) for a in row])
+        row = {"accuracy": round(float(accuracy), 4), "learned": bool(accuracy > LEARNED)}
+        row |= {} if judged_at is None else {"accuracy_at_the_end": round(float(end), 4)}
+        part.add(table, **labels, seed=seed, **row, steps=curves.steps[above[0]] if len(above) else None)
+    for step, accuracies in zip(curves.steps, curves.accuracy, strict=True):
+        part.add(f"{table}_curves", **labels, step=step, accuracy=[round(float(a), 3) for a in accuracies])
     part.fact(f"seconds {table} {' '.join(labels.values())}", round(curves.seconds, 2))
 
 
-def _final(curves: Curves) -> np.ndarray:
-    """The mean of the last three evaluations of each seed."""
-    return curves.accuracy[-3:].mean(0)
+def _final(curves: Curves, at: int | None = None) -> np.ndarray:
+    """The mean of the last three evaluations of each seed, those of the first ``at`` updates."""
+    until = len(curves.steps) if at is None else sum(step <= at for step in curves.steps)
+    return curves.accuracy[max(0, until - 3) : until].mean(0)
 
 
 def _draw(rng: np.random.Generator, pool: Sequence[int], n: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from attnlab.experiments.ktiw.study import (
     make_model,
     measured_on,
     shortened,
+    told_of,
 )
 from attnlab.experiments.parts import best_device
 from attnlab.models.lstm import attention_parameters, freeze_probe
@@ -71,9 +72,8 @@ def run_stacked(
     places = [_Place(folder / run, run, seed) for run, seed in seeds.items()]
     watches = {place.run: Watch(place.run, measured_on(corpus, config), corpus.words) for place in places}
     for place, model in zip(places, models, strict=True):
-        told = {"data": corpus.name, "run": place.run, "model": asdict(model.config), **asdict(config)}
-        told |= {"stacked": list(seeds), "tf32": torch.backends.cuda.matmul.allow_tf32}
-        place.begin(told)
+        told = told_of(corpus, config, place.run, model)
+        place.begin({**told, "stacked": list(seeds), "tf32": torch.backends.cuda.matmul.allow_tf32})
     evaluations, epoch = set(config.evaluate_at()), 0
     batches: Iterator[np.ndarray] = iter(())
     for step in range(config.steps + 1):

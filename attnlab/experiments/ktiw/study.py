@@ -39,6 +39,7 @@ __all__ = [
     "run_study",
     "shortened",
     "study_config",
+    "told_of",
 ]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
@@ -227,9 +228,15 @@ def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Pat
         maximise=True,
     )
     terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
-    told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
+    told = told_of(corpus, config, run, model)
     watch = Watch(run, on, corpus.words)
     train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
+
+
+def told_of(corpus: Corpus, config: StudyConfig, run: str, model: Classifier | Translator) -> dict[str, Any]:
+    """What a run's run.json says of it; ``examples`` are those it is trained on."""
+    told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
+    return {**told, "examples": len(corpus.train[0])}
 
 
 def make_model(corpus: Corpus, run: str, *, width: int = 256) -> Classifier | Translator:

@@ -14,7 +14,7 @@ from attnlab.dynamics import contextualised
 from attnlab.experiments.ktiw.corpora import TITLES
 from attnlab.reports import beside_paper
 
-__all__ = ["Study", "appendix_a1", "bleu", "studies", "table_2", "table_10", "table_11", "uniform_curves"]
+__all__ = ["Study", "appendix_a1", "bleu", "run_sizes", "studies", "table_2", "table_10", "table_11", "uniform_curves"]
 
 Row = dict[str, Any]
 AGREEMENTS = ("alpha_uf", "uf_px", "delta_uf", "alpha_beta")
@@ -58,6 +58,10 @@ class Study:
         """The random baseline."""
         path = self.folder / "chance.json"
         return json.loads(path.read_text(encoding="utf-8")).get(key) if path.exists() else None
+
+    def updates(self, run: str = "reference") -> int:
+        """The updates after which a run was last evaluated; a limit of time may end it before its config says so."""
+        return max((row["step"] for row in self.evaluations(run)), default=0)
 
     def told(self, run: str = "reference") -> Row:
         """The run.json: config, seed, versions, device."""
@@ -104,6 +108,19 @@ def table_2(
         row["starred"] = ", ".join(starred)
         rows.append(_ordered(row))
     return beside_paper(rows, results=results, table=table, keys=["dataset"])
+
+
+def run_sizes(found: Iterable[Study]) -> list[Row]:
+    """How long each data set's runs were trained, and on how much their agreements were measured."""
+    rows = []
+    for study in found:
+        config = study.told().get("config") or {}
+        epochs = study.updates() * config.get("batch", 0) / max(1, config.get("examples", 0))
+        row = {"dataset": study.name, "updates": study.updates(), "batch": config.get("batch")}
+        row |= {"epochs": round(epochs, 1) if config.get("examples") else None, "measured_on": config.get("count")}
+        best = max((row["valid/accuracy"] for row in study.evaluations("reference")), default=None)
+        rows.append({**row, "best_accuracy": _rounded(best)})
+    return rows
 
 
 def uniform_curves(found: Iterable[Study]) -> list[Row]:
