@@ -22,7 +22,7 @@ from attnlab.experiments.ktiw.permutations import PermutationsConfig, run_figure
 from attnlab.experiments.ktiw.readings import examples, read, saliency
 from attnlab.experiments.ktiw.rows import Rows
 from attnlab.experiments.ktiw.study import StudyConfig, run_study, study_config
-from attnlab.experiments.ktiw.tables import Study, table_2, table_10, table_11
+from attnlab.experiments.ktiw.tables import Study, run_sizes, table_2, table_10, table_11
 from attnlab.experiments.ktiw.transformers import HeadsConfig, run_heads
 from attnlab.models.lstm import Classifier, Translator
 from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
@@ -99,6 +99,8 @@ def test_a_classification_from_training_to_tables(tmp_path: Path) -> None:
     assert row["a_alpha_uf"] == max(round(value, 2) for _, value in study.curve("uniform", "valid/alpha_uf"))
     assert set(table_10([study])[0]) >= {"a_alpha_frozen", "a_alpha_uf", "a_alpha_frozen_paper"}
     assert set(table_11([study])[0]) >= {"a_uf_px", "a_uf_log"}
+    [size] = run_sizes([study])
+    assert (size["updates"], size["batch"], size["epochs"], size["measured_on"]) == (3, 4, 0.5, 12)
     [tau] = table_2([study], tau=True, results="ktiw-tau", table="table_3")
     assert -100 <= tau["a_alpha_uf"] <= 100
     # What is finished is not trained again.
@@ -119,7 +121,7 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
     assert told["solved"] == 1
     assert 0 <= told["a_opt_beta"] <= 100
     for name, tables in {
-        "ktiw-table2": {"table_2", "table_6", "curve", "second"},
+        "ktiw-table2": {"table_2", "table_6", "curve", "second", "runs"},
         "ktiw-tau": {"table_3", "table_4"},
         "ktiw-train": {"table_7", "table_8"},
         "ktiw-optimal": {"appendix_a1"},
