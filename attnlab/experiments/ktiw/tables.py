@@ -14,7 +14,18 @@ from attnlab.dynamics import contextualised
 from attnlab.experiments.ktiw.corpora import TITLES
 from attnlab.reports import beside_paper
 
-__all__ = ["Study", "appendix_a1", "bleu", "run_sizes", "studies", "table_2", "table_10", "table_11", "uniform_curves"]
+__all__ = [
+    "Study",
+    "appendix_a1",
+    "bleu",
+    "run_sizes",
+    "still_rising",
+    "studies",
+    "table_2",
+    "table_10",
+    "table_11",
+    "uniform_curves",
+]
 
 Row = dict[str, Any]
 AGREEMENTS = ("alpha_uf", "uf_px", "delta_uf", "alpha_beta")
@@ -121,6 +132,13 @@ def run_sizes(found: Iterable[Study]) -> list[Row]:
         best = max((row["valid/accuracy"] for row in study.evaluations("reference")), default=None)
         rows.append({**row, "best_accuracy": _rounded(best)})
     return rows
+
+
+def still_rising(study: Study) -> bool:
+    """Whether A(alpha, beta_uf) was greatest at one of the last two evaluations, and the run stopped before its end."""
+    values = [value for _, value in study.curve("uniform", "valid/alpha_uf")]
+    planned = (study.told("uniform").get("config") or {}).get("steps", 0)
+    return bool(values) and study.updates("uniform") < planned and max(values) in values[-2:]
 
 
 def uniform_curves(found: Iterable[Study]) -> list[Row]:

@@ -99,17 +99,27 @@ def _copy_not_permute() -> Predicate:
 
 
 def _rises_then_falls() -> Predicate:
-    """In every data set the greatest agreement comes after the first checkpoint and before the last."""
+    """In every data set the greatest agreement comes after the first checkpoint and before the last.
+
+    Data sets whose runs were stopped while it rose (``still_rising``) say nothing.
+    """
 
     def run(result: Result, _: Bounds | None) -> Verdict:
         curves: dict[str, list[tuple[int, float]]] = {}
+        stopped = result.get("still_rising") or []
         for (dataset, step), value in averages(result, "curve", "a_alpha_uf", "dataset", "step").items():
-            curves.setdefault(dataset, []).append((step, value))
+            if dataset not in stopped:
+                curves.setdefault(dataset, []).append((step, value))
+        if not curves:
+            raise Missing("every run was stopped while the agreement rose")
         held = 0
         for points in curves.values():
             values = [value for _, value in sorted(points)]
             held += max(values) > values[0] and max(values) > values[-1]
-        return Verdict(HELD if held == len(curves) else NOT_HELD, f"{held} of {len(curves)} data sets")
+        ours = f"{held} of {len(curves)} data sets" + (
+            f"; stopped while it rose: {', '.join(stopped)}" if stopped else ""
+        )
+        return Verdict(HELD if held == len(curves) else NOT_HELD, ours)
 
     return Predicate(run, (cell("curve", "a_alpha_uf"),))
 
