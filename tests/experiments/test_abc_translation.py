@@ -129,6 +129,16 @@ def captions(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def test_later_test_sets_follow_the_first(captions: Path) -> None:
+    texts = read_task(TASKS["multi30k-en-de"], captions)
+    assert texts["tests"] == texts["test"]
+    for side, line in (("en", "a cat"), ("de", "eine Katze")):
+        (captions / "multi30k" / f"test_2018_flickr.{side}").write_text(f"{line}\n")
+    more = read_task(TASKS["multi30k-en-de"], captions)
+    assert more["tests"].target == [*texts["test"].target, "eine Katze"]
+    assert more["test"] == texts["test"]
+
+
 @pytest.mark.slow
 def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
