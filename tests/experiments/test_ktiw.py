@@ -157,6 +157,21 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
     }
 
 
+def test_the_proxy_nears_logistic_regression_at_a_higher_rate(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 2
+    # A word of each class among others.
+    rows = [np.append(rng.integers(6, 17, 5), 4 + label) for label in labels]
+    data = Corpus("sst-trees", "classification", tuple(map(str, range(17))), (rows, labels), (rows, labels))
+    prepared, out = tmp_path / "prepared", tmp_path / "rates.json"
+    prepared.mkdir()
+    save_corpus(data, prepared / "sst-trees.npz.xz")
+    assert main(["reproduce", "ktiw-proxy-rates", "--prepared", str(prepared), "--out", str(out)]) == 0
+    slow, fast = json.loads(out.read_text())["tables"]["rates"]
+    assert fast["loss"] < slow["loss"]
+    assert fast["a_px_log"] > 90
+
+
 def test_comparison_needs_a_reference(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no reference run"):
         compare_runs(classification(), tmp_path, config=TINY)

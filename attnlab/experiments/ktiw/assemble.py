@@ -148,11 +148,33 @@ def write_toy_result(
     tables = {table: rows.tables[table] for table in TOYS[name] if table in rows.tables}
     if not tables:
         raise ValueError(f"there are no rows of {', '.join(TOYS[name])} in {rows.path}")
+    judged = [table for table in tables if tables[table] and "learned" in tables[table][0]]
+    tables |= {f"{table}_learned": _learned(tables[table]) for table in judged}
     header = {"name": name, "paper": "ktiw", "config": config, "seed": config.get("seed", 0)}
     header |= {key: told.get(key) for key in PROVENANCE}
     result = header | {"tables": tables, "seconds": rows.facts}
     write_json(out, result)
     return result
+
+
+def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How many seeds of each setting learn, and the middle one's accuracies."""
+    groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple((k, v) for k, v in row.items() if isinstance(v, str)), []).append(row)
+    return [
+        {
+            **dict(labels),
+            "seeds": len(mine),
+            "learned": sum(row["learned"] for row in mine),
+            **{
+                f"median_{name}": round(float(np.median([row[name] for row in mine])), 3)
+                for name in ("accuracy", "accuracy_at_the_end")
+                if name in mine[0]
+            },
+        }
+        for labels, mine in groups.items()
+    ]
 
 
 def write_statistics(corpora: Sequence[Corpus], out: Path | str) -> dict[str, Any]:

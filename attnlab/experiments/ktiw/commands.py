@@ -91,9 +91,19 @@ def _prepare(options: argparse.Namespace) -> None:
     _tell(write_statistics(corpora, options.out), options)
 
 
-def _diagnosis_arguments(parser: argparse.ArgumentParser) -> None:
-    _data_arguments(parser)
-    parser.add_argument("--out", type=Path, default=Path("results/ktiw-diagnosis.json"), help="(default: %(default)s)")
+def _data_to(out: str) -> Callable[[argparse.ArgumentParser], None]:
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        _data_arguments(parser)
+        parser.add_argument("--out", type=Path, default=Path(out), help="(default: %(default)s)")
+
+    return arguments
+
+
+def _rates(options: argparse.Namespace) -> None:
+    from attnlab.experiments.ktiw.rates import write_proxy_rates
+
+    _check_out(options.out)
+    _tell(write_proxy_rates(_corpora(options), options.out), options)
 
 
 def _diagnosis(options: argparse.Namespace) -> None:
@@ -246,8 +256,13 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "ktiw-diagnosis": Experiment(
         "Ours: is word translation learnable from co-occurrence? The toy tasks' and the data sets' count tables.",
-        _diagnosis_arguments,
+        _data_to("results/ktiw-diagnosis.json"),
         _diagnosis,
+    ),
+    "ktiw-proxy-rates": Experiment(
+        "Ours: the proxy against logistic regression, at the paper's rate and at a higher one.",
+        _data_to("results/ktiw-proxy-rates.json"),
+        _rates,
     ),
     "ktiw-alignment": Experiment(
         "Ours: attention, lexical probe and IBM Model 1 side by side for a sentence.", _alignment_arguments, _alignment
