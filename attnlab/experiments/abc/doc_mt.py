@@ -42,7 +42,7 @@ LONGEST = 320
 KEYS = {
     "training": ["data", "seed", "set"],
     "losses": ["data", "variant", "seed"],
-    "validation": ["data", "variant", "seed", "step"],
+    "validation": ["data", "set", "variant", "seed", "step"],
     "table_3b": ["model", "cross", "causal", "seed"],
     "differences": ["claim", "first", "second"],
 }

@@ -28,13 +28,14 @@ from attnlab.reports.numbers import number
 __all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable"]
 
 NAME = "abc-mt"
+APART = ("quarter-position", "quarter-content")
 MEANS = ("table_3a", "table_3a_quarter", "table_7")
 # The task of the tables that stand beside the paper's.
 PRIMARY = "multi30k-en-de"
 KEYS = {
     "training": ["data", "seed", "set"],
     "losses": ["data", "variant", "seed"],
-    "validation": ["data", "variant", "seed", "step"],
+    "validation": ["data", "set", "variant", "seed", "step"],
     "table_3a": ["model", "cross", "causal", "seed"],
     "table_3a_other": ["data", "model", "cross", "causal", "seed"],
     "table_3a_quarter": ["model", "cross", "causal", "seed"],
@@ -92,8 +93,7 @@ SETS: dict[str, tuple[Variant, ...]] = {
     "7": TABLE_7,
     "quarter": QUARTER,
     # The same in two processes.
-    "quarter-position": QUARTER[:5],
-    "quarter-content": QUARTER[5:],
+    **dict(zip(APART, (QUARTER[:5], QUARTER[5:]), strict=True)),
     # For other corpora, whose sentences are as short or shorter.
     "few": (BASE, *(v for v in QUARTER if v.cross == 8 and v.model in ("ABC_RD", "Linformer", "ABC_MLP"))),
 }
@@ -152,15 +152,19 @@ def _searches(v: Variant) -> list[str]:
 
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, Table 5 as the square that it is, and how flat the curves were at the end."""
-    rows = {name: means(tables[name], ["model", "cross", "causal"], "bleu") for name in MEANS if name in tables}
-    found = {f"{name}_means": some for name, some in rows.items()}
+    found = {
+        f"{name}_means": means(tables[name], ["model", "cross", "causal"], "bleu") for name in MEANS if name in tables
+    }
     if "table_5" in tables:
         found["table_5_square"] = spread(
             sorted(tables["table_5"], key=lambda row: (row["causal"], row["cross"])), ["causal"], "cross", "bleu"
         )
-    if "validation" in tables:
-        found["last_looks"] = last_looks(tables["validation"])
-        found["looks"] = spread(tables["validation"], ["variant"], "step", "nll")
+    looks = tables.get("validation", [])
+    # What was trained in processes of its own may have had other settings.
+    apart = [row for row in looks if row["set"] in APART]
+    for name, rows in (("looks", [row for row in looks if row not in apart]), ("looks_quarter", apart)):
+        if rows:
+            found |= {name: spread(rows, ["variant"], "step", "nll"), f"last_{name}": last_looks(rows)}
     return found
 
 

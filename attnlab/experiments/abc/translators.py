@@ -165,7 +165,7 @@ def run_variants(
         spent = round(time.monotonic() - began, 1)
         for key, model in models.items():
             nll = _finite(held_out_nll(model, valid))
-            part.row("validation", data=name, variant=key, seed=seed, step=step, seconds=spent, nll=nll)
+            part.row("validation", data=name, set=label, variant=key, seed=seed, step=step, seconds=spent, nll=nll)
 
     with ExitStack() as stack:
         for model in models.values():
