@@ -101,6 +101,35 @@ def test_layers_that_kernels_project_beside_the_model_are_the_same(monkeypatch, 
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("own", ["eager", "sdpa"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str, padded: bool) -> None:
+    model, batch = _bert(), _padded_batch()
+    model.set_attn_implementation(own)
+    if not padded:
+        batch.pop("attention_mask")
+    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
+    monkeypatch.setattr(_stacked.Stack, "project", lambda stack, stream: None)
+    before = model(**batch).last_hidden_state
+    with read_effective(model) as found:
+        torch.testing.assert_close(model(**batch).last_hidden_state, before)
+        # A layer each, since two layers are fewer than the stacks that an evaluation is cut into.
+        assert [stack.filled for stack in found._stacks] == [1, 1]
+        output, weights = found._stacks[0].last()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+        torch.testing.assert_close(weights @ found._stacks[0].v.view(3, 2, 17, 3), output)
+        if padded:
+            assert not weights[1, :, :, 11:].any()
+    # In another context beside it, a layer is given a call as ever.
+    from attnlab.hf import record
+
+    with read_effective(model, layers=1) as found, record(model) as trace:
+        torch.testing.assert_close(model(**batch).last_hidden_state, before)
+    torch.testing.assert_close(effective_attention(trace[1]).weights, found[0].weights)
+    torch.testing.assert_close(model(**batch).last_hidden_state, before)
+
+
+@torch.no_grad()
 def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
     model, batch = _bert(), _padded_batch()
     batch["attention_mask"][1] = 0
