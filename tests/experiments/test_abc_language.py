@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
+import attnlab as al
 from attnlab.data import load_tokeniser, train_wordpiece, write_store
 from attnlab.experiments.abc import decoding, distillation, lm, mlm
+from attnlab.experiments.abc.dense import DenseSlots
 from attnlab.models import Cache, Transformer, named_config
 from tests import hf_zoo
 
@@ -162,3 +165,27 @@ def tensors_in(thing: Any) -> list[Tensor]:
     if isinstance(thing, nn.Module) or not hasattr(thing, "__dict__"):
         return []
     return [t for value in vars(thing).values() for t in tensors_in(value)]
+
+
+@pytest.mark.parametrize("logits", [60.0, 200.0])
+def test_the_dense_form_of_slots_that_fill_late(logits: float) -> None:
+    """Control logits that rise over the text, so that early slots hold e^-60 of what comes: gradients are the member's.
+
+    Beyond e^-87 such slots count as empty, and nothing overflows either.
+    """
+    torch.manual_seed(0)
+    mech = al.AbcMlp(slots=3)
+    q, k, v = (torch.randn(1, 2, 17, 5, requires_grad=True) for _ in range(3))
+    x = (logits * (torch.arange(17.0) / 16 - 0.5))[None, :, None].requires_grad_()
+    call = al.AttentionCall(q, k, v, x=x, causal=True)
+    mech(call)
+    with torch.no_grad():
+        mech.weight.fill_(1.0)
+    outs = [form(call) for form in (mech, DenseSlots(mech))]
+    grads = [torch.autograd.grad(out.square().sum(), [q, k, v, x, mech.weight]) for out in outs]
+    for found in (outs[1], *grads[1]):
+        assert found.isfinite().all()
+    if logits < 87:
+        torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
+        for found, expected in zip(grads[1], grads[0], strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)

@@ -27,6 +27,10 @@ from attnlab.shapes import Float
 __all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
 
 
+# Sums of alpha below this have no reciprocal in float32.
+LEAST = torch.finfo(torch.float32).tiny
+
+
 class _Dense(Mechanism, nn.Module):
     """Another form of a mechanism: what it is and what it refuses stay the same."""
 
@@ -64,7 +68,7 @@ class DenseSlots(_Dense):
     def _bidirectional(self, call: AttentionCall, E: Tensor, Z: Tensor) -> Tensor:
         """All queries read what the last token left."""
         E = E.expand(*call.k.shape[:2], -1, -1)
-        empty = Z[:, :, -1:].mT == 0
+        empty = Z[:, :, -1:].mT < LEAST
         share = self._share(Z[:, :, -1:].mT, empty)
         k, v = ((E.mT @ t) * share for t in (call.k, call.v))
         s = call.softmax_scale * grouped(call.q, call.groups) @ k.to(call.q.dtype).unsqueeze(2).mT
@@ -76,14 +80,15 @@ class DenseSlots(_Dense):
         """What a slot is multiplied by when it is read: 1 / Z, or 1 where alpha is taken as it is; empty ones 0."""
         if self.inner.normalise == "none":
             return (~empty).to(Z.dtype)
-        return (1 / Z.masked_fill(empty, 1)).masked_fill(empty, 0)
+        # Not 1 / Z, whose gradient holds 1 / Z^2: that overflows where a slot has little in it yet.
+        return (-Z.masked_fill(empty, 1).log()).exp().masked_fill(empty, 0)
 
     def _causal(self, call: AttentionCall, E: Tensor, Z: Tensor) -> Tensor:
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
         q, k, v = grouped(call.q, call.groups), call.k.unsqueeze(2), call.v.unsqueeze(2)
         E, Z = E.unsqueeze(2), Z.unsqueeze(2)
         A = (call.softmax_scale * q @ k.mT).masked_fill(~past, 0)
-        empty = Z == 0
+        empty = Z < LEAST
         share = self._share(Z, empty)
         s = ((A @ E) * share).masked_fill(empty, FLOOR)
         P = s.float().softmax(-1).masked_fill(empty, 0) * share
