@@ -134,6 +134,75 @@ def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
     }
 
 
+def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> dict[str, float]:
+    """MB that each kernel reads and writes, if what one launch reads twice comes from the cache the second time.
+
+    "saved" is what reading writes only where gradients are wanted.
+    """
+    from attnlab.kernels._abc_plan import Form, plan_for, walks
+
+    b, h, t, d, n = shape
+    g = h if groups is None else groups
+    plan = plan_for(d, n, torch.bfloat16)
+    form = Form(True, packed == 1, packed > 1, False, groups=h // g)
+    write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
+    # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
+    state = 2 * n * d * plan.state.itemsize / plan.C * g
+    q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
+    per_token = {
+        "weigh_logits": 2 * s,
+        "write_states": write * (s + 2 * k) + state,
+        "read_states": 2 * q + 2 * k + s + state,
+        "saved": score,
+        "query_gradients": 2 * q + 2 * k + s + state + 2 * score + 2 * share,
+        "sum_back": back * (2 * q + 2 * share) + state,
+        "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + state,
+    }
+    return {name: b * t * size / 1e6 for name, size in per_token.items()}
+
+
+def moved(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> Row:
+    """What all kernels read and write."""
+    parts = traffic(shape, groups, packed)
+    forward = sum(parts[name] for name in ("weigh_logits", "write_states", "read_states"))
+    return {"moved MB forward": forward, "moved MB both": sum(parts.values())}
+
+
+def launches() -> Any:
+    """Every launch of a training step at the first shape: its time, bytes over time, what it takes of the card."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from attnlab.kernels._launcher import known_launches
+    from attnlab.kernels.abc_mlp import abc_attention
+
+    tensors, _ = made(SHAPES[0])
+    pull = torch.randn_like(tensors[0])
+    for _ in range(3):
+        torch.autograd.grad(abc_attention(*tensors)[0], tensors, pull)
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
+            torch.autograd.grad(abc_attention(*tensors)[0], tensors, pull)
+        torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    each = len(events) // 5
+    parts = traffic(SHAPES[0])
+    parts["read_states"] += parts["saved"]
+    compiled = known_launches()
+    seen = set()
+    for i in range(each):
+        name = events[i].name
+        us = statistics.median(events[i + j * each].time_range.elapsed_us() for j in range(5))
+        # The second launch of a kernel looks for chunks that need several references, and finds none.
+        wide = name in seen
+        seen.add(name)
+        row = {"kernel": name, "references": "several" if wide else "one", "us": us}
+        if not wide and name in parts:
+            row |= {"MB": parts[name], "TB/s": parts[name] / us}
+        yield row | compiled.get((name, wide), {})
+
+
 def measured(shape: tuple[int, ...], *, groups: int | None = None, packed: int = 1) -> tuple[Row, list[Tensor]]:
     from attnlab.kernels.abc_mlp import abc_attention
 
@@ -159,31 +228,34 @@ def shapes() -> Any:
         row, tensors = measured(shape)
         ahead, both = forward_and_both(lambda t=tensors: abc_attention(*t)[0], tensors, eager_ms)  # type: ignore[misc]
         row |= {"eager forward ms": ahead, "eager both ms": both}
-        row = beside_sdpa(row, tensors)
-        least = cost(shape)
-        yield row | least | {"least ms forward": least["least MB forward"] / 4300}
+        row = beside_fla(beside_sdpa(row, tensors), tensors)
+        least, all_bytes = cost(shape), moved(shape)
+        times = {f"moved ms {what}": all_bytes[f"moved MB {what}"] / 4300 for what in ("forward", "both")}
+        yield row | least | {"least ms forward": least["least MB forward"] / 4300} | all_bytes | times
+
+
+def beside_fla(row: Row, tensors: list[Tensor]) -> Row:
+    """flash-linear-attention's chunk_abc, eager, where it is installed."""
     try:
         from fla.ops.abc import chunk_abc
     except ImportError:
-        return
-    for shape in SHAPES:
-        tensors, _ = made(shape)
-        turned = [t.detach().transpose(1, 2).requires_grad_() for t in tensors]
-        ahead, both = forward_and_both(lambda t=turned: chunk_abc(*t)[0], turned, lambda job: eager_ms(job, 5))  # type: ignore[misc]
-        names = dict(zip(("B", "H", "T", "D", "slots"), shape, strict=True))
-        yield {"peer": "fla 0.6.0 chunk_abc", **names, "forward ms": ahead, "both ms": both}
+        return row
+    turned = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in tensors]
+    ahead, both = forward_and_both(lambda: chunk_abc(*turned)[0], turned, lambda job: eager_ms(job, 5))
+    return {**row, "fla forward ms": ahead, "fla both ms": both,
+            "fla / forward": ahead / row["forward ms"], "fla / both": both / row["both ms"]}  # fmt: skip
 
 
 def others() -> Any:
-    """Other head sizes and slots, grouped queries and packed sequences, beside what the bytes predict."""
+    """Other head sizes and slots, grouped queries and packed sequences, beside what the bytes moved predict."""
     base, _ = measured(SHAPES[0])
-    known = cost(SHAPES[0])
+    known = moved(SHAPES[0])
     for case in OTHERS:
         how = {name: value for name, value in case.items() if name != "shape"}
         row, _ = measured(case["shape"], **how)
-        here = cost(case["shape"], how.get("groups"))
+        here = moved(case["shape"], **how)
         for what in ("forward", "both"):
-            expected = base[f"{what} ms"] * here[f"least MB {what}"] / known[f"least MB {what}"]
+            expected = base[f"{what} ms"] * here[f"moved MB {what}"] / known[f"moved MB {what}"]
             row[f"{what} / by bytes"] = row[f"{what} ms"] / expected
         yield {**row, "groups": how.get("groups", row["H"]), "packed": how.get("packed", 1)}
 
@@ -324,6 +396,7 @@ def figure(rows: list[Row]) -> str:
 PARTS: dict[str, Callable[[], Any]] = {
     "ceilings": ceilings,
     "shapes": shapes,
+    "launches": launches,
     "decode": decode,
     "host": host,
     "others": others,

@@ -1,4 +1,4 @@
-"""Gradients of reading, chunk by chunk: dq and what each chunk hands to the keys before it, then dk, dv and ds."""
+"""Gradients of reading, chunk by chunk: dq and each query's shares of its slots; then dk, dv and ds."""
 
 # mypy: ignore-errors
 
@@ -7,37 +7,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import back_chunk, gradients, mix_chunk, reference_of, score_chunk, soften
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, exp, load_logits, locate
+from attnlab.kernels._abc_chunk import (
+    against,
+    back_chunk,
+    gradients,
+    mix_chunk,
+    reference_of,
+    rest_of,
+    score_chunk,
+    soften,
+)
+from attnlab.kernels._abc_control import (
+    EMPTY,
+    HALF_EMPTY,
+    exp,
+    fetch_rows,
+    inverse,
+    load_logits,
+    locate,
+    take_turn,
+    within,
+)
 
 __all__ = ["key_gradients", "query_gradients"]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
 def query_gradients(
-    q, k, v, s, do, visible, states, zs, own_zs, wide, dq, scores, dps, sums, cs, table,
+    q, k, v, s, do, visible, states, zs, ends, wide, dq, scores, shares, rests, wide_cs, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
-    sm, T, NT, G, R, N, D, scale,
+    SHARE, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, WIDE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
+    WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dq; dP of each query and slot; and what the chunk hands to the keys and values before it, relative to z."""
+    """dq, the shares g / weight and p / weight of each query and slot, and what is left of share S + share dP.
+
+    They are relative to z after the chunk; of a wide chunk, shares are relative to z before it, and dP stands for the
+    rest.
+    """
+    take_turn(EARLY)
     unit, h = tl.program_id(0), tl.program_id(1)
     g_head, heads = h // R, G * R
     n = NP if FULL else N
     if WIDE and tl.load(wide + unit * G + g_head) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
+    if VARLEN and length == 0:
+        return
     first, row = start.to(tl.int64), b.to(tl.int64)
     q += row * sqb + h * sqh + first * sqt
     do += row * sob + h * soh + first * sot
     dq += row * sdb + h * sdh + first * sdt
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < C if EVEN else rows < length
+    real_slots = within(slots, n, FULL)
+    inside = within(rows, length, EVEN)
     ok = inside
-    kept = inside[:, None] & (slots < n)
+    kept = inside[:, None] & real_slots
     if CAUSAL:
         at = (unit.to(tl.int64) * G + g_head) * n
         k += row * skb + g_head * skh + first * skt
@@ -48,192 +76,231 @@ def query_gradients(
     else:
         at = (seq.to(tl.int64) * G + g_head) * n
     states += at * 2 * D
-    z = tl.load(zs + at + slots, mask=slots < n, other=EMPTY)
+    z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
+    if AHEAD:
+        fetch_rows(s, rows, sst, 64)
+        fetch_rows(scores + ((row * heads + h) * T + first) * n, rows, n, 64)
+        fetch_rows(scores + ((row * heads + h) * T + first) * n + 32, rows, n, 64)
+        fetch_rows(k, rows, skt, AHEAD)
+        fetch_rows(states, slots, D, AHEAD)
     past_k = tl.zeros([C, NP], tl.float32)
     past_v = tl.zeros([C, NP], tl.float32)
     own_v = tl.zeros([C, C], tl.float32)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
-        real = tl.arange(0, BD) < (BD if WHOLE else D - i)
+        real = within(cols, D, WHOLE)
         here = inside[:, None] & real
-        there = (slots < n)[:, None] & real
+        there = real_slots[:, None] & real
         dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
-        memory_v = tl.load(states + n * D + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-        past_v = tl.dot(dod, tl.trans(memory_v), past_v, input_precision=PREC)
+        memory_v = tl.load(states + n * D + slots[:, None] * D + cols, mask=there, other=0.0)
+        past_v = against(dod, memory_v, past_v, FINE, CT, PREC)
         if CAUSAL:
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
         else:
             qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
-            memory_k = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
-            past_k = tl.dot(qd, tl.trans(memory_k), past_k, input_precision=PREC)
+            memory_k = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0)
+            past_k = against(qd, memory_k, past_k, FINE, CT, PREC)
 
+    side = ((row * heads + h) * T + first) * n
+    spot = rows[:, None] * n + slots
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, n)
-        side = ((row * heads + h) * T + first) * n + rows[:, None] * n + slots
-        ref = reference_of(x, z, tl.load(own_zs + at + slots, mask=slots < n, other=EMPTY), WIDE)
-        dp, _ = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, CT, PREC)
-        tl.store(dps + side, dp, mask=kept)
-        score = tl.load(scores + side, mask=kept, other=float("-inf"))
+        x = load_logits(s, sst, rows, ok, slots, real_slots)
+        ref = reference_of(x, z, tl.load(ends + at + slots, mask=real_slots, other=EMPTY), WIDE)
+        dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, CT, PREC)
+        tl.debug_barrier()
+        # Always so: it makes the scores lie in the registers as the product does, and the softmax with them.
+        score = tl.where(total >= 0, tl.load(scores + side + spot, mask=kept, other=float("-inf")), float("-inf"))
     else:
         score = tl.where((z > HALF_EMPTY)[None, :] & inside[:, None], past_k, float("-inf"))
         dp = past_v
-    if SURE:
-        p, grad = gradients(score, dp, scale, True)
-    else:
+    if not SURE:
         empty = score == float("-inf")
         dp = tl.where(empty, 0.0, dp)
-        p, grad = gradients(score, dp, scale, False)
+    p = soften(score, scale, SURE)
+    if not SURE:
         score = tl.where(empty, 0.0, score)
-    if CAUSAL:
-        grad_past, grad_own = mix_chunk(grad, x, z, ref, WIDE, CT, PREC)
-        p_past, _ = mix_chunk(p, x, z, ref, WIDE, CT, PREC)
+    middle = tl.sum(p * dp, 1)[:, None]
+    if CAUSAL and not WIDE:
+        p = p * inverse(total)
+        p_share = p.to(CT)
+        share = (p * ((dp - middle) * scale)).to(CT)
+        taken = share.to(tl.float32) * score + p_share.to(tl.float32) * dp
+        grad_past = (share.to(tl.float32) * exp(z - ref)[None, :]).to(CT)
+        grad_own = tl.dot(share, tl.trans(exp(x - ref[None, :]).to(CT)), input_precision=PREC)
+        tl.store(rests + side + spot, rest_of(taken, grad_own, CT, PREC), mask=kept)
+        grad_own = tl.where(rows[:, None] >= rows, grad_own, 0.0).to(CT)
     else:
-        grad_past = grad.to(CT)
-        p_past = p.to(CT)
+        grad = p * ((dp - middle) * scale)
+        if CAUSAL:
+            grad_past, grad_own = mix_chunk(grad, x, z, ref, own_v, WIDE, CT, PREC)
+            p_share, _ = mix_chunk(p, x, z, ref, own_v, WIDE, CT, PREC)
+            tl.store(rests + side + spot, dp, mask=kept)
+        else:
+            grad_past = grad.to(CT)
+            p_share = p.to(CT)
+        share = grad_past
+        c = tl.sum(share.to(tl.float32) * score + p_share.to(tl.float32) * dp, 0)
+        tl.store(wide_cs + (unit.to(tl.int64) * heads + h) * n + slots, c, mask=real_slots)
+    tl.store(shares + side + spot, share.to(shares.dtype.element_ty), mask=kept)
+    tl.store(shares + SHARE + side + spot, p_share.to(shares.dtype.element_ty), mask=kept)
 
-    mine = (unit.to(tl.int64) * heads + h) * 2 * n
-    tl.store(cs + mine + slots, tl.sum(grad_past.to(tl.float32) * score, 0), mask=slots < n)
-    tl.store(cs + mine + n + slots, tl.sum(p_past.to(tl.float32) * dp, 0), mask=slots < n)
-    sums += mine * D
-    to_k = tl.trans(grad_past)
-    to_v = tl.trans(p_past)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
-        real = tl.arange(0, BD) < (BD if WHOLE else D - i)
-        here = inside[:, None] & real
-        there = (slots < n)[:, None] & real
+        real = within(cols, D, WHOLE)
+        there = real_slots[:, None] & real
         memory = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0).to(CT)
         out = tl.dot(grad_past, memory, input_precision=PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             out = tl.dot(grad_own, kd, out, input_precision=PREC)
-        tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=here)
-        qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
-        out = tl.dot(to_k, qd, input_precision=PREC)
-        tl.store(sums + slots[:, None] * D + cols, out.to(sums.dtype.element_ty), mask=there)
-        dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
-        out = tl.dot(to_v, dod, input_precision=PREC)
-        tl.store(sums + n * D + slots[:, None] * D + cols, out.to(sums.dtype.element_ty), mask=there)
+        tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & real)
 
 
-@triton.jit
-def _of_keys(scores, dps, kept, scale, SURE: tl.constexpr):
-    """g and S."""
-    if SURE:
-        score = tl.load(scores)
-        _, grad = gradients(score, tl.load(dps), scale, True)
-    else:
-        score = tl.load(scores, mask=kept, other=float("-inf"))
-        empty = score == float("-inf")
-        dp = tl.where(empty, 0.0, tl.load(dps, mask=kept, other=0.0))
-        _, grad = gradients(score, dp, scale, False)
-        score = tl.where(empty, 0.0, score)
-    return grad, score
-
-
-@triton.jit
-def _of_values(scores, dps, kept, scale, SURE: tl.constexpr):
-    """p and dP."""
-    score = tl.load(scores, mask=kept, other=float("-inf"))
-    dp = tl.load(dps, mask=kept, other=0.0)
-    if not SURE:
-        dp = tl.where(score == float("-inf"), 0.0, dp)
-    return soften(score, scale, SURE), dp
-
-
-@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
+@triton.jit(do_not_specialize=["T", "NT", "G", "N"])
 def key_gradients(
-    q, k, v, s, do, visible, zs, own_zs, wide, scores, dps, sums, cs, dk, dv, ds, table,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale, DS,
-    C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    WIDE: tl.constexpr, SPLIT: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, table,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, scale,
+    R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
+    WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """dk and its part of ds, or (odd programs) dv and its part, of a chunk and one query head."""
-    unit, h, which = tl.program_id(0) // 2, tl.program_id(1), tl.program_id(0) % 2
-    g_head, heads = h // R, G * R
+    """dk, dv and ds of a chunk, from all query heads of its head."""
+    take_turn(EARLY)
+    unit, g = tl.program_id(0), tl.program_id(1)
     n = NP if FULL else N
-    if WIDE and tl.load(wide + unit * G + g_head) == 0:
+    if WIDE and tl.load(wide + unit * G + g) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
+    if VARLEN and length == 0:
+        return
     first, row = start.to(tl.int64), b.to(tl.int64)
-    if which == 0:
-        a = q + row * sqb + h * sqh + first * sqt
-        k = k + row * skb + g_head * skh + first * skt
-        sat = sqt
-    else:
-        a = do + row * sob + h * soh + first * sot
-        k = v + row * svb + g_head * svh + first * svt
-        dk = dv
-        skt = svt
-        sat = sot
-    s += row * ssb + g_head * ssh + first * sst
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < C if EVEN else rows < length
+    real_slots = within(slots, n, FULL)
+    inside = within(rows, length, EVEN)
     ok = inside
     if MASKED:
         ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-    kept = inside[:, None] & (slots < n)
-    side = ((row * heads + h) * T + first) * n + rows[:, None] * n + slots
-
-    if CAUSAL:
-        pairs = tl.zeros([C, C], tl.float32)
-        for i in range(0, D, BD):
-            cols = i + tl.arange(0, BD)
-            real = tl.arange(0, BD) < (BD if WHOLE else D - i)
-            ad = tl.load(a + rows[:, None] * sat + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-            kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            pairs = tl.dot(kd, tl.trans(ad), pairs, input_precision=PREC)
-        # Two of the four stay in each branch; after it there are registers for no more.
+    kept = inside[:, None] & real_slots
+    # Of the group's first query head; the next is T rows further.
+    side = ((row * G + g) * R * T + first) * n
+    spot = rows[:, None] * n + slots
+    x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real_slots)
+    at = (unit if CAUSAL else seq).to(tl.int64) * G + g
+    z = tl.load(zs + at * n + slots, mask=real_slots, other=EMPTY)
+    z_end = tl.maximum(tl.load(ends + at * n + slots, mask=real_slots, other=EMPTY), HALF_EMPTY) if CAUSAL else z
+    ref = reference_of(x, z, z_end, WIDE) if CAUSAL else tl.maximum(z, HALF_EMPTY)
+    weight = exp(tl.minimum(x - z_end[None, :], 0.0) if WIDE or not CAUSAL else x - ref[None, :]).to(CT)
+    # What queries give its logits before that factor; in a wide chunk, what its own give.
+    after = tl.zeros([C, NP], tl.float32) - tl.load(cs + at * n + slots, mask=real_slots, other=0.0)[None, :]
+    logits = tl.zeros([C, NP], tl.float32)
+    if CAUSAL and not WIDE:
+        for r in range(R):
+            after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
+    if AHEAD:
+        fetch_rows(shares + side, rows, n, 64)
+        fetch_rows(sums + 2 * at * n * D, slots, D, AHEAD)
+        fetch_rows(do + row * sob + g * R * soh + first * sot, rows, sot, AHEAD)
+        fetch_rows(v + row * svb + g * svh + first * svt, rows, svt, AHEAD)
+        fetch_rows(sums + (2 * at + 1) * n * D, slots, D, AHEAD)
+        fetch_rows(shares + SHARE + side, rows, n, 64)
+    for which in tl.static_range(2):
         if which == 0:
-            y, score = _of_keys(scores + side, dps + side, kept, scale, SURE)
+            a = q + row * sqb + g * R * sqh + first * sqt
+            keys = k + row * skb + g * skh + first * skt
+            across, down, step = sqh, sqt, skt
+            to = dk
         else:
-            y, score = _of_values(scores + side, dps + side, kept, scale, SURE)
-        x = load_logits(s, sst, rows, ok, slots, n)
-        place = (unit.to(tl.int64) * G + g_head) * n + slots
-        z = tl.load(zs + place, mask=slots < n, other=EMPTY)
-        z_own = tl.load(own_zs + place, mask=slots < n, other=EMPTY)
-        ref = reference_of(x, z, z_own, WIDE)
-        to_own, logits, e = back_chunk(pairs, y, score, x, z, ref, WIDE, CT, PREC)
-        # exp(s - z_end), where exp(z_end) = exp(z) + exp(z_own).
-        faded = 1.0 / (exp(z - ref) + exp(z_own - ref) + 1e-30)
-        weight = (e.to(tl.float32) * faded[None, :]).to(CT)
-        at = ((unit.to(tl.int64) * heads + h) * 2 + which) * n
-    else:
-        x = load_logits(s, sst, rows, ok, slots, n)
-        z = tl.load(zs + (seq.to(tl.int64) * G + g_head) * n + slots, mask=slots < n, other=EMPTY)
-        e = exp(tl.minimum(x - tl.maximum(z, HALF_EMPTY)[None, :], 0.0))
-        weight = e.to(CT)
-        at = ((seq.to(tl.int64) * heads + h) * 2 + which) * n
-
-    c = tl.load(cs + at + slots, mask=slots < n, other=0.0)
-    after = tl.zeros([C, NP], tl.float32)
-    sums += at * D
-    dk += ((row * heads + h) * T + first) * D
-    for i in range(0, D, BD):
-        cols = i + tl.arange(0, BD)
-        real = tl.arange(0, BD) < (BD if WHOLE else D - i)
-        raw = tl.load(sums + slots[:, None] * D + cols, mask=(slots < n)[:, None] & real, other=0.0)
-        memory = raw.to(CT)
-        kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-        after = tl.dot(kd, tl.trans(memory), after, input_precision=PREC)
-        if SPLIT:
-            low = (raw - memory.to(tl.float32)).to(CT)
-            after = tl.dot(kd, tl.trans(low), after, input_precision=PREC)
-        out = tl.dot(weight, memory, input_precision=PREC)
+            a = do + row * sob + g * R * soh + first * sot
+            keys = v + row * svb + g * svh + first * svt
+            across, down, step = soh, sot, svt
+            to = dv
+        to_own = tl.zeros([C, C], CT)
+        cols = tl.arange(0, BD)
+        if ONE:
+            real = within(cols, D, WHOLE)
+            all_keys = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
+            all_a = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
         if CAUSAL:
-            ad = tl.load(a + rows[:, None] * sat + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-            out = tl.dot(to_own, ad, out, input_precision=PREC)
-        tl.store(dk + rows[:, None] * D + cols, out.to(dk.dtype.element_ty), mask=inside[:, None] & real)
-    after -= c[None, :]
-    if CAUSAL and WIDE:
-        after = logits + after * (e.to(tl.float32) * faded[None, :])
-    elif CAUSAL:
-        after = (logits + after * faded[None, :]) * e.to(tl.float32)
-    else:
-        after = after * e
-    tl.store(ds + which.to(tl.int64) * DS + side, after.to(ds.dtype.element_ty), mask=kept)
+            for r in range(R):
+                pairs = tl.zeros([C, C], tl.float32)
+                if ONE and R == 1:
+                    pairs = tl.dot(all_keys, tl.trans(all_a), input_precision=PREC)
+                else:
+                    for i in range(0, D, BD):
+                        cols = i + tl.arange(0, BD)
+                        here, there = inside[:, None] & within(cols, D, WHOLE), ok[:, None] & within(cols, D, WHOLE)
+                        ad = tl.load(a + r * across + rows[:, None] * down + cols, mask=here, other=0.0)
+                        kd = tl.load(keys + rows[:, None] * step + cols, mask=there, other=0.0)
+                        pairs = tl.dot(kd.to(CT), tl.trans(ad.to(CT)), pairs, input_precision=PREC)
+                if WIDE:
+                    score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
+                    dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
+                    y, other = _of(which, score, dp, scale)
+                    to_own, part = back_chunk(pairs, y, other, x, z, ref, CT, PREC)
+                    logits += part
+                else:
+                    share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
+                    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
+                    after = tl.dot(pairs, share, after, input_precision=PREC)
+                    to_own = tl.trans(_own(share, weight, PREC))
+        memory = sums + (2 * at + which) * n * D
+        for i in range(0, BD if ONE else D, BD):
+            cols = i + tl.arange(0, BD)
+            real = within(cols, D, WHOLE)
+            raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
+            if ONE:
+                kd = all_keys
+            else:
+                kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
+            after = against(kd, raw, after, FINE, CT, PREC)
+            out = tl.dot(weight, raw.to(CT), input_precision=PREC)
+            if CAUSAL:
+                for r in range(R):
+                    if R > 1:
+                        # Once more: there are no registers to keep those of all heads.
+                        if WIDE:
+                            score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
+                            dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
+                            y, _ = _of(which, score, dp, scale)
+                            _, to_own = mix_chunk(y, x, z, ref, tl.zeros([C, C], tl.float32), WIDE, CT, PREC)
+                            to_own = tl.trans(to_own)
+                        else:
+                            share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(
+                                CT
+                            )
+                            to_own = tl.trans(_own(share, weight, PREC))
+                    if ONE and R == 1:
+                        out = tl.dot(to_own, all_a, out, input_precision=PREC)
+                    else:
+                        place = a + r * across + rows[:, None] * down + cols
+                        ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
+                        out = tl.dot(to_own, ad, out, input_precision=PREC)
+            place = to + ((row * G + g) * T + first) * D + (rows[:, None] * D + cols)
+            tl.store(place, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
+    after = after * weight.to(tl.float32)
+    if WIDE:
+        after += logits
+    tl.store(ds + ((row * G + g) * T + first) * n + spot, after.to(ds.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _own(share, weight, PREC: tl.constexpr):
+    """What each query of a chunk takes of each of its keys."""
+    rows = tl.arange(0, share.shape[0])
+    own = tl.dot(share, tl.trans(weight), input_precision=PREC)
+    return tl.where(rows[:, None] >= rows, own, 0.0).to(share.dtype)
+
+
+@triton.jit
+def _of(which: tl.constexpr, score, dp, scale):
+    """g and S for the keys, p and dP for the values, from S and dP."""
+    empty = score == float("-inf")
+    dp = tl.where(empty, 0.0, dp)
+    p, grad = gradients(score, dp, scale, False)
+    if which == 0:
+        return grad, tl.where(empty, 0.0, score)
+    return p, dp

@@ -27,7 +27,17 @@ from attnlab.kernels._abc_control import (
     weigh,
 )
 
-__all__ = ["back_chunk", "gradients", "mix_chunk", "reference_of", "score_chunk", "soften"]
+__all__ = [
+    "against",
+    "back_chunk",
+    "gradients",
+    "mix_chunk",
+    "reference_of",
+    "rest_of",
+    "score_chunk",
+    "soften",
+    "triangle",
+]
 
 
 @triton.jit
@@ -51,9 +61,20 @@ def gradients(scores, dp, scale, SURE: tl.constexpr):
 
 
 @triton.jit
-def reference_of(x, z, z_own, WIDE: tl.constexpr):
-    """The first reference: the largest of the chunk and the past, or a little above it; z_own is the chunk's own z."""
-    top = tl.maximum(z, tl.max(x, 0)) if WIDE else tl.maximum(z, z_own)
+def against(a, memory, acc, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """acc + a memory^T; a FINE memory has more digits than CT, and gives a second part."""
+    high = memory.to(CT)
+    acc = tl.dot(a, tl.trans(high), acc, input_precision=PREC)
+    if FINE:
+        low = (memory - high.to(tl.float32)).to(CT)
+        acc = tl.dot(a, tl.trans(low), acc, input_precision=PREC)
+    return acc
+
+
+@triton.jit
+def reference_of(x, z, z_end, WIDE: tl.constexpr):
+    """The first reference: z after the chunk, or its largest logit and the past's, which is a little below."""
+    top = tl.maximum(z, tl.max(x, 0)) if WIDE else z_end
     return tl.maximum(top, HALF_EMPTY)
 
 
@@ -62,9 +83,8 @@ def score_chunk(past, own, x, z, ref, SURE: tl.constexpr, WIDE: tl.constexpr, CT
     """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and the sums of weights."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
-    below = rows[:, None] >= rows
-    tri = below.to(CT)
-    own = tl.where(below, own, 0.0).to(CT)
+    tri = triangle(rows[:, None] >= rows, own, CT)
+    own = tl.where(rows[:, None] >= rows, own, 0.0).to(CT)
     e, w, first = weigh(x, z, ref, tri, CT, PREC)
     scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(first)
     if WIDE:
@@ -85,12 +105,12 @@ def score_chunk(past, own, x, z, ref, SURE: tl.constexpr, WIDE: tl.constexpr, CT
 
 
 @triton.jit
-def mix_chunk(y, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """y_t to what each row takes of each slot of the past and of each key of its chunk."""
+def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """y_t to what each row takes of each slot of the past and of each key of its chunk, and of each slot unweighted."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
-    tri = below.to(CT)
+    tri = triangle(below, like, CT)
     e, w, total = weigh(x, z, ref, tri, CT, PREC)
     share = y * inverse(total)
     if WIDE:
@@ -113,51 +133,46 @@ def mix_chunk(y, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.const
 
 
 @triton.jit
-def back_chunk(pairs, y, scores, x, z, ref, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """What the chunk's rows give its keys and their logits, and exp(s - r) of the first reference.
-
-    The logits' part still lacks that factor, unless ``WIDE``, where every reference has its own.
+def back_chunk(pairs, y, scores, x, z, ref, CT: tl.constexpr, PREC: tl.constexpr):
+    """What the rows of a wide chunk give its keys (keys by rows) and their logits.
 
     ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t); both terms take the same rounded y, or the
     difference would drown where one key fills a slot.
     """
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
-    above = rows[:, None] <= rows
-    later = above.to(CT)
-    tri = (rows[:, None] >= rows).to(CT)
-    pairs = tl.where(above, pairs, 0.0).to(CT)
-    first, _, total = weigh(x, z, ref, tri, CT, PREC)
-    share = y * inverse(total)
-    if WIDE:
-        share = tl.where(total >= LEAST, share, 0.0)
-    share = share.to(CT)
-    # Queries by rows, as share lies in the registers.
-    to_own = tl.dot(share, tl.trans(first), input_precision=PREC)
-    logits = _logits(pairs, share, scores, later, CT, PREC)
-    if WIDE:
-        logits = logits * first.to(tl.float32)
-        written = total >= LEAST
-        low = lowest(x, z, ref)
-        count = references(x, z, low, ref)
+    below = rows[:, None] >= rows
+    tri = triangle(below, pairs, CT)
+    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
+    low = lowest(x, z, ref)
+    count = references(x, z, low, ref)
+    to_own = tl.zeros([C, C], tl.float32)
+    logits = tl.zeros(x.shape, tl.float32)
+    written = x > float("inf")
+    for _ in range(count):
+        e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
+        share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
+        to_own = tl.dot(share, tl.trans(e), to_own, input_precision=PREC)
+        part = tl.dot(pairs, share, input_precision=PREC) - rest_of(share.to(tl.float32) * scores, to_own, CT, PREC)
+        logits += part * e.to(tl.float32)
+        written = written | (total >= LEAST)
         ref = next_reference(x, z, low, ref)
-        for _ in range(1, count):
-            e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
-            share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
-            to_own = tl.dot(share, tl.trans(e), to_own, input_precision=PREC)
-            logits += _logits(pairs, share, scores, later, CT, PREC) * e.to(tl.float32)
-            written = written | (total >= LEAST)
-            ref = next_reference(x, z, low, ref)
-    return tl.trans(tl.where(rows[:, None] >= rows, to_own, 0.0).to(CT)), logits, first
+    return tl.trans(tl.where(below, to_own, 0.0).to(CT)), logits
 
 
 @triton.jit
-def _logits(pairs, share, scores, later, CT: tl.constexpr, PREC: tl.constexpr):
-    """sum_t share_t (pairs_it - scores_t); the second term in two parts where CT has few digits."""
-    taken = -share.to(tl.float32) * scores
+def triangle(where, like, CT: tl.constexpr):
+    """Ones where it says so, lying in the registers as the product ``like`` does, which must be finite."""
+    return tl.where(where & (like < float("inf")), 1.0, 0.0).to(CT)
+
+
+@triton.jit
+def rest_of(taken, like, CT: tl.constexpr, PREC: tl.constexpr):
+    """sum_{t >= i} taken_t; in two parts where CT has few digits."""
+    rows = tl.arange(0, taken.shape[0])
+    later = triangle(rows[:, None] <= rows, like, CT)
     high = taken.to(CT)
-    result = tl.dot(pairs, share, input_precision=PREC)
-    result = tl.dot(later, high, result, input_precision=PREC)
+    result = tl.dot(later, high, input_precision=PREC)
     if CT == tl.bfloat16:  # noqa: SIM300
         result = tl.dot(later, (taken - high.to(tl.float32)).to(CT), result, input_precision=PREC)
     return result

@@ -13,6 +13,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = [
     "EMPTY",
@@ -20,13 +21,17 @@ __all__ = [
     "LEAST",
     "WIDTH",
     "exp",
+    "fetch_ahead",
+    "fetch_rows",
     "inverse",
     "load_logits",
     "locate",
     "lowest",
     "next_reference",
     "references",
+    "take_turn",
     "weigh",
+    "within",
 ]
 
 # The logarithm of nothing, as in attnlab.mechanisms._slots.
@@ -60,6 +65,35 @@ def inverse(x):
 
 
 @triton.jit
+def take_turn(EARLY: tl.constexpr):
+    """With EARLY, programs start while the kernel before is ending: let the next one's do so, too, and wait for it."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def fetch_ahead(places):
+    """Ask for the cache lines at these places, so that a later load finds them in the second-level cache."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l",
+            [places.to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def fetch_rows(base, rows, stride, D: tl.constexpr):
+    """``fetch_ahead`` of D numbers of 2 bytes in each row."""
+    lines: tl.constexpr = D // 64
+    fetch_ahead(base + rows[:, None] * stride + tl.arange(0, lines) * 64)
+
+
+@triton.jit
 def locate(unit, table, T, NT, L, VARLEN: tl.constexpr):
     """The batch row, the sequence, the first token and the number of tokens of a unit of at most L tokens."""
     if VARLEN:
@@ -76,9 +110,17 @@ def locate(unit, table, T, NT, L, VARLEN: tl.constexpr):
 
 
 @triton.jit
-def load_logits(s, stride, rows, ok, slots, N):
+def within(i, limit, ALL: tl.constexpr):
+    """i < limit, which the compiler need not look at where it is so for ALL."""
+    if ALL:
+        return tl.zeros(i.shape, tl.int32) == 0
+    return i < limit
+
+
+@triton.jit
+def load_logits(s, stride, rows, ok, slots, real):
     """s of these tokens in float32, EMPTY for what is hidden and for slots that only pad."""
-    return tl.load(s + rows[:, None] * stride + slots, mask=ok[:, None] & (slots < N), other=EMPTY).to(tl.float32)
+    return tl.load(s + rows[:, None] * stride + slots, mask=ok[:, None] & real, other=EMPTY).to(tl.float32)
 
 
 @triton.jit

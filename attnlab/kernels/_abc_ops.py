@@ -41,7 +41,7 @@ def _(
     if not causal:
         states = q.new_empty(rows, g, 2, n, d, dtype=plan.state)
         none = q.new_empty(b, h, 0, n, dtype=torch.float32)
-        empty = q.new_empty(0, dtype=torch.float32)
+        empty = q.new_empty(0, g, n, dtype=torch.float32)
         return out, *last, states, torch.empty_like(last[2]), empty, none, q.new_empty(0, g, dtype=torch.int32)
     units = unit_count(b, n_q, plan.C, None if cu_seqlens is None else rows)
     states = q.new_empty(units, g, 2, n, d, dtype=plan.state)

@@ -7,34 +7,48 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import mix_chunk, reference_of, score_chunk, soften
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, LEAST, load_logits, locate
+from attnlab.kernels._abc_chunk import against, mix_chunk, reference_of, score_chunk, soften
+from attnlab.kernels._abc_control import (
+    EMPTY,
+    HALF_EMPTY,
+    LEAST,
+    exp,
+    fetch_rows,
+    load_logits,
+    locate,
+    take_turn,
+    within,
+)
 
 __all__ = ["read_states"]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
 def read_states(
-    q, k, v, s, visible, states, zs, own_zs, scores, wide, o, table,
+    q, k, v, s, visible, states, zs, ends, scores, wide, o, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    SAVED: tl.constexpr, WIDE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    SAVED: tl.constexpr, AHEAD: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query."""
+    take_turn(EARLY)
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
     n = NP if FULL else N
     if WIDE and tl.load(wide + unit * G + g) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
+    if VARLEN and length == 0:
+        return
     first, row = start.to(tl.int64), b.to(tl.int64)
     q += row * sqb + h * sqh + first * sqt
     o += row * sob + h * soh + first * sot
     rows = tl.arange(0, C)
     slots = tl.arange(0, NP)
-    inside = rows < C if EVEN else rows < length
+    real_slots = within(slots, n, FULL)
+    inside = within(rows, length, EVEN)
     ok = inside
     if CAUSAL:
         at = (unit.to(tl.int64) * G + g) * n
@@ -46,42 +60,49 @@ def read_states(
     else:
         at = (seq.to(tl.int64) * G + g) * n
     states += at * 2 * D
-    z = tl.load(zs + at + slots, mask=slots < n, other=EMPTY)
+    z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
+    if AHEAD:
+        fetch_rows(v, rows, svt, AHEAD)
+        fetch_rows(states + n * D, slots, D, AHEAD)
+        fetch_rows(s, rows, sst, 64)
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
-        real = tl.arange(0, BD) < (BD if WHOLE else D - i)
+        real = within(cols, D, WHOLE)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-        memory = tl.load(
-            states + slots[:, None] * D + cols, mask=(slots < n)[:, None] & real, other=0.0
-        ).to(CT)  # fmt: skip
-        past = tl.dot(qd, tl.trans(memory), past, input_precision=PREC)
+        raw = tl.load(states + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
+        past = against(qd, raw, past, FINE, CT, PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
 
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, n)
-        z_own = tl.load(own_zs + at + slots, mask=slots < n, other=EMPTY)
-        ref = reference_of(x, z, z_own, WIDE)
-        score, total = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
+        x = load_logits(s, sst, rows, ok, slots, real_slots)
+        z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
+        ref = reference_of(x, z, z_end, WIDE)
+        score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
         if not WIDE:
-            small = tl.min(tl.where(inside[:, None] & (slots < n), total, 1.0))
+            # Weights only grow along the rows: the first one tells whether one reference is enough.
+            shown = real_slots
+            if MASKED:
+                shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
+            x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
+            small = tl.min(tl.where(real_slots, exp(x_first - ref) + exp(z - ref), 1.0), 0)
             tl.store(wide + unit * G + g, (small < LEAST).to(tl.int32))
         if SAVED:
             side = ((row * G * R + h) * T + first) * n + rows[:, None] * n + slots
-            tl.store(scores + side, score, mask=inside[:, None] & (slots < n))
-        to_past, to_own = mix_chunk(soften(score, scale, SURE), x, z, ref, WIDE, CT, PREC)
+            tl.store(scores + side, score, mask=inside[:, None] & real_slots)
+        to_past, to_own = mix_chunk(soften(score, scale, SURE), x, z, ref, products, WIDE, CT, PREC)
     else:
         to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past, float("-inf")), scale, False).to(CT)
 
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
-        real = tl.arange(0, BD) < (BD if WHOLE else D - i)
+        real = within(cols, D, WHOLE)
         memory = tl.load(
-            states + n * D + slots[:, None] * D + cols, mask=(slots < n)[:, None] & real, other=0.0
+            states + n * D + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0
         ).to(CT)  # fmt: skip
         out = tl.dot(to_past, memory, input_precision=PREC)
         if CAUSAL:

@@ -1,8 +1,9 @@
-"""How a call is cut into units and tiles, and which dtype its products take."""
+"""How a call is cut into chunks, tiles and segments, and which dtype its products take."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -10,30 +11,72 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["TUNED", "Plan", "Units", "launch_of", "plan_for", "unit_count", "units_of"]
+from attnlab.kernels._launcher import Options
 
+__all__ = [
+    "TUNED",
+    "Form",
+    "Plan",
+    "Units",
+    "Walk",
+    "plan_for",
+    "segments_of",
+    "tiles",
+    "unit_count",
+    "units_of",
+    "walks",
+]
 
-# Columns at a time, stages, and registers a thread may take, for bf16 and up to 64 slots; measured on an H200.
-TUNED: dict[str, tuple[int, int, int | None]] = {
-    "write": (128, 1, None),
-    "read": (64, 3, 168),
-    "query": (64, 2, None),
-    "key": (64, 3, None),
+# Columns at a time, stages, registers a thread may take, and warps, for bf16 and slots up to 64 or 128; measured on an
+# H200. What walks along sequences takes 64 slots at a time; "weigh" has chunks for each program instead of columns.
+Settings = tuple[int, int, int | None, int]
+TUNED: dict[tuple[str, int], Settings] = {
+    ("weigh", 64): (1, 1, None, 4),
+    ("write", 64): (64, 4, None, 4),
+    ("sum", 64): (64, 4, None, 4),
+    ("read", 64): (64, 3, 168, 4),
+    ("query", 64): (64, 3, None, 4),
+    ("key", 64): (128, 1, None, 4),
+    ("read", 128): (64, 2, None, 4),
+    ("query", 128): (64, 2, None, 8),
+    ("key", 128): (64, 2, None, 4),
 }
+# Programs that keep the card busy.
+BUSY = 528
+AHEAD = False
+EARLY = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding, BD columns at a time."""
+    """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding (BN where they are apart), BD columns."""
 
+    d: int
+    slots: int
     C: int
     NP: int
+    BN: int
     BD: int
     CT: tl.dtype
     PREC: str
+    half: bool
+    fine: bool
     state: torch.dtype
+    weight: torch.dtype
     warps: int
     stages: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """What kind of call it is, as far as kernels are made for it: even without a shorter chunk at the end."""
+
+    causal: bool
+    even: bool
+    packed: bool
+    masked: bool
+    started: bool = False
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,6 +91,16 @@ class Units:
     bounds: Tensor | None
 
 
+@dataclass(frozen=True)
+class Walk:
+    """One launch of a kernel that walks along sequences."""
+
+    programs: int
+    segments: int
+    options: Options
+
+
+@cache
 def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16
@@ -56,23 +109,103 @@ def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
     C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 else 16)
     # float16 has too few exponents for the weights: its products are taken in tf32, which has its mantissa.
     return Plan(
+        d=d,
+        slots=slots,
         C=C,
         NP=NP,
+        BN=64,
         BD=64 if half or NP <= 64 else 32,
         CT=tl.bfloat16 if half else tl.float32,
         PREC="tf32" if dtype == torch.float16 else "ieee",
-        state=torch.bfloat16 if half else torch.float32,
+        half=half,
+        # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient.
+        fine=half and slots <= 32,
+        state=torch.bfloat16 if half and slots > 32 else torch.float32,
+        weight=torch.bfloat16 if half else torch.float32,
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
     )
 
 
-def launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
+def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
     """How a kernel is launched: its columns, warps, stages and registers."""
-    columns, stages, registers = plan.BD, plan.stages, None
-    if plan.NP == 64 and plan.state == torch.bfloat16 and not wide:
-        columns, stages, registers = TUNED[kernel]
-    return {"BD": columns, "num_warps": plan.warps, "num_stages": stages, "maxnreg": registers}
+    settings: Settings = (plan.BD, plan.stages, None, plan.warps)
+    if plan.half and wide:
+        # Many programs at a time, since nearly all find that there is nothing to do.
+        settings = plan.BD, 1, 128 if plan.warps == 4 else None, plan.warps
+    elif plan.half:
+        settings = TUNED.get((kernel, 64 if kernel in ("write", "sum") else plan.NP), settings)
+    columns, stages, registers, warps = settings
+    if triton.cdiv(plan.d, 64) % 2:
+        # Half of the last columns would be padding.
+        columns = min(columns, 64)
+    return {
+        "CT": plan.CT, "PREC": plan.PREC, "C": plan.C, "BD": columns, "WHOLE": plan.d % columns == 0,
+        "num_warps": warps, "num_stages": stages, "maxnreg": registers, **_early(),
+    }  # fmt: skip
+
+
+def _early() -> dict[str, Any]:
+    return {"EARLY": True, "launch_pdl": True} if EARLY else {"EARLY": False}
+
+
+@lru_cache(maxsize=4096)
+def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) -> Options:
+    """Constants of a kernel that takes a chunk by itself."""
+    # Kernels of their own for full tiles only where they are worth their compilation.
+    full = plan.slots == plan.NP and plan.half
+    if kernel == "weigh":
+        many, stages, _, warps = TUNED["weigh", 64]
+        flags = {"EVEN": form.even, "FULL": full, "VARLEN": form.packed, "MASKED": form.masked}
+        sizes = {"C": plan.C, "NP": plan.NP, "MANY": many, "STAGES": stages}
+        return tuple({**sizes, **flags, "num_warps": warps, **_early()}.items())
+    options = {
+        **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
+        "SURE": form.causal and form.even and full and not form.masked and not wide, "FINE": plan.fine, "WIDE": wide,
+        "VARLEN": form.packed, "MASKED": form.masked,
+    }  # fmt: skip
+    # Where whole cache lines are read.
+    options["AHEAD"] = (
+        plan.d if AHEAD and full and plan.NP == 64 and form.causal and plan.d in (64, 128, 256) and not wide else 0
+    )
+    if kernel == "read":
+        options["SAVED"] = saved
+    if kernel == "key":
+        options |= {"R": form.groups, "ONE": plan.d <= options["BD"]}
+    return tuple(options.items())
+
+
+@lru_cache(maxsize=4096)
+def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[Walk, ...]:
+    """The launches of a kernel that walks along sequences: one, or two where they are cut into segments.
+
+    There are ``rows`` of them, sequences by heads, of ``chunks`` on average.
+    """
+    options = _launch_of(plan, kernel, False)
+    parts = 2 * triton.cdiv(plan.d, options["BD"]) * triton.cdiv(plan.slots, plan.BN)
+    segments = segments_of(rows * parts, chunks)
+    options |= {
+        "BN": plan.BN, "EVEN": form.even, "FULL": plan.slots % plan.BN == 0 and plan.half, "VARLEN": form.packed,
+    }  # fmt: skip
+    if kernel == "write":
+        options |= {"MASKED": form.masked, "STARTED": form.started}
+    else:
+        options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started}
+
+    def walk(stage: str, share: int, join: bool) -> Walk:
+        given = {**options, "STAGE": stage, "JOIN": join}
+        return Walk(rows * parts * share, segments, tuple(given.items()))
+
+    if segments == 1:
+        return (walk("keep" if form.causal else "whole", 1, False),)
+    # The second pass stores what it meets, or only puts the parts together.
+    second = walk("keep", segments, True) if form.causal else walk("join", 1, True)
+    return walk("part", segments, False), second
+
+
+def segments_of(programs: int, chunks: int) -> int:
+    """Into how many segments sequences are cut: several where there are too few programs, each of 8 chunks or more."""
+    return 1 if programs >= BUSY // 3 else max(1, min(triton.cdiv(BUSY, programs), chunks // 8))
 
 
 def unit_count(batch: int, length: int, size: int, sequences: int | None) -> int:
@@ -83,11 +216,16 @@ def unit_count(batch: int, length: int, size: int, sequences: int | None) -> int
     return length // size + sequences
 
 
+@lru_cache(maxsize=4096)
+def _even_units(batch: int, length: int, size: int) -> Units:
+    per_row = triton.cdiv(length, size)
+    return Units(size, batch * per_row, per_row, batch, None, None)
+
+
 def units_of(batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
     """The units of a batch of rows, or of packed sequences; no word from the device is waited for."""
     if cu_seqlens is None:
-        per_row = triton.cdiv(length, size)
-        return Units(size, batch * per_row, per_row, batch, None, None)
+        return _even_units(batch, length, size)
     sequences = cu_seqlens.shape[0] - 1
     count = unit_count(batch, length, size, sequences)
     cu = cu_seqlens.to(torch.int64)

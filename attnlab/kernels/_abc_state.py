@@ -1,4 +1,9 @@
-"""The memory: what each unit of tokens writes, and the prefix over units."""
+"""The memory along a sequence: one program walks its chunks with a tile of the state in float32 registers.
+
+Slots, columns, and keys and values are independent of one another, so that each program has a tile of them. Where there
+are few sequences and heads, a sequence is cut into segments: a first pass takes each segment's total, and the second
+starts from the totals beyond its own.
+"""
 
 # mypy: ignore-errors
 
@@ -7,210 +12,278 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, exp, load_logits, locate
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, exp, load_logits, locate, take_turn, within
 
-__all__ = ["scan_back", "scan_states", "write_states"]
+__all__ = ["sum_back", "weigh_logits", "write_states"]
 
 
-@triton.jit(do_not_specialize=["T", "NT", "G", "N"])
-def write_states(
-    k, v, s, visible, states, zs, table, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sm, T, NT, G, N, D, L,
-    C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, ONCE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+@triton.jit(do_not_specialize=["COUNT", "T", "NT", "G"])
+def weigh_logits(
+    s, visible, weights, tops, totals, table, ssb, ssh, sst, sm, COUNT, T, NT, G, N,
+    MANY: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """(K~, V~, z) of each unit alone: averages of its keys and values, and the logarithm of their weight."""
-    unit, g, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, _, start, length = locate(unit, table, T, NT, L, VARLEN)
-    first = start.to(tl.int64)
-    k += b.to(tl.int64) * skb + g * skh + first * skt
-    v += b.to(tl.int64) * svb + g * svh + first * svt
-    s += b.to(tl.int64) * ssb + g * ssh + first * sst
-    n = NP if FULL else N
-    slots = tl.arange(0, NP)
-    cols = tile * BD + tl.arange(0, BD)
-    real = tl.arange(0, BD) < (BD if WHOLE else D - tile * BD)
-    m = tl.full([NP], HALF_EMPTY, tl.float32)
-    total = tl.zeros([NP], tl.float32)
-    sum_k = tl.zeros([NP, BD], tl.float32)
-    sum_v = tl.zeros([NP, BD], tl.float32)
-    for i in range(0, C if ONCE else length, C):
-        rows = i + tl.arange(0, C)
-        ok = tl.arange(0, C) < C if EVEN else rows < length
+    """exp(s - top) of each chunk, where top is each slot's largest, and their sums; MANY chunks in turn."""
+    take_turn(EARLY)
+    first_unit, g = tl.program_id(0) * MANY, tl.program_id(1)
+    rows, slots = tl.arange(0, C), tl.arange(0, NP)
+    real = within(slots, N, FULL)
+    for i in tl.range(0, MANY, num_stages=STAGES):
+        # The last ones are done again rather than left out.
+        unit = tl.minimum(first_unit + i, COUNT - 1)
+        b, _, start, length = locate(unit, table, T, NT, C, VARLEN)
+        first, row = start.to(tl.int64), b.to(tl.int64)
+        inside = within(rows, length, EVEN)
+        ok = inside
         if MASKED:
             ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-        x = load_logits(s, sst, rows, ok, slots, n)
-        kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-        vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-        top = tl.maximum(m, tl.max(x, 0))
-        e = exp(x - top[None, :]).to(CT)
-        sums = tl.sum(e.to(tl.float32), 0)
-        e = tl.trans(e)
-        if ONCE:
-            total = sums
-            sum_k = tl.dot(e, kd, input_precision=PREC)
-            sum_v = tl.dot(e, vd, input_precision=PREC)
-        else:
-            keep = exp(m - top)
-            total = total * keep + sums
-            sum_k = tl.dot(e, kd, sum_k * keep[:, None], input_precision=PREC)
-            sum_v = tl.dot(e, vd, sum_v * keep[:, None], input_precision=PREC)
-        m = top
-    inverse = tl.where(total > 0, 1.0 / total, 0.0)
-    at = (unit.to(tl.int64) * G + g) * n
-    out = states + at * 2 * D + slots[:, None] * D + cols
-    wanted = (slots < n)[:, None] & real
-    tl.store(out, (sum_k * inverse[:, None]).to(states.dtype.element_ty), mask=wanted)
-    tl.store(out + n * D, (sum_v * inverse[:, None]).to(states.dtype.element_ty), mask=wanted)
-    if tile == 0:
-        tl.store(zs + at + slots, tl.where(total > 0, m + tl.log(total), EMPTY), mask=slots < n)
+        x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
+        top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
+        e = exp(x - top[None, :]).to(weights.dtype.element_ty)
+        place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
+        tl.store(place, e, mask=inside[:, None] & real)
+        at = (unit.to(tl.int64) * G + g) * N + slots
+        tl.store(tops + at, top, mask=real)
+        tl.store(totals + at, tl.sum(e.to(tl.float32), 0), mask=real)
 
 
-@triton.jit(do_not_specialize=["NT", "G", "N"])
-def scan_states(
-    states, zs, prefix, first_k, first_v, first_z, last_k, last_v, last_z, bounds, NT, G, N, D,
-    BN: tl.constexpr, BD: tl.constexpr,
-    VARLEN: tl.constexpr, STARTED: tl.constexpr,
+@triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
+def write_states(
+    k, v, weights, tops, totals, visible, states, zs, ends, first_k, first_v, first_z, last_k, last_v, last_z,
+    parts, part_zs, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
+    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Each unit's own state becomes the state before it, in place; ``prefix`` takes z, and the end goes to ``last``."""
-    row, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    seq, g = row // G, row % G
-    if VARLEN:
-        begin = tl.load(bounds + seq)
-        end = tl.load(bounds + seq + 1)
-    else:
-        begin = seq * NT
-        end = begin + NT
-    slots = tile * BN + tl.arange(0, BN)
-    cols = tl.arange(0, BD)
-    ok = slots < N
-    wanted = ok[:, None] & (cols < D)
-    here = slots[:, None] * D + cols
-    row = row.to(tl.int64)
-    z = tl.full([BN], EMPTY, tl.float32)
-    x = tl.zeros([BN, BD], tl.float32)
-    if STARTED:
-        z = tl.load(first_z + row * N + slots, mask=ok, other=EMPTY)
-        if which == 0:
-            x = tl.load(first_k + row * N * D + here, mask=wanted, other=0.0)
-        else:
-            x = tl.load(first_v + row * N * D + here, mask=wanted, other=0.0)
-    at = ((row * 0 + begin) * G + g) * N
-    step = row * 0 + G * N
-    places = states + at * 2 * D + which * N * D + here
-    own_zs = zs + at + slots
-    left = end - begin
-    # Eight units ahead in registers: the sum goes through them faster than memory answers.
-    x0, z0 = _fetch(places, own_zs, 0, step, D, left, wanted, ok)
-    x1, z1 = _fetch(places, own_zs, 1, step, D, left, wanted, ok)
-    x2, z2 = _fetch(places, own_zs, 2, step, D, left, wanted, ok)
-    x3, z3 = _fetch(places, own_zs, 3, step, D, left, wanted, ok)
-    x4, z4 = _fetch(places, own_zs, 4, step, D, left, wanted, ok)
-    x5, z5 = _fetch(places, own_zs, 5, step, D, left, wanted, ok)
-    x6, z6 = _fetch(places, own_zs, 6, step, D, left, wanted, ok)
-    x7, z7 = _fetch(places, own_zs, 7, step, D, left, wanted, ok)
-    for i in range(left):
-        next_x, next_z = _fetch(places, own_zs, i + 8, step, D, left, wanted, ok)
-        tl.store(places + i * step * 2 * D, x.to(states.dtype.element_ty), mask=wanted)
-        if which == 0:
-            tl.store(prefix + at + i * step + slots, z, mask=ok)
-        top = tl.maximum(z, z0)
-        old = exp(z - top)
-        new = exp(z0 - top)
-        total = old + new
-        part = 1.0 / total
-        x = x * (old * part)[:, None] + x0.to(tl.float32) * (new * part)[:, None]
-        z = tl.where(top > HALF_EMPTY, top + tl.log(total), EMPTY)
-        x0, x1, x2, x3, x4, x5, x6, x7 = x1, x2, x3, x4, x5, x6, x7, next_x
-        z0, z1, z2, z3, z4, z5, z6, z7 = z1, z2, z3, z4, z5, z6, z7, next_z
-    if which == 0:
-        tl.store(last_k + row * N * D + here, x, mask=wanted)
-        tl.store(last_z + row * N + slots, z, mask=ok)
-    else:
-        tl.store(last_v + row * N * D + here, x, mask=wanted)
+    """(K~, V~, z) as averages and the logarithm of their weight.
 
-
-@triton.jit(do_not_specialize=["NT", "H", "R", "N"])
-def scan_back(
-    sums, cs, prefix, last_z, seeds, seed_c, to, to_c, bounds, NT, H, R, N, D,
-    BN: tl.constexpr, BD: tl.constexpr,
-    VARLEN: tl.constexpr, DECAY: tl.constexpr, SEEDED: tl.constexpr,
-):  # fmt: skip
-    """Each unit's own gradient sums become those of all units after it, relative to z at its end, in place.
-
-    Without ``DECAY`` (all queries read one state) only their total is wanted.
+    STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
+    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first.
     """
-    row, tile, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    seq, h = row // H, row % H
-    if VARLEN:
-        begin = tl.load(bounds + seq)
-        end = tl.load(bounds + seq + 1)
-    else:
-        begin = seq * NT
-        end = begin + NT
-    slots = tile * BN + tl.arange(0, BN)
-    cols = tl.arange(0, BD)
-    ok = slots < N
-    wanted = ok[:, None] & (cols < D)
+    take_turn(EARLY)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
+    seq, g = row // G, row % G
+    ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
+    wanted = ok[:, None] & real
     here = slots[:, None] * D + cols
-    row = row.to(tl.int64)
-    x = tl.zeros([BN, BD], tl.float32)
-    c = tl.zeros([BN], tl.float32)
-    mine = row * 2 + which
-    if SEEDED:
-        c = tl.load(seed_c + mine * N + slots, mask=ok, other=0.0)
-        x = tl.load(seeds + mine * N * D + here, mask=wanted, other=0.0)
-    z_next = tl.load(last_z + (seq * (H // R) + h // R).to(tl.int64) * N + slots, mask=ok, other=EMPTY)
-    left = end - begin
-    # The last unit's place; steps go down from there.
-    final = row * 0 + end - 1
-    at = ((final * H + h) * 2 + which) * N
-    step = row * 0 + 2 * H * N
-    places = sums + at * D + here
-    parts = cs + at + slots
-    priors = prefix + (final * (H // R) + h // R) * N + slots
-    x0, c0, z0 = _fetch_back(places, parts, priors, 0, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    x1, c1, z1 = _fetch_back(places, parts, priors, 1, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    x2, c2, z2 = _fetch_back(places, parts, priors, 2, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    x3, c3, z3 = _fetch_back(places, parts, priors, 3, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    x4, c4, z4 = _fetch_back(places, parts, priors, 4, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    x5, c5, z5 = _fetch_back(places, parts, priors, 5, step, D, (H // R) * N, left, wanted, ok, DECAY)
-    for i in range(left):
-        x6, c6, z6 = _fetch_back(places, parts, priors, i + 6, step, D, (H // R) * N, left, wanted, ok, DECAY)
-        if DECAY:
-            tl.store(places - i * step * D, x.to(sums.dtype.element_ty), mask=wanted)
-            tl.store(parts - i * step, c, mask=ok)
-            keep = tl.where(z0 > HALF_EMPTY, exp(z0 - z_next), 0.0)
-            z_next = z0
-            x = x0.to(tl.float32) + x * keep[:, None]
-            c = c0 + c * keep
+    mine = row.to(tl.int64) * N
+    z = tl.full([BN], EMPTY, tl.float32)
+    acc = tl.zeros([BN, BD], tl.float32)
+    if STARTED and STAGE != "part":
+        z = tl.load(first_z + mine + slots, mask=ok, other=EMPTY)
+        first = tl.where(which == 0, first_k, first_v)
+        acc = tl.load(first + mine * D + here, mask=wanted, other=0.0)
+    if JOIN:
+        for i in range(SEGMENTS if STAGE == "join" else segment):
+            at = mine * SEGMENTS + i * N
+            x = tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
+            old, new, z = _merge(z, tl.load(part_zs + at + slots, mask=ok, other=EMPTY), 1.0)
+            acc = acc * old[:, None] + x * new[:, None]
+    if STAGE != "join":
+        b, head, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        if which == 0:
+            source = k + b.to(tl.int64) * skb + g * skh
+            across = skt
         else:
-            x += x0.to(tl.float32)
-            c += c0
-        x0, x1, x2, x3, x4, x5 = x1, x2, x3, x4, x5, x6
-        c0, c1, c2, c3, c4, c5 = c1, c2, c3, c4, c5, c6
-        z0, z1, z2, z3, z4, z5 = z1, z2, z3, z4, z5, z6
-    tl.store(to + mine * N * D + here, x, mask=wanted)
-    tl.store(to_c + mine * N + slots, c, mask=ok)
+            source = v + b.to(tl.int64) * svb + g * svh
+            across = svt
+        source += start.to(tl.int64) * across
+        weights += ((b.to(tl.int64) * G + g) * T + start) * N
+        unit = (head + begin).to(tl.int64) * G + g
+        some = slots < tl.where(end > begin, N, 0)
+        top = tl.load(tops + unit * N + slots, mask=some, other=EMPTY)
+        total = tl.load(totals + unit * N + slots, mask=some, other=0.0)
+        for i in range(begin, end):
+            unit = (head + i).to(tl.int64) * G + g
+            # One chunk ahead.
+            some = slots < tl.where(i + 1 < end, N, 0)
+            next_top = tl.load(tops + (unit + G) * N + slots, mask=some, other=EMPTY)
+            next_total = tl.load(totals + (unit + G) * N + slots, mask=some, other=0.0)
+            rows = i * C + tl.arange(0, C)
+            there = within(rows, length, EVEN)
+            shown = there
+            if MASKED:
+                # What is hidden has no weight, but may be anything.
+                shown = there & (tl.load(visible + b * sm + start + rows, mask=there, other=0) != 0)
+            rows = rows.to(tl.int64)
+            e = tl.load(weights + rows[:, None] * N + slots, mask=there[:, None] & ok, other=0.0)
+            kd = tl.load(source + rows[:, None] * across + cols, mask=shown[:, None] & real, other=0.0).to(CT)
+            if STAGE == "keep":
+                tl.store(states + (2 * unit + which) * N * D + here, acc.to(states.dtype.element_ty), mask=wanted)
+                tl.store(zs + unit * N + slots, z, mask=lead)
+            old, new, z = _merge(z, top, total)
+            acc = acc * old[:, None] + tl.dot(tl.trans(e), kd, input_precision=PREC) * new[:, None]
+            if STAGE == "keep":
+                tl.store(ends + unit * N + slots, z, mask=lead)
+            top, total = next_top, next_total
+    if STAGE == "part":
+        at = mine * SEGMENTS + segment * N
+        tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
+        tl.store(part_zs + at + slots, z, mask=lead)
+    elif segment == (SEGMENTS - 1 if STAGE != "join" else 0):
+        last = tl.where(which == 0, last_k, last_v)
+        tl.store(last + mine * D + here, acc, mask=wanted)
+        tl.store(last_z + mine + slots, z, mask=lead)
+
+
+@triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
+def sum_back(
+    q, do, shares, rests, wide, wide_cs, zs, ends, sums, cs, seeds, seed_c, to, to_c, parts, part_cs, fades, bounds, cu,
+    sqb, sqh, sqt, sob, soh, sot, SHARE, T, NT, G, N, D, SEGMENTS,
+    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SEEDED: tl.constexpr, DECAY: tl.constexpr,
+    VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """What all queries after a chunk hand to its slots: sum_t share_t q_t (and do_t), relative to z after the chunk.
+
+    Stages as in ``write_states``, from the last chunk to the first. Without DECAY (all queries read one state) the
+    shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
+    """
+    take_turn(EARLY)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
+    seq, g = row // G, row % G
+    ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
+    wanted = ok[:, None] & real
+    here = slots[:, None] * D + cols
+    mine = row.to(tl.int64) * N
+    acc = tl.zeros([BN, BD], tl.float32)
+    c = tl.zeros([BN], tl.float32)
+    fade = tl.full([BN], 1.0, tl.float32)
+    if SEEDED and STAGE != "part":
+        acc = tl.load(seeds + (2 * mine + which * N) * D + here, mask=wanted, other=0.0)
+        c = tl.load(seed_c + mine + slots, mask=ok, other=0.0)
+    if JOIN:
+        for i in range(SEGMENTS if STAGE == "join" else SEGMENTS - 1 - segment):
+            at = mine * SEGMENTS + (SEGMENTS - 1 - i) * N
+            old = tl.load(fades + at + slots, mask=ok, other=0.0)
+            c = c * old + tl.load(part_cs + at + slots, mask=ok, other=0.0)
+            acc = acc * old[:, None] + tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
+    if STAGE != "join":
+        b, head, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        first = b.to(tl.int64) * G * R + g * R
+        if which == 0:
+            source = q + b.to(tl.int64) * sqb + g * R * sqh + start.to(tl.int64) * sqt
+            across, heads = sqt, sqh
+        else:
+            source = do + b.to(tl.int64) * sob + g * R * soh + start.to(tl.int64) * sot
+            across, heads = sot, soh
+        side = (first * T + start) * N
+        taken = shares + which.to(tl.int64) * SHARE + side
+        final = (head + tl.maximum(end, 1) - 1).to(tl.int64) * G + g
+        some = slots < tl.where(end > begin, N, 0)
+        z, z_end, is_wide, own, own_wide = _fetch(
+            zs, ends, wide, rests + side, wide_cs, final, end - 1, T, N, slots, some, lead, C, R, DECAY
+        )
+        for j in range(begin, end):
+            i = begin + end - 1 - j
+            unit = (head + i).to(tl.int64) * G + g
+            # One chunk ahead.
+            some = slots < tl.where(i > begin, N, 0)
+            next_z, next_end, next_wide, next_own, next_own_wide = _fetch(
+                zs, ends, wide, rests + side, wide_cs, unit - G, i - 1, T, N, slots, some, lead, C, R, DECAY
+            )
+            if STAGE == "keep":
+                tl.store(sums + (2 * unit + which) * N * D + here, acc.to(sums.dtype.element_ty), mask=wanted)
+                tl.store(cs + unit * N + slots, c, mask=lead)
+            if DECAY:
+                keep = tl.where(z > HALF_EMPTY, exp(z - z_end), 0.0)
+                # Shares of a wide chunk are relative to z before it, those of others to z after it.
+                early = tl.where(is_wide != 0, keep, 1.0)
+                late = tl.where(is_wide != 0, 1.0, keep)
+                acc = acc * early[:, None]
+                c = (c * early + tl.where(is_wide != 0, own_wide, own)) * late
+                fade = fade * keep
+            else:
+                c += own_wide
+            rows = i * C + tl.arange(0, C)
+            there = within(rows, length, EVEN)
+            rows = rows.to(tl.int64)
+            for r in range(R):
+                share = tl.load(
+                    taken + (r * T + rows)[:, None] * N + slots, mask=there[:, None] & ok, other=0.0
+                ).to(CT)  # fmt: skip
+                x = tl.load(
+                    source + r * heads + rows[:, None] * across + cols, mask=there[:, None] & real, other=0.0
+                ).to(CT)  # fmt: skip
+                acc = tl.dot(tl.trans(share), x, acc, input_precision=PREC)
+            if DECAY:
+                acc = acc * late[:, None]
+            z, z_end, is_wide, own, own_wide = next_z, next_end, next_wide, next_own, next_own_wide
+    if STAGE == "part":
+        at = mine * SEGMENTS + segment * N
+        tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
+        tl.store(part_cs + at + slots, c, mask=lead)
+        tl.store(fades + at + slots, fade, mask=lead)
+    elif segment == 0:
+        tl.store(to + (2 * mine + which * N) * D + here, acc, mask=wanted)
+        tl.store(to_c + mine + slots, c, mask=lead)
 
 
 @triton.jit
-def _fetch(places, zs, i, step, D, left, wanted, ok):
-    """The state and z of unit i, if there is one."""
-    there = tl.full(ok.shape, 0, tl.int32) + i < left
-    return (
-        tl.load(places + i * step * 2 * D, mask=wanted & there[:, None], other=0.0),
-        tl.load(zs + i * step, mask=ok & there, other=EMPTY),
-    )
-
-
-@triton.jit
-def _fetch_back(places, parts, priors, i, step, D, z_step, left, wanted, ok, DECAY: tl.constexpr):
-    """The sums and z of the unit i before the last, if there is one."""
-    there = tl.full(ok.shape, 0, tl.int32) + i < left
-    x = tl.load(places - i * step * D, mask=wanted & there[:, None], other=0.0)
-    c = tl.load(parts - i * step, mask=ok & there, other=0.0)
-    z = c
+def _fetch(
+    zs, ends, wide, rests, wide_cs, unit, i, T, N, slots, some, lead,
+    C: tl.constexpr, R: tl.constexpr, DECAY: tl.constexpr,
+):  # fmt: skip
+    """z before and after a chunk, whether it is wide (the same for all slots), and what it adds to c if not, and if."""
+    own = tl.zeros(slots.shape, tl.float32)
+    own_wide = tl.zeros(slots.shape, tl.float32)
+    for r in tl.static_range(R):
+        own_wide += tl.load(wide_cs + (unit * R + r) * N + slots, mask=some & lead, other=0.0)
+        if DECAY:
+            # The first row's rest is that of all of the chunk.
+            own += tl.load(rests + (r * T + i.to(tl.int64) * C) * N + slots, mask=some & lead, other=0.0)
+    z = own
+    z_end = own
+    is_wide = own
     if DECAY:
-        z = tl.load(priors - i * z_step, mask=ok & there, other=EMPTY)
-    return x, c, z
+        z = tl.load(zs + unit * N + slots, mask=some, other=EMPTY)
+        z_end = tl.load(ends + unit * N + slots, mask=some, other=EMPTY)
+        is_wide = tl.load(wide + unit + 0 * slots, mask=some, other=0)
+    return z, z_end, is_wide, own, own_wide
+
+
+@triton.jit
+def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr):
+    """A program's row (sequence and head), segment, keys or values, slots, columns; whether it writes what has none."""
+    pid = tl.program_id(0)
+    which = pid % 2
+    wide, high = tl.cdiv(D, BD), tl.cdiv(N, BN)
+    tile = pid // 2 % wide
+    pid = pid // (2 * wide)
+    slots = (pid % high) * BN + tl.arange(0, BN)
+    pid = pid // high
+    lead = slots + (which + tile) * 65536 < N
+    return pid // SEGMENTS, pid % SEGMENTS, which, slots, tile * BD + tl.arange(0, BD), lead
+
+
+@triton.jit
+def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
+    """The batch row, the sequence's first chunk of all, the segment's chunks in it, its first token and its length."""
+    if VARLEN:
+        b = seq * 0
+        head = tl.load(bounds + seq)
+        count = tl.load(bounds + seq + 1) - head
+        start = tl.load(cu + seq).to(tl.int32)
+        length = tl.load(cu + seq + 1).to(tl.int32) - start
+    else:
+        b = seq
+        head = seq * NT
+        count = NT
+        start = seq * 0
+        length = T
+    each = (count + SEGMENTS - 1) // SEGMENTS
+    begin = tl.minimum(segment * each, count)
+    return b, head, begin, tl.minimum(begin + each, count), start, length
+
+
+@triton.jit
+def _merge(z, top, total):
+    """What is kept of an average of weight exp(z), what each unit of weight exp(top) adds to it, and z after both.
+
+    ``total`` of the latter are added.
+    """
+    high = tl.maximum(tl.maximum(z, top), HALF_EMPTY)
+    old, new = exp(z - high), exp(top - high)
+    both = old + new * total
+    over = tl.where(both > 0, 1.0 / both, 0.0)
+    return old * over, new * over, tl.where(both > 0, high + tl.log(both), EMPTY)

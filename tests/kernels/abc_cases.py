@@ -137,12 +137,16 @@ def relative(got: Tensor, want: Tensor) -> float:
     return (got.double() - want.double()).norm().item() / (norm if norm > 1e-12 else 1.0)
 
 
+def bound(name: str, case: Case) -> float:
+    """What the error of an output, a state or a gradient must be below."""
+    return (LOGITS_BOUND if name in ("ds", "first z") and case.scale > 1 else BOUND)[case.dtype]
+
+
 def check(case: Case, seed: int = 0) -> None:
     """Raise unless every error is below its bound; NaN never is."""
     found = errors(case, seed)
     for name, error in found.items():
-        bound = LOGITS_BOUND if name in ("ds", "first z") and case.scale > 1 else BOUND
-        assert error < bound[case.dtype], f"{case}: {name} is off by {error:.1e}, {found}"
+        assert error < bound(name, case), f"{case}: {name} is off by {error:.1e}, {found}"
 
 
 def _packed(case: Case, made: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import _abc_launch, _abc_ops
+from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan
 from attnlab.kernels.abc_mlp import abc_attention, abc_step
 from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, relative
 
@@ -23,9 +23,8 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 tokens, so that short texts have several; all slots in one program, for the interpreter's sake."""
+    """Chunks of 16 tokens, so that short texts have several."""
     plan = _abc_launch.plan_for
-    monkeypatch.setattr(_abc_launch, "_rows", lambda _programs, n, _d: 1 << (n - 1).bit_length())
     for module in (_abc_launch, _abc_ops):
         monkeypatch.setattr(module, "plan_for", lambda *key: replace(plan(*key), C=16))
 
@@ -56,6 +55,22 @@ def test_causal_kernels_equal_the_equations(case: Case) -> None:
     ids=str,
 )
 def test_queries_that_read_one_memory_equal_the_equations(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(length=99, started=True, ended=True, scale=8),
+        Case(length=21, heads=2, groups=2),
+        Case(length=39, packed=(5, 0, 17, 1, 16), started=True, ended=True, scale=3),
+        Case(causal=False, length=67, masked=True, started=True, ended=True, batch=2),
+    ],
+    ids=str,
+)
+def test_sequences_cut_into_segments_equal_the_equations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a sequence has fewer chunks than segments."""
+    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: 3)
     check(case)
 
 
