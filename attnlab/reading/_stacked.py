@@ -1,10 +1,9 @@
-"""Layers of one shape in memory that kernels read as one batch: attended into, projected beside the model, read out."""
+"""Layers of one shape in memory that kernels read as one batch: attended into, projected at once, read out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +30,17 @@ class Padding:
     key_visible: Bool[Tensor, "b k"] | None = None
     bias: Float[Tensor, "n q k"] | None = None
     visible: Visible | None = None
+    # (rank, trivial) by the shape of a layer.
+    facts: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def ranks(self, b: int, h: int, n_q: int, n_k: int, e: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The rank of what each query sees, and whether that makes W_perp = W, for layers of one shape."""
+        key = (b, h, n_q, n_k, e, device)
+        if key not in self.facts:
+            found = rank_at_once(self.visible, b=b, n_k=n_k, e=e, device=device)
+            rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in found)
+            self.facts[key] = rank, trivial
+        return self.facts[key]
 
 
 def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]) -> bool:
@@ -43,6 +53,11 @@ def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: A
     # SDPA takes no mask in a causal module for a causal one.
     hides = mask is not None or not (getattr(module, "is_causal", True) if causal is None else causal)
     return hides and not torch.is_autocast_enabled(query.device.type)
+
+
+def _kind(query: Tensor, value: Tensor) -> tuple[Any, ...]:
+    """What layers of one stack have in common; what is made in inference mode can be written to in it only."""
+    return query.shape, value.shape, value.dtype, value.device, torch.is_inference_mode_enabled()
 
 
 def padding_of(mask: Tensor | None, query: Tensor) -> Padding | None:
@@ -70,20 +85,18 @@ class Stack:
     def __init__(self, size: int, query: Tensor, value: Tensor, padding: Padding) -> None:
         b, h, n_q, _ = query.shape
         n_k, e = value.shape[2:]
-        self.shape, self.padding, self.filled = (b, h, n_q, n_k, e), padding, 0
+        self.shape, self.padding, self.size, self.filled = (b, h, n_q, n_k, e), padding, size, 0
+        self.like = _kind(query, value)
         self.w = value.new_empty(size, b * h, n_q, n_k)
         self.v = value.new_empty(size, b * h, n_k, e)
         self.o = value.new_empty(size, b * h, n_q, e)
         self.places = list(zip(self.w.unbind(), self.v.unbind(), self.o.unbind(), strict=True))
-        self.kept = torch.is_inference_mode_enabled()
         self.projected: Projected | None = None
 
     def takes(self, query: Tensor, value: Tensor, padding: Padding) -> bool:
         """Whether another layer, such as this one, goes in."""
-        b, h, n_q, n_k, e = self.shape
-        room = self.projected is None and self.filled < len(self.w) and self.padding is padding
-        same = query.shape[:3] == (b, h, n_q) and value.shape[2:] == (n_k, e) and value.dtype == self.v.dtype
-        return room and same and value.device == self.v.device and self.kept == torch.is_inference_mode_enabled()
+        room = self.projected is None and self.filled < self.size
+        return room and self.padding is padding and self.like == _kind(query, value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
         """Softmax attention, with W, V and W V left in the next place."""
@@ -103,19 +116,11 @@ class Stack:
         w, _, o = self.places[self.filled - 1]
         return o.view(b, h, n_q, e), w.view(b, h, n_q, n_k)
 
-    @torch.no_grad()
-    def project(self, stream: torch.cuda.Stream | None) -> None:
-        """Start the kernels, on a stream of their own if one is given.
-
-        What they read may be forgotten and written over while they run: then nobody asks for what they make of it.
-        """
+    def project(self) -> None:
+        """Start the kernels."""
         (b, h, *_), n = self.shape, self.filled
-        with ExitStack() as beside:
-            if stream is not None:
-                stream.wait_stream(torch.cuda.current_stream(stream.device))
-                beside.enter_context(torch.cuda.stream(stream))
-            w, v, o = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v, self.o))
-            self.projected = project_heads(w, v, o, self.padding.visible)
+        w, v, o = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v, self.o))
+        self.projected = project_heads(w, v, o, self.padding.visible)
 
     def doubtful(self) -> Float[Tensor, ""]:
         """More than zero where some head's values are not provably well-conditioned."""
@@ -125,15 +130,12 @@ class Stack:
     def results(self) -> list[EffectiveAttention]:
         """Each layer's effective attention."""
         assert self.projected is not None
-        b, h, n_q, n_k, e = self.shape
-        n = self.filled
-        found = self.projected.found.view(n, b, h, n_q, n_k).unbind()
-        residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, n, b, h).unbind())
-        facts = rank_at_once(self.padding.visible, b=b, n_k=n_k, e=e, device=self.w.device)
-        rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in facts)
-        return [
-            EffectiveAttention(*layer, trivial) for layer in zip(found, residual, (rank,) * n, removed, strict=True)
-        ]
+        b, h, n_q, n_k, _ = self.shape
+        found = self.projected.found.view(self.filled, b, h, n_q, n_k).unbind()
+        residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, self.filled, b, h).unbind())
+        rank, trivial = self.padding.ranks(*self.shape, self.w.device)
+        parts = zip(found, residual, removed, strict=True)
+        return [EffectiveAttention(w, lost, rank, gone, trivial) for w, lost, gone in parts]
 
     def with_care(self) -> list[EffectiveAttention]:
         """``results`` where no head is in doubt, and those of the careful way elsewhere."""

@@ -19,8 +19,8 @@ from attnlab.reading.effective import EffectiveAttention, effective_given, weigh
 
 __all__ = ["EffectiveLayers", "read_effective"]
 
-# An evaluation's layers are projected in so many batches: all but the last while the model goes on.
-STACKS = 3
+# The last layers of a forward pass are projected apart from the others, so that little is left to do when it ends.
+LAST = 4
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     if layers is None:
         refuse_partial(model, sites)
     chosen = select(sites, layers)
-    found = EffectiveLayers(stack=-(-len(chosen) // STACKS))
+    found = EffectiveLayers(layers=len(chosen))
     reader = _Reader(found)
     with attached(model, dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
         yield found
@@ -45,17 +45,15 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
-    On a GPU, layers whose queries all see the same keys are projected beside the model, ``stack`` of them at once, on a
-    stream of their own; nothing waits for the device until an item is asked for. What that leaves in doubt is then done
-    with care.
+    On a GPU, layers whose queries all see the same keys are projected many at once, the last quarter of ``layers``
+    apart; nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
     """
 
-    def __init__(self, *, stack: int = 1) -> None:
+    def __init__(self, *, layers: int = 1) -> None:
         self._settled: list[EffectiveAttention] = []
         self._stacks: list[Stack] = []
-        self._size = stack
+        self._sizes = [size for size in (layers - layers // LAST, layers // LAST) if size]
         self._padding: Padding | None = None
-        self._stream: torch.cuda.Stream | None = None
 
     def __len__(self) -> int:
         return len(self._settled) + sum(stack.filled for stack in self._stacks)
@@ -83,7 +81,7 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         stack = self._stacks[-1] if self._stacks else None
         if stack is None or not stack.takes(query, value, padding):
             self._launch()
-            stack = Stack(self._size, query, value, padding)
+            stack = Stack(self._sizes[len(self._stacks) % len(self._sizes)], query, value, padding)
             self._stacks.append(stack)
         stack.attend(query, key, value, scale)
         return stack
@@ -96,23 +94,18 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
 
     def launch_full(self) -> None:
         """Project the last stack if no layer more goes into it."""
-        if self._stacks[-1].filled == self._size:
-            self._launch()
+        stack = self._stacks[-1]
+        if stack.filled == stack.size:
+            stack.project()
 
     def _launch(self) -> None:
-        if not self._stacks or self._stacks[-1].projected is not None:
-            return
-        stack = self._stacks[-1]
-        if self._stream is None and stack.w.is_cuda:
-            self._stream = torch.cuda.Stream(stack.w.device)
-        stack.project(self._stream)
+        if self._stacks and self._stacks[-1].projected is None:
+            self._stacks[-1].project()
 
     def _settle(self) -> None:
         if not self._stacks:
             return
         self._launch()
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         # All that can be made is made before the one place that waits for the device.
         unsure = torch.stack([stack.doubtful() for stack in self._stacks])
         done = [stack.results() for stack in self._stacks]
