@@ -16,7 +16,7 @@ from torch import Tensor
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
-from attnlab.experiments.abc.summaries import Rows, means
+from attnlab.experiments.abc.summaries import Rows, means, spread
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
@@ -190,7 +190,7 @@ def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
-    """The tables with their seeds averaged, and beside each model what its perplexity is times BASE's."""
+    """The tables with their seeds averaged, perplexities over BASE's, and the curves with a column a model."""
     found = {}
     for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
         rows = means(tables.get(table, []), keys, "perplexity")
@@ -200,7 +200,14 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
                 row["times_base"] = row["perplexity"] / base[row.get("context")]
         if rows:
             found[f"{table}_means"] = rows
+        noted = [{**row, "row": _title(row)} for row in tables.get("curves", []) if row["setting"] == table]
+        if noted:
+            found[f"{table}_curves"] = sorted(spread(noted, ["step"], "row", "loss"), key=lambda row: row["step"])
     return found
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    return row["model"] if row["n"] is None else f"{row['model']}-{row['n']}"
 
 
 @dataclass(frozen=True, eq=False)
