@@ -189,3 +189,19 @@ def test_the_dense_form_of_slots_that_fill_late(logits: float) -> None:
         torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
         for found, expected in zip(grads[1], grads[0], strict=True):
             torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_accuracies_that_conversion_hardly_lowers_decide_no_claim() -> None:
+    rows = [
+        {"model": m, "n": n, "continued": on, "task": "RTE", "accuracy": a, "seed": 0}
+        for m, n, on, a in (
+            ("RoBERTa-Ours", None, True, 70.0),
+            ("ABC_MLP", 128, True, 69.0),
+            ("ABC_MLP", 128, False, 66.0),
+        )
+    ]
+    assert set(mlm.untestable({"table_4": rows})) == {
+        "abc-mlm-on-par", "abc-mlm-beats-linformer", "abc-mlm-random-fails",
+    }  # fmt: skip
+    rows[2]["accuracy"] = 50.0
+    assert mlm.untestable({"table_4": rows}) == {}
