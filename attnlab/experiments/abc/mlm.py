@@ -196,7 +196,7 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     ]
     if not behind or max(behind) > 5:
         return {}
-    why = f"converted but not continued, ABC_MLP is {max(behind):.1f} points behind at most: the tasks see no difference"
+    why = f"converted, not continued, ABC_MLP is {max(behind):.1f} points behind at most: the tasks see no difference"
     return dict.fromkeys(("abc-mlm-on-par", "abc-mlm-beats-linformer", "abc-mlm-random-fails"), why)
 
 
