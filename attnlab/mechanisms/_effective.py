@@ -23,7 +23,10 @@ def effective_map(
     mask: Bool[Tensor, "#b #h q k"] | None = None,
     rtol: float | None = None,
 ) -> tuple[Float[Tensor, "b h q k"], Int[Tensor, "b h q"], Bool[Tensor, "b h q"]]:
-    """(W_perp, rank of the values each query sees, whether that makes W_perp = W); hidden keys get exactly zero."""
+    """(W_perp, rank of the values each query sees, whether that makes W_perp = W); hidden keys get exactly zero.
+
+    Weights are zero at hidden keys.
+    """
     b, h, n_q, n_k = weights.shape
     if mask is not None and mask.shape[1] > 1:
         v = repeat_groups(v, h // v.shape[1])
@@ -39,7 +42,7 @@ def effective_map(
         found, rank, trivial = prefix_map(w, _until(v, n_q + offset), key_visible, offset, rtol)
     else:
         shared = None if key_visible is None else key_visible[:, None]
-        flat, rank, trivial = project(w.flatten(2, 3), v, shared, rtol=rtol)
+        flat, rank, trivial = project(w.flatten(2, 3), v, shared, rtol=rtol, clean=True)
         found = flat.unflatten(2, (groups, n_q))
         rank, trivial = (t[..., None].expand(b, v.shape[1], n_q) for t in (rank, trivial))
     rank, trivial = (repeat_groups(t, groups) for t in (rank, trivial))

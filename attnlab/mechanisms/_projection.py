@@ -88,8 +88,12 @@ def project(
     seen: Bool[Tensor, "b ... k"] | None = None,
     *,
     rtol: float | None = None,
+    clean: bool = False,
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"]]:
-    """(W_perp, rank, trivial) where all rows of a head see the same keys; a trivial head's W comes back untouched."""
+    """(W_perp, rank, trivial) where all rows of a head see the same keys; a trivial head's W comes back untouched.
+
+    ``clean`` promises that weights and values are zero at hidden keys.
+    """
     if rtol is None:
         from attnlab.mechanisms._at_once import project_at_once, serves_at_once
 
@@ -98,20 +102,22 @@ def project(
             if not bool(doubtful.any()):
                 return found, rank, trivial
             at = doubtful.any(1).nonzero()[:, 0]
-            parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol)
+            parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol, clean)
             whole = zip((found, rank, trivial), parts, strict=True)
             found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
             return found, rank, trivial
-    return _project_carefully(w, v, seen, rtol)
+    return _project_carefully(w, v, seen, rtol, clean)
 
 
-def _project_carefully(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def _project_carefully(
+    w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None, clean: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     if seen is None and v.shape[2] > v.shape[3]:
         return _projected(w, v, None, rtol)
     if seen is None:
         seen = torch.ones(v.shape[0], 1, v.shape[2], dtype=torch.bool, device=v.device)
-    else:
-        w = w.masked_fill(~seen[:, :, None], 0)
+    elif not clean:
+        w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
     count = seen.sum(-1).expand(v.shape[:2])
     # At most e keys: if their values are independent, nothing is invisible, and no decomposition is needed.
     short = (count <= v.shape[-1]).all(1)
@@ -227,8 +233,6 @@ def first_visible(
 
 
 def _projected(w: Tensor, v: Tensor, seen: Tensor | None, rtol: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    if seen is not None:
-        v = v.masked_fill(~seen[..., None], 0)
     if v.dtype == torch.float64 or (torch.is_grad_enabled() and v.requires_grad):
         basis = column_basis(v, seen, rtol=rtol)
         columns, rank, trivial = basis.columns, basis.rank, basis.trivial

@@ -142,8 +142,9 @@ class _Reader(Mechanism):
         seen = call.key_visible
         if seen is None:
             return torch.softmax(s, -1)
-        w = torch.softmax(s.masked_fill(~seen[:, None, None], torch.finfo(s.dtype).min), -1)
-        return w * seen.any(-1)[:, None, None, None]
+        w = torch.softmax(s.masked_fill_(~seen[:, None, None], torch.finfo(s.dtype).min), -1)
+        some = seen.any(-1)
+        return w if w.device.type == "cpu" and bool(some.all()) else w * some[:, None, None, None]
 
     def forward(self, call: AttentionCall) -> Tensor:
         w = self.reference(call)
