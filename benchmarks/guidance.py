@@ -59,9 +59,9 @@ class Config:
 SETTINGS = (
     Config(),
     Config(length=2048, texts=21, usual=False),
-    Config(length=2048, texts=8),
-    Config(padded=True, usual=False),
-    Config(length=2048, texts=21, padded=True, usual=False),
+    Config(length=2048, texts=8, block=4),
+    Config(padded=True, usual=False, block=4),
+    Config(length=2048, texts=21, padded=True, usual=False, block=4),
 )
 
 

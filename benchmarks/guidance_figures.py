@@ -51,8 +51,9 @@ def _panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
     wanted = {(r["arm"], r["seed"]) for r in runs}
     mlm = [c for c in raw["curves"] if c["part"] == "a" and (c["arm"], c["seed"]) in wanted]
     guided = [c for c in mlm if c["arm"].startswith("AG")]
-    chosen = {(r["guided"], r["lr"], r["warmup"]) for r in tables.get("electra", [])}
-    electra = [c for c in raw.get("electra_curves", []) if (c["guided"], c["lr"], c["warmup"]) in chosen]
+    keys = ("width", "guided", "lr", "warmup")
+    chosen = {tuple(r[key] for key in keys) for r in tables.get("electra", [])}
+    electra = [c for c in raw.get("electra_curves", []) if tuple(c[key] for key in keys) in chosen]
     names = {"AG": "guided", "BASE": "unguided", "Gaussian": "Gaussian heads"}
     return {
         "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in mlm],

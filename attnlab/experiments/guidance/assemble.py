@@ -18,8 +18,8 @@ KEYS = {
     "curves": RUN,
     "evaluations": (*RUN, "at"),
     "finetuned_runs": ("training", "task", "arm", "seed"),
-    "electra_runs": ("arm", "seed"),
-    "electra_curves": ("arm", "seed"),
+    "electra_runs": ("width", "arm", "seed"),
+    "electra_curves": ("width", "arm", "seed"),
     "translation_runs": ("arm", "seed"),
     "translation_curves": ("arm", "seed"),
     "translation_evaluations": ("arm", "seed", "at"),
@@ -30,14 +30,17 @@ NOTES = {
     "settings": "What was trained; batch counts texts, tokens those of a batch of translations.",
     "tuning": "Every learning rate with every warm-up (a share of the planned updates), with and without guidance. "
     "loss: of masked tokens in held-out articles, at the last update that all arms of a seed reached in their time.",
-    "large_batches": "As tuning, with larger batches and fewer updates, some cut short by their time.",
+    "large_tuning": "As tuning, of an earlier run with larger batches, some cut short by their time.",
+    "large_convergence": "As convergence, of that run.",
+    "large_ag_loss": "As ag_loss, of that run.",
     "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
     "steps: updates until the training loss (mean of the last 2 %) reaches the last one of the model without "
     "guidance; for that model, all updates. mlm_drop: as in ag_loss, empty where the loss never came so low.",
     "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "
     "loss is half a nat below that of guessing by frequency, where it would stay for long.",
     "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up.",
-    "electra": "plateau_steps: updates until the generator's and the detector's loss together have left their plateau.",
+    "electra": "loss: generator's and detector's, the latter times 50, the mean of the last 2 %. steps: updates to the "
+    "last loss of the unguided model, all of them where that was not reached.",
     "translation": "loss: training, label-smoothed, the mean of the last 2 % of updates; valid_nll without smoothing.",
     "low_resource": "The loss of masked tokens in held-out texts.",
     "ablations": "As tuning, one setting of the best guided arm changed at a time.",

@@ -39,7 +39,7 @@ def converged_at(curve: Row) -> int | None:
 
 
 def drops_at(curve: Row, level: float | None) -> int | None:
-    """The first update at which the task's loss is half a nat below ``level``; None if it never is."""
+    """The first update at which the task's loss, smoothed, is half a nat below ``level``; None if it never is."""
     if level is None:
         return None
     smooth = mean_until(curve["at"], curve["task"], 0.01)

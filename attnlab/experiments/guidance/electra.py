@@ -72,7 +72,8 @@ def run_electra(
         steps, spent = train_together([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
-            told = {"arm": arm.name, "guided": arm.guided, "lr": arm.lr, "warmup": arm.warmup, "seed": base.seed}
+            told = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
+            told |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
             part.row("electra_runs", **told, steps=steps, seconds=round(spent, 1), **ended(curve))
             part.row("electra_curves", **told, **thinned(curve))
 

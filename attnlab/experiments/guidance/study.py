@@ -72,8 +72,8 @@ class StudyConfig:
     # All rates and warm-ups are tried on the first seed, the best on the others.
     tuned_seed: int = 0
     seeds: tuple[int, ...] = (0, 1, 2)
-    # Fine-tuned are the models as they are after all updates (long), and as they were after these shares of them.
-    shorter: tuple[tuple[str, float], ...] = (("short", 7 / 8), ("half", 1 / 2))
+    # Fine-tuned are the models as they are after all updates (long), and as they were after this share of them (short).
+    short: float = 0.5
     depths: tuple[int, ...] = (8, 16)
     low_resource_vocab: int = 8000
     low_resource_dropout: float = 0.1
@@ -145,7 +145,7 @@ def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | Non
             label={"part": "a"},
             seconds=None if given is None else given * (1 - TUNING if config.tune_at_once else 1),
             timeline=(recorded, work / "timeline") if first else None,
-            keep=list(_shorter(config)) if config.tune_at_once else (),
+            keep=[round(config.short * config.mlm.steps)] if config.tune_at_once else (),
         )
         if config.tune_at_once:
             _tune(config, places, work, got, None if given is None else given * TUNING)
@@ -161,21 +161,16 @@ def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | Non
         part=Part(work / "b.json"),
         label={"part": "b"},
         seconds=None if seconds is None else seconds * (1 - TUNING),
-        keep=list(_shorter(config)),
+        keep=[round(config.short * config.mlm.steps)],
     )
     _tune(config, places, work, got, None if seconds is None else seconds * TUNING)
-
-
-def _shorter(config: StudyConfig) -> dict[int, str]:
-    return {round(share * config.mlm.steps): name for name, share in config.shorter}
 
 
 def _tune(config: StudyConfig, places: Places, work: Path, got: Pretrained, seconds: float | None) -> None:
     """Fine-tune the best arms as they are at the end, and then as they were before, as long as time lasts."""
     tokeniser, _ = _wiki(places, "b")
     best, began = {arm.name for arm in _best(config, work).values()}, time.monotonic()
-    earlier = [(name, at, got.earlier[at]) for at, name in _shorter(config).items() if at in got.earlier]
-    for training, at, models in [("long", got.steps, got.models), *earlier]:
+    for training, at, models in [("long", got.steps, got.models), *(("short", *kept) for kept in got.earlier.items())]:
         fine_tune(
             {key: model for key, model in models.items() if key.arm in best},
             config.tune,

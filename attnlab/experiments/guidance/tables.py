@@ -11,7 +11,8 @@ __all__ = ["RUN", "best_arm", "guessing", "made_tables"]
 
 # What tells a run of a masked LM from others.
 RUN = ("part", "depth", "language", "arm", "seed")
-PRETRAINED = {"half": "half of the pretraining", "short": "7/8 of the pretraining", "long": "all of the pretraining"}
+CONVERGED = (("loss", "held-out loss"), ("steps", "updates to the unguided model's last loss"))
+PRETRAINED = {"short": "half of the planned pretraining", "long": "all of the pretraining"}
 
 Tables = Mapping[str, list[dict[str, Any]]]
 
@@ -83,10 +84,10 @@ def best_arm(tables: Tables) -> dict[bool, str]:
     return _best_arms(runs, tables) if runs else {}
 
 
-def convergence(tables: Tables) -> list[dict[str, Any]]:
-    """Parts (a) and (e): the best arms by depth and seed."""
+def convergence(tables: Tables, parts: tuple[str, ...] = ("a", "e")) -> list[dict[str, Any]]:
+    """The best arms by depth and seed."""
     rows = []
-    every = [run for part in ("a", "e") for run in _runs(tables, part)]
+    every = [run for part in parts for run in _runs(tables, part)]
     for depth in sorted({run["depth"] for run in every}):
         runs = [run for run in every if run["depth"] == depth]
         best = _best_arms(runs, tables)
@@ -105,9 +106,9 @@ def convergence(tables: Tables) -> list[dict[str, Any]]:
     return rows
 
 
-def guessing(tables: Tables) -> float | None:
-    """The loss of guessing by frequency, as the unguided runs of (a) show it: the plateau they reach first."""
-    curves = [_curve(tables, run) for run in _runs(tables, "a") if not run["guided"]]
+def guessing(tables: Tables, part: str = "a") -> float | None:
+    """The loss of guessing by frequency, as a part's unguided runs show it: the plateau they reach first."""
+    curves = [_curve(tables, run) for run in _runs(tables, part) if not run["guided"]]
     levels = [level for curve in curves if curve is not None and (level := plateau(curve)) is not None]
     return sum(levels) / len(levels) if levels else None
 
@@ -115,15 +116,15 @@ def guessing(tables: Tables) -> float | None:
 def _left(tables: Tables, run: Row) -> int | None:
     """The update at which a run's loss was well below guessing; None if it never was."""
     curve = _curve(tables, run)
-    return None if curve is None else drops_at(curve, guessing(tables))
+    return None if curve is None else drops_at(curve, guessing(tables, "large" if run["part"] == "large" else "a"))
 
 
-def ag_loss(tables: Tables) -> list[dict[str, Any]]:
-    """Figure 5 in two numbers, for every seed of the best guided arm of (a)."""
-    runs = _runs(tables, "a")
+def ag_loss(tables: Tables, part: str = "a") -> list[dict[str, Any]]:
+    """Figure 5 in two numbers, for every seed of a part's best guided arm."""
+    runs = _runs(tables, part)
     if not runs:
         return []
-    best, level, rows = _best_arms(runs, tables).get(True), guessing(tables), []
+    best, level, rows = _best_arms(runs, tables).get(True), guessing(tables, part), []
     for run in runs:
         curve = _curve(tables, run)
         if run["arm"] != best or curve is None:
@@ -150,23 +151,26 @@ def finetuned(tables: Tables) -> list[dict[str, Any]]:
         }
         for r in tables.get("finetuned_runs", [])
     ]
-    order = ("half", "short", "long")
-    return sorted(rows, key=lambda r: (order.index(r["training"]), r["task"], not r["guided"], r["seed"]))
+    return sorted(rows, key=lambda r: (r["training"] != "short", r["task"], not r["guided"], r["seed"]))
 
 
 def electra(tables: Tables) -> list[dict[str, Any]]:
-    """Part (c): the better arm with and without guidance, and when its loss left the plateau."""
+    """Part (c): by width, the better arm with and without guidance, and when it reached the latter's last loss."""
     runs, rows = tables.get("electra_runs", []), []
-    for guided in (True, False):
-        own = [run for run in runs if run["guided"] == guided]
-        if not own:
-            continue
-        run = min(own, key=lambda r: r["loss"])
-        curve = next(c for c in tables["electra_curves"] if c["arm"] == run["arm"] and c["seed"] == run["seed"])
-        level = plateau(curve)
-        left = drops_at(curve, level)
-        told = {"guided": guided, "lr": run["lr"], "warmup": run["warmup"], "loss": run["loss"], "plateau_loss": level}
-        rows.append({**told, "plateau_steps": run["steps"] if left is None else left, "of_steps": run["steps"]})
+    for width in sorted({run["width"] for run in runs}, reverse=True):
+        best = {
+            guided: min(own, key=lambda r: r["loss"])
+            for guided in (True, False)
+            if (own := [run for run in runs if (run["width"], run["guided"]) == (width, guided)])
+        }
+        for guided, run in best.items():
+            keys = ("width", "arm", "seed")
+            curve = next(c for c in tables["electra_curves"] if all(c[key] == run[key] for key in keys))
+            reached = reaches_at(curve, best[False]["loss"]) if guided and False in best else None
+            told = {name: run[name] for name in ("layers", "width", "guided", "lr", "warmup")}
+            rows.append({**told, "alpha0": run["alpha0"] if guided else None, "loss": run["loss"],
+                         "ag_loss": run["ag_loss"] if guided else None, "steps": reached or run["steps"],
+                         "of_steps": run["steps"]})  # fmt: skip
     return rows
 
 
@@ -219,16 +223,19 @@ def summary(made: Tables) -> list[dict[str, Any]]:
             guided, unguided = (sum(some) / len(some) for some in both)
             rows.append({"what": what, "guided": guided, "unguided": unguided, "seeds": min(map(len, both))})
 
+    for column, told in CONVERGED:
+        add(f"masked LM, 12 layers, larger batches: {told}", made["large_convergence"], column)
     depths = sorted({row["layers"] for row in made["convergence"]}, key=lambda layers: (layers != 12, layers))
     for layers in depths:
         own = [row for row in made["convergence"] if row["layers"] == layers]
-        add(f"masked LM, {layers} layers: held-out loss", own, "loss")
-        add(f"masked LM, {layers} layers: updates to the unguided model's last loss", own, "steps")
+        for column, told in CONVERGED:
+            add(f"masked LM, {layers} layers: {told}", own, column)
     for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
         own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
         add(f"{task} after {PRETRAINED[training]}: accuracy, %", own, "accuracy")
-    add("ELECTRA: updates on the plateau", made["electra"], "plateau_steps")
-    add("ELECTRA: training loss", made["electra"], "loss")
+    for width in dict.fromkeys(row["width"] for row in made["electra"]):
+        own = [row for row in made["electra"] if row["width"] == width]
+        add(f"ELECTRA of width {width}: training loss", own, "loss")
     for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):
         add(f"translation: {told}", made["translation"], column, "model", ("AG", "BASE"))
     for language in dict.fromkeys(row["language"] for row in made["low_resource"]):
@@ -253,8 +260,10 @@ def made_tables(tables: Tables) -> dict[str, list[dict[str, Any]]]:
     """Every table, by its name."""
     made = {
         "tuning": tuning(tables),
-        # An earlier (a), with batches four times as large and for fewer updates.
-        "large_batches": tuning(tables, "large"),
+        # An earlier run of (a), with larger batches.
+        "large_tuning": tuning(tables, "large"),
+        "large_convergence": convergence(tables, ("large",)),
+        "large_ag_loss": ag_loss(tables, "large"),
         "convergence": convergence(tables),
         "ag_loss": ag_loss(tables),
         "finetuned": finetuned(tables),
