@@ -1,9 +1,9 @@
 """Matrix products of stacked models whose members do not notice each other, down to the last bit.
 
-cuBLAS chooses how a batch of products is split and summed by how many there are, and so does the gradient of an embedding,
-which is therefore a product with ones and zeros in a stack that asks for this. Otherwise a member of twenty and the same
-model alone differ in the last bit, and Adam, whose first updates hardly depend on a gradient's size, makes more of it.
-Here each product is summed in one order, whatever else is in the batch.
+cuBLAS chooses how a batch of products is split and summed by how many there are; torch does so in the gradient of an
+embedding. So a member of twenty and the same model alone differ in the last bit, and Adam, whose first updates hardly
+depend on a gradient's size, makes more of it. Here each product is summed in one order, whatever else is in the batch;
+in a stack that asks for it words are chosen by such a product, too.
 """
 
 from __future__ import annotations
