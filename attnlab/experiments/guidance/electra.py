@@ -31,6 +31,8 @@ class ElectraConfig:
     base: MlmConfig = field(default_factory=MlmConfig)
     generator_width: int = 96
     generator_heads: int = 4
+    # alpha0 beside a loss in which the detector's counts fifty times.
+    alpha_scale: float = 50.0
 
 
 class _Fed(Electra):

@@ -183,9 +183,10 @@ def _tune(config: StudyConfig, places: Places, work: Path, got: Pretrained, seco
 
 
 def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
-    """ELECTRA, tuned as (a) is."""
+    """ELECTRA at every learning rate, with a warm-up."""
     tokeniser, stores = _wiki(places, "c")
-    todo = arms(config.lrs[1:], config.warmups)
+    every = arms(config.lrs, config.warmups[-1:])
+    todo = [replace(arm, alpha0=arm.alpha0 * config.electra.alpha_scale) if arm.guided else arm for arm in every]
     run_electra(config.electra, todo, tokeniser=tokeniser, stores=stores, part=Part(work / "c.json"), seconds=seconds)
 
 
