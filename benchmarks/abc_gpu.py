@@ -147,7 +147,7 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) 
     form = Form(True, packed == 1, packed > 1, False, groups=h // g)
     write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
     # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
-    state = 2 * n * d * plan.state.itemsize / plan.C * g
+    state, later = (2 * n * d * kind.itemsize / plan.C * g for kind in (plan.state, plan.sums))
     q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
     per_token = {
         "weigh_logits": 2 * s,
@@ -155,8 +155,8 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) 
         "read_states": 2 * q + 2 * k + s + state,
         "saved": score,
         "query_gradients": 2 * q + 2 * k + s + state + 2 * score + 2 * share,
-        "sum_back": back * (2 * q + 2 * share) + state,
-        "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + state,
+        "sum_back": back * (2 * q + 2 * share) + later,
+        "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + later,
     }
     return {name: b * t * size / 1e6 for name, size in per_token.items()}
 

@@ -137,7 +137,7 @@ def backward(
         )
     sums, cs, to, to_c = _sum_back(q, do, d_last, last, (shares, rests, wide, wide_cs, zs, ends), units, cu, plan, form)
     if not causal:
-        sums, cs = to.to(plan.state), to_c
+        sums, cs = to.to(plan.sums), to_c
         units = units_of(b, n_k, plan.C, cu)
         form = Form(causal, cu is None and n_k % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     dk = torch.empty((b, g, n_k, d), dtype=k.dtype, device=device)
@@ -171,7 +171,7 @@ def _sum_back(
     b, h, n_q, d = q.shape
     n, g, device = plan.slots, h // form.groups, q.device
     count = units.count if form.causal else 0
-    sums = torch.empty((count, g, 2, n, d), dtype=plan.state, device=device)
+    sums = torch.empty((count, g, 2, n, d), dtype=plan.sums, device=device)
     cs = torch.empty((count, g, n), dtype=torch.float32, device=device)
     to = torch.empty((units.sequences, g, 2, n, d), dtype=torch.float32, device=device)
     to_c = torch.empty((units.sequences, g, n), dtype=torch.float32, device=device)

@@ -39,7 +39,7 @@ TUNED: dict[tuple[str, int], Settings] = {
     ("key", 64): (128, 1, None, 4),
     ("read", 128): (64, 2, None, 4),
     ("query", 128): (64, 2, None, 8),
-    ("key", 128): (64, 2, None, 4),
+    ("key", 128): (64, 1, None, 4),
 }
 # Programs that keep the card busy.
 BUSY = 528
@@ -62,6 +62,7 @@ class Plan:
     half: bool
     fine: bool
     state: torch.dtype
+    sums: torch.dtype
     weight: torch.dtype
     warps: int
     stages: int
@@ -121,6 +122,8 @@ def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
         # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient.
         fine=half and slots <= 32,
         state=torch.bfloat16 if half and slots > 32 else torch.float32,
+        # So are bf16 sums, but where a slot's keys are many and wide they are good enough, and half the bytes.
+        sums=torch.bfloat16 if half and 32 < slots <= 64 and d >= 64 else torch.float32,
         weight=torch.bfloat16 if half else torch.float32,
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
@@ -161,13 +164,14 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         return tuple({**sizes, **flags, "num_warps": warps, **_early()}.items())
     options = {
         **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
-        "SURE": form.causal and form.even and full and not form.masked and not wide, "FINE": plan.fine, "WIDE": wide,
-        "VARLEN": form.packed, "MASKED": form.masked,
+        "SURE": form.causal and form.even and full and not form.masked and not wide,
+        "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
     # Where whole cache lines are read.
     options["AHEAD"] = (
         plan.d if AHEAD and full and plan.NP == 64 and form.causal and plan.d in (64, 128, 256) and not wide else 0
     )
+    options["FINE"] = plan.fine if kernel != "key" else plan.half and plan.sums == torch.float32
     if kernel == "read":
         options["SAVED"] = saved
     if kernel == "key":

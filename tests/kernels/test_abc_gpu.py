@@ -54,12 +54,13 @@ def worst(pair: tuple[int, int, str]) -> dict[str, Any]:
 
 
 def all_pairs(processes: int) -> Iterator[dict[str, Any]]:
-    """``worst`` of every pair; first those that between them compile every kernel."""
-    todo = pairs()
-    first = [p for p in todo if p[0] in (64, 80, 128)]
+    """``worst`` of every pair; of each dtype, first those that between them compile every kernel."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(worst, first)
-        yield from pool.imap_unordered(worst, [p for p in todo if p not in first], chunksize=2)
+        for kind in ("bfloat16", "float32"):
+            todo = [p for p in pairs() if p[2] == kind]
+            first = [p for p in todo if p[0] in (64, 80, 128)]
+            yield from pool.imap_unordered(worst, first)
+            yield from pool.imap_unordered(worst, [p for p in todo if p not in first], chunksize=2)
 
 
 def by_slots(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
