@@ -153,17 +153,26 @@ def _record_sentence(
     model: Translator, on: Examples, words: tuple[str, ...], moment: Moment, values: Mapping[str, float]
 ) -> None:
     """alpha of one sentence, and beta (as shares of a row), as two layers of the run's timeline."""
-    batch = next((b for b in on.batches if b["input_ids"].shape[1] >= SENTENCE), on.batches[-1])
-    length, height = int(batch["attention_mask"][0].sum()), int((batch["labels"][0] != IGNORED).sum())
+    batch, row = _long_enough(on)
+    length, height = int(batch["attention_mask"][row].sum()), int((batch["labels"][row] != IGNORED).sum())
     sizes = {"input_ids": length, "attention_mask": length}
-    cut = {name: t[:1, : sizes.get(name, height)] for name, t in batch.items()}
+    cut = {name: t[row : row + 1, : sizes.get(name, height)] for name, t in batch.items()}
     found = read(model, Examples(on.kind, [cut], torch.full((height,), length)))
     beta = found.beta[:, :length].softmax(1)
-    target = [words[i] for i in batch["labels"][0].tolist() if i >= 0]
-    source = [words[i] for i in batch["input_ids"][0, :length].tolist()]
+    target = [words[i] for i in cut["labels"][0].tolist()]
+    source = [words[i] for i in cut["input_ids"][0].tolist()]
     maps = {("cross", 0): found.alpha[None, None, :, :length], ("cross", 1): beta[None, None]}
     shown = {name: value for name, value in values.items() if name.startswith("valid/") and "loss" not in name}
     record_step(moment.run_dir, moment.step, maps, tokens={"source": source, "target": target}, scalars=shown)
+
+
+def _long_enough(on: Examples) -> tuple[dict[str, Tensor], int]:
+    """The first sentence of some length, by its batch and its row; the last one if none is."""
+    for batch in on.batches:
+        rows = (batch["attention_mask"].sum(1) >= SENTENCE).nonzero()
+        if len(rows):
+            return batch, int(rows[0])
+    return on.batches[-1], len(on.batches[-1]["labels"]) - 1
 
 
 def run_study(
