@@ -228,10 +228,19 @@ def shapes() -> Any:
         row, tensors = measured(shape)
         ahead, both = forward_and_both(lambda t=tensors: abc_attention(*t)[0], tensors, eager_ms)  # type: ignore[misc]
         row |= {"eager forward ms": ahead, "eager both ms": both}
-        row = beside_fla(beside_sdpa(row, tensors), tensors)
-        least, all_bytes = cost(shape), moved(shape)
-        times = {f"moved ms {what}": all_bytes[f"moved MB {what}"] / 4300 for what in ("forward", "both")}
-        yield row | least | {"least ms forward": least["least MB forward"] / 4300} | all_bytes | times
+        yield beside_fla(beside_sdpa(row, tensors), tensors)
+
+
+def roofline() -> Any:
+    """What must move and be computed, what the kernels move, and how long that takes at the card's ceilings."""
+    ceiling = next(ceilings())
+    for shape in SHAPES:
+        row = {**dict(zip(("B", "H", "T", "D", "slots"), shape, strict=True)), **cost(shape), **moved(shape)}
+        for what in ("forward", "both"):
+            row[f"least ms {what}"] = row[f"least MB {what}"] / ceiling["copy TB/s"] / 1e3
+            row[f"moved ms {what}"] = row[f"moved MB {what}"] / ceiling["copy TB/s"] / 1e3
+            row[f"GFLOP ms {what}"] = row[f"GFLOP {what}"] / ceiling["bf16 TFLOP/s"]
+        yield row
 
 
 def beside_fla(row: Row, tensors: list[Tensor]) -> Row:
@@ -396,6 +405,7 @@ def figure(rows: list[Row]) -> str:
 PARTS: dict[str, Callable[[], Any]] = {
     "ceilings": ceilings,
     "shapes": shapes,
+    "roofline": roofline,
     "launches": launches,
     "decode": decode,
     "host": host,
