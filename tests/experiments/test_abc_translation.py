@@ -103,6 +103,16 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert undecided(rows, claims, looks=ahead)["near"] == "good had 200 updates and bad 100"
 
 
+def test_trainings_of_unequal_length_decide_nothing() -> None:
+    rows = [("BASE", 300), ("ABC_MLP-8-8", 200), ("ABC_MLP-64-64", 250)]
+    looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in rows]
+    found = mt.untestable({"validation": looks})
+    assert found["abc-mt-smallest-memory"] == "its models had between 200 and 250 updates"
+    assert "Table 3a's had 300 updates, they 200" in found["abc-mt-on-par-quarter"]
+    beside = [*looks, {**looks[0], "variant": "BASE-quarter"}]
+    assert "abc-mt-on-par-quarter" not in mt.untestable({"validation": beside})
+
+
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 seconds, 40 for each: the third would end after 120, so it is not begun."""
     clock = [0.0]

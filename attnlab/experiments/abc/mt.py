@@ -175,6 +175,10 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     steps = sorted(max(looks[v.key]) for v in TABLE_5 if v.key in looks)
     if steps and steps[-1] > (1 + UNEQUAL) * steps[0]:
         found["abc-mt-smallest-memory"] = f"its models had between {number(steps[0])} and {number(steps[-1])} updates"
+    if "BASE-quarter" not in looks and {"BASE", "ABC_MLP-8-8"} <= looks.keys():
+        most = [number(max(looks[key])) for key in ("BASE", "ABC_MLP-8-8")]
+        why = f"no softmax attention was trained beside its models; Table 3a's had {most[0]} updates, they {most[1]}"
+        found["abc-mt-on-par-quarter"] = why
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
