@@ -20,6 +20,7 @@ from attnlab.kernels._abc_chunk import (
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
+    chunk_masks,
     exp,
     fetch_rows,
     inverse,
@@ -60,21 +61,14 @@ def query_gradients(
     q += row * sqb + h * sqh + first * sqt
     do += row * sob + h * soh + first * sot
     dq += row * sdb + h * sdh + first * sdt
-    rows = tl.arange(0, C)
-    slots = tl.arange(0, NP)
-    real_slots = within(slots, n, FULL)
-    inside = within(rows, length, EVEN)
-    ok = inside
+    rows, slots, inside, ok, real_slots = chunk_masks(
+        length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED and CAUSAL
+    )  # fmt: skip
     kept = inside[:, None] & real_slots
-    if CAUSAL:
-        at = (unit.to(tl.int64) * G + g_head) * n
-        k += row * skb + g_head * skh + first * skt
-        v += row * svb + g_head * svh + first * svt
-        s += row * ssb + g_head * ssh + first * sst
-        if MASKED:
-            ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-    else:
-        at = (seq.to(tl.int64) * G + g_head) * n
+    k += row * skb + g_head * skh + first * skt
+    v += row * svb + g_head * svh + first * svt
+    s += row * ssb + g_head * ssh + first * sst
+    at = ((unit if CAUSAL else seq).to(tl.int64) * G + g_head) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
@@ -177,13 +171,7 @@ def key_gradients(
     if VARLEN and length == 0:
         return
     first, row = start.to(tl.int64), b.to(tl.int64)
-    rows = tl.arange(0, C)
-    slots = tl.arange(0, NP)
-    real_slots = within(slots, n, FULL)
-    inside = within(rows, length, EVEN)
-    ok = inside
-    if MASKED:
-        ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
+    rows, slots, inside, ok, real_slots = chunk_masks(length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED)
     kept = inside[:, None] & real_slots
     # Of the group's first query head; the next is T rows further.
     side = ((row * G + g) * R * T + first) * n

@@ -20,6 +20,7 @@ __all__ = [
     "HALF_EMPTY",
     "LEAST",
     "WIDTH",
+    "chunk_masks",
     "exp",
     "fetch_ahead",
     "fetch_rows",
@@ -115,6 +116,20 @@ def within(i, limit, ALL: tl.constexpr):
     if ALL:
         return tl.zeros(i.shape, tl.int32) == 0
     return i < limit
+
+
+@triton.jit
+def chunk_masks(
+    length, visible, b, sm, start, n,
+    C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """A chunk's rows and slots; which rows are tokens, which of these may be seen, and which slots are no padding."""
+    rows, slots = tl.arange(0, C), tl.arange(0, NP)
+    inside = within(rows, length, EVEN)
+    ok = inside
+    if MASKED:
+        ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
+    return rows, slots, inside, ok, within(slots, n, FULL)
 
 
 @triton.jit

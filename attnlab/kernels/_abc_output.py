@@ -12,6 +12,7 @@ from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
     LEAST,
+    chunk_masks,
     exp,
     fetch_rows,
     load_logits,
@@ -45,20 +46,13 @@ def read_states(
     first, row = start.to(tl.int64), b.to(tl.int64)
     q += row * sqb + h * sqh + first * sqt
     o += row * sob + h * soh + first * sot
-    rows = tl.arange(0, C)
-    slots = tl.arange(0, NP)
-    real_slots = within(slots, n, FULL)
-    inside = within(rows, length, EVEN)
-    ok = inside
-    if CAUSAL:
-        at = (unit.to(tl.int64) * G + g) * n
-        k += row * skb + g * skh + first * skt
-        v += row * svb + g * svh + first * svt
-        s += row * ssb + g * ssh + first * sst
-        if MASKED:
-            ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-    else:
-        at = (seq.to(tl.int64) * G + g) * n
+    rows, slots, inside, ok, real_slots = chunk_masks(
+        length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED and CAUSAL
+    )  # fmt: skip
+    k += row * skb + g * skh + first * skt
+    v += row * svb + g * svh + first * svt
+    s += row * ssb + g * ssh + first * sst
+    at = ((unit if CAUSAL else seq).to(tl.int64) * G + g) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 

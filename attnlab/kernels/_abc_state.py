@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, exp, load_logits, locate, take_turn, within
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, chunk_masks, exp, load_logits, locate, take_turn, within
 
 __all__ = ["sum_back", "weigh_logits", "write_states"]
 
@@ -26,17 +26,12 @@ def weigh_logits(
     """exp(s - top) of each chunk, where top is each slot's largest, and their sums; MANY chunks in turn."""
     take_turn(EARLY)
     first_unit, g = tl.program_id(0) * MANY, tl.program_id(1)
-    rows, slots = tl.arange(0, C), tl.arange(0, NP)
-    real = within(slots, N, FULL)
     for i in tl.range(0, MANY, num_stages=STAGES):
         # The last ones are done again rather than left out.
         unit = tl.minimum(first_unit + i, COUNT - 1)
         b, _, start, length = locate(unit, table, T, NT, C, VARLEN)
         first, row = start.to(tl.int64), b.to(tl.int64)
-        inside = within(rows, length, EVEN)
-        ok = inside
-        if MASKED:
-            ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
+        rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
         x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
         top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
         e = exp(x - top[None, :]).to(weights.dtype.element_ty)
@@ -62,11 +57,9 @@ def write_states(
     """
     take_turn(EARLY)
     row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
-    seq, g = row // G, row % G
+    seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
-    wanted = ok[:, None] & real
-    here = slots[:, None] * D + cols
-    mine = row.to(tl.int64) * N
+    wanted, here = ok[:, None] & real, slots[:, None] * D + cols
     z = tl.full([BN], EMPTY, tl.float32)
     acc = tl.zeros([BN, BD], tl.float32)
     if STARTED and STAGE != "part":
@@ -141,11 +134,9 @@ def sum_back(
     """
     take_turn(EARLY)
     row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
-    seq, g = row // G, row % G
+    seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
-    wanted = ok[:, None] & real
-    here = slots[:, None] * D + cols
-    mine = row.to(tl.int64) * N
+    wanted, here = ok[:, None] & real, slots[:, None] * D + cols
     acc = tl.zeros([BN, BD], tl.float32)
     c = tl.zeros([BN], tl.float32)
     fade = tl.full([BN], 1.0, tl.float32)
