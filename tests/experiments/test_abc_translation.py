@@ -113,6 +113,17 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
     assert "abc-mt-on-par-quarter" not in mt.untestable({"validation": beside})
 
 
+def test_a_model_that_still_learns_has_not_failed() -> None:
+    def claims(*losses: float) -> dict[str, str]:
+        looks = [{"data": "d", "variant": "Linformer-128-64", "seed": 0, "step": 100 * i} for i in (1, 2)]
+        return doc_mt.untestable({"validation": [{**x, "nll": y} for x, y in zip(looks, losses, strict=True)]})
+
+    assert claims(2.67, 2.53) == {
+        "abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"
+    }
+    assert claims(2.67, 2.66) == {}
+
+
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 seconds, 40 for each: the third would end after 120, so it is not begun."""
     clock = [0.0]
