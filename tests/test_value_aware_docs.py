@@ -15,8 +15,12 @@ def test_leave_one_out_loses_less_than_attention_mass_in_every_row_and_eq_3_more
     for cell in cells:
         aware, eq_3, mass = (loss[(*cell, policy)] for policy in ("leave-one-out", "value-aware", "mass"))
         assert aware < mass < eq_3, cell
-    ours = {policy: loss["kv-lm", "wikitext103-test", 16, policy] for policy in ("recency", "leave-one-out")}
-    assert ours["recency"] < ours["leave-one-out"] + 0.01
+    # On our own model the latest keys alone do mostly better than any ranking.
+    ours = [
+        loss["kv-lm", "wikitext103-test", n, "recency"] < loss["kv-lm", "wikitext103-test", n, "leave-one-out"]
+        for n in (16, 32, 64)
+    ]
+    assert ours == [True, False, True]
 
 
 def test_the_solver_meets_its_bounds() -> None:
