@@ -58,21 +58,27 @@ def _panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
     return {
         "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in mlm],
         "guidance loss of the guided ones": [_line(c, "guided", "guidance") for c in guided],
-        "ELECTRA's loss": [_line(c, "guided" if c["guided"] else "unguided") for c in electra],
+        **{
+            f"ELECTRA's loss, width {width}, after its first fall": [
+                _line(c, "guided" if c["guided"] else "unguided", since=0.1) for c in electra if c["width"] == width
+            ]
+            for width in dict.fromkeys(c["width"] for c in electra)
+        },
         "translation's loss": [_line(c, names[c["arm"]]) for c in raw.get("translation_curves", [])],
     }
 
 
-def _line(curve: Row, name: str, column: str = "task") -> Line:
-    """The curve in steps of a fiftieth of it, its beginning as it is."""
-    at, values = curve["at"], curve[column]
-    kept_at, kept, since = [], [], list[float]()
+def _line(curve: Row, name: str, column: str = "task", since: float = 0.0) -> Line:
+    """The curve in steps of a hundredth of it, its beginning as it is; or only from a share of the training on."""
+    begin = next(i for i, at in enumerate(curve["at"]) if at >= since * curve["at"][-1])
+    at, values = curve["at"][begin:], curve[column][begin:]
+    kept_at, kept, new = [], [], list[float]()
     for step, value in zip(at, values, strict=True):
-        since.append(value)
+        new.append(value)
         if step < at[-1] / 50 or step - (kept_at[-1] if kept_at else 0) >= at[-1] / 100 or step == at[-1]:
             kept_at.append(step)
-            kept.append(sum(since) / len(since))
-            since = []
+            kept.append(sum(new) / len(new))
+            new = []
     return Line(name, kept_at, kept)
 
 
@@ -80,7 +86,8 @@ def panel(place: int, title: str, lines: Sequence[Line]) -> list[str]:
     """Axes, a line for each curve, and the names of those there are."""
     x, y = LEFT + place % 2 * (WIDTH + LEFT + 10), TOP + place // 2 * (HEIGHT + GAP)
     last = max(line.at[-1] for line in lines)
-    high, low = max(line.values[0] for line in lines), min(min(line.values) for line in lines)
+    # The first value, unless a curve that begins later rises.
+    high, low = max(max(line.values[:5]) for line in lines), min(min(line.values) for line in lines)
     parts = [
         f'<path class="axis" d="M{x} {y}V{y + HEIGHT}H{x + WIDTH}"/>',
         f'<text x="{x}" y="{y - 10}">{title}</text>',
