@@ -22,13 +22,15 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
 def closed_after(curve: Rows) -> Rows:
     """The share of the gap closed after an eighth, a quarter, half and all of the ``seconds`` that every method had.
 
-    Time is that of the device alone where it is known; between two points of a curve its line counts.
+    ``clock`` says which: those of the device alone where they are known, or as it ran. Between two points of a curve
+    its line counts.
 
     >>> rows = [dict(subject="s", method="m", seconds=t, gap_closed=g) for t, g in ((8.0, 0.4), (16.0, 0.6))]
-    >>> closed_after(rows)
-    [{'subject': 's', 'method': 'm', 'seconds': 16.0, '1/8': 0.1, '1/4': 0.2, '1/2': 0.4, 'all': 0.6}]
+    >>> [row[part] for row in closed_after(rows) for part in ("clock", "seconds", *PARTS)]
+    ['as it ran', 16.0, 0.1, 0.2, 0.4, 0.6]
     """
     lines: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    alone = {row["subject"] for row in curve if "h200_seconds" in row}
     for row in curve:
         points = lines.setdefault(row["subject"], {}).setdefault(row["method"], [(0.0, 0.0)])
         points.append((row["h200_seconds"] if "h200_seconds" in row else row["seconds"], row["gap_closed"]))
@@ -37,7 +39,8 @@ def closed_after(curve: Rows) -> Rows:
         end = min(points[-1][0] for points in methods.values())
         for method, points in methods.items():
             shares = {name: _between(points, end * part) for name, part in PARTS.items()}
-            found.append({"subject": subject, "method": method, "seconds": end, **shares})
+            clock = "alone" if subject in alone else "as it ran"
+            found.append({"subject": subject, "method": method, "clock": clock, "seconds": end, **shares})
     return found
 
 
@@ -82,10 +85,12 @@ def with_time_alone(tables: dict[str, list[dict[str, Any]]]) -> dict[str, list[d
     for row in tables.get("curve", []):
         key, rate = (row["subject"], row["method"]), alone.get((row["subject"], row["stage"]))
         if rate is None:
-            return tables
+            curve.append(row)
+            continue
         spent.setdefault(key, {})[row["stage"]] = row["step"] * rate
         curve.append({**row, "h200_seconds": sum(spent[key].values())})
     summary = [
-        {**row, "h200_seconds": sum(spent[row["subject"], row["method"]].values())} for row in tables.get("summary", [])
+        {**row, "h200_seconds": sum(spent[key].values())} if (key := (row["subject"], row["method"])) in spent else row
+        for row in tables.get("summary", [])
     ]
     return {**tables, "curve": curve, "summary": summary}
