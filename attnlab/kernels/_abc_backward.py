@@ -22,11 +22,9 @@ from attnlab.kernels._abc_control import (
     HALF_EMPTY,
     chunk_masks,
     exp,
-    fetch_rows,
     inverse,
     load_logits,
     locate,
-    take_turn,
     within,
 )
 
@@ -41,14 +39,12 @@ def query_gradients(
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dq, the shares g / weight and p / weight of each query and slot, and what is left of share S + share dP.
 
     They are relative to z after the chunk; of a wide chunk, shares are relative to z before it, and dP stands for the
     rest.
     """
-    take_turn(EARLY)
     unit, h = tl.program_id(0), tl.program_id(1)
     g_head, heads = h // R, G * R
     n = NP if FULL else N
@@ -72,12 +68,6 @@ def query_gradients(
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
-    if AHEAD:
-        fetch_rows(s, rows, sst, 64)
-        fetch_rows(scores + ((row * heads + h) * T + first) * n, rows, n, 64)
-        fetch_rows(scores + ((row * heads + h) * T + first) * n + 32, rows, n, 64)
-        fetch_rows(k, rows, skt, AHEAD)
-        fetch_rows(states, slots, D, AHEAD)
     past_k = tl.zeros([C, NP], tl.float32)
     past_v = tl.zeros([C, NP], tl.float32)
     own_v = tl.zeros([C, C], tl.float32)
@@ -159,10 +149,8 @@ def key_gradients(
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
-    AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and ds of a chunk, from all query heads of its head."""
-    take_turn(EARLY)
     unit, g = tl.program_id(0), tl.program_id(1)
     n = NP if FULL else N
     if WIDE and tl.load(wide + unit * G + g) == 0:
@@ -188,13 +176,6 @@ def key_gradients(
     if CAUSAL and not WIDE:
         for r in range(R):
             after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-    if AHEAD:
-        fetch_rows(shares + side, rows, n, 64)
-        fetch_rows(sums + 2 * at * n * D, slots, D, AHEAD)
-        fetch_rows(do + row * sob + g * R * soh + first * sot, rows, sot, AHEAD)
-        fetch_rows(v + row * svb + g * svh + first * svt, rows, svt, AHEAD)
-        fetch_rows(sums + (2 * at + 1) * n * D, slots, D, AHEAD)
-        fetch_rows(shares + SHARE + side, rows, n, 64)
     for which in tl.static_range(2):
         if which == 0:
             a = q + row * sqb + g * R * sqh + first * sqt

@@ -13,7 +13,6 @@ import os
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 __all__ = [
     "EMPTY",
@@ -22,15 +21,12 @@ __all__ = [
     "WIDTH",
     "chunk_masks",
     "exp",
-    "fetch_ahead",
-    "fetch_rows",
     "inverse",
     "load_logits",
     "locate",
     "lowest",
     "next_reference",
     "references",
-    "take_turn",
     "weigh",
     "within",
 ]
@@ -63,35 +59,6 @@ def inverse(x):
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-
-
-@triton.jit
-def take_turn(EARLY: tl.constexpr):
-    """With EARLY, programs start while the kernel before is ending: let the next one's do so, too, and wait for it."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
-
-
-@triton.jit
-def fetch_ahead(places):
-    """Ask for the cache lines at these places, so that a later load finds them in the second-level cache."""
-    if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
-            "=r,l",
-            [places.to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def fetch_rows(base, rows, stride, D: tl.constexpr):
-    """``fetch_ahead`` of D numbers of 2 bytes in each row."""
-    lines: tl.constexpr = D // 64
-    fetch_ahead(base + rows[:, None] * stride + tl.arange(0, lines) * 64)
 
 
 @triton.jit

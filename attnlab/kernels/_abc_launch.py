@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnlab.kernels._abc_backward import key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
-from attnlab.kernels._abc_plan import TUNED, Form, Plan, Units, plan_for, tiles, units_of, walks
+from attnlab.kernels._abc_plan import Form, Plan, Units, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
 from attnlab.kernels._launcher import launch
 
@@ -44,9 +44,9 @@ def _make_states(
     options = tiles("weigh", plan, Form(True, even, cu is not None, visible is not None), False)
     launch(
         weigh_logits,
-        (-(-units.count // TUNED["weigh", 64][0]), g, 1),
+        (units.count, g, 1),
         (s, visible, weights, tops, totals, units.table),
-        (*s.stride()[:3], _row(visible), units.count, n_k, units.per_row, g, n),
+        (*s.stride()[:3], _row(visible), n_k, units.per_row, g, n),
         options,
     )
     form = Form(causal, even, cu is not None, visible is not None, first is not None)

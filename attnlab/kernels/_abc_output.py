@@ -14,10 +14,8 @@ from attnlab.kernels._abc_control import (
     LEAST,
     chunk_masks,
     exp,
-    fetch_rows,
     load_logits,
     locate,
-    take_turn,
     within,
 )
 
@@ -30,11 +28,10 @@ def read_states(
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    SAVED: tl.constexpr, AHEAD: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
+    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query."""
-    take_turn(EARLY)
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
     n = NP if FULL else N
@@ -56,10 +53,6 @@ def read_states(
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
-    if AHEAD:
-        fetch_rows(v, rows, svt, AHEAD)
-        fetch_rows(states + n * D, slots, D, AHEAD)
-        fetch_rows(s, rows, sst, 64)
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
     for i in range(0, D, BD):

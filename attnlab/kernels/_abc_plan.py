@@ -28,23 +28,20 @@ __all__ = [
 ]
 
 # Columns at a time, stages, registers a thread may take, and warps, for bf16 and slots up to 64 or 128; measured on an
-# H200. What walks along sequences takes 64 slots at a time; "weigh" has chunks for each program instead of columns.
+# H200. What walks along sequences takes 64 slots at a time.
 Settings = tuple[int, int, int | None, int]
 TUNED: dict[tuple[str, int], Settings] = {
-    ("weigh", 64): (1, 1, None, 4),
     ("write", 64): (64, 4, None, 4),
     ("sum", 64): (64, 4, None, 4),
     ("read", 64): (64, 3, 168, 4),
     ("query", 64): (64, 3, None, 4),
     ("key", 64): (128, 1, None, 4),
     ("read", 128): (64, 2, None, 4),
-    ("query", 128): (64, 2, None, 8),
+    ("query", 128): (64, 2, None, 4),
     ("key", 128): (64, 1, None, 4),
 }
 # Programs that keep the card busy.
-BUSY = 528
-AHEAD = False
-EARLY = False
+BUSY = 264
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,17 +136,16 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
     elif plan.half:
         settings = TUNED.get((kernel, 64 if kernel in ("write", "sum") else plan.NP), settings)
     columns, stages, registers, warps = settings
+    if plan.fine and not wide:
+        # Shared memory has room for two programs only, and they may as well have all registers.
+        registers = None
     if triton.cdiv(plan.d, 64) % 2:
         # Half of the last columns would be padding.
         columns = min(columns, 64)
     return {
         "CT": plan.CT, "PREC": plan.PREC, "C": plan.C, "BD": columns, "WHOLE": plan.d % columns == 0,
-        "num_warps": warps, "num_stages": stages, "maxnreg": registers, **_early(),
+        "num_warps": warps, "num_stages": stages, "maxnreg": registers,
     }  # fmt: skip
-
-
-def _early() -> dict[str, Any]:
-    return {"EARLY": True, "launch_pdl": True} if EARLY else {"EARLY": False}
 
 
 @lru_cache(maxsize=4096)
@@ -158,19 +154,13 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
     # Kernels of their own for full tiles only where they are worth their compilation.
     full = plan.slots == plan.NP and plan.half
     if kernel == "weigh":
-        many, stages, _, warps = TUNED["weigh", 64]
         flags = {"EVEN": form.even, "FULL": full, "VARLEN": form.packed, "MASKED": form.masked}
-        sizes = {"C": plan.C, "NP": plan.NP, "MANY": many, "STAGES": stages}
-        return tuple({**sizes, **flags, "num_warps": warps, **_early()}.items())
+        return tuple({"C": plan.C, "NP": plan.NP, **flags, "num_warps": plan.warps // 2}.items())
     options = {
         **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
         "SURE": form.causal and form.even and full and not form.masked and not wide,
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
-    # Where whole cache lines are read.
-    options["AHEAD"] = (
-        plan.d if AHEAD and full and plan.NP == 64 and form.causal and plan.d in (64, 128, 256) and not wide else 0
-    )
     options["FINE"] = plan.fine if kernel != "key" else plan.half and plan.sums == torch.float32
     if kernel == "read":
         options["SAVED"] = saved

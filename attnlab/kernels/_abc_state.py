@@ -12,34 +12,32 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, chunk_masks, exp, load_logits, locate, take_turn, within
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, chunk_masks, exp, load_logits, locate, within
 
 __all__ = ["sum_back", "weigh_logits", "write_states"]
 
 
-@triton.jit(do_not_specialize=["COUNT", "T", "NT", "G"])
+@triton.jit(do_not_specialize=["T", "NT", "G"])
 def weigh_logits(
-    s, visible, weights, tops, totals, table, ssb, ssh, sst, sm, COUNT, T, NT, G, N,
-    MANY: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, EARLY: tl.constexpr, STAGES: tl.constexpr,
+    s, visible, weights, tops, totals, table, ssb, ssh, sst, sm, T, NT, G, N,
+    C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """exp(s - top) of each chunk, where top is each slot's largest, and their sums; MANY chunks in turn."""
-    take_turn(EARLY)
-    first_unit, g = tl.program_id(0) * MANY, tl.program_id(1)
-    for i in tl.range(0, MANY, num_stages=STAGES):
-        # The last ones are done again rather than left out.
-        unit = tl.minimum(first_unit + i, COUNT - 1)
-        b, _, start, length = locate(unit, table, T, NT, C, VARLEN)
-        first, row = start.to(tl.int64), b.to(tl.int64)
-        rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
-        x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
-        top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
-        e = exp(x - top[None, :]).to(weights.dtype.element_ty)
-        place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
-        tl.store(place, e, mask=inside[:, None] & real)
-        at = (unit.to(tl.int64) * G + g) * N + slots
-        tl.store(tops + at, top, mask=real)
-        tl.store(totals + at, tl.sum(e.to(tl.float32), 0), mask=real)
+    """exp(s - top) of each chunk, where top is each slot's largest, and their sums."""
+    unit, g = tl.program_id(0), tl.program_id(1)
+    b, _, start, length = locate(unit, table, T, NT, C, VARLEN)
+    if VARLEN and length == 0:
+        return
+    first, row = start.to(tl.int64), b.to(tl.int64)
+    rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
+    x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
+    top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
+    e = exp(x - top[None, :]).to(weights.dtype.element_ty)
+    place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
+    tl.store(place, e, mask=inside[:, None] & real)
+    at = (unit.to(tl.int64) * G + g) * N + slots
+    tl.store(tops + at, top, mask=real)
+    tl.store(totals + at, tl.sum(e.to(tl.float32), 0), mask=real)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
@@ -48,14 +46,13 @@ def write_states(
     parts, part_zs, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """(K~, V~, z) as averages and the logarithm of their weight.
 
     STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
     is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first.
     """
-    take_turn(EARLY)
     row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
@@ -125,14 +122,13 @@ def sum_back(
     sqb, sqh, sqt, sob, soh, sot, SHARE, T, NT, G, N, D, SEGMENTS,
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SEEDED: tl.constexpr, DECAY: tl.constexpr,
-    VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, EARLY: tl.constexpr,
+    VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """What all queries after a chunk hand to its slots: sum_t share_t q_t (and do_t), relative to z after the chunk.
 
     Stages as in ``write_states``, from the last chunk to the first. Without DECAY (all queries read one state) the
     shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
     """
-    take_turn(EARLY)
     row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
