@@ -75,7 +75,7 @@ def project_heads(
 def _launch(kernel: Any, programs: int, args: tuple[Any, ...], **options: int) -> None:
     """Launch a kernel; what Triton works out anew for every launch is remembered for arguments of the same kind."""
     kinds = tuple((a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in args)
-    key = (id(kernel), args[0].device.index, kinds, *options.values())
+    key = (id(kernel), programs, args[0].device.index, kinds, *options.values())
     known = _compiled.get(key)
     if known is None:
         # The interpreter compiles nothing.

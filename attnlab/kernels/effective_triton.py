@@ -15,40 +15,17 @@ def _times(a, b):
 
 
 @triton.jit
-def _picked(x, at, p):
-    """x[p]"""
-    return tl.sum(tl.where(at == p, x, 0.0), 0)
-
-
-@triton.jit
 def _inverse_factor(a, N: tl.constexpr):
-    """L^-1 with L L^T = A, and whether there is one: elimination, multipliers' inverses growing where they were.
-
-    Two rows at a time, since what a step waits for is the sums that pick them out.
-    """
+    """L^-1 with L L^T = A, and whether there is one: elimination, multipliers' inverses growing where they were."""
     n = tl.arange(0, N)
     i, j = n[:, None], n[None, :]
-    for half in range(N // 2):
-        p, q = 2 * half, 2 * half + 1
-        row_p = tl.sum(tl.where(i == p, a, 0.0), 0)
-        row_q = tl.sum(tl.where(i == q, a, 0.0), 0)
-        column_p = tl.sum(tl.where(j == p, a, 0.0), 1)
-        column_q = tl.sum(tl.where(j == q, a, 0.0), 1)
-        pivot, across = _picked(row_p, n, p), _picked(row_p, n, q)
-        down, next_pivot = _picked(column_p, n, q), _picked(column_q, n, q)
-        by = 1.0 / tl.where(pivot > 0, pivot, 1.0)
-        factor_p = tl.where(n > p, column_p * by, 0.0)
-        row_p = tl.where(n == p, 1.0, row_p)
-        # The second row and column after the first step.
-        row_q = tl.where(n == p, 0.0, row_q) - down * by * row_p
-        column_q = column_q - factor_p * across
-        next_pivot = next_pivot - down * by * across
-        factor_q = tl.where(n > q, column_q / tl.where(next_pivot > 0, next_pivot, 1.0), 0.0)
-        row_q = tl.where(n == q, 1.0, row_q)
-        a = tl.where(((j == p) & (i > p)) | ((j == q) & (i > q)), 0.0, a)
-        # What the first step leaves in the second column is what the second step's factors are made from.
-        first = factor_p[:, None] * tl.where((j == q) & (i > q), 0.0, row_p[None, :])
-        a = a - first - factor_q[:, None] * row_q[None, :]
+    for p in range(N):
+        row = tl.sum(tl.where(i == p, a, 0.0), 0)
+        column = tl.sum(tl.where(j == p, a, 0.0), 1)
+        pivot = tl.sum(tl.where(n == p, row, 0.0), 0)
+        factor = tl.where(n > p, column / tl.where(pivot > 0, pivot, 1.0), 0.0)
+        row = tl.where(n == p, 1.0, row)
+        a = tl.where((j == p) & (i > p), 0.0, a) - factor[:, None] * row[None, :]
     pivots = tl.sum(tl.where(i == j, a, 0.0), 1)
     scale = 1.0 / tl.sqrt(tl.where(pivots > 0, pivots, 1.0))
     sound = tl.sum(tl.where(pivots > 0, 1, 0)) == N
