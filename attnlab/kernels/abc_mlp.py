@@ -16,7 +16,7 @@ HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Numbers of the memory at a time, and warps, of a decoding step; measured on an H200.
-STEP_TILE, STEP_WARPS = 1024, 2
+STEP_TILE, STEP_WARPS = 2048, 4
 
 
 def abc_attention(
@@ -110,7 +110,7 @@ def _launch_step(
     fold_and_read[(b, g)](
         q, k, v, control, visible, memory_k, memory_v, memory_z, count, out,
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2], g, n, scale,
-        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide, FULL=padded == n,
+        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
         MASKED=visible is not None, COUNTED=count is not None, num_warps=STEP_WARPS,
     )  # fmt: skip
 
