@@ -3,10 +3,10 @@
 score: a_t K~_t[n] for each slot, which is S = q K~ and, for the gradient, dP = do V~;
 mix: sum_n y_t[n] V~_t[n], which is out = p V~ and, for the gradient, dq = g K~.
 
-``back_chunk`` is the gradient of both with respect to keys (or values) and logits. With ``WIDE`` they go through the
-references that the chunk needs; without, they take the first for all rows, which is right for almost every chunk. A
-kernel made for both would need the registers of both, so there are two; the first one's sums of weights say whether
-the second is needed.
+``back_chunk`` is the gradient of both with respect to keys (or values) and logits where a chunk needs several references.
+With ``WIDE`` they go through all of these; without, they take the first for all rows, which is right for almost every
+chunk. A kernel made for both would need the registers of both, so there are two; the chunk's first row says whether the
+second is needed.
 """
 
 # mypy: ignore-errors
@@ -116,7 +116,7 @@ def score_chunk(
 
 @triton.jit
 def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """y_t to what each row takes of each slot of the past and of each key of its chunk, and of each slot unweighted."""
+    """y_t to what each row takes of each slot of the past and of each key of its chunk."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
