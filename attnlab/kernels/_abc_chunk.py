@@ -3,7 +3,7 @@
 score: a_t K~_t[n] for each slot, which is S = q K~ and, for the gradient, dP = do V~;
 mix: sum_n y_t[n] V~_t[n], which is out = p V~ and, for the gradient, dq = g K~.
 
-``back_chunk`` is the gradient of both with respect to keys (or values) and logits where a chunk needs several references.
+``back_chunk`` is the gradient of both with respect to keys (or values) and logits, in a chunk of several references.
 With ``WIDE`` they go through all of these; without, they take the first for all rows, which is right for almost every
 chunk. A kernel made for both would need the registers of both, so there are two; the chunk's first row says whether the
 second is needed.
