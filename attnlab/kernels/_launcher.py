@@ -14,6 +14,8 @@ __all__ = ["Options", "known_launches", "launch"]
 # Constants of a kernel and how it is launched, as pairs, so that they can be part of a key.
 Options = tuple[tuple[str, Any], ...]
 INTERPRETED = knobs.runtime.interpret
+# Sizes remembered; where they never repeat, all are forgotten from time to time.
+MOST = 8192
 _KNOWN: dict[Hashable, tuple[Any, tuple[Any, ...], Any]] = {}
 
 
@@ -47,6 +49,8 @@ def launch(
             given = dict(options)
             # Launchers take the constants, too, and leave them aside.
             rest = tuple(given[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
+            if len(_KNOWN) >= MOST:
+                _KNOWN.clear()
             # Kept here, so that no others can take their ids.
             _KNOWN[key] = compiled, (*numbers, *rest), (kernel, options)
         return

@@ -73,3 +73,12 @@ def test_pointers_that_are_no_multiples_of_16_always_take_the_whole_way(kernel: 
     for _ in range(2):
         _launcher.launch(kernel, (1, 1, 1), (torch.zeros(64)[1:], None), (5,), options)
     assert ways(kernel) == ["whole", "whole"]
+
+
+def test_only_so_many_sizes_are_remembered(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launcher, "MOST", 3)
+    a, options = torch.zeros(64), (("SIZE", 16),)
+    for n in (1, 2, 3, 4, 4, 1):
+        _launcher.launch(kernel, (1, 1, 1), (a, None), (n,), options)
+    # 4 made room by forgetting the others.
+    assert ways(kernel) == ["whole", "whole", "whole", "whole", "known", "whole"]
