@@ -63,7 +63,7 @@ def differences(
                 np.concatenate([counted(folder / f"{key}.{seed}.{comparison.search}.txt", split) for seed in shared])
                 for key in pair
             )
-            interval = paired_bootstrap(first, second, statistic=gap, resamples=resamples)  # type: ignore[arg-type]
+            interval = paired_bootstrap(first, second, statistic=gap, resamples=resamples)
             found.append(
                 {
                     "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,

@@ -38,8 +38,8 @@ def seed_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
 
 
 def paired_bootstrap(
-    a: Sequence[float],
-    b: Sequence[float],
+    a: Sequence[float] | np.ndarray,
+    b: Sequence[float] | np.ndarray,
     *,
     statistic: Callable[[np.ndarray, np.ndarray], float] | None = None,
     resamples: int = 10_000,
