@@ -1,13 +1,12 @@
 """ABC_MLP's kernels beside torch's SDPA and flash-linear-attention, as ratios in one run on one GPU.
 
-python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write results/abc_gpu.json]; with --figure FILE it
-only draws what the results hold. Times are medians of CUDA-graph replays (a peer that cannot be captured: eager).
+python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write results/abc_gpu.json]. Times are
+medians of CUDA-graph replays (a peer that cannot be captured: eager).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from attnlab.provenance import provenance, write_atomic, write_json
+from attnlab.provenance import provenance, write_json
 
 # batch, heads, length, head size, slots; the targets of the issue come first.
 SHAPES = ((8, 8, 2048, 128, 64), (1, 8, 32768, 128, 64), (16, 8, 512, 128, 64))
@@ -41,12 +40,7 @@ def main() -> None:
     parser.add_argument("--end-to-end", action="store_true", help="a decoder trained and decoding, too")
     parser.add_argument("--seconds", type=float, default=600, help="start no new measurement after this long")
     parser.add_argument("--write", type=Path)
-    parser.add_argument("--figure", type=Path, help="draw this SVG from --write's file, and stop")
     args = parser.parse_args()
-    if args.figure:
-        results = json.loads(args.write.read_text(encoding="utf-8"))
-        write_atomic(args.figure, figure(results["tables"]["lengths"]))
-        return
     chosen = args.part or [p for p in PARTS if p != "end_to_end" or args.end_to_end]
     # Autograd's own thread would add host time that a training step of many layers hides.
     torch.autograd.set_multithreading_enabled(False)
@@ -362,44 +356,6 @@ def end_to_end() -> Any:
         del model, cache
         torch.cuda.empty_cache()
         yield row
-
-
-def figure(rows: list[Row]) -> str:
-    """Time against length, both axes logarithmic: ours and SDPA, forward and both."""
-    import math
-
-    lines = {"SDPA both ms": "#c44e52", "SDPA forward ms": "#e5989b", "both ms": "#4c72b0", "forward ms": "#9db4d6"}
-    points = {name: [(r["T"], r[name]) for r in rows if r.get(name)] for name in lines}
-    xs = [math.log2(r["T"]) for r in rows]
-    ys = [math.log10(y) for p in points.values() for _, y in p]
-    low, high = math.floor(min(ys)), math.ceil(max(ys))
-
-    def place(t: float, ms: float) -> tuple[float, float]:
-        x = 60 + 400 * (math.log2(t) - min(xs)) / max(1e-9, max(xs) - min(xs))
-        return x, 270 - 240 * (math.log10(ms) - low) / (high - low)
-
-    parts = []
-    for power in range(low, high + 1):
-        _, y = place(2 ** min(xs), 10.0**power)
-        parts.append(f'<line class="grid" x1="60" x2="460" y1="{y:.0f}" y2="{y:.0f}"/>')
-        parts.append(f'<text x="52" y="{y + 4:.0f}" text-anchor="end">{10.0**power:g}</text>')
-    for row in rows:
-        x, _ = place(row["T"], 10.0**low)
-        parts.append(f'<text x="{x:.0f}" y="288" text-anchor="middle">{row["T"]}</text>')
-    for name, colour in lines.items():
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points[name]))
-        parts.append(f'<polyline points="{path}" style="stroke:{colour}"/>')
-        x, y = place(*points[name][-1])
-        label = name.replace(" ms", "") if name.startswith("SDPA") else f"ABC_MLP {name.replace(' ms', '')}"
-        parts.append(f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" style="fill:{colour}">{label}</text>')
-    style = (
-        "<style>text{font:12px sans-serif;fill:#555}polyline{fill:none;stroke-width:2}.grid{stroke:#ddd}</style>"
-        '<text x="60" y="16">ms for 32,768 tokens (one sequence from there on), 8 heads of 128, 64 slots</text>'
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="600" height="320" viewBox="0 0 600 320">{style}'
-        f'{"".join(parts)}<text x="260" y="310" text-anchor="middle">tokens in a sequence</text></svg>\n'
-    )
 
 
 PARTS: dict[str, Callable[[], Any]] = {

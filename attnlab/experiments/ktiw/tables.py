@@ -197,17 +197,14 @@ def appendix_a1(study: Study, words: Sequence[str]) -> list[Row]:
 
 def bleu(path: Path, words: Sequence[str]) -> float:
     """sacrebleu's corpus BLEU of the translations that an evaluation left, cased, with its own tokenisation (13a)."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise ImportError('BLEU needs sacrebleu: pip install "attnlab[train]"') from error
+    from attnlab.experiments.translating import corpus_bleu
 
     def texts(name: str) -> list[str]:
         rows = np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"].astype(np.int64))[:-1])
         return ["".join(words[i] for i in row).replace("▁", " ").strip() for row in rows]
 
     with np.load(path, allow_pickle=False) as arrays:
-        return sacrebleu.corpus_bleu(texts("hypotheses"), [texts("references")]).score
+        return corpus_bleu(texts("hypotheses"), texts("references"))
 
 
 def bleu_curve(
