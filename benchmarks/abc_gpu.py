@@ -307,13 +307,14 @@ def decode() -> Any:
     """One step against a memory in float32, and SDPA over caches of growing length."""
     from attnlab.kernels.abc_mlp import abc_step
 
+    rate = next(ceilings())["copy TB/s"] * 1e9
     for b, h, d, n in ((64, 16, 128, 64), (16, 8, 64, 32)):
         q, k, v = (torch.randn(b, h, 1, d, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         control = torch.randn(b, h, 1, n, device="cuda", dtype=torch.bfloat16)
         state = (torch.randn(b, h, n, d, device="cuda"), torch.randn(b, h, n, d, device="cuda"),
                  torch.zeros(b, h, n, device="cuda"))  # fmt: skip
         ours = graph_ms(lambda a=(q, k, v, control, state): abc_step(*a))  # type: ignore[misc]
-        bytes_ms = 2 * 2 * b * h * n * d * 4 / 4.3e9
+        bytes_ms = 2 * 2 * b * h * n * d * 4 / rate
         for context in (2048, 8192, 32768):
             keys, values = (torch.randn(b, h, context, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             theirs = graph_ms(lambda q=q, keys=keys, values=values: sdpa(q, keys, values))  # type: ignore[misc]

@@ -140,9 +140,10 @@ def main() -> None:
     config = TINY if args.tiny else PermutationsConfig()
     sizes = {"members": config.seeds, "batch": config.batch, "length": config.length, "width": config.width}
     header = {"name": "dynamics_seeds", "paper": "ktiw", "config": {**sizes, "tf32": False}, "seed": 0, **provenance()}
-    known: dict[str, list[Row]] = {}
-    if args.out and args.out.exists():
-        known = json.loads(args.out.read_text(encoding="utf-8")).get("parts", {})
+    old = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
+    known: dict[str, list[Row]] = old.get("parts", {})
+    # Which rows are of an earlier run stays said until somebody who measured them again takes it out.
+    header |= {"earlier": old["earlier"]} if "earlier" in old else {}
     for part in args.parts.split(","):
         known[part] = PARTS[part](config)
         for row in known[part]:

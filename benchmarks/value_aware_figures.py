@@ -131,13 +131,13 @@ def _lines(
     y_label: str,
     *,
     log: bool = False,
-    from_zero: bool | None = None,
+    from_zero: bool = True,
 ) -> str:
     """Lines with their keys; the y axis begins at zero unless x is logarithmic or it is told not to."""
     left, top, width, height = 60, 20, 340, 220
     every = sorted({x for s in series for x in s[3]})
     ceiling = max(y for s in series for y in s[4])
-    floor = 0 if from_zero or (from_zero is None and not log) else min(y for s in series for y in s[4])
+    floor = 0 if from_zero and not log else min(y for s in series for y in s[4])
 
     def across(x: float) -> float:
         if log:

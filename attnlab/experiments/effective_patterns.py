@@ -41,9 +41,7 @@ def evaluate_classifier(
     return classifier_result(maps, found, config=config)
 
 
-def classifier_result(
-    maps: LabelledMaps, found: dict[str, list[Any]], *, config: dict[str, Any], made_by: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def classifier_result(maps: LabelledMaps, found: dict[str, list[Any]], *, config: dict[str, Any]) -> dict[str, Any]:
     """results/pattern_classifier.json: scores averaged over seeds, confusion matrices summed over them."""
     groups = {held: [run[held] for run in found["models"]] for held in found["models"][0]}
     rows = [_score_row("models", held, runs) for held, runs in groups.items()]
@@ -61,7 +59,7 @@ def classifier_result(
         "paper": "effective",
         "config": config | {"seeds": len(found["models"]), "caveat": caveat},
         "seed": 0,
-        **(made_by or provenance()),
+        **provenance(),
         "tables": {"held_out_scores": rows, "confusion": confusion, "agreement": annotator_agreement(maps)},
     }
 

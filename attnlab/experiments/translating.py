@@ -41,7 +41,6 @@ def translate(
     longest: int,
     penalty: float = 0.6,
     batch: int = 250,
-    room: float = 1.5,
 ) -> list[str]:
     """What the model says for each source, in their order; like lengths are searched together.
 
@@ -63,7 +62,7 @@ def translate(
             eos=specials.eos,
             bos=specials.bos,
             beams=beams,
-            max_new=min(longest, int(room * ids.shape[1]) + 10),
+            max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
             length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
         )
         said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}

@@ -79,6 +79,10 @@ def test_labels_survive_their_files_and_are_checked(tmp_path) -> None:
     (tmp_path / "labels.json").write_text(json.dumps(stored))
     with pytest.raises(ValueError, match="zigzag"):
         load_labelled(tmp_path)
+    stored["maps"] = entries[:-1]
+    (tmp_path / "labels.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="maps but"):
+        load_labelled(tmp_path)
 
 
 def test_maps_are_collected_from_a_model_in_both_readings() -> None:

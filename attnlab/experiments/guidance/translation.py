@@ -67,7 +67,6 @@ def run_translation(
     part: Part,
     out: Path,
     seeds: Sequence[int],
-    models: Sequence[str] = MODELS,
     seconds: float | None = None,
 ) -> None:
     """Train each model of each seed on the same batches; losses go to ``part``, what they translate to ``out``."""
@@ -78,7 +77,7 @@ def run_translation(
     assert specials.pad is not None
     assert specials.bos is not None
     assert specials.eos is not None
-    names = {f"{name}-{seed}": (name, seed) for seed in seeds for name in models}
+    names = {f"{name}-{seed}": (name, seed) for seed in seeds for name in MODELS}
     with ExitStack() as stack:
         learners, made = {}, {}
         for (key, (name, seed)), lane in zip(names.items(), lanes(len(names)), strict=True):

@@ -70,7 +70,8 @@ def run_stacked(
     stacked = stack(models).to(device).train()
     training = _Training(stacked, _Table(corpus, device), config, _frozen(list(seeds), models[0]))
     places = [_Place(folder / run, run, seed) for run, seed in seeds.items()]
-    watches = {place.run: Watch(place.run, measured_on(corpus, config), corpus.words) for place in places}
+    on = measured_on(corpus, config)
+    watches = {place.run: Watch(place.run, on, corpus.words) for place in places}
     for place, model in zip(places, models, strict=True):
         told = told_of(corpus, config, place.run, model)
         place.begin({**told, "stacked": list(seeds), "tf32": torch.backends.cuda.matmul.allow_tf32})

@@ -18,6 +18,7 @@ __all__ = [
     "Study",
     "appendix_a1",
     "bleu",
+    "bleu_curve",
     "run_sizes",
     "still_rising",
     "studies",
