@@ -64,7 +64,8 @@ class ValueAwareConfig:
     # Value-aware between 1 and d + 1 keys, which is searched for, on this many rows.
     between_r: tuple[int, ...] = (2, 4, 8, 16)
     between_rows: int = 2
-    # The figures' sweeps use every n-th batch of what the tables use.
+    # Table 1 uses every n-th held-out batch, the figures' sweeps every m-th.
+    table_every: int = 1
     sweep_every: int = 4
     curve_points: int = 8
     eval_batch: int = 16

@@ -165,20 +165,21 @@ def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) ->
 
         return measure
 
-    part.rows("table_1", {spec: {"mechanism": name} for name, spec in table_1_specs(d).items()}, on(held_out))
-    wanted: dict[str, dict[str, Any]] = {}
+    tabled = {spec: {"mechanism": name} for name, spec in table_1_specs(d).items()}
+    part.rows("table_1", tabled, on(held_out[:: config.table_every]))
+    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few rows, for both kinds.
+    few = [{name: t[: config.between_rows] for name, t in held_out[0].items()}]
+    wanted: dict[str, dict[str, Any]] = {"softmax": {"family": "softmax"}}
+    for r in (1, *config.between_r):
+        wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "value-aware")}
+    part.rows("figure_1_few", wanted, on(few))
+    wanted = {}
     for r in config.mlm_r:
         wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "window")}
     wanted |= {f"value-aware:r={r}": {"family": "value-aware", "r": r} for r in (1, d + 1)}
     for r, rounds in config.mlm_lsh:
         wanted[f"lsh:r={r},rounds={rounds}"] = {"family": "lsh", "r": r, "rounds": rounds}
     part.rows("figure_1", wanted, on(held_out[:: config.sweep_every]))
-    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few rows, for both kinds.
-    few = [{name: t[: config.between_rows] for name, t in held_out[0].items()}]
-    wanted = {"softmax": {"family": "softmax"}}
-    for r in (1, *config.between_r):
-        wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "value-aware")}
-    part.rows("figure_1_few", wanted, on(few))
 
 
 def _held_out(corpus: Corpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:
