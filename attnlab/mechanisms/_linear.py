@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.shapes import Float, Int
 
-__all__ = ["FeatureMap", "Gate", "LinearCache", "linear_attention"]
+__all__ = ["FeatureMap", "Gate", "LinearCache", "divided", "linear_attention"]
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -30,12 +30,14 @@ def linear_attention(
     gate: Gate | None = None,
     *,
     chunk: int = 128,
+    least: float = 0.0,
 ) -> Float[Tensor, "b h q e"]:
     """The kernel's attention with key padding and causality, holding features of one chunk and one (f, e) state.
 
     ``phi`` maps (..., d) to (..., f); keys use ``phi_k`` where it is given. Half precision is accumulated in float32.
+    Sums below ``least`` count as that.
     """
-    return _continued(call, phi, phi_k or phi, gate, state=None, chunk=chunk)[0]
+    return _continued(call, phi, phi_k or phi, gate, state=None, chunk=chunk, least=least)[0]
 
 
 class LinearCache:
@@ -49,8 +51,10 @@ class LinearCache:
         batch: int,
         maps: Callable[[AttentionCall], tuple[FeatureMap, FeatureMap]],
         gate: Callable[[AttentionCall], Gate | None] | None = None,
+        *,
+        least: float = 0.0,
     ) -> None:
-        self.batch, self.maps, self.gate = batch, maps, gate
+        self.batch, self.maps, self.gate, self.least = batch, maps, gate, least
         self.state: Tensor | None = None
 
     def attend(
@@ -63,7 +67,7 @@ class LinearCache:
             )
         mechanism.refuse(call)
         gate = None if self.gate is None else self.gate(call)
-        out, self.state = _continued(call, *self.maps(call), gate, state=self.state, chunk=128)
+        out, self.state = _continued(call, *self.maps(call), gate, state=self.state, chunk=128, least=self.least)
         return call, out
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
@@ -81,6 +85,7 @@ def _continued(
     *,
     state: Tensor | None,
     chunk: int,
+    least: float,
 ) -> tuple[Tensor, Tensor]:
     """The output for keys that follow those summed up in ``state``, and the sum over all of them."""
     assert call.mask is None, "a general mask has no linear form"
@@ -93,9 +98,15 @@ def _continued(
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional
         top, state = run(queries, sums, phi, call.offset, chunk, state)
-        values, total = top[..., :-1], top[..., -1:]
-        out = values / total.masked_fill(total == 0, 1)
-    return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype), state
+        out = divided(top[..., :-1], top[..., -1:], least=least)
+    return ungrouped(out).to(call.q.dtype), state
+
+
+def divided(values: Float[Tensor, "... e"], total: Float[Tensor, "... 1"], *, least: float) -> Float[Tensor, "... e"]:
+    """What keys sum up to over their weights, or over ``least`` where that is more; nothing where there is no key."""
+    if least:
+        return values / total.clamp(min=least)
+    return (values / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
 
 
 class _Sums:

@@ -14,12 +14,11 @@ from attnlab.attention import (
     Mechanism,
     grouped,
     hide_unseen,
-    normalise,
     repeat_groups,
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import Gate, LinearCache, linear_attention
+from attnlab.mechanisms._linear import Gate, LinearCache, divided, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -29,7 +28,7 @@ __all__ = ["Rfa"]
 GATE = 5.0
 
 
-@register("rfa", examples=("rfa:features=257", "rfa:features=257,gate=true"))
+@register("rfa", examples=("rfa:features=257", "rfa:features=257,gate=true", "rfa:features=31,least=1.0"))
 @dataclass(eq=False)
 class Rfa(Mechanism, nn.Module):
     """phi(x) = F^-1/2 [sin(R x), cos(R x)] with R normal, so that <phi(q), phi(k)> estimates exp(-|q - k|^2 / 2).
@@ -40,15 +39,24 @@ class Rfa(Mechanism, nn.Module):
 
     ``gate`` favours recent tokens: with gamma_t = sigmoid(w x_t + b), learned for each KV head, the sums over keys are
     S_t = gamma_t S_{t-1} + (1 - gamma_t) phi(k_t) (x) v_t.
+
+    ``least``: a row is divided by its sum or by this, whichever is more, as the authors' code does. Where few keys are
+    seen, estimates of either sign nearly cancel, and training does not survive a division by that. A key that equals
+    the query weighs 1.
     """
 
     features: int = 64
     gate: bool = False
     seed: int = 0
+    least: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
             raise ValueError(f"features must be an int of at least 1, got {self.features!r}")
+        if not self.least >= 0:
+            raise ValueError(f"least must be a number of at least 0, got {self.least!r}")
+        if self.least and self.gate:
+            raise ValueError("least is in keys and a gate makes means of them; give one of the two")
         nn.Module.__init__(self)
         self.weight: nn.Parameter | None
         self.bias: nn.Parameter | None
@@ -82,15 +90,16 @@ class Rfa(Mechanism, nn.Module):
                 at = before[:, :, last.clamp(0, before.shape[-1] - 1), None]
             since = (at - before.unsqueeze(2)).clamp(max=0).exp().to(kappa) * gate.enters.unsqueeze(2).to(kappa)
             kappa = kappa * repeat_groups(since, call.groups)
-        return normalise(kappa if seen is None else kappa.masked_fill(~seen, 0)).to(call.q.dtype)
+        kappa = kappa if seen is None else kappa.masked_fill(~seen, 0)
+        return divided(kappa, kappa.sum(-1, keepdim=True), least=self.least).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Linear in the keys."""
-        return linear_attention(call, self._phi, gate=self._gate(call))
+        return linear_attention(call, self._phi, gate=self._gate(call), least=self.least)
 
     def make_cache(self, batch: int, _capacity: int) -> LinearCache:
         """An empty past of constant size."""
-        return LinearCache(batch, lambda call: (self._phi, self._phi), self._gate)
+        return LinearCache(batch, lambda call: (self._phi, self._phi), self._gate, least=self.least)
 
     def _gate(self, call: AttentionCall) -> Gate | None:
         if not self.gate:

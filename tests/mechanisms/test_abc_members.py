@@ -217,6 +217,23 @@ def test_t2r_by_hand() -> None:
     assert mech.bias.grad is not None
 
 
+def test_rfa_divides_by_no_less_than_it_is_told() -> None:
+    """Rows keep their sums: what is below ``least`` stays a part of 1, and the rest is a distribution as before."""
+    call = replace(self_call(length=7), causal=True)
+    plain, floored = (al.mechanism(f"rfa:features=3,least={least}").weights(call) for least in (0.0, 2.0))
+    sums = floored.sum(-1, keepdim=True)
+    assert (sums < 0.999).any()
+    assert (sums > 0.999).any()
+    assert sums.max() < 1 + 1e-5
+    assert_close(floored, plain * sums)
+
+
+@pytest.mark.parametrize("settings", ["least=-1.0", "least=1.0,gate=true"])
+def test_rfa_refuses_a_least_sum_that_means_nothing(settings: str) -> None:
+    with pytest.raises(ValueError, match="least"):
+        al.mechanism(f"rfa:{settings}")
+
+
 def test_rfa_estimates_softmax_of_unit_vectors() -> None:
     call = self_call(length=7)
     unit = replace(call, q=call.q / call.q.norm(dim=-1, keepdim=True), k=call.k / call.k.norm(dim=-1, keepdim=True))

@@ -9,7 +9,7 @@ import attnlab as al
 from attnlab.models import Transformer, TransformerConfig
 from tests.tolerance import assert_close
 
-SPECS = ("rfa:features=257", "t2r:features=19", "kernel:elu")
+SPECS = ("rfa:features=257", "rfa:features=3,least=1.5", "t2r:features=19", "kernel:elu")
 
 
 @pytest.mark.parametrize("spec", SPECS)

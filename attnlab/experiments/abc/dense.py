@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.hf.interface import installed_in
-from attnlab.mechanisms._linear import LinearCache
+from attnlab.mechanisms._linear import LinearCache, divided
 from attnlab.mechanisms._slots import FLOOR, SlotMechanism
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.rfa import Rfa
@@ -111,8 +111,7 @@ class DenseKernel(_Dense):
             q, k = phi(grouped(call.q, call.groups)).to(call.q.dtype), phi_k(call.k).unsqueeze(2).to(call.q.dtype)
         kappa = (q @ k.mT).masked_fill(~past, 0)
         total = kappa.sum(-1, keepdim=True, dtype=torch.float32)
-        out = (kappa @ call.v.unsqueeze(2)) / total.masked_fill(total == 0, 1)
-        return ungrouped(out.masked_fill(total == 0, 0)).to(call.q.dtype)
+        return ungrouped(divided(kappa @ call.v.unsqueeze(2), total, least=cache.least)).to(call.q.dtype)
 
 
 def _full_precision(call: AttentionCall) -> AbstractContextManager[Any]:
