@@ -82,6 +82,8 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
         assert row["parameters"] - row["without_embeddings"] == 64 * 8
         assert row["tokens_per_parameter"] == row["tokens"] / row["without_embeddings"]
     assert {r["step"] for r in tables["curves"]} == {3}
+    ends = {(r["model"], r["n"]): r["loss"] for r in tables["curves"]}
+    assert {(r["model"], r["n"]): r["end"] for r in tables["table_2a_training"]} == ends
 
 
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
@@ -111,6 +113,10 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
     }
     assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
     assert {r["part"] for r in tables["training"]} == {"continued", "RTE-0"}
+    losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables["pretraining"]}
+    for row in tables["continuing"]:
+        assert row["0"] == losses[row["model"], row["n"], False]
+        assert row["end"] == losses[row["model"], row["n"], True]
 
 
 @pytest.mark.parametrize("kind", ["masked", "sampled"])
@@ -127,7 +133,7 @@ def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Pa
     for row in tables["summary"]:
         gap = (ends["converted"] - row["loss"]) / (ends["converted"] - ends["teacher"])
         assert row["gap_closed"] == pytest.approx(gap)
-    assert {r["method"] for r in tables["equal_time"]} <= set(distillation.METHODS)
+    assert [r["method"] for r in tables["closed_after"]] == list(distillation.METHODS)
 
 
 @pytest.mark.parametrize("name", decoding.MODELS)

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
-from attnlab.experiments.abc.summaries import Rows, means, spread
+from attnlab.experiments.abc.summaries import Rows, curves, means
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
@@ -26,8 +26,8 @@ from attnlab.training import Schedule
 
 __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
 
-# Updates between looks at the clock and, at the doublings of it, at the held-out loss.
-CURVE = 250
+# Updates between looks at the clock, and at the held-out loss.
+CURVE = 500
 
 
 def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed: int) -> Transformer:
@@ -83,8 +83,7 @@ def _run_seed(
     valid = _windows(stores, "valid", config, device, context=0)[0]
 
     def look(step: int) -> None:
-        # At 250, 500, 1000, ... updates: a loss falls by the logarithm of what was read.
-        if step % CURVE == 0 and (step // CURVE).bit_count() == 1:
+        if step % CURVE == 0:
             for variant in rows:
                 _note_loss(table, part, variant, models[variant.key], valid, step, seed)
 
@@ -190,7 +189,7 @@ def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
-    """The tables with their seeds averaged, perplexities over BASE's, and the curves with a column a model."""
+    """The tables with their seeds averaged, perplexities over BASE's, and how the models were trained."""
     found = {}
     for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
         rows = means(tables.get(table, []), keys, "perplexity")
@@ -200,14 +199,28 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
                 row["times_base"] = row["perplexity"] / base[row.get("context")]
         if rows:
             found[f"{table}_means"] = rows
-        noted = [{**row, "row": _title(row)} for row in tables.get("curves", []) if row["setting"] == table]
-        if noted:
-            found[f"{table}_curves"] = sorted(spread(noted, ["step"], "row", "loss"), key=lambda row: row["step"])
+            found[f"{table}_training"] = _trained(tables, table)
     return found
 
 
-def _title(row: Mapping[str, Any]) -> str:
-    return row["model"] if row["n"] is None else f"{row['model']}-{row['n']}"
+def _trained(tables: dict[str, Rows], table: str) -> Rows:
+    """Sizes, the fewest tokens that a seed of a model saw for each of its parameters, and the curves' ends."""
+    mine = {name: [row for row in tables.get(name, []) if row["setting"] == table] for name in ("training", "curves")}
+    ends = {(row["model"], row["n"]): row for row in curves(mine["curves"], ["model", "n"])}
+    found: dict[tuple[str, int | None], dict[str, Any]] = {}
+    for row in mine["training"]:
+        key = row["model"], row["n"]
+        shown = found.setdefault(
+            key,
+            {
+                "model": key[0], "n": key[1], "parameters": row["parameters"],
+                "without_embeddings": row["without_embeddings"], "seeds": 0, "tokens_per_parameter": math.inf,
+                **{name: value for name, value in ends.get(key, {}).items() if name not in ("model", "n")},
+            },
+        )  # fmt: skip
+        shown["seeds"] += 1
+        shown["tokens_per_parameter"] = min(shown["tokens_per_parameter"], row["tokens_per_parameter"])
+    return list(found.values())
 
 
 @dataclass(frozen=True, eq=False)

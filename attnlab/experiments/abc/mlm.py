@@ -16,7 +16,7 @@ from attnlab.data import Blocks, MlmSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import SomeMasked, from_bert
 from attnlab.experiments.abc.lm_config import Variant
-from attnlab.experiments.abc.summaries import Rows, means, spread
+from attnlab.experiments.abc.summaries import Rows, curves, means, spread
 from attnlab.experiments.effective_glue import TASKS, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
@@ -33,6 +33,7 @@ NAME = "abc-mlm"
 KEYS = {
     "table_4": ["model", "n", "continued", "task", "seed"],
     "pretraining": ["model", "n", "continued"],
+    "curves": ["model", "n", "step"],
     "training": ["part"],
     "speed": ["model", "n"],
     "parameters": ["model", "n"],
@@ -41,11 +42,14 @@ NOTES = {
     "table_4": "Development accuracy in %. RoBERTa-Ours is the shipped masked LM continued as it is, equally long; "
     "continued = false is the model as converted, fine-tuned at once.",
     "pretraining": "Loss at the masked tokens of held-out enwik8 articles.",
+    "curves": "The same on the way, for the models that are continued.",
     "speed": "Inference of a model of RoBERTa-base's size; speed and memory relative to softmax; paper: batch 16.",
     "parameters": "Parameters that conversion adds to a model of RoBERTa-base's size, as a share of its own.",
 }
 
 
+# Updates between looks at the held-out loss.
+CURVE = 250
 # The pretrained model's own attention: nothing is converted.
 SOFTMAX = "softmax"
 VARIANTS = (
@@ -97,6 +101,13 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     stores = Corpus(corpus)
     tokeniser = stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
+
+    def look(step: int) -> None:
+        for v in VARIANTS if step % CURVE == 0 else ():
+            loss = masked_loss(models[v.key], stores, config)
+            models[v.key].train()
+            part.row("curves", model=v.model, n=v.n, seed=config.seed, step=step, loss=loss)
+
     with _dense(models.values()):
         found = fit(
             models,
@@ -106,6 +117,8 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             schedule=Schedule("linear", warmup=config.warmup),
             seconds=seconds,
             streams=config.streams,
+            every=CURVE,
+            then=look,
         )
     tokens = found.steps * config.batch * config.length
     part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
@@ -113,6 +126,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
         for continued, some in ((False, before), (True, models)):
             loss = masked_loss(some[v.key], stores, config)
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
+            part.row("curves", model=v.model, n=v.n, seed=config.seed, step=found.steps if continued else 0, loss=loss)
     every = {(v, True): models[v.key] for v in VARIANTS}
     # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
@@ -175,14 +189,14 @@ def _fine_tune(
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
-    """Table 4 with a column for each task, the means over seeds, and their mean."""
+    """Table 4 with a column for each task, the means over seeds, and their mean; and how the loss fell before."""
     rows = spread(tables.get("table_4", []), ["model", "n", "continued"], "task", "accuracy")
     for row in rows:
         row["average"] = fmean(row[task] for task in TASKS if task in row)
     losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables.get("pretraining", [])}
     for row in rows:
         row["masked_loss"] = losses.get((row["model"], row["n"], row["continued"]))
-    return {"table_4_by_task": rows}
+    return {"table_4_by_task": rows, "continuing": curves(tables.get("curves", []), ["model", "n"])}
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
@@ -206,12 +220,10 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     return refused | dict.fromkeys(("abc-mlm-on-par", "abc-mlm-beats-linformer", "abc-mlm-random-fails"), why)
 
 
-def measure_speed(
-    part: Part, *, batch: int = 16, length: int = 512, repeats: int = 10, name: str = "roberta-base"
-) -> None:
+def measure_speed(part: Part, *, batch: int = 16, length: int = 512, repeats: int = 10) -> None:
     """Tables ``speed`` and ``parameters``: inference, on a GPU in half precision, and what conversion adds."""
     device = best_device()
-    config = replace(named_config(name), max_length=max(length, 512), dropout=0.0)
+    config = replace(named_config("roberta-base"), max_length=max(length, 512), dropout=0.0)
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     tokens = torch.randint(5, 1000, (batch, length), device=device)
     own = count_parameters(config)
