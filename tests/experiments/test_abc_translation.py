@@ -14,7 +14,7 @@ from attnlab.cli import main
 from attnlab.data import Pairs
 from attnlab.experiments.abc import commands, doc_mt, mt
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
-from attnlab.experiments.abc.translators import average, last_looks
+from attnlab.experiments.abc.translators import average, hypotheses_in, last_looks, with_curves
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
 from attnlab.experiments.translating import bleu_counts, bleu_of, corpus_bleu, write_lines
 
@@ -61,7 +61,32 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
     first, second = last_looks(rows)
     assert (first["nll"], first["step_before"], first["nll_before"], first["lowest"]) == (9.0, 70, 30.0, 9.0)
-    assert second["nll"] is second["nll_before"] is second["lowest"] is None
+    assert first["fell"] == pytest.approx(70)
+    assert second["nll"] is second["nll_before"] is second["lowest"] is second["fell"] is None
+
+
+def test_how_long_a_row_was_trained_stands_beside_it() -> None:
+    """Two seeds that fell by 1/200 and by 2 % in the last part: the curve is flat if that of every seed is."""
+    ends = {"a": [(0, 1.99), (1, 1.96)], "b": [(0, 1.99)]}
+    looks = [
+        {"data": "d", "variant": v, "seed": seed, "step": step, "nll": nll}
+        for v, seeds in ends.items()
+        for seed, end in seeds
+        for step, nll in ((80, 2.0), (100, end))
+    ]
+    a, b, c = with_curves([{"variant": v} for v in "abc"], looks, data="d")
+    assert (a["updates"], a["fell"], a["flat"]) == (100, pytest.approx(1.25), False)
+    assert (b["nll"], b["fell"], b["flat"]) == (1.99, pytest.approx(0.5), True)
+    assert c == {"variant": "c"}
+
+
+def test_models_are_named_by_sets_and_by_themselves() -> None:
+    assert {v.key for v in mt.variants_of("quarter+BASE")} == {v.key for v in mt.QUARTER}
+    # Every row of every table is in a set, and in one only.
+    sets = [v.key for name in ("3a", "quarter", "5", "7") for v in mt.SETS[name]]
+    assert sorted(sets) == sorted(mt.BY_KEY)
+    with pytest.raises(ValueError, match="no set or model is called 'ABC-8'"):
+        mt.variants_of("3a+ABC-8")
 
 
 def noisy(lines: list[str], share: float, seed: int) -> list[str]:
@@ -76,9 +101,12 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
     said = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
     for key, some in said.items():
-        write_lines(tmp_path / f"{key}.0.beam.txt", some)
-    # A seed that only one of a pair has is not compared.
-    write_lines(tmp_path / "bad.1.beam.txt", lines)
+        write_lines(tmp_path / "first" / "corpus" / f"{key}.0.beam.txt", some)
+    # A seed that only one of a pair has is not compared; of two folders the later counts.
+    write_lines(tmp_path / "first" / "corpus" / "bad.1.beam.txt", lines)
+    write_lines(tmp_path / "first" / "corpus" / "bad.0.beam.txt", lines)
+    write_lines(tmp_path / "second" / "corpus" / "bad.0.beam.txt", said["bad"])
+    files = hypotheses_in([tmp_path / "first", tmp_path / "second"], "corpus")
     assert bleu_of(bleu_counts(said["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(said["bad"], lines))
     claims = {
         "beats both": Comparison((("good", "bad"), ("good", "alike"))),
@@ -87,7 +115,7 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
         "near": Comparison((("good", "bad"),), close=True),
         "not there": Comparison((("good", "nobody"),)),
     }
-    rows = differences(tmp_path, claims, {"test": lines}, resamples=200)
+    rows = differences(files, claims, {"beam": lines}, resamples=200)
     gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
@@ -103,14 +131,36 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert undecided(rows, claims, looks=ahead)["near"] == "good had 200 updates and bad 100"
 
 
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    """A pair whose difference is the same in both seeds, and one where it has another sign in each."""
+    pytest.importorskip("sacrebleu")
+    draw = np.random.default_rng(0)
+    lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
+    share = {("a", 0): 0.1, ("a", 1): 0.1, ("b", 0): 0.3, ("b", 1): 0.3, ("c", 0): 0.0, ("c", 1): 0.2}
+    said = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
+    claim = {"x": Comparison((("a", "b"), ("a", "c")))}
+    same, other = differences(said, claim, {"beam": lines}, resamples=200)
+    assert same["low"] > 0
+    assert (same["seeds"], same["sentences"]) == (2, 200)
+    # Two draws of the first seed alone, or of the second alone, are a quarter of all each.
+    gaps = [corpus_bleu(said["a", i, "beam"], lines) - corpus_bleu(said["c", i, "beam"], lines) for i in (0, 1)]
+    assert other["difference"] == pytest.approx(np.mean(gaps))
+    assert other["low"] < gaps[0] + 3 < 0 < gaps[1] - 3 < other["high"]
+
+
 def test_trainings_of_unequal_length_decide_nothing() -> None:
-    rows = [("BASE", 300), ("ABC_MLP-8-8", 200), ("ABC_MLP-64-64", 250)]
-    looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in rows]
+    updates = [("BASE", 300), ("ABC_MLP-8-8", 200), ("ABC_MLP-64-64", 250)]
+    looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
     found = mt.untestable({"validation": looks})
     assert found["abc-mt-smallest-memory"] == "its models had between 200 and 250 updates"
-    assert "Table 3a's had 300 updates, they 200" in found["abc-mt-on-par-quarter"]
-    beside = [*looks, {**looks[0], "variant": "BASE-quarter"}]
-    assert "abc-mt-on-par-quarter" not in mt.untestable({"validation": beside})
+    gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1}
+    rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
+    found = mt.untestable({"validation": looks, "differences": rows})
+    assert found["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
+    # The same comparison on another corpus is a claim of its own.
+    other = [{**rows[0], "data": "tatoeba-es-en", "low": -0.9}]
+    assert "-0.9 to 0.0" in mt.untestable({"differences": other})["abc-mt-tatoeba-on-par"]
+    assert "abc-mt-on-par-quarter" not in mt.untestable({"differences": other})
 
 
 def test_a_model_that_still_learns_has_not_failed() -> None:
@@ -172,13 +222,11 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     assert main(["reproduce", "abc-mt", *arguments, "--variants", "3a", "5", "7", "quarter"]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
-    assert {(r["model"], r["cross"]) for r in tables["table_3a_quarter"]} == {
-        (v.model, v.cross) for v in mt.QUARTER
-    } | {("BASE", None)}
+    assert [r["variant"] for r in tables["table_3a_quarter"]] == [v.key for v in mt.QUARTER]
     # A look at the end of the training, and each row of Table 5 translates the validation set.
     assert {r["step"] for r in tables["validation"]} == {3}
     assert all(r["sentences"] == 24 for r in tables["table_5"])
-    assert [r["model"] for r in tables["table_3a_means"]] == [v.model for v in mt.TABLE_3A]
+    assert [(r["model"], r["updates"]) for r in tables["table_3a_means"]] == [(v.model, 3) for v in mt.TABLE_3A]
     square = {r["causal"]: {n for n in ("8", "16", "32", "64") if n in r} for r in tables["table_5_square"]}
     assert square == {8: {"8", "16", "32", "64"}, 16: {"16", "32", "64"}, 32: {"32", "64"}, 64: {"64"}}
     assert all("bleu_paper" in row or row["model"] == "MLP-ReLU" for row in tables["table_7"])

@@ -66,11 +66,14 @@ def _started(options: argparse.Namespace, module: Any, config: Any, label: str) 
 
 
 def _collected(
-    options: argparse.Namespace, module: Any, score: Callable[[Path], dict[str, list[dict[str, Any]]]] | None = None
+    options: argparse.Namespace,
+    module: Any,
+    score: Callable[[list[Path]], dict[str, list[dict[str, Any]]]] | None = None,
 ) -> None:
     from attnlab.experiments.abc.collecting import collect
 
-    made = {} if score is None else {work: score(work) for work in options.work}
+    # What is scored may compare models of several folders.
+    made = {} if score is None else {options.work[-1]: score(options.work)}
     collect(
         module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
         untestable=getattr(module, "untestable", None), derived=getattr(module, "derived", None),
@@ -104,8 +107,9 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
     parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
     parser.add_argument(
-        "--variants", nargs="+", default=["3a", "5", "7", "quarter"], help="sets: 3a, 5, 7, quarter, few"
-    )
+        "--variants", nargs="+", default=["3a", "5", "7", "quarter"],
+        help="what is trained at once: sets (3a, 5, 7, quarter, few) and models (BASE, ABC_MLP-8-8, ...), joined by +",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="as many of them as fit into the time")
 
 
@@ -121,13 +125,14 @@ def _mt(options: argparse.Namespace) -> None:
                 task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
                 seed=seed,
             )  # fmt: skip
-    _scored(options, mt, lambda work: mt.score(work, options.data))
+    _scored(options, mt, lambda works: mt.score(works, options.data))
 
 
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-doc-mt", 300)
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k, or tagalog, lies")
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    parser.add_argument("--variants", nargs="+", metavar="MODEL", help="BASE, ABC_MLP-128-64, ... (default: all)")
 
 
 def _doc(options: argparse.Namespace) -> None:
@@ -137,8 +142,11 @@ def _doc(options: argparse.Namespace) -> None:
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
         for seed, seconds in _in_time(options.seed, options.seconds):
-            doc_mt.run_documents(config, root=options.data, part=part, out=options.work[0], seconds=seconds, seed=seed)
-    _scored(options, doc_mt, lambda work: doc_mt.score_documents(work, options.data, config))
+            doc_mt.run_documents(
+                config, root=options.data, part=part, out=options.work[0], seconds=seconds, seed=seed,
+                wanted=options.variants or list(doc_mt.BY_KEY),
+            )  # fmt: skip
+    _scored(options, doc_mt, lambda works: doc_mt.score_documents(works, options.data, config))
 
 
 def _in_time(runs: Sequence[Run], seconds: float) -> Iterator[tuple[Run, float]]:
@@ -157,7 +165,9 @@ def _in_time(runs: Sequence[Run], seconds: float) -> Iterator[tuple[Run, float]]
         longest = max(longest, time.monotonic() - started)
 
 
-def _scored(options: argparse.Namespace, module: Any, score: Callable[[Path], dict[str, list[dict[str, Any]]]]) -> None:
+def _scored(
+    options: argparse.Namespace, module: Any, score: Callable[[list[Path]], dict[str, list[dict[str, Any]]]]
+) -> None:
     import importlib.util
 
     if importlib.util.find_spec("sacrebleu") is None and not options.collect:

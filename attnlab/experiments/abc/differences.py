@@ -1,16 +1,15 @@
-"""Which differences between translators the test sentences can tell: corpus BLEU with the sentences drawn again."""
+"""Which differences between translators can be told: corpus BLEU with sentences and seeds drawn again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from attnlab.experiments.abc.summaries import Rows
-from attnlab.experiments.abc.translators import SEARCHES
 from attnlab.experiments.translating import bleu_counts, bleu_of
 from attnlab.reports.claims import paired_bootstrap
 from attnlab.reports.numbers import number
@@ -33,48 +32,58 @@ class Comparison:
 
 
 def differences(
-    folder: Path,
+    said: Mapping[tuple[str, int, str], Sequence[str]],
     comparisons: Mapping[str, Comparison],
     references: Mapping[str, Sequence[str]],
     *,
     resamples: int = 1000,
 ) -> Rows:
-    """Each pair's difference in BLEU and its 95 % interval (Koehn, 2004); sentences of all shared seeds are one set."""
-    counts: dict[Path, np.ndarray] = {}
+    """Each pair's difference in BLEU and its 95 % interval when sentences (Koehn, 2004) and seeds are drawn again.
 
-    def counted(path: Path, split: str) -> np.ndarray:
-        if path not in counts:
-            said = path.read_text(encoding="utf-8").splitlines()
-            counts[path] = bleu_counts(said, references[split][: len(said)])
-        return counts[path]
+    ``said`` holds translations by variant, seed and search, ``references`` what they should be by search.
+    """
+    counts: dict[tuple[str, int, str], np.ndarray] = {}
 
-    def gap(a: np.ndarray, b: np.ndarray) -> float:
-        return bleu_of(a.sum(0)) - bleu_of(b.sum(0))
+    def counted(key: str, seeds: Sequence[int], how: str) -> np.ndarray:
+        """(sentences, seeds, counts)."""
+        for place in ((key, seed, how) for seed in seeds):
+            if place not in counts:
+                counts[place] = bleu_counts(said[place], references[how][: len(said[place])])
+        return np.stack([counts[key, seed, how] for seed in seeds], axis=1)
 
     found = []
     for claim, comparison in comparisons.items():
         for pair in comparison.pairs:
-            seeds = [_seeds(folder, key, comparison.search) for key in pair]
-            shared = sorted(set(seeds[0]) & set(seeds[1]))
+            seeds = [{seed for key, seed, how in said if (key, how) == (name, comparison.search)} for name in pair]
+            shared = sorted(seeds[0] & seeds[1])
             if not shared:
                 continue
-            split = SEARCHES[comparison.search]
-            first, second = (
-                np.concatenate([counted(folder / f"{key}.{seed}.{comparison.search}.txt", split) for seed in shared])
-                for key in pair
-            )
-            interval = paired_bootstrap(first, second, statistic=gap, resamples=resamples)
+            first, second = (counted(key, shared, comparison.search) for key in pair)
+            interval = paired_bootstrap(first, second, statistic=_gap_of(len(shared)), resamples=resamples)
             found.append(
                 {
-                    "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,
+                    "claim": claim, "first": pair[0], "second": pair[1], "difference": _gap(first, second),
                     "low": interval.low, "high": interval.high, "seeds": len(shared), "sentences": len(first),
                 }
             )  # fmt: skip
     return found
 
 
-def _seeds(folder: Path, key: str, search: str) -> list[int]:
-    return [int(path.name.split(".")[-3]) for path in folder.glob(f"{key}.*.{search}.txt")]
+def _gap(a: np.ndarray, b: np.ndarray) -> float:
+    """The mean over seeds of the difference in BLEU."""
+    summed = a.sum(0), b.sum(0)
+    return fmean(bleu_of(x) - bleu_of(y) for x, y in zip(*summed, strict=True))
+
+
+def _gap_of(seeds: int) -> Callable[[np.ndarray, np.ndarray], float]:
+    """The difference for drawn sentences, of seeds that are drawn too: two trainings differ by chance as well."""
+    rng = np.random.default_rng(0)
+
+    def gap(a: np.ndarray, b: np.ndarray) -> float:
+        picks = rng.integers(seeds, size=seeds)
+        return _gap(a[:, picks], b[:, picks])
+
+    return gap
 
 
 def undecided(
@@ -97,7 +106,7 @@ def undecided(
             found[claim] = "; ".join(dict.fromkeys(why for why in longer if why is not None))
         elif open_:
             told = "; ".join(f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in open_)
-            found[claim] = f"BLEU when the sentences are drawn again: {told}"
+            found[claim] = f"BLEU when sentences and seeds are drawn again: {told}"
     return found
 
 

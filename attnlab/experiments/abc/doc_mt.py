@@ -19,7 +19,17 @@ import numpy as np
 from attnlab.data import Pairs, read_parallel
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.summaries import Rows, means
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_file, last_looks, run_variants
+from attnlab.experiments.abc.translators import (
+    FLAT,
+    AbcMtConfig,
+    Variant,
+    hypotheses_in,
+    last_looks,
+    looks_of,
+    run_variants,
+    split_of,
+    with_curves,
+)
 from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
@@ -42,8 +52,8 @@ LONGEST = 320
 KEYS = {
     "training": ["data", "seed", "set"],
     "losses": ["data", "variant", "seed"],
-    "validation": ["data", "set", "variant", "seed", "step"],
-    "table_3b": ["model", "cross", "causal", "seed"],
+    "validation": ["data", "variant", "seed", "step"],
+    "table_3b": ["data", "model", "cross", "causal", "seed"],
     "differences": ["claim", "first", "second"],
 }
 NOTES = {
@@ -63,6 +73,7 @@ class AbcDocMtConfig:
             # An epoch shows each sentence four times.
             snapshots_per_epoch=4,
             look=2,
+            held_out=1000,
         )
     )
     # A task of abc-mt, or tagalog-english.
@@ -91,7 +102,7 @@ VARIANTS = (
         for model, spec in SPECS.items()
     ),
 )
-
+BY_KEY = {v.key: v for v in VARIANTS}
 
 COMPARISONS = {
     "abc-doc-mt-beats-random": Comparison((("ABC_MLP-128-64", "ABC_RD-128-64"),)),
@@ -133,8 +144,19 @@ def read_documents(root: Path, config: AbcDocMtConfig) -> dict[str, Pairs]:
     }
 
 
-def run_documents(config: AbcDocMtConfig, *, root: Path, part: Part, out: Path, seconds: float, seed: int = 0) -> None:
-    """Train the four models side by side and write what they say of the test set."""
+def run_documents(
+    config: AbcDocMtConfig,
+    *,
+    root: Path,
+    part: Part,
+    out: Path,
+    seconds: float,
+    seed: int = 0,
+    wanted: Sequence[str] = tuple(BY_KEY),
+) -> None:
+    """Train the models side by side and write what they say of the test set."""
+    if unknown := set(wanted) - set(BY_KEY):
+        raise ValueError(f"no model is called {', '.join(sorted(unknown))}; there are {', '.join(BY_KEY)}")
     plain = tokenised(read_documents(root, config), vocab=config.translation.vocab)
     separator = plain.tokeniser.specials.mask
     assert separator is not None
@@ -143,7 +165,7 @@ def run_documents(config: AbcDocMtConfig, *, root: Path, part: Part, out: Path, 
         for split, sides in plain.ids.items()
     }
     corpus = _LastSentence(plain.tokeniser, plain.texts, ids, separator)
-    variants = {v: ["beam"] for v in VARIANTS}
+    variants = {BY_KEY[key]: ["beam"] for key in wanted}
     run_variants(
         config.data, variants, config.translation, corpus, part=part, out=out, seconds=seconds, label="3b", seed=seed
     )
@@ -166,7 +188,9 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, and how flat the curves were at the end."""
     found = {}
     if "table_3b" in tables:
-        found["table_3b_means"] = means(tables["table_3b"], ["model", "cross", "causal"], "bleu")
+        rows = means(tables["table_3b"], ["data", "variant", "model", "cross", "causal"], "bleu")
+        looks = tables.get("validation", [])
+        found["table_3b_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
     if "validation" in tables:
         found["last_looks"] = last_looks(tables["validation"])
     return found
@@ -174,28 +198,25 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences are too few to decide, and that a model fails which was still learning."""
-    found = undecided(tables.get("differences", []), COMPARISONS)
-    for look in last_looks(tables.get("validation", [])):
-        if look["variant"] == "Linformer-128-64" and look["nll_before"] and look["nll"] < 0.99 * look["nll_before"]:
+    looks = tables.get("validation", [])
+    found = undecided(tables.get("differences", []), COMPARISONS, looks=looks_of(looks))
+    for look in last_looks(looks):
+        if look["variant"] == "Linformer-128-64" and look["fell"] is not None and look["fell"] >= FLAT:
             told = f"its loss still fell when training ended, from {look['nll_before']:.2f} to {look['nll']:.2f}"
             found["abc-doc-mt-linformer-fails"] = told
     return found
 
 
-def score_documents(out: Path, root: Path, config: AbcDocMtConfig) -> dict[str, list[dict[str, Any]]]:
-    """Table 3b from the hypotheses below ``out``."""
-    references = read_documents(root, config)["test"].target
-    rows = []
-    for v in VARIANTS:
-        for path in sorted((out / config.data).glob(f"{v.key}.*.beam.txt")):
-            seed = int(path.name.split(".")[-3])
-            assert path == hypotheses_file(out, config.data, v, seed, "beam")
-            hypotheses = path.read_text(encoding="utf-8").splitlines()
-            bleu = corpus_bleu(hypotheses, references[: len(hypotheses)])
-            rows.append(
-                {
-                    "model": v.model, "cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": seed,
-                    "converged": bleu >= 1.0,
-                }
-            )  # fmt: skip
-    return {"table_3b": rows, "differences": differences(out / config.data, COMPARISONS, {"test": references})}
+def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) -> dict[str, Rows]:
+    """Table 3b from the hypotheses below ``outs``."""
+    references = split_of(read_documents(root, config), "beam").target
+    said, rows = hypotheses_in(outs, config.data), []
+    for (key, seed, _), lines in sorted(said.items(), key=lambda x: (list(BY_KEY).index(x[0][0]), x[0][1])):
+        v, bleu = BY_KEY[key], corpus_bleu(lines, references[: len(lines)])
+        rows.append(
+            {
+                "data": config.data, "variant": key, "model": v.model, "cross": v.cross, "causal": v.causal,
+                "bleu": bleu, "seed": seed, "sentences": len(lines), "converged": bleu >= 1.0,
+            }
+        )  # fmt: skip
+    return {"table_3b": rows, "differences": differences(said, COMPARISONS, {"beam": references})}

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,14 +32,21 @@ __all__ = [
     "average",
     "build",
     "hypotheses_file",
+    "hypotheses_in",
     "last_looks",
+    "looks_of",
     "run_variants",
+    "split_of",
+    "with_curves",
 ]
 
+Split = TypeVar("Split")
 # N of Linformer: the longest sequence in training and in decoding.
 LONGEST = 128
 # Ways of translating, and the set that is translated: greedily by the last weights, or with beams by averaged ones.
-SEARCHES = {"greedy": "valid", "beam": "test", "beams": "tests"}
+SEARCHES = {"greedy": "valid", "beam": "tests"}
+# A curve is flat whose loss fell by less than this many percent in the last part of the training.
+FLAT = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,14 +59,12 @@ class Variant:
     cross_spec: str = "softmax"
     causal_spec: str = "softmax"
     self_spec: str = "softmax"
-    # Tells apart models that are the same but are trained beside others.
-    beside: str | None = None
 
     @property
     def key(self) -> str:
         """The row in one word, which is also the name of its file."""
         sizes = (self.cross, self.causal) if self.cross is not None else ()
-        return "-".join(str(part) for part in (self.model, *sizes, self.beside) if part is not None)
+        return "-".join(str(part) for part in (self.model, *sizes))
 
 
 @dataclass(frozen=True)
@@ -203,7 +208,7 @@ def run_variants(
                 said = translate(
                     model,
                     corpus,
-                    corpus.ids[SEARCHES[how]][0][: config.held_out],
+                    split_of(corpus.ids, how)[0][: config.held_out],
                     beams=1 if how == "greedy" else config.beams,
                     longest=config.longest,
                     penalty=config.penalty,
@@ -219,6 +224,11 @@ def run_variants(
         )  # fmt: skip
 
 
+def split_of(splits: Mapping[str, Split], how: str) -> Split:
+    """What is translated this way: all of the test sets where there are several."""
+    return splits[SEARCHES[how] if SEARCHES[how] in splits else "test"]
+
+
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of several states of one model."""
     return {name: torch.stack([s[name].float() for s in states]).mean(0).to(t.dtype) for name, t in states[0].items()}
@@ -232,17 +242,20 @@ def _mean(rows: Sequence[Any]) -> float:
     return sum(len(row) for row in rows) / len(rows)
 
 
-def looks_of(rows: Rows, *, data: str) -> dict[str, dict[int, float]]:
-    """Each model's losses on the validation set by update; of several seeds the last."""
+def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, float]]:
+    """Each model's losses on the validation set (of one corpus, where there are several) by update, the last seed's."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
-        if row["data"] == data and row["nll"] is not None:
+        if data in (None, row["data"]) and row["nll"] is not None:
             found.setdefault(row["variant"], {})[row["step"]] = row["nll"]
     return found
 
 
 def last_looks(rows: Rows) -> Rows:
-    """How flat the curves were at the end: each model's last loss on the validation set, and what it was before."""
+    """How flat the curves were at the end: each model's last loss on the validation set, and what it was before.
+
+    ``fell`` is the difference in percent, over the last sixth of the training or a little more.
+    """
     found = []
     for key in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
         mine = [row for row in rows if (row["data"], row["variant"], row["seed"]) == key]
@@ -250,17 +263,46 @@ def last_looks(rows: Rows) -> Rows:
         last = max(mine, key=lambda row: row["step"])
         far = [row for row in mine if row["step"] <= 0.85 * last["step"]]
         before = max(far, key=lambda row: row["step"]) if far else None
+        known = before is not None and before["nll"] is not None and last["nll"] is not None
         found.append(
             {
                 **{name: last[name] for name in ("data", "variant", "seed", "step", "nll")},
                 "step_before": before and before["step"],
                 "nll_before": before and before["nll"],
+                "fell": 100 * (1 - last["nll"] / before["nll"]) if before is not None and known else None,
                 "lowest": min((row["nll"] for row in mine if row["nll"] is not None), default=None),
             }
         )
     return found
 
 
+def with_curves(rows: Rows, looks: Rows, *, data: str) -> Rows:
+    """The rows (one for each ``variant``) with how long their models were trained and whether their curves are flat."""
+    found = []
+    for row in rows:
+        mine = [x for x in last_looks(looks) if (x["data"], x["variant"]) == (data, row["variant"])]
+        falls = [x["fell"] for x in mine if x["fell"] is not None]
+        curve = {"updates": min(x["step"] for x in mine), "nll": _mean_of([x["nll"] for x in mine])} if mine else {}
+        if falls:
+            curve |= {"fell": _mean_of(falls), "flat": max(falls) < FLAT}
+        found.append({**row, **curve})
+    return found
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    some = [v for v in values if v is not None]
+    return sum(some) / len(some) if some else None
+
+
 def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
     """Where a variant's translations lie."""
     return out / data / f"{v.key}.{seed}.{how}.txt"
+
+
+def hypotheses_in(outs: Sequence[Path], data: str) -> dict[tuple[str, int, str], list[str]]:
+    """What was said of a corpus, by variant, seed and search; later folders win."""
+    found = {}
+    for path in (path for out in outs for path in sorted((out / data).glob("*.txt"))):
+        key, seed, how, _ = path.name.rsplit(".", 3)
+        found[key, int(seed), how] = path.read_text(encoding="utf-8").splitlines()
+    return found
