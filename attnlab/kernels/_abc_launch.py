@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from attnlab.kernels._abc_backward import key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
-from attnlab.kernels._abc_plan import Form, Plan, Units, plan_for, tiles, units_of, walks
+from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
-from attnlab.kernels._launcher import launch
+from attnlab.kernels._recipes import Calls, Kinds, recall
 
-__all__ = ["Extras", "Grads", "State", "backward", "empty_state", "forward"]
+__all__ = ["State", "backward", "empty_state", "forward", "saved_kinds"]
 
 State = tuple[Tensor, Tensor, Tensor]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -25,68 +28,104 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
     return k, torch.empty_like(k), torch.empty((rows, heads, slots), dtype=torch.float32, device=device)
 
 
+def saved_kinds(
+    q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool
+) -> Kinds:  # fmt: skip
+    """What reading needs and the backward pass again: states, z before and after each chunk, scores, which are wide.
+
+    Without ``causal`` there is one state for each sequence, and its z.
+    """
+    (b, h, n_q, d), (g, n) = q.shape, (s.shape[1], s.shape[3])
+    count, own = (units, units) if causal else (sequences, 0)
+    return (
+        ((count, g, 2, n, d), plan.state),
+        ((count, g, n), torch.float32),
+        ((own, g, n), torch.float32),
+        ((b, h, n_q if causal and train else 0, n), torch.float32),
+        ((own, g), torch.int32),
+    )
+
+
 def _make_states(
-    k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan, causal: bool
-) -> tuple[Tensor, Tensor, Tensor, State]:
-    """The state before each chunk if causal, z before and after each, and the state after the last."""
+    calls: Calls, k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan, saved: list[Tensor] | None
+) -> State:
+    """The state after the last chunk; into ``saved``, if causal, that before each and z before and after it."""
     visible, first, cu = extras
-    _, g, n_k, d = k.shape
-    n, device = plan.slots, k.device
-    count = units.count if causal else 0
-    states = torch.empty((count, g, 2, n, d), dtype=plan.state, device=device)
-    zs = torch.empty((count, g, n), dtype=torch.float32, device=device)
-    ends = torch.empty_like(zs)
-    last = empty_state(units.sequences, g, n, d, device)
+    b, g, n_k, d = k.shape
+    n, causal = plan.slots, saved is not None
+    last = (
+        calls.empty((units.sequences, g, n, d), torch.float32),
+        calls.empty((units.sequences, g, n, d), torch.float32),
+        calls.empty((units.sequences, g, n), torch.float32),
+    )
     even = cu is None and n_k % plan.C == 0
-    weights = torch.empty((k.shape[0], g, n_k, n), dtype=plan.weight, device=device)
-    tops = torch.empty((units.count, g, n), dtype=torch.float32, device=device)
-    totals = torch.empty_like(tops)
-    options = tiles("weigh", plan, Form(True, even, cu is not None, visible is not None), False)
-    launch(
+    form = Form(causal, even, cu is not None, visible is not None, first is not None)
+    rows = units.sequences * g
+    passes = walks("write", plan, form, rows, units.count // max(1, units.sequences))
+    segments = passes[0].segments if len(passes) > 1 else 0
+    _, (weights, tops, totals, *parts) = calls.several(
+        (
+            ((b, g, n_k, n), plan.weight),
+            ((units.count, g, n), torch.float32),
+            ((units.count, g, n), torch.float32),
+            ((rows, segments, 2, n, d), torch.float32),
+            ((rows, segments, n), torch.float32),
+        )
+    )
+    calls.launch(
         weigh_logits,
         (units.count, g, 1),
         (s, visible, weights, tops, totals, units.table),
         (*s.stride()[:3], _row(visible), n_k, units.per_row, g, n),
-        options,
+        tiles("weigh", plan, Form(True, even, cu is not None, visible is not None), False),
     )
-    form = Form(causal, even, cu is not None, visible is not None, first is not None)
-    rows = units.sequences * g
-    parts = part_zs = None
-    for walk in walks("write", plan, form, rows, units.count // max(1, units.sequences)):
-        if walk.segments > 1 and parts is None:
-            parts = torch.empty((rows, walk.segments, 2, n, d), dtype=torch.float32, device=device)
-            part_zs = torch.empty((rows, walk.segments, n), dtype=torch.float32, device=device)
-        launch(
+    for walk in passes:
+        calls.launch(
             write_states,
             (walk.programs, 1, 1),
-            (k, v, weights, tops, totals, visible, states, zs, ends, *(first or (None, None, None)), *last,
-             parts, part_zs, units.bounds, cu),
+            (k, v, weights, tops, totals, visible, *(saved or (None, None, None))[:3],
+             *(first or (None, None, None)), *last,
+             *(parts if segments else (None, None)), units.bounds, cu),
             (*k.stride()[:3], *v.stride()[:3], _row(visible), n_k, units.per_row, g, n, d, walk.segments),
             walk.options,
         )  # fmt: skip
-    return states, zs, ends, last
+    return last
 
 
 def _row(visible: Tensor | None) -> int:
     return 0 if visible is None else visible.stride(0)
 
 
+def _key(*parts: Any, tensors: tuple[Tensor | None, ...]) -> Hashable:
+    """What a call's launches depend on."""
+    return parts, *[None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors]
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float, train: bool
-) -> tuple[Tensor, State, list[Tensor]]:
-    """The output, the memory after the last key, and for the backward pass: states, z, scores, and which are wide."""
-    visible, _, cu = extras
+) -> tuple[Tensor, State, Tensor]:
+    """The output, the memory after the last key, and for the backward pass the buffer of ``saved_kinds``."""
+    visible, first, cu = extras
+    inputs, key = (q, k, v, s, visible), None
+    if causal and first is None and cu is None:
+        key = _key("forward", scale, train, q.device, tensors=inputs)
+        found = recall(key, inputs, q.device)
+        if found is not None:
+            out, last_k, last_v, last_z, buffer = found
+            return out, (last_k, last_v, last_z), buffer
+    calls = Calls(q.device)
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
     plan = plan_for(d, n, q.dtype)
     units = units_of(b, n_k, plan.C, cu)
-    states, zs, ends, last = _make_states(k, v, s, extras, units, plan, causal)
+    buffer, saved = calls.several(saved_kinds(q, s, plan, units.count, units.sequences, causal, train))
+    last = _make_states(calls, k, v, s, extras, units, plan, saved if causal else None)
+    states, zs, ends, scores, wide = saved
     if not causal:
-        states, zs = torch.stack(last[:2], 2).to(plan.state), last[2].clone()
+        states.copy_(torch.stack(last[:2], 2))
+        zs.copy_(last[2])
         units = units_of(b, n_q, plan.C, cu)
-    out = torch.empty_like(q)
-    scores = torch.empty((b, h, n_q if causal and train else 0, n), dtype=torch.float32, device=q.device)
-    wide = torch.empty((units.count if causal else 0, g), dtype=torch.int32, device=q.device)
+    out = calls.like(q)
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None)
     tensors = (q, k, v, s, visible, states, zs, ends, scores, wide, out, units.table)
     numbers = (
@@ -96,8 +135,10 @@ def forward(
     # The second launch finds nothing to do unless logits climb far within a chunk.
     for again in (False, True) if causal else (False,):
         options = tiles("read", plan, form, again, causal and train)
-        launch(read_states, (units.count, h, 1), tensors, numbers, options)
-    return out, last, [states, zs, ends, scores, wide]
+        calls.launch(read_states, (units.count, h, 1), tensors, numbers, options)
+    if key is not None:
+        calls.keep(key, inputs, (out, *last, buffer))
+    return out, last, buffer
 
 
 def backward(
@@ -105,93 +146,103 @@ def backward(
     d_last: Grads,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     last: State,
-    saved: list[Tensor],
+    buffer: Tensor,
     extras: Extras,
     causal: bool,
     scale: float,
-) -> tuple[Tensor, ...]:
+) -> Sequence[Tensor]:
     """Gradients of q, k, v, s, and of the first state where there was one."""
     visible, first, cu = extras
     q, k, v, s = inputs
-    states, zs, ends, scores, wide = saved
+    given, key = (q, k, v, s, do, buffer, visible), None
+    if causal and first is None and cu is None and all(grad is None for grad in d_last):
+        key = _key("backward", scale, q.device, tensors=given)
+        found = recall(key, given, q.device)
+        if found is not None:
+            return found
+    calls = Calls(q.device)
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
-    plan, device = plan_for(d, n, q.dtype), q.device
+    plan = plan_for(d, n, q.dtype)
     if do.stride(3) != 1:
         do = do.contiguous()
     units = units_of(b, n_q, plan.C, cu)
+    # Without causal the states are those of all keys, and as many as sequences.
+    states, zs, ends, scores, wide = calls.parts(
+        buffer, saved_kinds(q, s, plan, units.count, units.sequences, causal, True)
+    )
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *do.stride()[:3])
-    dq, rests = torch.empty_like(q), torch.empty_like(scores)
-    shares = torch.empty((2, b, h, n_q, n), dtype=plan.weight, device=device)
-    wide_cs = torch.empty((units.count, h, n), dtype=torch.float32, device=device)
-    each = b * h * n_q * n
+    passes, kinds = _sums(plan, form, units, g, not all(grad is None for grad in d_last))
+    _, (shares, rests, wide_cs, *room) = calls.several(
+        (
+            ((2, b, h, n_q, n), plan.weight),
+            (tuple(scores.shape), torch.float32),
+            ((units.count, h, n), torch.float32),
+            *kinds,
+        )
+    )
+    dq, each = calls.like(q), b * h * n_q * n
     again_too = (False, True) if causal else (False,)
     for again in again_too:
-        launch(
+        calls.launch(
             query_gradients,
             (units.count, h, 1),
             (q, k, v, s, do, visible, states, zs, ends, wide, dq, scores, shares, rests, wide_cs, units.table),
             (*strides, *dq.stride()[:3], each, _row(visible), n_q, units.per_row, g, h // g, n, d, scale),
             tiles("query", plan, form, again),
         )
-    sums, cs, to, to_c = _sum_back(q, do, d_last, last, (shares, rests, wide, wide_cs, zs, ends), units, cu, plan, form)
+    seeds = _seeded(d_last, last) or (None, None)
+    sums, cs, to, to_c, *rest = room
+    parts = rest if len(passes) > 1 else [None] * 3
+    for walk in passes:
+        calls.launch(
+            sum_back,
+            (walk.programs, 1, 1),
+            (q, do, shares, rests, wide, wide_cs, zs, ends, sums, cs, *seeds, to, to_c, *parts, units.bounds, cu),
+            (*q.stride()[:3], *do.stride()[:3], each, n_q, units.per_row, g, n, d, walk.segments),
+            walk.options,
+        )
     if not causal:
         sums, cs = to.to(plan.sums), to_c
         units = units_of(b, n_k, plan.C, cu)
         form = Form(causal, cu is None and n_k % plan.C == 0, cu is not None, visible is not None, groups=h // g)
-    dk = torch.empty((b, g, n_k, d), dtype=k.dtype, device=device)
-    dv = torch.empty_like(dk)
-    ds = torch.empty((b, g, n_k, n), dtype=s.dtype, device=device)
+    dk, dv = (calls.empty((b, g, n_k, d), k.dtype) for _ in range(2))
+    ds = calls.empty((b, g, n_k, n), s.dtype)
     for again in again_too:
-        launch(
+        calls.launch(
             key_gradients,
             (units.count, g, 1),
             (q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, units.table),
             (*strides, each, _row(visible), n_k, units.per_row, g, n, d, scale),
             tiles("key", plan, form, again),
         )
+    if key is not None:
+        calls.keep(key, given, (dq, dk, dv, ds))
     if first is None:
         return dq, dk, dv, ds
     return dq, dk, dv, ds, *_of_first(to, to_c, first, None if causal else last[2])
 
 
-def _sum_back(
-    q: Tensor,
-    do: Tensor,
-    d_last: Grads,
-    last: State,
-    made: tuple[Tensor, ...],
-    units: Units,
-    cu: Tensor | None,
-    plan: Plan,
-    form: Form,
-) -> tuple[Tensor, ...]:
-    """Sums over the queries after each chunk, and over all: (units, g, 2, n, d) and (units, g, n), twice."""
-    b, h, n_q, d = q.shape
-    n, g, device = plan.slots, h // form.groups, q.device
-    count = units.count if form.causal else 0
-    sums = torch.empty((count, g, 2, n, d), dtype=plan.sums, device=device)
-    cs = torch.empty((count, g, n), dtype=torch.float32, device=device)
-    to = torch.empty((units.sequences, g, 2, n, d), dtype=torch.float32, device=device)
-    to_c = torch.empty((units.sequences, g, n), dtype=torch.float32, device=device)
-    seeds = _seeded(d_last, last)
-    form = Form(form.causal, form.even, form.packed, False, seeds is not None, form.groups)
-    rows = units.sequences * g
-    parts = part_cs = fades = None
-    for walk in walks("sum", plan, form, rows, units.count // max(1, units.sequences)):
-        if walk.segments > 1 and parts is None:
-            parts = torch.empty((rows, walk.segments, 2, n, d), dtype=torch.float32, device=device)
-            part_cs = torch.empty((rows, walk.segments, n), dtype=torch.float32, device=device)
-            fades = torch.empty_like(part_cs)
-        launch(
-            sum_back,
-            (walk.programs, 1, 1),
-            (q, do, *made, sums, cs, *(seeds or (None, None)), to, to_c, parts, part_cs, fades, units.bounds, cu),
-            (*q.stride()[:3], *do.stride()[:3], b * h * n_q * n, n_q, units.per_row, g, n, d, walk.segments),
-            walk.options,
-        )
-    return sums, cs, to, to_c
+def _sums(plan: Plan, form: Form, units: Units, g: int, seeded: bool) -> tuple[tuple[Walk, ...], Kinds]:
+    """How sums over queries are taken, and their room: after each chunk and over all, with what is added to logits.
+
+    Then come the same of each segment, if there are several, and what is left over it.
+    """
+    n, d = plan.slots, plan.d
+    form = Form(form.causal, form.even, form.packed, False, seeded, form.groups)
+    rows, count = units.sequences * g, units.count if form.causal else 0
+    passes = walks("sum", plan, form, rows, units.count // max(1, units.sequences))
+    segments = passes[0].segments if len(passes) > 1 else 0
+    return passes, (
+        ((count, g, 2, n, d), plan.sums),
+        ((count, g, n), torch.float32),
+        ((units.sequences, g, 2, n, d), torch.float32),
+        ((units.sequences, g, n), torch.float32),
+        ((rows, segments, 2, n, d), torch.float32),
+        ((rows, segments, n), torch.float32),
+        ((rows, segments, n), torch.float32),
+    )
 
 
 def _of_first(to: Tensor, to_c: Tensor, first: State, last_z: Tensor | None) -> State:

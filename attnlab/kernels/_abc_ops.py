@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_launch import State, backward, empty_state, forward
+from attnlab.kernels._abc_launch import State, backward, empty_state, forward, saved_kinds
 from attnlab.kernels._abc_plan import plan_for, unit_count
+from attnlab.kernels._recipes import bytes_of
 
 __all__ = ["abc_backward", "abc_forward"]
 
@@ -20,11 +21,11 @@ def abc_forward(
     q: Tensor, k: Tensor, v: Tensor, s: Tensor, visible: Tensor | None,
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
     causal: bool, scale: float, train: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``forward`` as an operator: out, K~, V~, z and what the backward pass needs."""
     extras = (visible, _first(first_k, first_v, first_z), cu_seqlens)
-    out, last, saved = forward(q, k, v, s, extras, causal, scale, train)
-    return out, *last, saved[0], saved[1], saved[2], saved[3], saved[4]
+    out, last, buffer = forward(q, k, v, s, extras, causal, scale, train)
+    return out, *last, buffer
 
 
 @abc_forward.register_fake
@@ -33,28 +34,19 @@ def _(
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
     causal: bool, scale: float, train: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    b, h, n_q, d = q.shape
+    b, d = q.shape[0], q.shape[3]
     g, n = k.shape[1], s.shape[3]
     plan = plan_for(d, n, q.dtype)
     rows = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    out, last = torch.empty_like(q), empty_state(rows, g, n, d, q.device)
-    if not causal:
-        states = q.new_empty(rows, g, 2, n, d, dtype=plan.state)
-        none = q.new_empty(b, h, 0, n, dtype=torch.float32)
-        empty = q.new_empty(0, g, n, dtype=torch.float32)
-        return out, *last, states, torch.empty_like(last[2]), empty, none, q.new_empty(0, g, dtype=torch.int32)
-    units = unit_count(b, n_q, plan.C, None if cu_seqlens is None else rows)
-    states = q.new_empty(units, g, 2, n, d, dtype=plan.state)
-    prefix = q.new_empty(units, g, n, dtype=torch.float32)
-    scores = q.new_empty(b, h, n_q if train else 0, n, dtype=torch.float32)
-    wide = q.new_empty(units, g, dtype=torch.int32)
-    return out, *last, states, prefix, torch.empty_like(prefix), scores, wide
+    units = unit_count(b, s.shape[2], plan.C, None if cu_seqlens is None else rows)
+    size = bytes_of(saved_kinds(q, s, plan, units, rows, causal, train))
+    return torch.empty_like(q), *empty_state(rows, g, n, d, q.device), q.new_empty(size, dtype=torch.uint8)
 
 
 @torch.library.custom_op("attnlab::abc_backward", mutates_args=())
 def abc_backward(
     do: Tensor, dk: Tensor | None, dv: Tensor | None, dz: Tensor | None,
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, last_k: Tensor, last_v: Tensor, last_z: Tensor, saved: list[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, last_k: Tensor, last_v: Tensor, last_z: Tensor, saved: Tensor,
     visible: Tensor | None, first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None,
     cu_seqlens: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
@@ -70,7 +62,7 @@ def abc_backward(
 @abc_backward.register_fake
 def _(
     do: Tensor, dk: Tensor | None, dv: Tensor | None, dz: Tensor | None,
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, last_k: Tensor, last_v: Tensor, last_z: Tensor, saved: list[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, last_k: Tensor, last_v: Tensor, last_z: Tensor, saved: Tensor,
     visible: Tensor | None, first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None,
     cu_seqlens: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -89,7 +81,7 @@ def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 def _gradient(ctx, do, dk, dv, dz, *_):  # type: ignore[no-untyped-def]
     q, k, v, s, last_k, last_v, last_z, *rest = ctx.saved_tensors
-    saved, (visible, *first, cu_seqlens) = rest[:5], rest[5:]
+    saved, visible, *first, cu_seqlens = rest
     if do is None:
         do = torch.zeros_like(q)
     grads = abc_backward(

@@ -9,14 +9,16 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-__all__ = ["Options", "known_launches", "launch"]
+__all__ = ["Launched", "Options", "current_device", "current_stream", "known_launches", "launch", "watched"]
 
 # Constants of a kernel and how it is launched, as pairs, so that they can be part of a key.
 Options = tuple[tuple[str, Any], ...]
+# The compiled kernel, its arguments after the tensors, and what its key must not outlive.
+Launched = tuple[Any, tuple[Any, ...], Any]
 INTERPRETED = knobs.runtime.interpret
 # Sizes remembered; where they never repeat, all are forgotten from time to time.
 MOST = 8192
-_KNOWN: dict[Hashable, tuple[Any, tuple[Any, ...], Any]] = {}
+_KNOWN: dict[Hashable, Launched] = {}
 
 
 def launch(
@@ -25,38 +27,57 @@ def launch(
     tensors: tuple[Tensor | None, ...],
     numbers: tuple[Any, ...],
     options: Options,
-) -> None:
+) -> Launched | None:
     """``kernel[grid](*tensors, *numbers, **options)``, with less to do on the host from the second call on.
 
     What Triton compiles depends on dtypes, on which pointers are multiples of 16 and on the numbers. The first call
     takes its usual way; others with the same of all these, and the very same ``options``, give the compiled kernel
-    plain addresses.
+    plain addresses. Returns what is known of the launch afterwards.
     """
-    hooks = knobs.runtime.launch_enter_hook
-    if INTERPRETED or getattr(hooks, "calls", hooks):
+    if watched():
         kernel[grid](*tensors, *numbers, **dict(options))
-        return
+        return None
     pointers = [0 if t is None else t.data_ptr() for t in tensors]
     every = 0
     for pointer in pointers:
         every |= pointer
-    device = driver.active.get_current_device()
+    device = current_device()
     key = (id(kernel), id(options), device, numbers, tuple([None if t is None else t.dtype for t in tensors]))
     known = _KNOWN.get(key) if every % 16 == 0 else None
     if known is None:
         compiled = kernel[grid](*tensors, *numbers, **dict(options))
-        if every % 16 == 0:
-            given = dict(options)
-            # Launchers take the constants, too, and leave them aside.
-            rest = tuple(given[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
-            if len(_KNOWN) >= MOST:
-                _KNOWN.clear()
-            # Kept here, so that no others can take their ids.
-            _KNOWN[key] = compiled, (*numbers, *rest), (kernel, options)
-        return
+        if every % 16:
+            return None
+        given = dict(options)
+        # Launchers take the constants, too, and leave them aside.
+        rest = tuple(given[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
+        if len(_KNOWN) >= MOST:
+            _KNOWN.clear()
+        # Kept here, so that no others can take their ids.
+        known = _KNOWN[key] = compiled, (*numbers, *rest), (kernel, options)
+        return known
     compiled, rest, _ = known
-    stream = driver.active.get_current_stream(device)
+    stream = current_stream(device)
     compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *rest)
+    return known
+
+
+def watched() -> bool:
+    """Whether launches must take Triton's own way, since it interprets them or somebody listens."""
+    hooks = knobs.runtime.launch_enter_hook
+    return bool(INTERPRETED or getattr(hooks, "calls", hooks))
+
+
+def current_device() -> int:
+    """The device that launches go to."""
+    device: int = driver.active.get_current_device()
+    return device
+
+
+def current_stream(device: int) -> int:
+    """Where launches on a device go."""
+    stream: int = driver.active.get_current_stream(device)
+    return stream
 
 
 def known_launches() -> dict[tuple[str, bool], dict[str, int]]:

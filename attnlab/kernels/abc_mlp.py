@@ -155,8 +155,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, s, first_k, first_v, first_z, visible, cu_seqlens, causal, scale):  # type: ignore[no-untyped-def]
         first = None if first_k is None else (first_k, first_v, first_z)
-        out, last, saved = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale, True)
-        ctx.save_for_backward(q, k, v, s, *last, *saved, visible, cu_seqlens, first_k, first_v, first_z)
+        out, last, buffer = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale, True)
+        ctx.save_for_backward(q, k, v, s, *last, buffer, visible, cu_seqlens, first_k, first_v, first_z)
         ctx.causal, ctx.scale = causal, scale
         ctx.set_materialize_grads(False)
         return out, *last
@@ -169,7 +169,7 @@ class _Eager(torch.autograd.Function):
         if do is None:
             do = torch.zeros_like(q)
         grads = backward(
-            do, (dk, dv, dz), (q, k, v, s), tuple(rest[:3]), rest[3:], (visible, first, cu_seqlens),
+            do, (dk, dv, dz), (q, k, v, s), tuple(rest[:3]), rest[3], (visible, first, cu_seqlens),
             ctx.causal, ctx.scale,
         )  # fmt: skip
         return *grads, *[None] * (11 - len(grads))
