@@ -130,9 +130,10 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
         torch.manual_seed(config.seed)
         small = {"width": 32, "heads": 4} if config.model == "tiny" else {}
         base = named_config("roberta-12" if config.model == "tiny" else config.model)
-        model = Transformer(
-            replace(base, vocab=config.vocab, layers=config.layers, max_length=config.length, **small)
-        ).to(device)
+        made = replace(base, vocab=config.vocab, layers=config.layers, max_length=config.length, **small)
+        # Made where it trains: a CPU would take longer over the random numbers than a GPU over all steps.
+        with device:
+            model = Transformer(made).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
         eager, term = Eager(), None
         if way == "guided":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +30,9 @@ class Line:
     values: Sequence[float]
 
 
-def main(folder: str) -> None:
-    result = json.loads((Path(folder).parent / "results" / "guidance.json").read_text(encoding="utf-8"))
-    write_atomic(Path(folder) / "guidance-curves.svg", curves(result))
+def main(folder: Path) -> None:
+    result = json.loads((folder.parent / "results" / "guidance.json").read_text(encoding="utf-8"))
+    write_atomic(folder / "guidance-curves.svg", curves(result))
 
 
 def curves(result: Mapping[str, Any]) -> str:
@@ -52,17 +52,19 @@ def _panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
     mlm = [c for c in raw["curves"] if c["part"] == "a" and (c["arm"], c["seed"]) in wanted]
     guided = [c for c in mlm if c["arm"].startswith("AG")]
     keys = ("width", "guided", "lr", "warmup")
-    chosen = {tuple(r[key] for key in keys) for r in tables.get("electra", [])}
-    electra = [c for c in raw.get("electra_curves", []) if tuple(c[key] for key in keys) in chosen]
+    chosen = {(r["of_steps"], *(r[key] for key in keys)) for r in tables.get("electra", [])}
+    electra = [c for c in raw.get("electra_curves", []) if (c["steps"], *(c[key] for key in keys)) in chosen]
     names = {"AG": "guided", "BASE": "unguided", "Gaussian": "Gaussian heads"}
     return {
         "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in mlm],
         "guidance loss of the guided ones": [_line(c, "guided", "guidance") for c in guided],
         **{
-            f"ELECTRA's loss, width {width}, after its first fall": [
-                _line(c, "guided" if c["guided"] else "unguided", since=0.1) for c in electra if c["width"] == width
+            f"ELECTRA's loss, width {width}, alpha0 {alpha0:g}, after its first fall": [
+                _line(c, "guided" if c["guided"] else "unguided", since=0.1) for c in electra if c["steps"] == steps
             ]
-            for width in dict.fromkeys(c["width"] for c in electra)
+            for steps, width, alpha0 in dict.fromkeys(
+                (c["steps"], c["width"], c["alpha0"]) for c in electra if c["guided"]
+            )
         },
         "translation's loss": [_line(c, names[c["arm"]]) for c in raw.get("translation_curves", [])],
     }
@@ -108,4 +110,6 @@ def panel(place: int, title: str, lines: Sequence[Line]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="the docs; results lie beside it")
+    main(parser.parse_args().folder)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 
 import torch
@@ -19,21 +19,21 @@ STYLE = (
 COLOURS = {"top-r": "#c44e52", "value-aware": "#4c72b0", "exact": "#333"}
 
 
-def main(folder: str) -> None:
-    write_atomic(Path(folder) / "value-aware-geometry.svg", geometry())
-    write_atomic(Path(folder) / "value-aware-error.svg", error_by_r())
+def main(folder: Path) -> None:
+    write_atomic(folder / "value-aware-geometry.svg", geometry())
+    write_atomic(folder / "value-aware-error.svg", error_by_r())
     rows = tables(folder, "kv_policies")["perplexity"]
-    write_atomic(Path(folder) / "value-aware-cache.svg", cache(rows, "stories15M", "sampled"))
-    write_atomic(Path(folder) / "value-aware-cache-lm.svg", cache(rows, "kv-lm", "wikitext103-test"))
+    write_atomic(folder / "value-aware-cache.svg", cache(rows, "stories15M", "sampled"))
+    write_atomic(folder / "value-aware-cache-lm.svg", cache(rows, "kv-lm", "wikitext103-test"))
     found = tables(folder, "value-aware")
-    write_atomic(Path(folder) / "value-aware-figure-1.svg", figure_1(found["figure_1"]))
-    write_atomic(Path(folder) / "value-aware-figure-2.svg", figure_2(found["figure_2"]))
-    write_atomic(Path(folder) / "value-aware-figure-3.svg", figure_3(found["figure_3_curves"]))
+    write_atomic(folder / "value-aware-figure-1.svg", figure_1(found["figure_1"]))
+    write_atomic(folder / "value-aware-figure-2.svg", figure_2(found["figure_2"]))
+    write_atomic(folder / "value-aware-figure-3.svg", figure_3(found["figure_3_curves"]))
 
 
-def tables(folder: str, name: str) -> dict[str, list[dict]]:
+def tables(folder: Path, name: str) -> dict[str, list[dict]]:
     """The tables of results/<name>.json, which lies beside the folder of the docs."""
-    return json.loads((Path(folder).parent / "results" / f"{name}.json").read_text(encoding="utf-8"))["tables"]
+    return json.loads((folder.parent / "results" / f"{name}.json").read_text(encoding="utf-8"))["tables"]
 
 
 def geometry() -> str:
@@ -178,4 +178,6 @@ def _svg(width: int, height: int, parts: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="the docs; results lie beside it")
+    main(parser.parse_args().folder)

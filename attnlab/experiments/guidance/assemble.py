@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.guidance.tables import RUN, made_tables
+from attnlab.experiments.guidance.tables import ELECTRA_RUN, RUN, made_tables
 from attnlab.provenance import provenance, write_json
 
 __all__ = ["NOTES", "assemble"]
@@ -18,8 +18,8 @@ KEYS = {
     "curves": RUN,
     "evaluations": (*RUN, "at"),
     "finetuned_runs": ("training", "task", "arm", "seed"),
-    "electra_runs": ("width", "arm", "seed"),
-    "electra_curves": ("width", "arm", "seed"),
+    "electra_runs": ELECTRA_RUN,
+    "electra_curves": ELECTRA_RUN,
     "translation_runs": ("arm", "seed"),
     "translation_curves": ("arm", "seed"),
     "translation_evaluations": ("arm", "seed", "at"),

@@ -76,7 +76,8 @@ def run_electra(
             curve = learners[arm.name].curves()
             told = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
             told |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
-            part.row("electra_runs", **told, steps=steps, seconds=round(spent, 1), **ended(curve))
+            told["steps"] = steps
+            part.row("electra_runs", **told, seconds=round(spent, 1), **ended(curve))
             part.row("electra_curves", **told, **thinned(curve))
 
 

@@ -23,12 +23,12 @@ class PaperSetting:
     # lambda
     fraction: float | None = None
 
-    def guidance(self, *, steps: int, hold: int = 20_000) -> Guidance | None:
+    def guidance(self, *, steps: int) -> Guidance | None:
         """The settings of guidance for a run of so many steps; None for a row without."""
         if not self.guided:
             return None
         assert self.alpha0 is not None
-        return Guidance(fraction=self.fraction, alpha0=self.alpha0, hold=hold, steps=steps)
+        return Guidance(fraction=self.fraction, alpha0=self.alpha0, steps=steps)
 
 
 def _paper() -> dict[str, PaperSetting]:

@@ -7,10 +7,12 @@ from typing import Any
 
 from attnlab.experiments.guidance.curves import Row, converged_at, drops_at, plateau, reaches_at
 
-__all__ = ["RUN", "best_arm", "guessing", "made_tables"]
+__all__ = ["ELECTRA_RUN", "RUN", "best_arm", "guessing", "made_tables"]
 
 # What tells a run of a masked LM from others.
 RUN = ("part", "depth", "language", "arm", "seed")
+# And one of ELECTRA.
+ELECTRA_RUN = ("width", "steps", "arm", "seed")
 CONVERGED = (("loss", "held-out loss"), ("steps", "updates to the unguided model's last loss"))
 PRETRAINED = {"short": "half of the planned pretraining", "long": "all of the pretraining"}
 
@@ -155,17 +157,17 @@ def finetuned(tables: Tables) -> list[dict[str, Any]]:
 
 
 def electra(tables: Tables) -> list[dict[str, Any]]:
-    """Part (c): by width, the better arm with and without guidance, and when it reached the latter's last loss."""
+    """Part (c): of each run, the better arm with and without guidance, and when it reached the latter's last loss."""
     runs, rows = tables.get("electra_runs", []), []
-    for width in sorted({run["width"] for run in runs}, reverse=True):
+    # The arms of a run are as wide and had as many updates.
+    for group in sorted({(run["width"], run["steps"]) for run in runs}, key=lambda group: (-group[0], group[1])):
         best = {
             guided: min(own, key=lambda r: r["loss"])
             for guided in (True, False)
-            if (own := [run for run in runs if (run["width"], run["guided"]) == (width, guided)])
+            if (own := [run for run in runs if (run["width"], run["steps"], run["guided"]) == (*group, guided)])
         }
         for guided, run in best.items():
-            keys = ("width", "arm", "seed")
-            curve = next(c for c in tables["electra_curves"] if all(c[key] == run[key] for key in keys))
+            curve = next(c for c in tables["electra_curves"] if all(c[key] == run[key] for key in ELECTRA_RUN))
             reached = reaches_at(curve, best[False]["loss"]) if guided and False in best else None
             told = {name: run[name] for name in ("layers", "width", "guided", "lr", "warmup")}
             rows.append({**told, "alpha0": run["alpha0"] if guided else None, "loss": run["loss"],
@@ -233,9 +235,9 @@ def summary(made: Tables) -> list[dict[str, Any]]:
     for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
         own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
         add(f"{task} after {PRETRAINED[training]}: accuracy, %", own, "accuracy")
-    for width in dict.fromkeys(row["width"] for row in made["electra"]):
-        own = [row for row in made["electra"] if row["width"] == width]
-        add(f"ELECTRA of width {width}: training loss", own, "loss")
+    for width, steps in dict.fromkeys((row["width"], row["of_steps"]) for row in made["electra"]):
+        own = [row for row in made["electra"] if (row["width"], row["of_steps"]) == (width, steps)]
+        add(f"ELECTRA of width {width}, {steps:,} updates: training loss", own, "loss")
     for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):
         add(f"translation: {told}", made["translation"], column, "model", ("AG", "BASE"))
     for language in dict.fromkeys(row["language"] for row in made["low_resource"]):

@@ -16,7 +16,7 @@ TABLES = {
         "ag_loss": "ag_converged_share, mlm_drop_share: the shares of training at which the AG loss has converged and "
         "the MLM loss starts to drop",
         "finetuned": "task, training (short, long), guided, accuracy",
-        "electra": "width, guided, steps to the unguided model's last loss, loss",
+        "electra": "width, guided, steps to the unguided model's last loss of of_steps, loss",
         "translation": "model (BASE, AG, Gaussian), loss, bleu",
         "low_resource": "language, guided, loss",
     }
@@ -103,10 +103,10 @@ CLAIMS = (
         "an extended plateau against almost none",
         everywhere(
             "electra",
-            "width",
-            lambda width: compared(
-                cell("electra", "steps", width=width, guided=True),
-                cell("electra", "steps", width=width, guided=False),
+            "of_steps",
+            lambda updates: compared(
+                cell("electra", "steps", of_steps=updates, guided=True),
+                cell("electra", "steps", of_steps=updates, guided=False),
                 lambda guided, plain: plain / 2 - guided,
             ),
         ),
