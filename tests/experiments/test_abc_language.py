@@ -136,6 +136,23 @@ def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Pa
     assert [r["method"] for r in tables["closed_after"]] == list(distillation.METHODS)
 
 
+def test_a_method_that_diverges_does_not_stop_the_others(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*_: Any, **__: Any) -> None:
+        raise ValueError("the model stage diverged")
+
+    monkeypatch.setattr(distillation, "distill", diverge)
+    tables = run(
+        "abc-distill", "--corpus", corpus, "--model", saved("bert", corpus, tmp_path / "bert"), "--spec",
+        "abc-mlp:slots=3", "--batch", 2, "--length", 13, "--seconds", 0.1, "--work", tmp_path / "work", "--out",
+        tmp_path / "r.json", "--set", "points=1", "probe=1",
+    )  # fmt: skip
+    assert [r["method"] for r in tables["summary"]] == ["continued", "continued, twice the rate"]
+    facts = json.loads((tmp_path / "work" / "part-masked.json").read_text())["facts"]
+    assert len(facts) == 4
+
+
 @pytest.mark.parametrize("name", decoding.MODELS)
 def test_a_step_of_decoding_begins_with_the_same_tensors_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a captured graph reads has to live as long as the graph."""

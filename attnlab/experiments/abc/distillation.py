@@ -8,6 +8,7 @@ the model it was made from, that is closed after so many seconds.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -141,7 +142,7 @@ METHODS = tuple(STAGES)
 
 
 def run_subject(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
-    """Every method for equally many seconds, from the same converted model."""
+    """Every method for equally many seconds, from the same converted model; one that diverges is noted, and left."""
     start = convert(subject.model, subject.spec, copy=True)
     with dense_attention(start):
         ends = held_out_loss(subject.model, subject), held_out_loss(start, subject)
@@ -151,7 +152,10 @@ def run_subject(subject: Subject, config: AbcDistillConfig, *, part: Part) -> No
             continue
         student = copy.deepcopy(start)
         with dense_attention(student):
-            _run_method(method, subject, student, config, part, ends)
+            try:
+                _run_method(method, subject, student, config, part, ends)
+            except ValueError as error:
+                part.fact(f"failed: {subject.name}, {method}", str(error))
 
 
 def _run_method(
@@ -231,6 +235,8 @@ def _continue(
         optimizer.zero_grad(set_to_none=True)
         if step % s.every == 0 or step == steps:
             value = float(loss.detach())
+            if not math.isfinite(value):
+                raise ValueError(f"continuing diverged at step {step}: its loss is {value}; lower its lr")
             spent += time.perf_counter() - started
             lessons.append(Lesson("labels", step, value, spent))
             if note is not None:
