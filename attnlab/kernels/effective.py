@@ -1,30 +1,68 @@
-"""Effective attention of many heads in two kernels, where all queries of an input see the same keys.
+"""Effective attention of many heads in three kernels, where all queries of an input see the same keys.
 
-One program per head makes the Gram matrix of its values, inverts its Cholesky factor in registers and writes an
-orthonormal basis, all in float64; another projects its W on it, with the identity's residual and the share that is
-removed on the way. Nothing waits for the device.
+One attends as eager attention does, W kept, in one launch for its nine. Then one program per head makes the Gram matrix
+of its values, inverts its Cholesky factor in registers and writes an orthonormal basis, all in float64; another
+projects its W on it, with the identity's residual and the share that is removed on the way. Nothing waits for the
+device.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from attnlab.kernels.effective_triton import basis, project
+from attnlab.kernels._launcher import Options, launch
+from attnlab.kernels.effective_triton import attend, basis, project
 from attnlab.shapes import Float, Int
 
-__all__ = ["WIDEST", "project_heads"]
+__all__ = ["WIDEST", "attend_heads", "project_heads"]
 
 # Columns of V that the factorisation holds in registers.
 WIDEST = 64
+# Rows of a tile of attention, its warps, and the most keys of one that holds them all.
+ATTENTION = (32, 4, 128)
 # Keys of a tile and warps of the basis.
 BASIS = (16, 2)
 # Keys of a tile and stages of the projection, rows and warps for few and for many rows.
 PROJECTION = (32, 1, (64, 4), (128, 8))
 
 _compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def attend_heads(
+    query: Float[Tensor, "b h q d"],
+    key: Float[Tensor, "b h k d"],
+    value: Float[Tensor, "b h k e"],
+    seen: Int[Tensor, "b k"] | None,
+    scale: float,
+    w: Float[Tensor, "n q k"],
+    values: Float[Tensor, "n k e"],
+    output: Float[Tensor, "b q h e"],
+) -> None:
+    """Softmax attention to the keys that are ``seen`` (1); W, V and W V are left in the last three arguments."""
+    b, h, n_q, d = query.shape
+    n_k, e = value.shape[2:]
+    query, key, value = (t if t.stride(3) == 1 else t.contiguous() for t in (query, key, value))
+    rows, *_ = ATTENTION
+    tensors = (query, key, value, w if seen is None else seen, w, values, output)
+    numbers = (h, n_q, n_k, d, e, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], scale)
+    # Triton launches on the current device, wherever its arguments lie.
+    with torch.cuda.device_of(w):
+        launch(attend, (b * h, -(-n_q // rows), 1), tensors, numbers, _options(seen is not None, d, e, n_k, ATTENTION))
+
+
+@functools.cache
+def _options(padded: bool, d: int, e: int, n_k: int, settings: tuple[int, int, int]) -> Options:
+    rows, warps, most = settings
+    one = n_k <= most
+    keys = max(16, triton.next_power_of_2(n_k)) if one else 64
+    wide = {"D": max(16, triton.next_power_of_2(d)), "E": max(16, triton.next_power_of_2(e))}
+    tiles = {"BM": rows, "BK": keys, "ONE": one}
+    return tuple({"PADDED": padded, **wide, **tiles, "num_warps": warps, "num_stages": 1}.items())
 
 
 def project_heads(
@@ -63,10 +101,10 @@ def project_heads(
         _launch(basis, n * g, args, num_warps=warps, num_stages=1)
         keys, stages, short, long = PROJECTION
         rows, warps = short if n_q <= short[0] else long
-        given = w if output is None else output.contiguous()
+        given = w if output is None else output if output.stride(-1) == 1 else output.contiguous()
         args = (
-            w, columns, v, given, seen, count, conditions, found, stats, h, h // g, inputs, n_q, *at, safe, independent,
-            padded, output is not None, 2 * half, rows, keys,
+            w, columns, v, given, seen, count, conditions, found, stats, h, h // g, inputs, n_q, *given.stride()[:3],
+            *at, safe, independent, padded, output is not None, 2 * half, rows, keys,
         )  # fmt: skip
         _launch(project, n * h, args, num_warps=warps, num_stages=stages)
     return found, stats

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs
-"""The kernels of effective attention: an orthonormal basis of each head's values, and weights projected on it."""
+"""The kernels of effective attention: attention that keeps W, a basis of each head's values, and W projected on it."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-__all__ = ["basis", "project"]
+__all__ = ["attend", "basis", "project"]
 
 
 @triton.jit
@@ -54,6 +54,64 @@ def _inside(Seen, b, j, n_k, PADDED: tl.constexpr):
 def _visible(Count, b, n_k, PADDED: tl.constexpr):
     """How many keys there are to be seen."""
     return tl.load(Count + b).to(tl.int32) if PADDED else tl.full((), n_k, tl.int32)
+
+
+@triton.jit
+def _scores(q, K, Seen, b, j, n_k, d, kn, scale, PADDED: tl.constexpr, D: tl.constexpr):
+    """A tile of scale Q K^T, minus infinity at hidden keys."""
+    c = tl.arange(0, D)[None, :]
+    inside = _inside(Seen, b, j, n_k, PADDED)
+    k = tl.load(K + j[:, None].to(tl.int64) * kn + c, mask=inside[:, None] & (c < d), other=0.0)
+    s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale
+    return tl.where(inside[None, :], s, float("-inf"))
+
+
+@triton.jit
+def attend(
+    Q, K, V, Seen, W, Values, Output, heads, n_q, n_k, d, e, qb, qh, qn, kb, kh, kn, vb, vh, vn, scale,
+    PADDED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """W = softmax(scale Q K^T) of some rows of a head, zero in a row without a visible key; W V with heads innermost.
+
+    ``ONE`` tile holds all keys, or scores are made twice: once for their largest and their sum. V is copied on the way.
+    """
+    head, start = tl.program_id(0), tl.program_id(1) * BM
+    b, h = head // heads, head % heads
+    Q += b.to(tl.int64) * qb + h.to(tl.int64) * qh
+    K += b.to(tl.int64) * kb + h.to(tl.int64) * kh
+    V += b.to(tl.int64) * vb + h.to(tl.int64) * vh
+    W += head.to(tl.int64) * n_q * n_k
+    Values += head.to(tl.int64) * n_k * e
+    i = start + tl.arange(0, BM)
+    cd, ce = tl.arange(0, D)[None, :], tl.arange(0, E)[None, :]
+    q = tl.load(Q + i[:, None].to(tl.int64) * qn + cd, mask=(i < n_q)[:, None] & (cd < d), other=0.0)
+    top = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    s = tl.zeros((BM, BK), tl.float32)
+    for lo in range(0, n_k, BK):
+        s = _scores(q, K, Seen, b, lo + tl.arange(0, BK), n_k, d, kn, scale, PADDED, D)
+        higher = tl.maximum(top, tl.max(s, 1))
+        # A row that has seen no key yet.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp(top - level) + tl.sum(tl.exp(s - level[:, None]), 1)
+        top = higher
+    level = tl.where(top == float("-inf"), 0.0, top)
+    each = 1.0 / tl.where(total > 0, total, 1.0)
+    o = tl.zeros((BM, E), tl.float32)
+    for lo in range(0, n_k, BK):
+        j = lo + tl.arange(0, BK)
+        if not ONE:
+            s = _scores(q, K, Seen, b, j, n_k, d, kn, scale, PADDED, D)
+        w = (tl.exp(s - level[:, None]) * each[:, None]).to(W.dtype.element_ty)
+        tl.store(W + i[:, None].to(tl.int64) * n_k + j[None, :], w, mask=(i < n_q)[:, None] & (j < n_k)[None, :])
+        there = _inside(Seen, b, j, n_k, PADDED)[:, None] & (ce < e)
+        v = tl.load(V + j[:, None].to(tl.int64) * vn + ce, mask=there, other=0.0)
+        if start == 0:
+            tl.store(Values + j[:, None] * e + ce, v, mask=(j < n_k)[:, None] & (ce < e))
+        o += tl.dot(w, v, input_precision="tf32x3")
+    Output += (b.to(tl.int64) * n_q * heads + h) * e
+    to = Output + i[:, None].to(tl.int64) * heads * e + ce
+    tl.store(to, o.to(Output.dtype.element_ty), mask=(i < n_q)[:, None] & (ce < e))
 
 
 @triton.jit
@@ -125,7 +183,7 @@ def basis(
 @triton.jit
 def project(
     W, Columns, V, Output, Seen, Count, Conditions, Found, Stats,
-    heads, groups, inputs, n_q, n_k, e, vb, vh, vn, safe, independent,
+    heads, groups, inputs, n_q, ob, oh, on, n_k, e, vb, vh, vn, safe, independent,
     PADDED: tl.constexpr, KNOWN: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """A head's W_perp = (W C) C^T, or W where nothing is invisible.
@@ -138,7 +196,7 @@ def project(
     k, c = tl.arange(0, BK), tl.arange(0, E)[None, :]
     W += head.to(tl.int64) * n_q * n_k
     Found += head.to(tl.int64) * n_q * n_k
-    Output += head.to(tl.int64) * n_q * e
+    Output += item.to(tl.int64) * ob + (head % heads).to(tl.int64) * oh
     Columns += (item * (heads // groups) + group).to(tl.int64) * n_k * e
     V += item.to(tl.int64) * vb + group.to(tl.int64) * vh
     count = _visible(Count, b, n_k, PADDED)
@@ -174,7 +232,7 @@ def project(
                 rest += tl.dot(p, v, input_precision="tf32x3")
         kept += tl.sum(squares)
         if KNOWN:
-            o = tl.load(Output + i * e + c, mask=(i < n_q) & (c < e), other=0.0).to(tl.float32)
+            o = tl.load(Output + i * on + c, mask=(i < n_q) & (c < e), other=0.0).to(tl.float32)
             # An input without a visible key has no output of its own.
             o = tl.where(count > 0, o, 0.0)
             rest -= o

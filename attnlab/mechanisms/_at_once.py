@@ -21,6 +21,7 @@ from attnlab.shapes import Bool, Float, Int
 __all__ = [
     "Projected",
     "Visible",
+    "attend_heads",
     "project_at_once",
     "project_heads",
     "rank_at_once",
@@ -67,6 +68,22 @@ def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
     """What the kernels need to know of the padding."""
     order = torch.argsort(~key_visible, dim=-1, stable=True)
     return Visible(key_visible.int(), key_visible.sum(-1), order)
+
+
+def attend_heads(
+    query: Float[Tensor, "b h q d"],
+    key: Float[Tensor, "b h k d"],
+    value: Float[Tensor, "b h k e"],
+    seen: Int[Tensor, "b k"] | None,
+    scale: float,
+    w: Float[Tensor, "n q k"],
+    values: Float[Tensor, "n k e"],
+    output: Float[Tensor, "b q h e"],
+) -> None:
+    """Softmax attention in one launch; W, V and W V are left in ``w``, ``values`` and ``output``."""
+    from attnlab.kernels import effective
+
+    effective.attend_heads(query, key, value, seen, scale, w, values, output)
 
 
 def project_heads(

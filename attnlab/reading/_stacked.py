@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from attnlab.hf.calls import UNSUPPORTED
 from attnlab.hf.masks import carried_by
-from attnlab.mechanisms._at_once import Projected, Visible, project_heads, rank_at_once, serves_at_once, visible_keys
+from attnlab.mechanisms._at_once import (
+    Projected,
+    Visible,
+    attend_heads,
+    project_heads,
+    rank_at_once,
+    serves_at_once,
+    visible_keys,
+)
 from attnlab.reading._given import Given
 from attnlab.reading.effective import EffectiveAttention, effective_given
 from attnlab.shapes import Bool, Float
@@ -24,11 +32,10 @@ ODD = frozenset((*UNSUPPORTED, "position_bias"))
 
 @dataclass(frozen=True, eq=False)
 class Padding:
-    """A mask that hides the same keys from all queries of an input; ``bias`` is what it adds to the scores."""
+    """A mask that hides the same keys from all queries of an input."""
 
     mask: Tensor | None
     key_visible: Bool[Tensor, "b k"] | None = None
-    bias: Float[Tensor, "n q k"] | None = None
     visible: Visible | None = None
     # (rank, trivial) by the shape of a layer.
     facts: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -45,7 +52,9 @@ class Padding:
 
 def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]) -> bool:
     """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
-    if torch.is_grad_enabled() or not serves_at_once(query, value) or key.shape[1] != query.shape[1]:
+    if torch.is_grad_enabled() or not serves_at_once(query, value) or query.dtype != value.dtype:
+        return False
+    if key.shape != value.shape or key.shape[1] != query.shape[1]:
         return False
     if given.get("dropout") or not ODD.isdisjoint(name for name, value in given.items() if value is not None):
         return False
@@ -60,7 +69,7 @@ def _kind(query: Tensor, value: Tensor) -> tuple[Any, ...]:
     return query.shape, value.shape, value.dtype, value.device, torch.is_inference_mode_enabled()
 
 
-def padding_of(mask: Tensor | None, query: Tensor) -> Padding | None:
+def padding_of(mask: Tensor | None) -> Padding | None:
     """What the mask says of its keys; None where it says more than that."""
     if mask is None:
         return Padding(None)
@@ -69,14 +78,7 @@ def padding_of(mask: Tensor | None, query: Tensor) -> Padding | None:
         return None
     if seen.key_visible is None:
         return Padding(mask)
-    b, h, n_q, _ = query.shape
-    if mask.dtype == torch.bool:
-        lowest = torch.finfo(query.dtype).min
-        added = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest)
-    else:
-        added = mask.to(query.dtype)
-    bias = added.expand(b, h, n_q, -1).reshape(b * h, n_q, -1)
-    return Padding(mask, seen.key_visible, bias, visible_keys(seen.key_visible))
+    return Padding(mask, seen.key_visible, visible_keys(seen.key_visible))
 
 
 class Stack:
@@ -89,7 +91,8 @@ class Stack:
         self.like = _kind(query, value)
         self.w = value.new_empty(size, b * h, n_q, n_k)
         self.v = value.new_empty(size, b * h, n_k, e)
-        self.o = value.new_empty(size, b * h, n_q, e)
+        # As the model goes on with it: a query's heads side by side.
+        self.o = value.new_empty(size, b, n_q, h, e)
         self.places = list(zip(self.w.unbind(), self.v.unbind(), self.o.unbind(), strict=True))
         self.projected: Projected | None = None
 
@@ -100,26 +103,21 @@ class Stack:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
         """Softmax attention, with W, V and W V left in the next place."""
-        b, h, n_q, n_k, e = self.shape
-        w, v, o = self.places[self.filled]
-        q, k = query.reshape(b * h, n_q, -1), key.reshape(b * h, n_k, -1)
-        bias = self.padding.bias
-        s = torch.baddbmm(w if bias is None else bias, q, k.mT, beta=0 if bias is None else 1, alpha=scale)
-        torch.softmax(s, -1, out=w)
-        v.view(b, h, n_k, e).copy_(value)
-        torch.bmm(w, v, out=o)
+        seen = None if self.padding.visible is None else self.padding.visible.seen
+        attend_heads(query, key, value, seen, scale, *self.places[self.filled])
         self.filled += 1
 
-    def last(self) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b h q k"]]:
-        """The last layer's output and weights."""
-        b, h, n_q, n_k, e = self.shape
+    def last(self) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"]]:
+        """The last layer's output, as transformers goes on with it, and weights."""
+        b, h, n_q, n_k, _ = self.shape
         w, _, o = self.places[self.filled - 1]
-        return o.view(b, h, n_q, e), w.view(b, h, n_q, n_k)
+        return o, w.view(b, h, n_q, n_k)
 
     def project(self) -> None:
         """Start the kernels."""
         (b, h, *_), n = self.shape, self.filled
-        w, v, o = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v, self.o))
+        w, v = (t[:n].view(n * b, h, *t.shape[2:]) for t in (self.w, self.v))
+        o = self.o[:n].flatten(0, 1).transpose(1, 2)
         self.projected = project_heads(w, v, o, self.padding.visible)
 
     def doubtful(self) -> Float[Tensor, ""]:

@@ -86,10 +86,10 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         stack.attend(query, key, value, scale)
         return stack
 
-    def padding(self, mask: Tensor | None, query: Tensor) -> Padding | None:
+    def padding(self, mask: Tensor | None) -> Padding | None:
         """What a mask hides, if that is the same keys from all queries; all layers are given the same mask."""
         if self._padding is None or self._padding.mask is not mask:
-            self._padding = padding_of(mask, query)
+            self._padding = padding_of(mask)
         return self._padding
 
     def launch_full(self) -> None:
@@ -124,15 +124,13 @@ class _Reader(Mechanism):
         """As eager attention does, in fewer steps, where the kernels then serve."""
         if not serves(module, query, key, value, mask, given):
             return None
-        padding = self.found.padding(mask, query)
+        padding = self.found.padding(mask)
         if padding is None:
             return None
         scale = given.get("scaling")
         stack = self.found.attend(query, key, value, padding, query.shape[-1] ** -0.5 if scale is None else scale)
-        output, weights = stack.last()
-        done = output.transpose(1, 2).contiguous()
         self.found.launch_full()
-        return done, weights
+        return stack.last()
 
     def reference(self, call: AttentionCall) -> Tensor:
         if call.causal or call.mask is not None or call.bias is not None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms._at_once import project_at_once
+from attnlab.mechanisms._at_once import attend_heads, project_at_once
 from attnlab.mechanisms._projection import project
 from attnlab.reading import _stacked
 from attnlab.reading.effective import effective_attention, effective_from_output
@@ -116,7 +116,7 @@ def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str
         assert [stack.filled for stack in found._stacks] == [2]
         output, weights = found._stacks[0].last()
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-        torch.testing.assert_close(weights @ found._stacks[0].v[1].view(3, 2, 17, 3), output)
+        torch.testing.assert_close(weights @ found._stacks[0].v[1].view(3, 2, 17, 3), output.transpose(1, 2))
         if padded:
             assert not weights[1, :, :, 11:].any()
     # In another context beside it, a layer is given a call as ever.
@@ -163,6 +163,44 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
     assert torch.equal(trivial[sure], careful_trivial[sure])
     v[1, 0, k // 2, 0] = torch.nan
     assert project_at_once(w, v, seen)[3][1, 0]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7, 11), (2, 3, 37, 130, 16), (1, 2, 1, 1, 3)])
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_that_keeps_w_is_softmax_attention(shape: tuple[int, ...], padded: bool) -> None:
+    pytest.importorskip("triton")
+    attend_as_softmax_does(shape, torch.float32, "cpu", padded)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 12, 128, 128, 64), (2, 3, 37, 130, 16)])
+def test_attention_that_keeps_w_is_softmax_attention_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for padded in (False, True):
+        attend_as_softmax_does(shape, dtype, "cuda", padded)
+
+
+def attend_as_softmax_does(shape: tuple[int, ...], dtype: torch.dtype, device: str, padded: bool) -> None:
+    torch.manual_seed(0)
+    b, h, n_q, n_k, e = shape
+    q, k, v = (torch.randn(b, n, h, e, device=device, dtype=dtype).transpose(1, 2) for n in (n_q, n_k, n_k))
+    s, seen = 0.3 * q.float() @ k.float().mT, None
+    if padded:
+        seen = torch.arange(n_k, device=device) < torch.linspace(0, n_k, b, device=device)[:, None]
+        s = s.masked_fill(~seen[:, None, None], -torch.inf)
+        k, v = (t.masked_fill(~seen[:, None, :, None], torch.nan) for t in (k, v))
+    w, values = (torch.full((b * h, n, m), torch.nan, device=device, dtype=dtype) for n, m in ((n_q, n_k), (n_k, e)))
+    output = torch.full((b, n_q, h, e), torch.nan, device=device, dtype=dtype)
+    attend_heads(q, k, v, None if seen is None else seen.int(), 0.3, w, values, output)
+    # An input without a visible key attends to nothing.
+    expected = torch.softmax(s, -1).nan_to_num(0)
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(w.view(b, h, n_q, n_k).float(), expected, **near)
+    torch.testing.assert_close(output.transpose(1, 2).float(), expected @ v.nan_to_num(0).float(), **near)
+    assert torch.equal(values.view(b, h, n_k, e), v.nan_to_num(0))
 
 
 def test_a_launch_is_remembered_for_arguments_and_programs_of_its_kind(monkeypatch) -> None:
