@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from abc_gpu_cost import Row, cost, moved, traffic
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -31,7 +32,6 @@ OTHERS = (
 )
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 TOKENS = 32768
-Row = dict[str, Any]
 
 
 def main() -> None:
@@ -114,54 +114,6 @@ def forward_and_both(job: Callable[[], Tensor], inputs: list[Tensor], clock: Any
     return ahead, clock(lambda: torch.autograd.grad(job(), inputs, pull))
 
 
-def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
-    """The fewest bytes and operations: inputs and outputs once; 2nd for each of K~, V~, q K~, p V~ and gradients."""
-    b, h, t, d, n = shape
-    g = h if groups is None else groups
-    token = 2 * b * t
-    inputs = token * (h * d + g * (2 * d + n))
-    return {
-        "least MB forward": (inputs + token * h * d) / 1e6,
-        "least MB both": (3 * inputs + 3 * token * h * d) / 1e6,
-        "GFLOP forward": 8 * b * h * t * n * d / 1e9,
-        "GFLOP both": 24 * b * h * t * n * d / 1e9,
-    }
-
-
-def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> dict[str, float]:
-    """MB that each kernel reads and writes, if what one launch reads twice comes from the cache the second time.
-
-    "saved" is what reading writes only where gradients are wanted.
-    """
-    from attnlab.kernels._abc_plan import Form, plan_for, walks
-
-    b, h, t, d, n = shape
-    g = h if groups is None else groups
-    plan = plan_for(d, n, torch.bfloat16)
-    form = Form(True, packed == 1, packed > 1, False, groups=h // g)
-    write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
-    # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
-    state, later = (2 * n * d * kind.itemsize / plan.C * g for kind in (plan.state, plan.sums))
-    q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
-    per_token = {
-        "weigh_logits": 2 * s,
-        "write_states": write * (s + 2 * k) + state,
-        "read_states": 2 * q + 2 * k + s + state,
-        "saved": score,
-        "query_gradients": 2 * q + 2 * k + s + state + 2 * score + 2 * share,
-        "sum_back": back * (2 * q + 2 * share) + later,
-        "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + later,
-    }
-    return {name: b * t * size / 1e6 for name, size in per_token.items()}
-
-
-def moved(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> Row:
-    """What all kernels read and write."""
-    parts = traffic(shape, groups, packed)
-    forward = sum(parts[name] for name in ("weigh_logits", "write_states", "read_states"))
-    return {"moved MB forward": forward, "moved MB both": sum(parts.values())}
-
-
 def launches() -> Any:
     """Every launch of a training step at the first shape: its time, bytes over time, what it takes of the card."""
     from torch.profiler import ProfilerActivity, profile
@@ -222,7 +174,7 @@ def shapes() -> Any:
         row, tensors = measured(shape)
         ahead, both = forward_and_both(lambda t=tensors: abc_attention(*t)[0], tensors, eager_ms)  # type: ignore[misc]
         row |= {"eager forward ms": ahead, "eager both ms": both}
-        yield beside_fla(beside_sdpa(row, tensors), tensors)
+        yield beside_pytorch(beside_fla(beside_sdpa(row, tensors), tensors), tensors)
 
 
 def roofline() -> Any:
@@ -249,6 +201,28 @@ def beside_fla(row: Row, tensors: list[Tensor]) -> Row:
             "fla / forward": ahead / row["forward ms"], "fla / both": both / row["both ms"]}  # fmt: skip
 
 
+def beside_pytorch(row: Row, tensors: list[Tensor]) -> Row:
+    """attnlab's own path without kernels, in chunks, eager."""
+    import attnlab as al
+    from attnlab.mechanisms._slots import Control, SlotMechanism
+
+    class Given(SlotMechanism):
+        """The control vectors that the kernels get."""
+
+        slots, normalise = tensors[3].shape[3], "read"
+
+        def control(self, _call: al.AttentionCall, _places: Tensor) -> Control:
+            return Control(tensors[3])
+
+    q, k, v, _ = tensors
+    mech = Given()
+    ahead, both = forward_and_both(
+        lambda: mech(al.AttentionCall(q, k, v, causal=True)), tensors, lambda job: eager_ms(job, 3)
+    )  # fmt: skip
+    return {**row, "PyTorch forward ms": ahead, "PyTorch both ms": both,
+            "PyTorch / forward": ahead / row["forward ms"], "PyTorch / both": both / row["both ms"]}  # fmt: skip
+
+
 def others() -> Any:
     """Other head sizes and slots, grouped queries and packed sequences, beside what the bytes moved predict."""
     base, _ = measured(SHAPES[0])
@@ -271,6 +245,7 @@ def lengths() -> Any:
         shape = (max(1, TOKENS // length), 8, length, 128, 64)
         row, tensors = measured(shape)
         row = beside_sdpa(row, tensors) if length <= 65536 else row
+        row = beside_fla(row, tensors) if length <= 32768 else row
         pull = torch.randn_like(tensors[0])
         own = sum(t.numel() * t.element_size() for t in tensors)
         torch.cuda.synchronize()
@@ -283,24 +258,37 @@ def lengths() -> Any:
 
 
 def host() -> Any:
-    """Host time of one eager forward and backward pass: many are queued, and none is waited for."""
+    """Host time of an eager call, which returns before the device is done; where nothing has been profiled yet."""
     from attnlab.kernels.abc_mlp import abc_attention
 
-    tensors, _ = made((1, 8, 512, 128, 64))
-    pull = torch.randn_like(tensors[0])
-    for name, job in {
-        "forward": lambda: abc_attention(*tensors)[0],
-        "both": lambda: torch.autograd.grad(abc_attention(*tensors)[0], tensors, pull),
-    }.items():
-        for _ in range(5):
-            job()
-        times = []
-        for _ in range(20):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            job()
-            times.append(time.perf_counter() - begin)
-        yield {"what": name, "host ms": 1e3 * statistics.median(times)}
+    for shape in ((1, 8, 512, 128, 64), SHAPES[0]):
+        tensors, _ = made(shape)
+        q, k, v, _ = tensors
+        pull = torch.randn_like(q)
+        jobs = {
+            "forward": (lambda t=tensors: abc_attention(*t)[0], lambda q=q, k=k, v=v: sdpa(q, k, v, is_causal=True)),
+            "both": (
+                lambda t=tensors, pull=pull: torch.autograd.grad(abc_attention(*t)[0], t, pull),
+                lambda q=q, k=k, v=v, pull=pull: torch.autograd.grad(sdpa(q, k, v, is_causal=True), (q, k, v), pull),
+            ),
+        }
+        for name, (ours, theirs) in jobs.items():
+            with torch.set_grad_enabled(name == "both"):
+                row = dict(zip(("B", "H", "T"), shape, strict=False))
+                yield {**row, "what": name, "host ms": host_ms(ours), "SDPA host ms": host_ms(theirs)}
+
+
+def host_ms(job: Callable[[], Any], repeats: int = 100) -> float:
+    """The median of calls that begin when the device is idle."""
+    for _ in range(5):
+        job()
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        job()
+        times.append(time.perf_counter() - begin)
+    return 1e3 * statistics.median(times)
 
 
 def decode() -> Any:
@@ -313,14 +301,16 @@ def decode() -> Any:
         control = torch.randn(b, h, 1, n, device="cuda", dtype=torch.bfloat16)
         state = (torch.randn(b, h, n, d, device="cuda"), torch.randn(b, h, n, d, device="cuda"),
                  torch.zeros(b, h, n, device="cuda"))  # fmt: skip
-        ours = graph_ms(lambda a=(q, k, v, control, state): abc_step(*a))  # type: ignore[misc]
+        step = lambda a=(q, k, v, control, state): abc_step(*a)  # noqa: E731
+        ours, ten = graph_ms(step), graph_ms(lambda step=step: [step() for _ in range(10)]) / 10
         bytes_ms = 2 * 2 * b * h * n * d * 4 / rate
         for context in (2048, 8192, 32768):
             keys, values = (torch.randn(b, h, context, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
             theirs = graph_ms(lambda q=q, keys=keys, values=values: sdpa(q, keys, values))  # type: ignore[misc]
             del keys, values
             yield {"B": b, "H": h, "D": d, "slots": n, "context": context, "step ms": ours,
-                   "bytes alone ms": bytes_ms, "SDPA ms": theirs, "SDPA / step": theirs / ours}  # fmt: skip
+                   "one of ten ms": ten, "bytes alone ms": bytes_ms,
+                   "SDPA ms": theirs, "SDPA / step": theirs / ours}  # fmt: skip
 
 
 def end_to_end() -> Any:
@@ -362,13 +352,13 @@ def end_to_end() -> Any:
 PARTS: dict[str, Callable[[], Any]] = {
     "ceilings": ceilings,
     "shapes": shapes,
-    "roofline": roofline,
-    "launches": launches,
-    "decode": decode,
     "host": host,
+    "decode": decode,
+    "roofline": roofline,
     "others": others,
     "lengths": lengths,
     "end_to_end": end_to_end,
+    "launches": launches,
 }
 
 if __name__ == "__main__":
