@@ -70,6 +70,7 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         """Forget everything, before the next batch."""
         self._settled.clear()
         self._stacks.clear()
+        self._padding = None
 
     def add(self, g: Given, output: Tensor) -> None:
         """Take one layer's weights, values and output."""
