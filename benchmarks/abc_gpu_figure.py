@@ -20,9 +20,13 @@ def main() -> None:
 
 
 def figure(rows: list[dict[str, Any]]) -> str:
-    """Time against length, both axes logarithmic: ours and SDPA, forward and both."""
-    lines = {"SDPA both ms": "#c44e52", "SDPA forward ms": "#e5989b", "both ms": "#4c72b0", "forward ms": "#9db4d6"}
-    points = {name: [(r["T"], r[name]) for r in rows if r.get(name)] for name in lines}
+    """Time against length, both axes logarithmic: ours, SDPA and fla where it was there, forward and both."""
+    colours = {
+        "SDPA both ms": "#c44e52", "SDPA forward ms": "#e5989b", "fla both ms": "#55a868", "fla forward ms": "#a8d3b2",
+        "both ms": "#4c72b0", "forward ms": "#9db4d6",
+    }  # fmt: skip
+    points = {name: [(r["T"], r[name]) for r in rows if r.get(name)] for name in colours}
+    lines = {name: colour for name, colour in colours.items() if points[name]}
     xs = [math.log2(r["T"]) for r in rows]
     ys = [math.log10(y) for p in points.values() for _, y in p]
     low, high = math.floor(min(ys)), math.ceil(max(ys))
@@ -43,7 +47,8 @@ def figure(rows: list[dict[str, Any]]) -> str:
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points[name]))
         parts.append(f'<polyline points="{path}" style="stroke:{colour}"/>')
         x, y = place(*points[name][-1])
-        label = name.replace(" ms", "") if name.startswith("SDPA") else f"ABC_MLP {name.replace(' ms', '')}"
+        label = name.replace(" ms", "").replace("fla", "chunk_abc")
+        label = f"ABC_MLP {label}" if label in ("forward", "both") else label
         parts.append(f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" style="fill:{colour}">{label}</text>')
     style = (
         "<style>text{font:12px sans-serif;fill:#555}polyline{fill:none;stroke-width:2}.grid{stroke:#ddd}</style>"
