@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["median_seconds", "peak_bytes"]
+__all__ = ["captured", "median_seconds", "peak_bytes"]
 
 
 def median_seconds(
@@ -38,6 +38,20 @@ def median_seconds(
         for name, job in jobs.items():
             times[name].append(once(job))
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+def captured(job: Callable[[], Any], *, warmup: int = 3) -> Callable[[], None]:
+    """All that ``job`` launches, as a CUDA graph to replay: the device's time alone, whatever the host takes."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(warmup):
+            job()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        job()
+    return graph.replay
 
 
 def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") -> int:

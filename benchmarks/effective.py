@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.hf import record
-from attnlab.measure import median_seconds, peak_bytes
+from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms._projection import gram_factor, quick_columns
 from attnlab.mechanisms.softmax import softmax
 from attnlab.provenance import provenance
@@ -142,24 +142,9 @@ def device_alone(
 
         return go
 
-    graphs = {"eager": captured(layers(model))}
-    graphs["effective"] = captured(layers(read))
-    t = median_seconds({name: graph.replay for name, graph in graphs.items()}, repeats=repeats, device="cuda")
+    graphs = {"eager": captured(layers(model)), "effective": captured(layers(read))}
+    t = median_seconds(graphs, repeats=repeats, device="cuda")
     return {"device_eager_ms": 1e3 * t["eager"], "device_effective_over_eager": t["effective"] / t["eager"]}
-
-
-def captured(job: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """All that ``job`` launches, as one graph."""
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(2):
-            job()
-    torch.cuda.current_stream().wait_stream(beside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        job()
-    return graph
 
 
 def decomposition(size: dict[str, int], device: str, repeats: int) -> dict[str, Any]:

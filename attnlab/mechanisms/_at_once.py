@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,20 +70,11 @@ def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
     return Visible(key_visible.int(), key_visible.sum(-1), order)
 
 
-def attend_heads(
-    query: Float[Tensor, "b h q d"],
-    key: Float[Tensor, "b h k d"],
-    value: Float[Tensor, "b h k e"],
-    seen: Int[Tensor, "b k"] | None,
-    scale: float,
-    w: Float[Tensor, "n q k"],
-    values: Float[Tensor, "n k e"],
-    output: Float[Tensor, "b q h e"],
-) -> None:
-    """Softmax attention in one launch; W, V and W V are left in ``w``, ``values`` and ``output``."""
+def attend_heads(*given: Any) -> None:
+    """Softmax attention that keeps W, in one launch: ``kernels.effective.attend_heads``."""
     from attnlab.kernels import effective
 
-    effective.attend_heads(query, key, value, seen, scale, w, values, output)
+    effective.attend_heads(*given)
 
 
 def project_heads(
