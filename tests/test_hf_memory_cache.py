@@ -80,10 +80,21 @@ def numbers(cache: Any) -> int:
     """How many numbers a converted model's cache holds."""
     total = 0
     for layer in cache.layers:
-        assert layer.keys.numel() == layer.values.numel() == 0
+        # Not even behind an empty view.
+        assert layer.keys.untyped_storage().nbytes() == layer.values.untyped_storage().nbytes() == 0
         state = layer.past.state
         total += sum(t.numel() for t in (state.k, state.v, state.z, state.count))
     return total
+
+
+@pytest.mark.parametrize("mech", ["abc-window:slots=3", "abc-mlp:slots=3"])
+def test_a_prompt_is_recorded_with_what_its_keys_were_made_from(mech: str) -> None:
+    """So that other mechanisms, which may need it, can be compared with the converted layer."""
+    model = converted("llama", mech)
+    with al.record(model) as trace:
+        model(**inputs(model, padding("left")))
+    assert trace[1].x is not None
+    assert al.approximation_error(trace, "abc-mlp:slots=2").summary()["output"] > 0
 
 
 def test_the_cache_does_not_grow() -> None:

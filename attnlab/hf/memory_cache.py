@@ -41,7 +41,8 @@ class MemoryLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.length += key_states.shape[2]
-        self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
+        # Copies: a view of nothing would keep the keys of the whole prompt alive.
+        self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
         return key_states, value_states
 
     def attend(self, call: AttentionCall) -> tuple[Mechanism, AttentionCall, Tensor]:

@@ -111,7 +111,9 @@ class QueueCache:
             old = self.k.shape[2]
             k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
             seen = torch.cat([self.visible, seen], 1)
-        full = replace(call, k=k, v=v, x=None, key_visible=seen, offset=old if call.causal else 0)
+        # Of the queue's keys it is not kept what they were made from.
+        x = None if old else call.x
+        full = replace(call, k=k, v=v, x=x, key_visible=seen, offset=old if call.causal else 0)
         out = mechanism(full)
         # Visible keys last, in order; what then lies before the queue's reach is forgotten.
         length = (mechanism.slots - 1) * mechanism.stride + 1
