@@ -28,6 +28,7 @@ __all__ = [
     "cell",
     "close",
     "compared",
+    "decide",
     "everywhere",
     "fails",
     "less",
@@ -108,7 +109,7 @@ def compared(
             interval = seed_interval([margin(a[seed], b[seed]) for seed in a])
             bounds = (interval.low, interval.high)
         ours = f"{number(mean_of(result, first))} against {number(mean_of(result, second))}"
-        return _decide(gap, ours, bounds, equal_holds=equal_holds)
+        return decide(gap, ours, bounds, equal_holds=equal_holds)
 
     return Predicate(run, (first, second))
 
@@ -180,12 +181,13 @@ def _bounded(wanted: Cell, margin: Callable[[float], float]) -> Predicate:
             interval = seed_interval([margin(value) for value in values.values()])
             bounds = (interval.low, interval.high)
         mean = mean_of(result, wanted)
-        return _decide(margin(mean), number(mean), bounds, equal_holds=True)
+        return decide(margin(mean), number(mean), bounds, equal_holds=True)
 
     return Predicate(run, (wanted,))
 
 
-def _decide(gap: float, ours: str, bounds: Bounds | None, *, equal_holds: bool = False) -> Verdict:
+def decide(gap: float, ours: str, bounds: Bounds | None, *, equal_holds: bool = False) -> Verdict:
+    """The verdict on a claim that holds where ``gap`` is positive; an interval of it must lie on one side of zero."""
     holds = gap > 0 or (equal_holds and gap == 0)
     # Where equality is enough, an interval that touches zero from above is on the claim's side.
     if bounds is not None and (bounds[0] < 0 < bounds[1] or (not equal_holds and bounds[0] == 0 < bounds[1])):
