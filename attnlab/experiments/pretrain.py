@@ -250,8 +250,8 @@ def _hugging_face(config: PretrainConfig, tokeniser: Tokeniser, vocab: int) -> A
     task, kind = {"bert": ("mlm", "masked"), "llama": ("causal", "causal")}[family]
     if config.task != task or config.attention != "softmax":
         raise ValueError(f"{config.model} is trained as a {kind} language model with softmax attention")
-    if width % 32:
-        raise ValueError(f"the width of {config.model} must be a multiple of 32, the width of a head")
+    if layers < 1 or width < 1 or width % 32:
+        raise ValueError(f"{config.model} must have layers, and a width that is a multiple of 32, the width of a head")
     shape: dict[str, Any] = {
         "vocab_size": vocab,
         "hidden_size": width,

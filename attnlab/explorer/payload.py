@@ -103,6 +103,10 @@ def pack(
     settings = _Settings(precise, None if layers is None else frozenset(layers), limit, size)
     packer = _Packer(settings, len(type_names))
     packed = [packer.item(i, item) for i, item in enumerate(items)]
+    unknown = sorted((settings.layers or frozenset()) - packer.layers)
+    if unknown:
+        there = f"0 to {max(packer.layers)}" if packer.layers else "none"
+        raise ValueError(f"there is no layer {', '.join(map(str, unknown))} to keep whole; the layers are {there}")
     if packer.left_out:
         notes = [*notes, _left_out_note(packer.left_out, settings)]
     if packer.missing:
@@ -133,6 +137,7 @@ class _Packer:
         self.blobs: dict[str, bytes] = {}
         self.texts: list[dict[str, Any]] = []
         self.left_out: list[tuple[str, int]] = []
+        self.layers: set[int] = set()
         self.missing = 0
         self.error = 0.0
         self._stored = 0
@@ -161,6 +166,7 @@ class _Packer:
     ) -> None:
         at = len(stack["layers"])
         stack["layers"].append(layer.layer)
+        self.layers.add(layer.layer)
         for name, values in layer.statistics.items():
             known = stack["statistics"].setdefault(name, [])
             # Layers before this one that had no such number.

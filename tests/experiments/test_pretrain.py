@@ -56,6 +56,8 @@ def test_a_llama_begins_with_the_end_of_a_document(tokeniser: Tokeniser) -> None
         ("llama-2x32", "mlm", "trained as a causal language model"),
         ("bert-2x32", "causal", "trained as a masked language model"),
         ("bert-2x33", "mlm", "multiple of 32"),
+        ("bert-0x32", "mlm", "must have layers"),
+        ("llama-2x0", "causal", "multiple of 32"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused(model: str, task: str, message: str, tokeniser: Tokeniser) -> None:

@@ -99,6 +99,13 @@ def test_only_chosen_layers_are_whole_and_the_page_says_so() -> None:
         assert note.startswith("Layers kept as thumbnails of at most 64 x 64 cells only: decoder ")
 
 
+def test_layers_to_keep_must_be_there() -> None:
+    w = np.full((1, 2, 2), 0.5, np.float32)
+    item = Item("m", {"target": Tokens(["a", "b"])}, [LayerMaps("decoder", i, {"standard": w}) for i in range(3)])
+    with pytest.raises(ValueError, match="no layer 3, 99 to keep whole; the layers are 0 to 2"):
+        pack([item], title="t", layers=[1, 99, 3])
+
+
 def test_four_thousand_tokens() -> None:
     w = np.zeros((1, 4096, 4096), np.float32)
     w[0, np.arange(4096), np.arange(4096) // 2] = 1
