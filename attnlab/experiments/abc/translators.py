@@ -91,8 +91,9 @@ class AbcMtConfig:
     label_smoothing: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
-    # Products of bfloat16 on a GPU: slower for models as small as these.
+    # On a GPU: products of bfloat16, which is slower for models as small as these, or all but the optimiser's weights.
     half: bool = False
+    half_weights: bool = False
     beams: int = 5
     penalty: float = 0.6
     # The last so many snapshots are averaged.
@@ -185,6 +186,7 @@ def run_variants(
             seconds=seconds,
             streams=config.streams,
             half=config.half,
+            half_weights=config.half_weights,
             every=every,
             then=look,
         )
@@ -231,7 +233,7 @@ def split_of(splits: Mapping[str, Split], how: str) -> Split:
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The mean of several states of one model."""
-    return {name: torch.stack([s[name].float() for s in states]).mean(0).to(t.dtype) for name, t in states[0].items()}
+    return {name: torch.stack([s[name].float() for s in states]).mean(0) for name in states[0]}
 
 
 def _finite(value: float) -> float | None:
