@@ -40,6 +40,8 @@ TASKS = {
     )
 }
 SPLITS = ("train", "valid", "test")
+# Sentences of a set that is drawn by hash, at most.
+HELD_OUT = 1000
 
 
 def read_task(task: Task, root: Path) -> dict[str, Pairs]:
@@ -64,13 +66,13 @@ def _multi30k(folder: Path, task: Task, name: str) -> Pairs:
     return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
 
 
-def _by_hash(pairs: Pairs, *, held_out: int = 1000) -> dict[str, Pairs]:
+def _by_hash(pairs: Pairs) -> dict[str, Pairs]:
     """1 % each held out by a hash of the target, so that no translation of a held-out sentence is learned from."""
     found = {split: Pairs([], []) for split in SPLITS}
     for source, target in zip(*pairs, strict=True):
         place = int.from_bytes(hashlib.blake2b(target.encode(), digest_size=4).digest(), "big") % 100
         split = {0: "test", 1: "valid"}.get(place, "train")
-        if split == "train" or (target not in found[split].target and len(found[split].target) < held_out):
+        if split == "train" or (target not in found[split].target and len(found[split].target) < HELD_OUT):
             found[split].source.append(source)
             found[split].target.append(target)
     return found

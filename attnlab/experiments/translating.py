@@ -17,13 +17,17 @@ from attnlab.provenance import write_atomic
 __all__ = ["bleu_counts", "bleu_of", "corpus_bleu", "held_out_nll", "translate", "write_lines"]
 
 
+# Batches of a validation set that are looked at on the way.
+LOOKED_AT = 8
+
+
 @torch.no_grad()
-def held_out_nll(model: Transformer, source: ShapedSource, *, batches: int = 8) -> float:
+def held_out_nll(model: Transformer, source: ShapedSource) -> float:
     """-log p of a token of the translations in the first batches, without smoothing."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total = torch.zeros(2, device=device)
-    for step in range(min(batches, source.steps_per_epoch)):
+    for step in range(min(LOOKED_AT, source.steps_per_epoch)):
         batch = {name: t.to(device) for name, t in source.batch(step).items()}
         output = model(**{name: t for name, t in batch.items() if name != "labels"})
         found = Translation(label_smoothing=0.0)(model, output, batch, 0)
