@@ -11,7 +11,7 @@ from typing import NamedTuple
 from attnlab.data.overlap import Passages
 from attnlab.data.readers import open_bytes
 
-__all__ = ["Article", "articles", "strip_markup", "title_key", "wikitext_titles"]
+__all__ = ["Article", "articles", "strip_markup", "wikitext_titles"]
 
 
 class Article(NamedTuple):

@@ -12,7 +12,7 @@ from attnlab.data import TokenStore, load_tokeniser, texts, tokenise, train_bpe,
 from attnlab.data.readers import Unit
 from attnlab.data.tokenisers import Tokeniser
 
-__all__ = ["CorpusConfig", "prepare", "split_store"]
+__all__ = ["CorpusConfig", "prepare"]
 
 
 @dataclass(frozen=True)

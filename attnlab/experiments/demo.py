@@ -15,7 +15,7 @@ from attnlab.explorer import Exploration
 from attnlab.hf import LoadedModel, load_model, record
 from attnlab.reading.effective import effective_attention
 
-__all__ = ["PASSAGE", "SHIPPED", "demo", "demo_exploration", "shipped_model"]
+__all__ = ["SHIPPED", "demo", "demo_exploration", "shipped_model"]
 
 SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
 

@@ -29,7 +29,7 @@ from attnlab.training import (
     train,
 )
 
-__all__ = ["SHIPPED_MLM", "BertMaskedLM", "PretrainConfig", "bert_states", "build_model", "masked_error", "pretrain"]
+__all__ = ["SHIPPED_MLM", "BertMaskedLM", "PretrainConfig", "bert_states", "build_model", "pretrain"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from attnlab.reading.approximation import approximation_error
 from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
-__all__ = ["FAMILIES", "powers_of_two", "sweep", "sweep_lines", "sweep_r"]
+__all__ = ["powers_of_two", "sweep", "sweep_lines", "sweep_r"]
 
 FAMILIES = ("top-r", "value-aware", "window", "lsh")
 

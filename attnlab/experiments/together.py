@@ -20,7 +20,7 @@ from attnlab.data import Source
 from attnlab.training import Recipe, Schedule, Term
 from attnlab.training.settings import parameter_groups
 
-__all__ = ["Feed", "Fitted", "HalfLearner", "Learner", "fit", "lanes"]
+__all__ = ["Feed", "Fitted", "Learner", "fit", "lanes"]
 
 # Updates of a shape before its graph is captured: libraries choose their kernels in them.
 WARMUP = 2

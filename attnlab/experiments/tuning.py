@@ -17,7 +17,7 @@ from attnlab.loss import Loss
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["Classified", "Classifier", "Tuning", "Wide", "accuracy", "tune"]
+__all__ = ["Classifier", "Tuning", "accuracy", "tune"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["LEVELS", "Coded", "encode", "pooled", "squeeze"]
+__all__ = ["Coded", "encode", "pooled", "squeeze"]
 
 # A byte counts steps of a head's scale: from 0 to 254, or from -127 to 127 around 127 where a reading has a sign.
 # 255 is what is no number.

@@ -26,7 +26,6 @@ __all__ = [
     "project",
     "project_rows",
     "quick_columns",
-    "relative_threshold",
     "whitened",
 ]
 

@@ -15,7 +15,7 @@ from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["TopR", "top_r_mask"]
+__all__ = ["TopR"]
 
 # A chunk of scores is read several times; this many stay in a CPU's cache.
 CPU_CHUNK = 1 << 21

@@ -12,7 +12,7 @@ from attnlab.models.config import config_from_dict, config_to_dict
 from attnlab.models.transformer import Transformer
 from attnlab.provenance import write_atomic, write_json
 
-__all__ = ["CONFIG", "WEIGHTS", "load_model", "save_model"]
+__all__ = ["CONFIG", "load_model", "save_model"]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

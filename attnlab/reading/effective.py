@@ -22,7 +22,6 @@ __all__ = [
     "effective_attention",
     "effective_from_output",
     "effective_given",
-    "head_norms",
     "ratio",
     "weighed",
 ]

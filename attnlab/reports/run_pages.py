@@ -13,7 +13,7 @@ from attnlab.reports.parts import config_list, facts, flatten, provenance_facts,
 from attnlab.reports.runs import Run, curves, differing_settings, grouped, read_run
 from attnlab.reports.tables import PAPER, Column, table
 
-__all__ = ["run_page", "tables_of"]
+__all__ = ["run_page"]
 
 KINDS = {"eval": "Evaluation", "train": "Training"}
 

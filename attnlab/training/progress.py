@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-__all__ = ["Progress", "duration"]
+__all__ = ["Progress"]
 
 
 class Progress:

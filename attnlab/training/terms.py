@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from attnlab.loss import IGNORED, Loss
 from attnlab.shapes import Float
 
-__all__ = ["CrossEntropy", "Loss", "Objective", "Term", "logits_of", "term_weight"]
+__all__ = ["CrossEntropy", "Loss", "Objective", "Term", "term_weight"]
 
 Batch = Mapping[str, Any]
 

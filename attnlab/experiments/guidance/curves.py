@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Row", "converged_at", "drops_at", "mean_until", "plateau", "reaches_at"]
+__all__ = ["Row", "converged_at", "drops_at", "plateau", "reaches_at"]
 
 Row = Mapping[str, Any]
 # A loss has left its plateau when it is this far (nats) below the loss of guessing words by their frequency.

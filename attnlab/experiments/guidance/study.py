@@ -23,7 +23,7 @@ from attnlab.experiments.guidance.translation import TranslationConfig, run_tran
 from attnlab.experiments.parts import Part
 from attnlab.provenance import write_json
 
-__all__ = ["PARTS", "Places", "StudyConfig", "low_resource_stores", "run_parts", "score_translations"]
+__all__ = ["PARTS", "Places", "StudyConfig", "run_parts"]
 
 # The share of the time in which models that have been pretrained are fine-tuned.
 TUNING = 0.3

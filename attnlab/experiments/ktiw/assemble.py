@@ -27,7 +27,7 @@ from attnlab.experiments.ktiw.tables import (
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
-__all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result", "write_toy_result"]
+__all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
 # Updates by which a translator is as good as it will be, nearly.
 LONG_ENOUGH = 4000

@@ -30,7 +30,6 @@ from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
 
 __all__ = [
-    "RUNS",
     "StudyConfig",
     "Watch",
     "chosen_runs",

@@ -26,7 +26,7 @@ from attnlab.models import Transformer, TransformerConfig, record_model, swapped
 from attnlab.provenance import write_json
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
 
-__all__ = ["HeadsConfig", "head_readings", "run_heads"]
+__all__ = ["HeadsConfig", "run_heads"]
 
 
 @dataclass(frozen=True)
