@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from attnlab.provenance import write_atomic
 from attnlab.reports.html import Html, element
 from attnlab.reports.numbers import Scale, scale_over, short
 
-__all__ = ["COLOURS", "Line", "Matrix", "Panel", "line_panels", "matrices"]
+__all__ = ["COLOURS", "Drawing", "Line", "Matrix", "Panel", "Tables", "draw_results", "line_panels", "matrices"]
+
+Tables = Mapping[str, Sequence[Mapping[str, Any]]]
+# The results it is made from, the table it needs, and what draws it.
+Drawing = tuple[str, str, Callable[[Tables], str]]
 
 COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#937860", "#64b5cd", "#8c8c8c", "#ccb974")
 STYLE = Html(
@@ -55,6 +63,18 @@ class Matrix:
     values: Sequence[Sequence[float]]
     rows: Sequence[str]
     columns: Sequence[str]
+
+
+def draw_results(pictures: Mapping[str, Drawing], results: Path, out: Path) -> list[Path]:
+    """Write the pictures, {file: drawing}, of what the folder ``results`` holds into the folder ``out``."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, (result, needed, draw) in pictures.items():
+        path = results / f"{result}.json"
+        tables = json.loads(path.read_text(encoding="utf-8"))["tables"] if path.exists() else {}
+        if tables.get(needed):
+            written.append(write_atomic(out / name, draw(tables)))
+    return written
 
 
 def line_panels(panels: Sequence[Panel], *, across: int = 2) -> str:

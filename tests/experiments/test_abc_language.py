@@ -153,6 +153,24 @@ def test_a_method_that_diverges_does_not_stop_the_others(
     assert len(facts) == 4
 
 
+def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> None:
+    from attnlab.cli import main
+
+    points = [(1.0, 0.2), (3.0, 0.7)]
+    rows = [
+        {"subject": subject, "method": method, "seconds": x, "gap_closed": y, **more}
+        for subject, more in (("on a GPU", {"h200_seconds": 0.5}), ("on a CPU", {}))
+        for method in ("continued", "distilled")
+        for x, y in points
+    ]
+    (tmp_path / "abc-distill.json").write_text(json.dumps({"tables": {"curve": rows}}))
+    assert main(["reproduce", "abc-figures", "--results", str(tmp_path), "--out", str(tmp_path / "docs")]) == 0
+    [path] = (tmp_path / "docs").iterdir()
+    drawn = path.read_text()
+    assert drawn.count("seconds of an H200 alone") == 1
+    assert drawn.count("distilled") == 2
+
+
 @pytest.mark.parametrize("name", decoding.MODELS)
 def test_a_step_of_decoding_begins_with_the_same_tensors_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a captured graph reads has to live as long as the graph."""

@@ -262,6 +262,19 @@ def _family(options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
 
 
+def _figures_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
+
+
+def _figures(options: argparse.Namespace) -> None:
+    from attnlab.experiments.abc.figures import PICTURES
+    from attnlab.reports.pictures import draw_results
+
+    for path in draw_results(PICTURES, options.results, options.out):
+        print(f"wrote {path.resolve()}")
+
+
 def _needed(options: argparse.Namespace, name: str) -> Path:
     given = getattr(options, name)
     if given is None:
@@ -279,6 +292,11 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.", _distill_arguments, _distill
+    ),
+    "abc-figures": Experiment(
+        "ABC's Figures 1 and 2 and distillation's curves as pictures, from the results that are there.",
+        _figures_arguments,
+        _figures,
     ),
     "abc-family": Experiment(
         "The table of ABC's control strategies, from the code itself.", _family_arguments, _family

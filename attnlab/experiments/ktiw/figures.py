@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,10 @@ import numpy as np
 from attnlab.dynamics import bitext, count_table
 from attnlab.provenance import write_atomic
 from attnlab.reports import Html, element, page, table
-from attnlab.reports.pictures import COLOURS, Line, Matrix, Panel, line_panels, matrices
+from attnlab.reports.pictures import COLOURS, Drawing, Line, Matrix, Panel, Tables, draw_results, line_panels, matrices
 
 __all__ = ["PICTURES", "write_page", "write_pictures"]
 
-Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 RED, BLUE, GREEN, VIOLET = COLOURS[:4]
 
 
@@ -122,8 +120,7 @@ def _counts(title: str, pairs: Sequence[tuple[str, str]]) -> Matrix:
     return Matrix(title, count_table(bitext(*ids)).dense(len(words[0]), len(words[1])).tolist(), *words)
 
 
-# File of docs, the results it is made from, the table it needs, and what draws it.
-PICTURES: dict[str, tuple[str, str, Callable[[Tables], str]]] = {
+PICTURES: dict[str, Drawing] = {
     "dynamics-permutations.svg": ("ktiw-permutations", "figure_3_curves", figure_3),
     "dynamics-heads.svg": ("ktiw-multihead", "figure_6_curves", figure_6),
     "dynamics-permute-function.svg": ("ktiw-permute-function", "section_6_2_curves", section_6_2),
@@ -137,13 +134,8 @@ PICTURES: dict[str, tuple[str, str, Callable[[Tables], str]]] = {
 def write_pictures(results: Path | str, out: Path | str) -> list[Path]:
     """Write the pictures of what ``results`` holds into the folder ``out``."""
     out = Path(out)
-    written = [write_atomic(out / "dynamics-counts.svg", count_tables())]
-    for name, (result, needed, draw) in PICTURES.items():
-        path = Path(results) / f"{result}.json"
-        tables = json.loads(path.read_text(encoding="utf-8"))["tables"] if path.exists() else {}
-        if tables.get(needed):
-            written.append(write_atomic(out / name, draw(tables)))
-    return written
+    drawn = draw_results(PICTURES, Path(results), out)
+    return [write_atomic(out / "dynamics-counts.svg", count_tables()), *drawn]
 
 
 def write_page(result: Mapping[str, Any], out: Path | str) -> Path:

@@ -1,0 +1,69 @@
+"""ABC's Figures 1 and 2, and what distillation gains, as pictures for the documents, from results/abc-*.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from attnlab.reports.pictures import COLOURS, Drawing, Line, Panel, Tables, line_panels
+
+__all__ = ["PICTURES", "decoding", "distillation"]
+
+
+Points = list[tuple[float, float]]
+
+
+def decoding(tables: Tables) -> str:
+    """Tokens a second and megabytes of the caches against the length; lengths and megabytes in powers of two."""
+    speed = _lines(tables["figure_1"], "model", "length", "tokens_per_second")
+    memory = _lines(tables["figure_2"], "model", "length", "memory")
+    across = "log2 of the length"
+    return line_panels(
+        [
+            Panel("Figure 1: decoding speed", _drawn(speed, x=math.log2), across, "tokens a second", low=0),
+            Panel("Figure 2: memory", _drawn(memory, x=math.log2, y=math.log2), across, "log2 of megabytes"),
+        ]
+    )
+
+
+def distillation(tables: Tables) -> str:
+    """The share of the gap that each method has closed after so many seconds, a panel for each subject."""
+    curve, panels = tables["curve"], []
+    methods = list(dict.fromkeys(row["method"] for row in curve))
+    for subject in dict.fromkeys(row["subject"] for row in curve):
+        rows = [row for row in curve if row["subject"] == subject]
+        alone = all("h200_seconds" in row for row in rows)
+        lines = _lines(rows, "method", "h200_seconds" if alone else "seconds", "gap_closed")
+        drawn = _drawn({name: [(0.0, 0.0), *points] for name, points in lines.items()}, order=methods)
+        across = "seconds of an H200 alone" if alone else "seconds"
+        panels.append(Panel(subject, drawn, across, "gap closed", low=0, high=1))
+    return line_panels(panels)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str) -> dict[str, Points]:
+    found: dict[str, Points] = {}
+    for row in rows:
+        found.setdefault(row[key], []).append((row[x], row[y]))
+    return found
+
+
+def _drawn(
+    lines: Mapping[str, Points],
+    *,
+    order: Sequence[str] = (),
+    x: Callable[[float], float] = float,
+    y: Callable[[float], float] = float,
+) -> list[Line]:
+    """Each line in the colour of its place in ``order``, or among the lines."""
+    places = list(order) or list(lines)
+    return [
+        Line([x(a) for a, _ in points], [y(b) for _, b in points], COLOURS[places.index(name) % len(COLOURS)], name)
+        for name, points in lines.items()
+    ]
+
+
+PICTURES: dict[str, Drawing] = {
+    "abc-decoding.svg": ("abc-decoding", "figure_1", decoding),
+    "abc-distill.svg": ("abc-distill", "curve", distillation),
+}
