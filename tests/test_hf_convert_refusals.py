@@ -18,6 +18,8 @@ def test_what_convert_refuses() -> None:
         al.convert(build("bert"), "abc-mlp", kinds=("cross",))
     with pytest.raises(ValueError, match="a kind is encoder, causal"):
         al.convert(build("bert"), "abc-mlp", kinds=("self",))
+    with pytest.raises(ValueError, match="the mapping is for cross, but kinds says causal"):
+        al.convert(build("bart"), {"cross": "abc-mlp"}, kinds=("causal",))
     with pytest.raises(ValueError, match="slots must be an int of at least 1"):
         al.convert(build("bert"), "abc-mlp:slots=0")
     with pytest.raises(ValueError, match="bias must be 'refuse' or 'drop'"):
@@ -32,7 +34,7 @@ def test_what_convert_refuses() -> None:
         ("gpt2", "abc-luna", "would leak the future"),
         ("gpt2", "abc-cluster", "later key would move"),
         ("gpt2", "abc-compressive", "give length="),
-        ("t5", "abc-mlp", "drop the bias"),
+        ("t5", "abc-mlp", "convert has bias='drop'"),
         ("mistral", "abc-mlp", "sees only the last 5 tokens"),
         ("modernbert", "abc-mlp", "sees only the last 4 tokens"),
     ],

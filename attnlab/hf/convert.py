@@ -32,14 +32,15 @@ def convert(
     mech: Mechanisms,
     *,
     layers: Layers = None,
-    kinds: Iterable[str] = ("encoder", "causal", "cross"),
+    kinds: Iterable[str] | None = None,
     bias: str = "refuse",
     copy: bool = False,
     example: Mapping[str, Any] | None = None,
 ) -> Model:
     """Make ``model`` attend by ``mech`` from now on, in place unless ``copy``; returns the converted model.
 
-    ``mech`` is a mechanism or spec, or one for each kind: {"causal": "abc-mlp:slots=8", "cross": "abc-mlp:slots=32"}.
+    ``mech`` is a mechanism or spec, for the attention of all ``kinds`` ("encoder", "causal", "cross": those that the
+    model has), or one for each kind: {"causal": "abc-mlp:slots=8", "cross": "abc-mlp:slots=32"}.
     The pretrained weights stay. New parameters are in ``model.attnlab``, one set for all layers of a kind where the
     mechanism is tied, and in the state dict. ``bias="drop"`` leaves out T5's position bias, which slots cannot take.
     Attention dropout is left out of converted layers. ``example`` is a batch to run once, where two tokens do not do.
@@ -99,13 +100,19 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
     return model
 
 
-def _by_kind(mech: Mechanisms, kinds: Iterable[str]) -> dict[str, Mechanism]:
+def _by_kind(mech: Mechanisms, kinds: Iterable[str] | None) -> dict[str, Mechanism]:
     """The mechanism of each kind of site."""
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    given = dict(mech) if isinstance(mech, Mapping) else dict.fromkeys(kinds, mech)
-    for kind in (*kinds, *given):
+    named = () if kinds is None else (kinds,) if isinstance(kinds, str) else tuple(kinds)
+    given: dict[str, Mechanism | str]
+    if isinstance(mech, Mapping):
+        given = dict(mech)
+    else:
+        given = dict.fromkeys(("encoder", "causal", "cross") if kinds is None else named, mech)
+    for kind in (*named, *given):
         if kind not in KINDS:
             raise ValueError(f"a kind is encoder, causal (or decoder) or cross, got {kind!r}")
+    if kinds is not None and {KINDS[kind] for kind in named} != {KINDS[kind] for kind in given}:
+        raise ValueError(f"the mapping is for {', '.join(given)}, but kinds says {', '.join(named)}; leave kinds out")
     if not given:
         raise ValueError("no kind of attention to convert was given")
     return {KINDS[kind]: mechanism(m) for kind, m in given.items()}

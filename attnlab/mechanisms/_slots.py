@@ -60,7 +60,8 @@ class SlotMechanism(Mechanism):
     def cannot(self) -> dict[str, str]:
         return {
             "mask": "all queries, or all of a prefix, read one memory; a general mask needs a memory for each query",
-            "bias": "a bias of one query and one key cannot pass through slots that hold many keys; drop the bias",
+            "bias": "a bias of one query and one key cannot pass through slots that hold many keys; drop it (convert "
+            "has bias='drop'), or convert cross-attention alone (kinds=('cross',)), which has none",
         }
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
