@@ -85,6 +85,15 @@ def test_a_folder_without_the_conversions_parameters(tmp_path: Path) -> None:
         al.load_model(tmp_path)
 
 
+def test_a_folder_whose_config_asks_for_other_slots(tmp_path: Path) -> None:
+    edit(
+        saved(tmp_path) / "config.json",
+        lambda content: content["attnlab"]["groups"]["encoder"].update(mechanism="abc-mlp:slots=9"),
+    )
+    with pytest.raises(ValueError, match=r"parameters do not fit its config: 1 differ, such as attnlab.encoder.weight"):
+        al.load_model(tmp_path)
+
+
 def test_a_section_that_cannot_be_read(tmp_path: Path) -> None:
     def change(content: dict[str, Any]) -> None:
         content["attnlab"]["groups"]["encoder"]["layers"] = ["encoder 7"]

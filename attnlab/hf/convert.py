@@ -91,8 +91,9 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
     container = getattr(model, CONTAINER)
     found = {name.removeprefix(f"{CONTAINER}."): t for name, t in tensors.items()}
     expected = dict(container.state_dict())
-    if found.keys() != expected.keys():
-        wrong = sorted(found.keys() ^ expected.keys())
+    wrong = sorted(found.keys() ^ expected.keys())
+    wrong += sorted(name for name in found.keys() & expected.keys() if found[name].shape != expected[name].shape)
+    if wrong:
         raise ValueError(
             f"the conversion's parameters do not fit its config: {len(wrong)} differ, such as {CONTAINER}.{wrong[0]}"
         )
