@@ -232,6 +232,12 @@ def test_the_dense_form_of_slots_that_fill_late(logits: float) -> None:
             torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
 
 
+def test_attention_without_a_fused_kernel_is_softmax() -> None:
+    torch.manual_seed(0)
+    call = al.AttentionCall(*(torch.randn(2, 3, 5, 7) for _ in range(3)))
+    torch.testing.assert_close(mlm.Unfused()(call), al.mechanism("softmax")(call))
+
+
 def test_accuracies_that_conversion_hardly_lowers_decide_no_claim() -> None:
     rows = [
         {"model": m, "n": n, "continued": on, "task": "RTE", "accuracy": a, "seed": 0}

@@ -25,7 +25,7 @@ TABLES = {
     "abc-mlm": {
         "table_4": "model (RoBERTa-Ours, Linformer, ABC_MLP, ABC_RD), n, continued (true, false), task, accuracy, "
         "converged",
-        "speed": "model, n, speed and memory relative to RoBERTa-Ours",
+        "speed": "model, n, speed_over_unfused and memory_over_unfused: relative to RoBERTa-Ours with W in memory",
         "parameters": "model, n, extra_share",
     },
     "abc-decoding": {
@@ -114,11 +114,11 @@ MASKED_LM = (
         "mlm-faster-and-smaller",
         "abc-mlm",
         "Table 4",
-        "At 512 tokens ABC_MLP is faster than softmax attention and takes less memory.",
+        "At 512 tokens ABC_MLP is faster than softmax attention, whose W lies in memory there, and takes less memory.",
         "1.3 times the speed, 0.6 times the memory",
         all_of(
-            at_least(cell("speed", "speed", model="ABC_MLP", n=128), 1.0),
-            at_most(cell("speed", "memory", model="ABC_MLP", n=128), 1.0),
+            at_least(cell("speed", "speed_over_unfused", model="ABC_MLP", n=128), 1.0),
+            at_most(cell("speed", "memory_over_unfused", model="ABC_MLP", n=128), 1.0),
         ),
     ),
     abc_claim(
@@ -127,7 +127,10 @@ MASKED_LM = (
         "Table 4",
         "Linformer is faster than ABC_MLP, whose control is an MLP.",
         "1.5 against 1.3 times",
-        more(cell("speed", "speed", model="Linformer", n=128), cell("speed", "speed", model="ABC_MLP", n=128)),
+        more(
+            cell("speed", "speed_over_unfused", model="Linformer", n=128),
+            cell("speed", "speed_over_unfused", model="ABC_MLP", n=128),
+        ),
     ),
     abc_claim(
         "few-parameters",
