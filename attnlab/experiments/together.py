@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -99,26 +98,16 @@ class Learner:
 
     def _step(self, batch: dict[str, Tensor]) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss.copy_(self._descend(batch))
-        if self.recipe.clip is not None:
-            learned = [p for group in self.optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(learned, self.recipe.clip, foreach=True)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _descend(self, batch: dict[str, Tensor]) -> Tensor:
-        """The loss; its gradients lie where the optimiser looks for them."""
         # A cached cast of a weight would outlive the graph that made it.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda and self.half, cache_enabled=False):
             output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
             loss = self._loss(output, batch)
         loss.backward()
-        return loss.detach()
-
-    def finish(self) -> None:
-        """The model as it is used after the training."""
-        self.model.eval()
-        self.graphs.clear()
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss.copy_(loss.detach())
 
     def _loss(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
         """What an update descends; a kind of learner of its own may add to it, and note more in its tensors."""
@@ -128,44 +117,6 @@ class Learner:
         """A term over what it counts, without asking the device how many that are."""
         total, count = term(self.model, output, batch, 0)
         return total / torch.as_tensor(count, device=self.device).clamp(min=1)
-
-
-class HalfLearner(Learner):
-    """Weights and activations of bfloat16; the optimiser keeps its own weights in float32.
-
-    An update of a small model moves half the bytes, without the casts that ``half`` would add to each product.
-    """
-
-    def __init__(self, model: nn.Module, term: Term, recipe: Recipe, *, stream: Any = None, pool: Any = None) -> None:
-        super().__init__(model, term, recipe, stream=stream, pool=pool, half=False)
-        self.small: list[Tensor] = list(model.parameters())
-        self.precise: list[Tensor] = [p.detach().clone().requires_grad_() for p in self.small]
-        places = {id(p): q for p, q in zip(self.small, self.precise, strict=True)}
-        for group in self.optimizer.param_groups:
-            group["params"] = [places[id(p)] for p in group["params"]]
-        model.to(torch.bfloat16)
-
-    def _descend(self, batch: dict[str, Tensor]) -> Tensor:
-        loss = super()._descend(batch)
-        grads = [torch.empty_like(p) for p in self.precise]
-        torch._foreach_copy_(grads, [p.grad for p in self.small if p.grad is not None])
-        for small, precise, grad in zip(self.small, self.precise, grads, strict=True):
-            small.grad, precise.grad = None, grad
-        return loss
-
-    def _step(self, batch: dict[str, Tensor]) -> None:
-        super()._step(batch)
-        self._round()
-
-    @torch.no_grad()
-    def _round(self) -> None:
-        torch._foreach_copy_(self.small, self.precise)
-
-    def finish(self) -> None:
-        """The model in float32, with the optimiser's weights."""
-        self.model.float()
-        self._round()
-        super().finish()
 
 
 class Feed:
@@ -207,14 +158,13 @@ def fit(
     seconds: float | None = None,
     streams: int = 1,
     half: bool = True,
-    half_weights: bool = False,
     every: int = 100,
     then: Callable[[int], None] | None = None,
 ) -> Fitted:
     """Train every model on the same batches, for ``steps`` updates or for ``seconds``.
 
     On a GPU products are of bfloat16, unless ``half`` is false: casts are kernels too, and small models have so many of
-    them that float32 is faster. ``half_weights`` needs no casts: all is bfloat16 but the optimiser's own weights.
+    them that float32 is faster.
 
     The schedule ends at ``steps``, or before, where the speed so far says that the time will be over. After each
     ``every`` updates, and at the end, ``then(updates)`` is called with the device idle.
@@ -223,9 +173,8 @@ def fit(
         raise ValueError("say how long to train: steps, seconds or both")
     cuda = next(next(iter(models.values())).parameters()).is_cuda
     tracks = lanes(streams) if cuda else [(None, None)] * streams
-    make = HalfLearner if half_weights else partial(Learner, half=half)
-    learners: dict[str, Learner] = {
-        name: make(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1])
+    learners = {
+        name: Learner(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1], half=half)
         for i, (name, model) in enumerate(models.items())
     }
     _synchronise(cuda)
@@ -248,7 +197,8 @@ def fit(
             if then is not None:
                 then(step)
     for learner in learners.values():
-        learner.finish()
+        learner.model.eval()
+        learner.graphs.clear()
     return Fitted(step, clock.elapsed(), noted, losses)
 
 

@@ -113,29 +113,6 @@ def test_side_by_side_is_one_by_one() -> None:
     assert not models["a"].training
 
 
-def test_weights_of_bfloat16_learn_as_those_of_float32_do() -> None:
-    """Updates that bfloat16 could not hold add up in the optimiser's weights, and these are what the model ends with."""
-    before, models = small(1), {name: small(1) for name in ("full", "half")}
-    seen = []
-    how: dict[str, Any] = {
-        "term": CausalLM(), "recipe": Recipe(lr=1e-5, clip=1.0), "schedule": Schedule("constant"), "steps": 6
-    }  # fmt: skip
-    fit({"full": models["full"]}, Rows(), **how)
-    look = lambda _: seen.append(next(models["half"].parameters()).dtype)  # noqa: E731
-    fit({"half": models["half"]}, Rows(), half_weights=True, then=look, **how)
-    assert seen == [torch.bfloat16]
-    moved = {name: torch.cat([(p - q).flatten() for p, q in pairs(model, before)]) for name, model in models.items()}
-    assert moved["half"].dtype == torch.float32
-    # 1e-5 is far below what bfloat16 tells apart at weights of 0.1.
-    assert 0 < moved["half"].abs().max() < 1e-4
-    assert torch.nn.functional.cosine_similarity(moved["full"], moved["half"], dim=0) > 0.8
-    assert not models["half"].training
-
-
-def pairs(*models: torch.nn.Module) -> Any:
-    return zip(*(model.parameters() for model in models), strict=True)
-
-
 @pytest.mark.parametrize("steps", [None, 10**6])
 def test_time_ends_a_training_and_its_schedule(steps: int | None) -> None:
     rates: list[float] = []
