@@ -50,10 +50,11 @@ def audit_section(rows: Sequence[Row] | None) -> Html | None:
                 [row["closeness"] for row in sorted(own, key=lambda r: r["head"]) if row["layer"] == layer]
                 for layer in layers
             ]
+    heads = {(row["kind"], row["layer"], row["head"]) for row in followers}
     said = (
-        f"{len({(r['kind'], r['layer'], r['head']) for r in followers})} heads are closer than {FOLLOWS} to a pattern."
+        f"{len(heads)} heads have a closeness above {FOLLOWS} to a pattern."
         if followers
-        else f"No head is closer than {FOLLOWS} to any of the patterns."
+        else f"No head has a closeness above {FOLLOWS} to any of the patterns."
     )
     columns = [Column(key, key.capitalize()) for key in ("kind", "layer", "head", "pattern")]
     columns += [Column("closeness", "Closeness", bar=True), Column("mass", "Weight on the pattern's tokens")]

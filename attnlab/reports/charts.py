@@ -20,6 +20,8 @@ __all__ = ["Point", "Series", "bar_chart", "figure", "heat_maps", "line_chart", 
 WIDTH, HEIGHT = 560, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 540, 34, 278
 LABEL_GAP = 14.0
+# Half of a marker, and some air.
+MARK = 8.0
 SHAPES = ("circle", "square", "diamond", "triangle")
 
 
@@ -117,17 +119,16 @@ def scatter_chart(
     x_scale = scale_over([p.x for p in points], LEFT, RIGHT, log=log_x, zero=not log_x, pad=0.06)
     y_scale = scale_over(values, BOTTOM, TOP, log=log_y, zero=not log_y, pad=0.08)
     drawn = [_axes(x_scale, y_scale, x_label, y_label)]
-    if reference:
-        drawn.append(_reference(reference, y_scale))
     placed = [(x_scale(p.x), y_scale(p.y)) for p in points]
-    lefts = [x > (LEFT + RIGHT) * 0.55 for x, _ in placed]
-    widths = [9 + 6.3 * len(p.name) for p in points]
-    boxes = [
-        (x - wide if left else x, x if left else x + wide, y)
-        for (x, y), left, wide in zip(placed, lefts, widths, strict=True)
-    ]
-    taken = [(RIGHT - 6.3 * len(reference[0]), float(RIGHT), y_scale(reference[1]) - 10)] if reference else []
-    for i, (p, (x, y), left, height) in enumerate(zip(points, placed, lefts, _apart(boxes, taken), strict=True)):
+    taken = [(x - MARK, x + MARK, y) for x, y in placed]
+    if reference:
+        wide, level = 6.3 * len(reference[0]), y_scale(reference[1]) - 10
+        on_right = (RIGHT - wide, float(RIGHT), level)
+        left = any(_meet(on_right, mark) for mark in taken)
+        drawn.append(_reference(reference, y_scale, left=left))
+        taken.append((LEFT + 6.0, LEFT + 6.0 + wide, level) if left else on_right)
+    labels = _beside(placed, [6.3 * len(p.name) for p in points], taken)
+    for i, (p, (x, y), (left, height)) in enumerate(zip(points, placed, labels, strict=True)):
         told = f"{p.name}: {x_label} {number(p.x)}, {y_label} {number(p.y)}"
         side = "point-label end" if left else "point-label"
         text = element("text", p.name, x=_at(x - 9 if left else x + 9), y=_at(height + 4), class_=side)
@@ -328,20 +329,38 @@ def _key(shape: str) -> Html:
     return element("svg", drawn, viewBox="0 0 16 16", aria_hidden="true")
 
 
-def _apart(
-    labels: Sequence[tuple[float, float, float]], taken: Sequence[tuple[float, float, float]] = ()
-) -> list[float]:
-    """Heights for labels (left, right, height) of which none lies on another, each as near its point as it can be."""
+Box = tuple[float, float, float]
+
+
+def _meet(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and abs(one[2] - other[2]) < LABEL_GAP
+
+
+def _beside(
+    points: Sequence[tuple[float, float]], widths: Sequence[float], taken: Sequence[Box]
+) -> list[tuple[bool, float]]:
+    """For each point whether its label stands to its left, and how high; none lies on another or on what is taken."""
     boxes = list(taken)
-    heights = [0.0] * len(labels)
-    for i in sorted(range(len(labels)), key=lambda i: labels[i][2]):
-        left, right, y = labels[i]
-        for lower in sorted(box[2] for box in boxes if box[0] < right and left < box[1]):
-            if abs(lower - y) < LABEL_GAP:
-                y = lower + LABEL_GAP
-        heights[i] = y
-        boxes.append((left, right, y))
-    return heights
+    found = [(False, 0.0)] * len(points)
+    for i in sorted(range(len(points)), key=lambda i: points[i][1]):
+        (x, y), wide = points[i], widths[i]
+        left_first = x > (LEFT + RIGHT) * 0.55
+        sides = {True: (x - 9 - wide, x - 9), False: (x + 9, x + 9 + wide)}
+        tried = [(side, _lowered((*sides[side], y), boxes)) for side in (left_first, not left_first)]
+        inside = [(side, box) for side, box in tried if box[0] >= LEFT and box[1] <= WIDTH] or tried[:1]
+        side, box = min(inside, key=lambda choice: choice[1][2])
+        found[i] = (side, box[2])
+        boxes.append(box)
+    return found
+
+
+def _lowered(box: Box, taken: Sequence[Box]) -> Box:
+    """The box, moved down until it meets none of the others."""
+    left, right, y = box
+    for other in sorted(taken, key=lambda other: other[2]):
+        if _meet((left, right, y), other):
+            y = other[2] + LABEL_GAP
+    return left, right, y
 
 
 def _long(series: Sequence[Series], x_label: str, y_label: str) -> dict[str, Any]:

@@ -259,8 +259,8 @@ def _layers(result: Mapping[str, Any]) -> Html | None:
         name="output-error-by-head",
         title="Output error of each head",
         high=min(max(values, default=1.0), 1.0) or 1.0,
-        note="Rows are layers from the input up, columns are heads. Light is exact; the darkest step is an error of "
-        "the size at the scale's end or more.",
+        note="Rows are layers from the input up, columns are heads. The scale's first step is exact, its last an error "
+        "of that size or more.",
     )
     about = "A mechanism need not be used everywhere: some heads take it without harm, others do not."
     return section("Where the error sits", heat, about=about)

@@ -30,10 +30,10 @@ def test_the_closest_head_of_each_pattern() -> None:
 def test_the_section() -> None:
     page = str(audit_section(ROWS))
     # Closer than a half: layer 1 head 0 to next, layer 0 head 0 and layer 1 head 1 to first.
-    assert "3 heads are closer than 0.5 to a pattern" in page
+    assert "3 heads have a closeness above 0.5 to a pattern" in page
     assert "period" in page
     assert audit_section([]) is None
     assert audit_section(None) is None
-    assert "No head is closer" in str(audit_section([row(0, 0, "next", 0.1)]))
+    assert "No head has a closeness" in str(audit_section([row(0, 0, "next", 0.1)]))
     both = str(audit_section([*ROWS[:4], row(0, 0, "prev", 0.7, kind="decoder")]))
     assert "prev, decoder" in both

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from attnlab.reports import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
-from attnlab.reports.charts import BOTTOM, LEFT, RIGHT, TOP, _apart
+from attnlab.reports.charts import BOTTOM, LEFT, RIGHT, TOP, _beside
 from attnlab.reports.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
 from attnlab.reports.numbers import MISSING, Scale, scale_over, short
 from attnlab.reports.tables import Column
@@ -68,9 +68,28 @@ def test_scales_hold_their_values_whatever_they_are() -> None:
 
 
 def test_labels_of_near_points_do_not_lie_on_each_other() -> None:
-    heights = _apart([(0, 50, 100), (10, 60, 103), (200, 250, 101), (20, 70, 90)])
-    assert heights[2] == 101
-    assert sorted([heights[0], heights[1], heights[3]]) == [90, 104, 118]
+    points = [(300.0, 100.0), (300.0, 103.0), (300.0, 90.0), (120.0, 101.0)]
+    labels = _beside(points, [40.0] * 4, [])
+    # (to the left, how high): beside its point, on the other side, or lower.
+    assert labels == [(True, 100), (False, 104), (False, 90), (False, 101)]
+
+
+def test_labels_do_not_lie_on_markers() -> None:
+    marks = [(292.0, 308.0, 100.0), (322.0, 338.0, 102.0)]
+    assert _beside([(300, 100), (330, 102)], [40.0, 40.0], marks) == [(True, 100), (False, 102)]
+    tree = parse(
+        scatter_chart(
+            [Point("far", 2, 5), Point("near", 1, 1)],
+            name="n",
+            title="t",
+            x_label="x",
+            y_label="y",
+            reference=("here", 4.8),
+        )
+    )
+    (said,) = (node for node in tree.all("text") if node.text == "here")
+    # At the right end it would lie on the marker of "far".
+    assert float(said.attributes["x"] or 0) == LEFT + 6
 
 
 def test_scatter_and_bars_show_every_value() -> None:
