@@ -12,7 +12,7 @@ from attnlab.attention import repeat_groups
 from attnlab.hf import record
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.padded_effective import padded_effective_attention
-from attnlab.reading.pattern_classifier import PatternNet
+from attnlab.reading.pattern_net import PatternNet
 from attnlab.reading.pattern_data import CLASSES, picture
 from attnlab.reading.similarity import head_similarity
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights

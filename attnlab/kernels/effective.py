@@ -28,7 +28,7 @@ ATTENTION = (32, 4, 128)
 # Keys of a tile and warps of the basis.
 BASIS = (16, 2)
 # Keys of a tile and stages of the projection, rows and warps for few and for many rows.
-PROJECTION = (32, 1, (64, 4), (128, 8))
+PROJECTION = (64, 1, (64, 4), (128, 8))
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 

@@ -19,9 +19,6 @@ from attnlab.reading.effective import EffectiveAttention, effective_given, weigh
 
 __all__ = ["EffectiveLayers", "read_effective"]
 
-# The last layers of a forward pass are projected apart from the others, so that little is left to do when it ends.
-LAST = 4
-
 
 @contextmanager
 def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[EffectiveLayers]:
@@ -45,14 +42,14 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
-    On a GPU, layers whose queries all see the same keys are projected many at once, the last quarter of ``layers``
-    apart; nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
+    On a GPU, layers whose queries all see the same keys are projected at once when there are ``layers`` of them;
+    nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
     """
 
     def __init__(self, *, layers: int = 1) -> None:
         self._settled: list[EffectiveAttention] = []
         self._stacks: list[Stack] = []
-        self._sizes = [size for size in (layers - layers // LAST, layers // LAST) if size]
+        self._layers = layers
         self._padding: Padding | None = None
 
     def __len__(self) -> int:
@@ -82,7 +79,7 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         stack = self._stacks[-1] if self._stacks else None
         if stack is None or not stack.takes(query, value, padding):
             self._launch()
-            stack = Stack(self._sizes[len(self._stacks) % len(self._sizes)], query, value, padding)
+            stack = Stack(self._layers, query, value, padding)
             self._stacks.append(stack)
         stack.attend(query, key, value, scale)
         return stack

@@ -26,7 +26,7 @@ def varied(
     causal = causal | blank_above(x)
     power, light = (_uniform(len(x), low, high, chosen, x) for low, high in ((0.75, 1.35), (0.85, 1.0)))
     x = x.clamp(min=0) ** power * light
-    noise = torch.randn(x.shape, generator=chosen).to(x) * 0.03
+    noise = torch.randn(x.shape, generator=chosen, device=chosen.device).to(x) * 0.03
     # What a causal model hides stays blank.
     noise = torch.where(causal[:, None, None], noise.tril(), noise)
     return (x + noise).clamp(0, 1)
@@ -35,8 +35,8 @@ def varied(
 def _stretched(x: Tensor, chosen: torch.Generator) -> Tensor:
     """Tokens drawn anew in their order, the same for queries and keys: lines, columns and squares stay such."""
     n, size, _ = x.shape
-    steps = torch.rand(n, size, generator=chosen) ** 0.7 + 0.15
-    steps = torch.where(torch.rand(n, 1, generator=chosen) < 0.6, steps, 1.0)
+    steps = torch.rand(n, size, generator=chosen, device=chosen.device) ** 0.7 + 0.15
+    steps = torch.where(torch.rand(n, 1, generator=chosen, device=chosen.device) < 0.6, steps, 1.0)
     at = (steps.cumsum(-1) - steps[:, :1]) / (steps.sum(-1, keepdim=True) - steps[:, :1])
     at = (at * (size - 1)).round().long().to(x.device)
     x = x.gather(1, at[:, :, None].expand(-1, -1, size))
@@ -52,8 +52,8 @@ def _made_causal(x: Tensor) -> Tensor:
 
 
 def _some(n: int, share: float, chosen: torch.Generator, like: Tensor) -> Tensor:
-    return (torch.rand(n, 1, 1, generator=chosen) < share).to(like.device)
+    return (torch.rand(n, 1, 1, generator=chosen, device=chosen.device) < share).to(like.device)
 
 
 def _uniform(n: int, low: float, high: float, chosen: torch.Generator, like: Tensor) -> Tensor:
-    return torch.empty(n, 1, 1).uniform_(low, high, generator=chosen).to(like)
+    return torch.empty(n, 1, 1, device=chosen.device).uniform_(low, high, generator=chosen).to(like)

@@ -1,9 +1,8 @@
-"""Which of five patterns a head shows (section 3.1 of Effective; Kovaleva et al., 2019), by a small ConvNet."""
+"""Which of five patterns a head shows (section 3.1 of Effective; Kovaleva et al., 2019), by small ConvNets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from attnlab.provenance import write_atomic
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_data import CLASSES, SIZE, LabelledMaps, load_labelled, picture
-from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.reading.pattern_net import PatternNet
 from attnlab.reading.pattern_scores import score_answers
 from attnlab.shapes import Bool, Float, Int
 
@@ -39,34 +38,6 @@ __all__ = [
 SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "patterns"
 
 
-class PatternNet(nn.Module):
-    """Four convolutions over a 48 x 48 picture and its column and diagonal means, with ``pattern_features`` beside."""
-
-    def __init__(self, width: int = 12, hidden: int = 48) -> None:
-        super().__init__()
-        sizes = [3, width, 2 * width, 3 * width, 4 * width]
-        # The first is at full size, and would be most of the work.
-        self.layers = nn.ModuleList(
-            nn.Conv2d(a, b, 3 if i else 5, stride=1 if i else 2, padding=1 if i else 2)
-            for i, (a, b) in enumerate(pairwise(sizes))
-        )
-        self.norms = nn.ModuleList(nn.GroupNorm(4, b) for b in sizes[1:])
-        self.join = nn.Linear(2 * sizes[-1] + feature_count(SIZE), hidden)
-        self.drop = nn.Dropout(0.3)
-        self.out = nn.Linear(hidden, len(CLASSES))
-
-    def forward(self, x: Float[Tensor, "n size size"]) -> Float[Tensor, "n classes"]:
-        """Logits of the classes."""
-        # Column and diagonal means are what two of the classes are about; a convolution sees only a few tokens far.
-        columns, diagonals = x.mean(1), _diagonal_means(x)
-        planes = torch.stack([x, columns[:, None].expand_as(x), _along_diagonals(diagonals)], 1)
-        for i, (conv, norm) in enumerate(zip(self.layers, self.norms, strict=True)):
-            planes = torch.relu(norm(conv(planes)))
-            planes = nn.functional.max_pool2d(planes, 2) if i else planes
-        summary = torch.cat([planes.amax((-1, -2)), planes.mean((-1, -2)), pattern_features(x)], -1)
-        return self.out(self.drop(torch.relu(self.join(summary))))
-
-
 def train_classifier(
     real: LabelledMaps | None = None,
     *,
@@ -74,33 +45,37 @@ def train_classifier(
     generated: int = 4000,
     steps: int = 1000,
     real_share: float = 0.6,
+    members: int = 5,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> PatternNet:
     """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch.
 
-    The weights are a moving average over the training, which does some of what several networks would. ``made`` are
+    Each of ``members`` starts and draws for itself; weights are a moving average over the training. ``made`` are
     pictures and labels of ``generated_pictures``, for many trainings on the same ones.
     """
     torch.manual_seed(seed)
-    net = PatternNet().to(device)
+    net = PatternNet(members).to(device)
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / max(2, steps // 10)))
-    chosen = torch.Generator().manual_seed(seed)
+    chosen = torch.Generator(device).manual_seed(seed)
     others, other_labels = (t.to(device) for t in made or generated_pictures(generated, seed=seed))
     other_labels = one_hot(other_labels, len(CLASSES)).float()
     batch = 48
     # Classes that are rare among the real maps weigh more than their number.
     pictures, labels, odds = _real(real)
-    pictures, labels = pictures.to(device), labels.to(device)
+    pictures, labels, odds = pictures.to(device), labels.to(device), odds.to(device)
+    kept = int(batch * real_share) if len(pictures) else 0
     optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
     for _ in range(steps):
-        at = torch.randint(len(others), (batch,), generator=chosen).to(device)
+        at = torch.randint(len(others), (members, batch - kept), generator=chosen, device=device)
         x, y = others[at], other_labels[at]
-        if len(pictures):
-            some = torch.multinomial(odds, int(batch * real_share), replacement=True, generator=chosen).to(device)
-            x, y = torch.cat([x[len(some) :], pictures[some]]), torch.cat([y[len(some) :], labels[some]])
-        loss = cross_entropy(net(varied(x, chosen, stays=y[:, CLASSES.index("block")] > 0)), y, label_smoothing=0.1)
+        if kept:
+            some = torch.multinomial(odds, members * kept, replacement=True, generator=chosen).view(members, kept)
+            x, y = torch.cat([x, pictures[some]], 1), torch.cat([y, labels[some]], 1)
+        stays = y[..., CLASSES.index("block")] > 0
+        x = varied(x.flatten(0, 1), chosen, stays=stays.flatten()).view_as(x)
+        loss = members * cross_entropy(net.each(x).flatten(0, 1), y.transpose(0, 1).flatten(0, 1), label_smoothing=0.1)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -120,7 +95,7 @@ def classify(
     for i, item in enumerate(maps):
         if key_visible is not None:
             item = item[:, key_visible[i]][:, :, key_visible[i]]
-        rows.append(net(picture(item.cpu())).argmax(-1))
+        rows.append(net(picture(item.cpu()).to(_place(net))).argmax(-1).to(maps.device))
     return torch.stack(rows)
 
 
@@ -161,8 +136,7 @@ def pattern_table(
 @torch.no_grad()
 def scores(net: PatternNet, maps: LabelledMaps) -> dict[str, Any]:
     """Confusion matrix (rows: labels, columns: answers), F1 per class, its mean over classes present, accuracy."""
-    place = net.out.weight.device
-    answers = net((torch.from_numpy(maps.pictures).float() / 255).to(place)).argmax(-1).cpu()
+    answers = net((torch.from_numpy(maps.pictures).float() / 255).to(_place(net))).argmax(-1).cpu()
     return score_answers(answers, torch.tensor(maps.labels()))
 
 
@@ -190,8 +164,12 @@ def cross_validated(maps: LabelledMaps, *, folds: int = 5, seed: int = 0, **trai
         net = train_classifier(maps.at(kept), seed=seed, **training)
         pictures = torch.from_numpy(maps.pictures[fold.numpy()]).float() / 255
         with torch.no_grad():
-            answers[fold] = net(pictures.to(net.out.weight.device)).argmax(-1).cpu()
+            answers[fold] = net(pictures.to(_place(net))).argmax(-1).cpu()
     return score_answers(answers, torch.tensor(maps.labels()))
+
+
+def _place(net: PatternNet) -> torch.device:
+    return net.out.weight.device
 
 
 def _family(entry: Mapping[str, Any]) -> str:
@@ -213,8 +191,9 @@ def load_classifier(path: Path | str | None = None) -> PatternNet:
     path = Path(path) if path else SHIPPED / "classifier.safetensors"
     if not path.is_file():
         raise ValueError(f"no pattern classifier at {path}; train_classifier makes one")
-    net = PatternNet()
-    net.load_state_dict({name: t.float() for name, t in load_file(path).items()})
+    stored = load_file(path)
+    net = PatternNet(len(stored["out.weight"]) // len(CLASSES))
+    net.load_state_dict({name: t.float() for name, t in stored.items()})
     return net.eval()
 
 
@@ -229,19 +208,3 @@ def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:
     labels = torch.tensor(real.labels())
     counts = torch.bincount(labels, minlength=len(CLASSES)).float()
     return torch.from_numpy(real.pictures).float() / 255, torch.tensor(real.looks()), counts[labels].rsqrt()
-
-
-def _offsets() -> Tensor:
-    i = torch.arange(SIZE)
-    return i - i[:, None] + SIZE - 1
-
-
-def _diagonal_means(x: Tensor) -> Tensor:
-    """The mean along each of the 2 SIZE - 1 diagonals."""
-    at = _offsets().flatten().to(x.device)
-    sums = torch.zeros(len(x), 2 * SIZE - 1, dtype=x.dtype, device=x.device).index_add(1, at, x.flatten(1))
-    return sums / torch.bincount(at, minlength=2 * SIZE - 1)
-
-
-def _along_diagonals(means: Tensor) -> Tensor:
-    return means[:, _offsets().to(means.device)]

@@ -14,7 +14,7 @@ from attnlab.experiments.effective_study import faithfulness_tables, short_input
 from attnlab.experiments.effective_tables import Similarity, Tally, artefact_rows, authors_way, read_maps
 from attnlab.hf.load import load_model
 from attnlab.reading.padded_effective import padded_effective_attention
-from attnlab.reading.pattern_classifier import PatternNet
+from attnlab.reading.pattern_net import PatternNet
 from tests.experiments.effective_cases import first_batch
 
 

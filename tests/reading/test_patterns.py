@@ -11,7 +11,6 @@ import torch
 
 from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_classifier import (
-    PatternNet,
     classify,
     cross_validated,
     leave_one_model_out,
@@ -35,6 +34,7 @@ from attnlab.reading.pattern_data import (
 )
 from attnlab.reading.pattern_features import feature_count, pattern_features
 from attnlab.reading.pattern_generator import generated_pictures
+from attnlab.reading.pattern_net import PatternNet
 from attnlab.reading.pattern_scores import confusion_rows
 
 
@@ -120,11 +120,22 @@ def test_generated_maps_are_reproducible_and_evenly_spread() -> None:
 
 
 def test_training_on_generated_maps_beats_chance_on_others() -> None:
-    net = train_classifier(None, generated=300, steps=25)
+    net = train_classifier(None, generated=300, steps=25, members=1)
     pictures, labels = generated_pictures(100, seed=99)
     with torch.no_grad():
         right = (net(pictures).argmax(-1) == labels).float().mean()
     assert right > 0.4
+
+
+def test_members_answer_for_themselves_and_their_probabilities_are_averaged() -> None:
+    net, x = PatternNet(members=3).eval(), torch.rand(2, SIZE, SIZE)
+    with torch.no_grad():
+        alone = net.each(x.expand(3, 2, SIZE, SIZE)).softmax(-1)
+        torch.testing.assert_close(net(x).exp(), alone.mean(1))
+        # A member's answer has nothing to do with what the others are shown.
+        shown = torch.stack([x, torch.rand_like(x), torch.rand_like(x)])
+        torch.testing.assert_close(net.each(shown).softmax(-1)[:, 0], alone[:, 0])
+    assert not torch.allclose(alone[:, 0], alone[:, 1])
 
 
 def test_features_are_the_definitions_measured() -> None:
