@@ -21,19 +21,25 @@ from attnlab.reading.pattern_scores import annotator_agreement, confusion_rows
 
 __all__ = ["classifier_result", "evaluate_classifier", "patterns_of_texts"]
 
-GENERATED, STEPS = 4000, 1000
+GENERATED, STEPS, MEMBERS = 4000, 1000, 5
 
 
 def evaluate_classifier(
-    maps: LabelledMaps, out: Path | str, *, seeds: int = 3, steps: int = STEPS, generated: int = GENERATED
+    maps: LabelledMaps,
+    out: Path | str,
+    *,
+    seeds: int = 3,
+    steps: int = STEPS,
+    generated: int = GENERATED,
+    members: int = MEMBERS,
 ) -> dict[str, Any]:
     """Train with each family of models held out, and with a fifth of the maps held out, and write the scores."""
     device = best_device()
     made = generated_pictures(generated, seed=0)
     found: dict[str, list[Any]] = {"models": [], "maps": []}
-    config = {"steps": steps, "generated": generated}
+    config = {"steps": steps, "generated": generated, "members": members}
     for seed in range(seeds):
-        training: dict[str, Any] = {"made": made, "steps": steps, "device": device, "seed": seed}
+        training: dict[str, Any] = {"made": made, "steps": steps, "members": members, "device": device, "seed": seed}
         for split, held_out in (("models", patterns.leave_one_model_out), ("maps", patterns.cross_validated)):
             found[split].append(held_out(maps, **training))
             # What is finished is kept when time runs out.
