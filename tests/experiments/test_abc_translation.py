@@ -14,7 +14,8 @@ from attnlab.cli import main
 from attnlab.data import Pairs
 from attnlab.experiments.abc import commands, doc_mt, mt
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
-from attnlab.experiments.abc.translators import average, hypotheses_in, last_looks, with_curves
+from attnlab.experiments.abc.looks import last_looks, with_curves
+from attnlab.experiments.abc.translators import average, hypotheses_in
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
 from attnlab.experiments.translating import bleu_counts, bleu_of, corpus_bleu, write_lines
 

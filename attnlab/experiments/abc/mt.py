@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnlab.experiments.abc.differences import UNEQUAL, Comparison, differences, undecided
+from attnlab.experiments.abc.looks import last_looks, looks_of, with_curves
 from attnlab.experiments.abc.summaries import Rows, means, spread
 from attnlab.experiments.abc.translators import (
     LONGEST,
@@ -16,11 +17,8 @@ from attnlab.experiments.abc.translators import (
     AbcMtConfig,
     Variant,
     hypotheses_in,
-    last_looks,
-    looks_of,
     run_variants,
     split_of,
-    with_curves,
 )
 from attnlab.experiments.pairs import TASKS, read_task, tokenised
 from attnlab.experiments.parts import Part

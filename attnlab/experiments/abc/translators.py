@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
@@ -33,11 +32,8 @@ __all__ = [
     "build",
     "hypotheses_file",
     "hypotheses_in",
-    "last_looks",
-    "looks_of",
     "run_variants",
     "split_of",
-    "with_curves",
 ]
 
 Split = TypeVar("Split")
@@ -45,8 +41,6 @@ Split = TypeVar("Split")
 LONGEST = 128
 # Ways of translating, and the set that is translated: greedily by the last weights, or with beams by averaged ones.
 SEARCHES = {"greedy": "valid", "beam": "tests"}
-# A curve is flat whose loss fell by less than this many percent in the last part of the training.
-FLAT = 1.0
 
 
 @dataclass(frozen=True)
@@ -240,58 +234,6 @@ def _finite(value: float) -> float | None:
 
 def _mean(rows: Sequence[Any]) -> float:
     return sum(len(row) for row in rows) / len(rows)
-
-
-def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, float]]:
-    """Each model's losses on the validation set (of one corpus, where there are several) by update, the last seed's."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if data in (None, row["data"]) and row["nll"] is not None:
-            found.setdefault(row["variant"], {})[row["step"]] = row["nll"]
-    return found
-
-
-def last_looks(rows: Rows) -> Rows:
-    """How flat the curves were at the end: each model's last loss on the validation set, and what it was before.
-
-    ``fell`` is the difference in percent, over the last sixth of the training or a little more.
-    """
-    found = []
-    for key in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
-        mine = [row for row in rows if (row["data"], row["variant"], row["seed"]) == key]
-        # A look soon after another says nothing about how flat the curve is.
-        last = max(mine, key=lambda row: row["step"])
-        far = [row for row in mine if row["step"] <= 0.85 * last["step"]]
-        before = max(far, key=lambda row: row["step"]) if far else None
-        known = before is not None and before["nll"] is not None and last["nll"] is not None
-        found.append(
-            {
-                **{name: last[name] for name in ("data", "variant", "seed", "step", "nll")},
-                "step_before": before and before["step"],
-                "nll_before": before and before["nll"],
-                "fell": 100 * (1 - last["nll"] / before["nll"]) if before is not None and known else None,
-                "lowest": min((row["nll"] for row in mine if row["nll"] is not None), default=None),
-            }
-        )
-    return found
-
-
-def with_curves(rows: Rows, looks: Rows, *, data: str) -> Rows:
-    """The rows (one for each ``variant``) with how long their models were trained and whether their curves are flat."""
-    found = []
-    for row in rows:
-        mine = [x for x in last_looks(looks) if (x["data"], x["variant"]) == (data, row["variant"])]
-        falls = [x["fell"] for x in mine if x["fell"] is not None]
-        curve = {"updates": min(x["step"] for x in mine), "nll": _mean_of([x["nll"] for x in mine])} if mine else {}
-        if falls:
-            curve |= {"fell": _mean_of(falls), "flat": max(falls) < FLAT}
-        found.append({**row, **curve})
-    return found
-
-
-def _mean_of(values: Sequence[float | None]) -> float | None:
-    some = [v for v in values if v is not None]
-    return sum(some) / len(some) if some else None
 
 
 def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Path:
