@@ -20,13 +20,7 @@ from attnlab.data import Pairs, read_parallel
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.looks import FLAT, last_looks, looks_of, with_curves
 from attnlab.experiments.abc.summaries import Rows, means
-from attnlab.experiments.abc.translators import (
-    AbcMtConfig,
-    Variant,
-    hypotheses_in,
-    run_variants,
-    split_of,
-)
+from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_in, run_variants, split_of
 from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu

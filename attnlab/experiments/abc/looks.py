@@ -1,4 +1,4 @@
-"""Looks at a validation set during a training: how long models were trained, and how flat their curves were at the end."""
+"""Looks at a validation set: how long models were trained, and how flat their curves were at the end."""
 
 from __future__ import annotations
 
