@@ -125,11 +125,13 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
     # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
-    behind = {"good": {100: 3.0, 200: 1.0}, "bad": {100: 2.0}}
+    behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert undecided(rows, claims, looks=behind)["beats the bad"] == "good had 200 updates and bad 100"
-    ahead = {"good": {100: 1.5, 200: 1.0}, "bad": {100: 2.0}}
+    ahead = {"good": {0: {100: 1.5, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert "beats the bad" not in undecided(rows, claims, looks=ahead)
     assert undecided(rows, claims, looks=ahead)["near"] == "good had 200 updates and bad 100"
+    # Seeds of one of them alone are not compared.
+    assert "near" not in undecided(rows, claims, looks={"good": ahead["good"], "bad": {1: {100: 2.0}}})
 
 
 def test_seeds_that_disagree_widen_the_interval() -> None:
@@ -152,7 +154,8 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
 def test_trainings_of_unequal_length_decide_nothing() -> None:
     updates = [("BASE", 300), ("ABC_MLP-8-8", 200), ("ABC_MLP-64-64", 250)]
     looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
-    found = mt.untestable({"validation": looks})
+    five = [{"variant": v, "seed": 0} for v, _ in updates[1:]]
+    found = mt.untestable({"validation": looks, "table_5": five})
     assert found["abc-mt-smallest-memory"] == "its models had between 200 and 250 updates"
     gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
@@ -209,6 +212,24 @@ def test_later_test_sets_follow_the_first(captions: Path) -> None:
     more = read_task(TASKS["multi30k-en-de"], captions)
     assert more["tests"].target == [*texts["test"].target, "eine Katze"]
     assert more["test"] == texts["test"]
+
+
+def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    said = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
+    trained = {0: ("BASE", "ABC_MLP-8-8", "Window-8-8"), 10: ("BASE", "ABC_MLP-32-8", "Linformer-64-64")}
+    for seed, keys in trained.items():
+        for key in keys:
+            write_lines(tmp_path / f"run-{seed}" / mt.PRIMARY / f"{key}.{seed}.beam.txt", said)
+    tables = mt.score([tmp_path / "run-0", tmp_path / "run-10"], captions)
+    places = {name: [(r["variant"], r["seed"]) for r in tables[name]] for name in ("table_3a", "table_3a_quarter")}
+    assert places["table_3a_quarter"] == [("BASE", 0), ("ABC_MLP-8-8", 0), ("Window-8-8", 0)]
+    assert places["table_3a"] == [("BASE", 10), ("Linformer-64-64", 10), ("ABC_MLP-32-8", 10)]
+    assert all(r["bleu"] == pytest.approx(100) for r in tables["table_3a"])
+    assert [(r["first"], r["second"], r["difference"]) for r in tables["differences"]] == [
+        ("ABC_MLP-32-8", "BASE", 0), ("ABC_MLP-32-8", "Linformer-64-64", 0), ("ABC_MLP-8-8", "BASE", 0),
+        ("ABC_MLP-8-8", "Window-8-8", 0),
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.experiments.abc.looks import Looks
 from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.translating import bleu_counts, bleu_of
 from attnlab.reports.claims import paired_bootstrap
@@ -87,12 +88,12 @@ def _gap_of(seeds: int) -> Callable[[np.ndarray, np.ndarray], float]:
 
 
 def undecided(
-    rows: Rows, comparisons: Mapping[str, Comparison], *, looks: Mapping[str, Mapping[int, float]] | None = None
+    rows: Rows, comparisons: Mapping[str, Comparison], *, looks: Mapping[str, Looks] | None = None
 ) -> dict[str, str]:
     """The claims that are not decided, and why: an interval on both sides, or a model that wins was trained longer.
 
-    ``looks`` are each model's losses on the validation set by update: a winner that was ahead after equally many of
-    them does not owe it to the rest. Where one pair speaks against a claim, the claim is decided.
+    ``looks`` are each model's losses on the validation set by seed and update: a winner that was ahead after equally
+    many of them does not owe it to the rest. Where one pair speaks against a claim, the claim is decided.
     """
     found = {}
     for claim, comparison in comparisons.items():
@@ -110,19 +111,18 @@ def undecided(
     return found
 
 
-def _longer(row: Mapping[str, Any], looks: Mapping[str, Mapping[int, float]], close: bool) -> str | None:
+def _longer(row: Mapping[str, Any], looks: Mapping[str, Looks], close: bool) -> str | None:
     """Why the difference is not one of the models alone: unequal trainings, and no lead at equal updates."""
-    first, second = looks.get(row["first"]), looks.get(row["second"])
-    if not first or not second:
-        return None
-    most = max(first), max(second)
-    if max(most) <= (1 + UNEQUAL) * min(most):
-        return None
-    winner, loser = (first, second) if row["difference"] > 0 else (second, first)
-    shared = max(winner.keys() & loser.keys(), default=None)
-    if not close and (max(winner) <= max(loser) or (shared is not None and winner[shared] < loser[shared])):
-        return None
-    return f"{row['first']} had {number(most[0])} updates and {row['second']} {number(most[1])}"
+    first, second = (looks.get(row[which], {}) for which in ("first", "second"))
+    for seed in sorted(first.keys() & second.keys()):
+        most = max(first[seed]), max(second[seed])
+        if max(most) <= (1 + UNEQUAL) * min(most):
+            continue
+        winner, loser = (first[seed], second[seed])[:: 1 if row["difference"] > 0 else -1]
+        shared = max(winner.keys() & loser.keys(), default=None)
+        if close or (max(winner) > max(loser) and (shared is None or winner[shared] >= loser[shared])):
+            return f"{row['first']} had {number(most[0])} updates and {row['second']} {number(most[1])}"
+    return None
 
 
 def _verdict(row: Mapping[str, Any], close: bool) -> bool | None:

@@ -6,18 +6,20 @@ from collections.abc import Sequence
 
 from attnlab.experiments.abc.summaries import Rows
 
-__all__ = ["FLAT", "last_looks", "looks_of", "with_curves"]
+__all__ = ["FLAT", "Looks", "last_looks", "looks_of", "with_curves"]
 
+# {seed: {update: loss}}
+Looks = dict[int, dict[int, float]]
 # A curve is flat whose loss fell by less than this many percent in the last part of the training.
 FLAT = 1.0
 
 
-def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, float]]:
-    """Each model's losses on the validation set (of one corpus, where there are several) by update, the last seed's."""
-    found: dict[str, dict[int, float]] = {}
+def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, Looks]:
+    """Each model's losses on the validation set (of one corpus, where there are several) by seed and update."""
+    found: dict[str, Looks] = {}
     for row in rows:
         if data in (None, row["data"]) and row["nll"] is not None:
-            found.setdefault(row["variant"], {})[row["step"]] = row["nll"]
+            found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
     return found
 
 

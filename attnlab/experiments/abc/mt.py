@@ -5,6 +5,7 @@ Training leaves hypotheses as text; ``score`` reads them where sacrebleu is inst
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -177,8 +178,9 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     found, looks = {}, tables.get("validation", [])
     keys = ["variant", *ROW[:-1]]
     for name in TABLES.keys() & tables.keys():
+        seeds = {row["seed"] for row in tables[name]}
         rows = means(tables[name], keys, "bleu", also=() if name == "table_5" else ("bleu_2016",))
-        found[f"{name}_means"] = with_curves(rows, looks, data=PRIMARY)
+        found[f"{name}_means"] = with_curves(rows, [x for x in looks if x["seed"] in seeds], data=PRIMARY)
     if other := tables.get("table_3a_other"):
         rows = means(other, ["data", *keys], "bleu")
         found["table_3a_other_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
@@ -199,7 +201,8 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     for claim, (data, same) in ELSEWHERE.items():
         mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
         found |= undecided(mine, {claim: COMPARISONS[same]}, looks=looks_of(tables.get("validation", []), data=data))
-    steps = sorted(max(looks[v.key]) for v in TABLE_5 if v.key in looks)
+    places = {(row["variant"], row["seed"]) for row in tables.get("table_5", [])}
+    steps = sorted(max(looks[key][seed]) for key, seed in places if seed in looks.get(key, {}))
     if steps and steps[-1] > (1 + UNEQUAL) * steps[0]:
         found["abc-mt-smallest-memory"] = f"its models had between {number(steps[0])} and {number(steps[-1])} updates"
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
@@ -237,4 +240,10 @@ def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
                     model = "MLP-exp" if name == "table_7" and v in EXP else v.model
                     converged = {"converged": bleu >= 1.0} if name == "table_7" else {}
                     tables[name].append({"model": model, **row, **converged})
-    return tables
+    return {name: _beside_each_other(rows) if name in TABLES else rows for name, rows in tables.items()}
+
+
+def _beside_each_other(rows: Rows) -> Rows:
+    """The rows of those seeds that most of a table was trained with; a model that tables share has others too."""
+    count = Counter(row["seed"] for row in rows)
+    return [row for row in rows if 2 * count[row["seed"]] > max(count.values())]
