@@ -34,6 +34,7 @@ _KEYS = {
     "figure_4": ["task", "attention", "layer"],
     "token_types": ["task", "attention", "token"],
     "token_types_layers": ["task", "attention", "token", "layer"],
+    "segments": ["task", "attention"],
     "to_token": ["task", "attention", "token"],
     "to_token_layers": ["task", "attention", "token", "layer"],
 }
@@ -61,6 +62,9 @@ NOTES = {
     "the paper's code: padding inside V, one rank and an absolute threshold, as the paper's effective rows were made.",
     "artefact": "Percentage points: change is what exact effective attention moves, authors_change what the authors' "
     "way moves, artefact the difference, which padding alone makes.",
+    "segments": "Blocks without a classifier, where inputs have two segments: contrast is (a - c) / (a + c) with the "
+    "mean weight a within segments and c across, [CLS], [SEP] and neighbours left out; blocks is the share of maps (%) "
+    "where a is at least twice c.",
     "token_types": "When [CLS] is processed in the last layer; the largest weight among the tokens of a type, averaged "
     "over heads and dev inputs. Tags by a perceptron tagger trained on UD English EWT.",
     "finetuning": "Cosine of maps of the pretrained and the fine-tuned encoder, padding excluded.",

@@ -153,7 +153,14 @@ class _Reader:
             ids = batch["input_ids"]
             marked = {"cls": ids == self.tokenizer.cls_token_id, "sep": ids == self.tokenizer.sep_token_id}
             types = None if self.types is None else self.types[places].to(self.device)
-            tally.add(maps, facts, real=real, marked={k: t & real for k, t in marked.items()}, types=types)
+            tally.add(
+                maps,
+                facts,
+                real=real,
+                marked={k: t & real for k, t in marked.items()},
+                types=types,
+                segments=batch.get("token_type_ids"),
+            )
             if before is not None:
                 old, _, _ = read_maps(before, batch)
                 similarity.add(old, maps, real)

@@ -12,11 +12,12 @@ from attnlab.attention import repeat_groups
 from attnlab.hf import record
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.padded_effective import padded_effective_attention
-from attnlab.reading.pattern_net import PatternNet
 from attnlab.reading.pattern_data import CLASSES, picture
+from attnlab.reading.pattern_net import PatternNet
+from attnlab.reading.segments import segment_contrast
 from attnlab.reading.similarity import head_similarity
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
 
 READINGS = ("standard", "effective", "authors")
 TOKENS = {"[CLS]": "cls", "[SEP]": "sep"}
+# Within a segment twice what lies across: a block, by what a block is.
+BLOCK = 1 / 3
 PATTERNS = [name.replace("+", "_") for name in CLASSES]
 
 
@@ -86,6 +89,7 @@ class Tally:
         self.types: dict[str, list[Tensor]] = {}
         self.to: dict[tuple[str, str], list[Tensor]] = {}
         self.facts: dict[str, list[Tensor]] = {}
+        self.contrasts: dict[str, list[Tensor]] = {}
 
     def add(
         self,
@@ -95,10 +99,21 @@ class Tally:
         real: Bool[Tensor, "b n"],
         marked: Mapping[str, Bool[Tensor, "b n"]],
         types: Tensor | None,
+        segments: Int[Tensor, "b n"] | None = None,
     ) -> None:
-        """Count one batch; ``marked`` says where [CLS] and [SEP] stand, ``types`` the type of each token."""
+        """Count one batch; ``marked`` says where [CLS] and [SEP] stand, ``types`` the type of each token.
+
+        ``segments`` are those of the tokens where texts have two.
+        """
         for name, value in facts.items():
             self.facts.setdefault(name, []).append(value.double().cpu())
+        if segments is not None:
+            # [CLS] and [SEP] are of no segment: what they get is a column.
+            special = torch.stack(list(marked.values())).any(0)
+            words = segments.masked_fill(~real | special, -1)
+            for reading, layers in maps.items():
+                found = torch.stack([segment_contrast(w, words) for w in layers], 1)
+                self.contrasts.setdefault(reading, []).append(found.double().cpu())
         for reading, layers in maps.items():
             self._add_tokens(reading, layers, real, marked, types)
         if self.net is not None:
@@ -140,6 +155,15 @@ class Tally:
             found["table_2"].append({"task": task, "attention": reading, **_shares(counts.sum(0))})
             for layer, one in enumerate(counts):
                 found["figure_4"].append({"task": task, "attention": reading, "layer": layer, **_shares(one)})
+        found["segments"] = []
+        for reading, parts in self.contrasts.items():
+            contrasts = torch.cat(parts)
+            known = contrasts[~contrasts.isnan()]
+            if len(known):
+                blocks = 100 * (known > BLOCK).double().mean().item()
+                found["segments"].append(
+                    {"task": task, "attention": reading, "contrast": known.mean().item(), "blocks": blocks}
+                )
         found |= {"token_types": [], "token_types_layers": []}
         for reading, (total, count) in self.types.items():
             weights = (total / count).mean(1)

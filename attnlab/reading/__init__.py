@@ -15,6 +15,7 @@ from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.norm_based import norm_based
 from attnlab.reading.pattern_classifier import classify, pattern_shares, pattern_table
 from attnlab.reading.rollout import rollout
+from attnlab.reading.segments import segment_contrast
 from attnlab.reading.similarity import head_similarity
 from attnlab.reading.table import READINGS, ReadingTable, read
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights, token_types
@@ -47,6 +48,7 @@ __all__ = [
     "read",
     "read_effective",
     "rollout",
+    "segment_contrast",
     "token_type_weights",
     "token_types",
 ]

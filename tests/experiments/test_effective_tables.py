@@ -60,10 +60,11 @@ def test_tallies_are_means_over_all_inputs(encoder: Path, glue: Path, tokenizer:
             real = batch["attention_mask"].bool()
             marked = {"cls": batch["input_ids"] == 2, "sep": batch["input_ids"] == 3}
             types = torch.where(batch["input_ids"] == 2, 4, torch.where(batch["input_ids"] == 6, 0, -1))
-            tally.add(maps, facts, real=real, marked=marked, types=types)
+            tally.add(maps, facts, real=real, marked=marked, types=types, segments=batch["token_type_ids"])
         tallies.append(tally.tables("RTE"))
     whole, parted = tallies
     assert len(whole["table_2"]) == 3
+    assert [row["attention"] for row in whole["segments"]] == ["standard", "effective", "authors"]
     for row in whole["table_2"]:
         assert math.isclose(sum(v for k, v in row.items() if k not in ("task", "attention")), 100)
     # Only [CLS] and nouns occur.

@@ -17,6 +17,7 @@ from attnlab.reading.gradient import gradient_times_attention, output_gradients
 from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.norm_based import norm_based
 from attnlab.reading.rollout import rollout
+from attnlab.reading.segments import segment_contrast
 from attnlab.reading.similarity import head_similarity
 from attnlab.reading.table import READINGS, read
 
@@ -180,3 +181,16 @@ def test_an_unknown_reading_lists_the_known_ones(trace_and_output) -> None:
         read(trace_and_output[1], "guess")
     with pytest.raises(ValueError, match="explains one number"):
         read(trace_and_output[1], "gradient")
+
+
+def test_squares_that_meet_where_the_segments_do_are_all_contrast() -> None:
+    segments = torch.tensor([[-1, 0, 0, 0, 0, 0, -1, 1, 1, 1, 1, -1], [0] * 12])
+    same = (segments[:, :, None] == segments[:, None]).float()[:, None].repeat(1, 3, 1, 1)
+    # A square map, an even one, and one that is dark where no segment is and along the diagonal.
+    same[:, 1] = 0.5
+    same[:, 2] = 0.1 + torch.eye(12)
+    same[:, 2, :, [0, 6, 11]] = 7.0
+    found = segment_contrast(same, segments)
+    torch.testing.assert_close(found[0], torch.tensor([1.0, 0.0, 0.0]))
+    # One segment: nothing lies across.
+    assert found[1].isnan().all()
