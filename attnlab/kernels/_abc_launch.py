@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +11,16 @@ from attnlab.kernels._abc_backward import key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
 from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
-from attnlab.kernels._recipes import Calls, Kinds, recall
+from attnlab.kernels._recipes import Calls, Kinds, bytes_of, recall
 
-__all__ = ["State", "backward", "empty_state", "forward", "saved_kinds"]
+__all__ = ["Inputs", "State", "backward", "buffer_bytes", "empty_state", "forward", "key_of"]
 
 State = tuple[Tensor, Tensor, Tensor]
 Grads = tuple[Tensor | None, Tensor | None, Tensor | None]
-# key_visible, the first state and cu_seqlens.
-Extras = tuple[Tensor | None, State | None, Tensor | None]
+# q, k, v, control, key_visible, the first state and cu_seqlens.
+Inputs = tuple[
+    Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
+]
 
 
 def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device) -> State:
@@ -28,10 +29,8 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
     return k, torch.empty_like(k), torch.empty((rows, heads, slots), dtype=torch.float32, device=device)
 
 
-def saved_kinds(
-    q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool
-) -> Kinds:  # fmt: skip
-    """What reading needs and the backward pass again: states, z before and after each chunk, scores, which are wide.
+def saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> Kinds:
+    """What reading needs and the backward pass again: states, z before and after each chunk, which are wide, scores.
 
     Without ``causal`` there is one state for each sequence, and its z.
     """
@@ -41,90 +40,62 @@ def saved_kinds(
         ((count, g, 2, n, d), plan.state),
         ((count, g, n), torch.float32),
         ((own, g, n), torch.float32),
-        ((b, h, n_q if causal and train else 0, n), torch.float32),
         ((own, g), torch.int32),
+        ((b, h, n_q if causal and train else 0, n), torch.float32),
     )
 
 
-def _make_states(
-    calls: Calls, k: Tensor, v: Tensor, s: Tensor, extras: Extras, units: Units, plan: Plan, saved: list[Tensor] | None
-) -> State:
-    """The state after the last chunk; into ``saved``, if causal, that before each and z before and after it."""
-    visible, first, cu = extras
-    b, g, n_k, d = k.shape
-    n, causal = plan.slots, saved is not None
-    last = (
-        calls.empty((units.sequences, g, n, d), torch.float32),
-        calls.empty((units.sequences, g, n, d), torch.float32),
-        calls.empty((units.sequences, g, n), torch.float32),
-    )
-    even = cu is None and n_k % plan.C == 0
-    form = Form(causal, even, cu is not None, visible is not None, first is not None)
-    rows = units.sequences * g
-    passes = walks("write", plan, form, rows, units.count // max(1, units.sequences))
-    segments = passes[0].segments if len(passes) > 1 else 0
-    _, (weights, tops, totals, *parts) = calls.several(
-        (
-            ((b, g, n_k, n), plan.weight),
-            ((units.count, g, n), torch.float32),
-            ((units.count, g, n), torch.float32),
-            ((rows, segments, 2, n, d), torch.float32),
-            ((rows, segments, n), torch.float32),
-        )
-    )
-    calls.launch(
-        weigh_logits,
-        (units.count, g, 1),
-        (s, visible, weights, tops, totals, units.table),
-        (*s.stride()[:3], _row(visible), n_k, units.per_row, g, n),
-        tiles("weigh", plan, Form(True, even, cu is not None, visible is not None), False),
-    )
-    for walk in passes:
-        calls.launch(
-            write_states,
-            (walk.programs, 1, 1),
-            (k, v, weights, tops, totals, visible, *(saved or (None, None, None))[:3],
-             *(first or (None, None, None)), *last,
-             *(parts if segments else (None, None)), units.bounds, cu),
-            (*k.stride()[:3], *v.stride()[:3], _row(visible), n_k, units.per_row, g, n, d, walk.segments),
-            walk.options,
-        )  # fmt: skip
-    return last
+def _weight_kinds(s: Tensor, plan: Plan, units: int) -> Kinds:
+    """What writing the states needs: weights of the logits, the largest of each chunk and the weights' sums."""
+    b, g, n_k, n = s.shape
+    return ((b, g, n_k, n), plan.weight), ((units, g, n), torch.float32), ((units, g, n), torch.float32)
 
 
-def _row(visible: Tensor | None) -> int:
-    return 0 if visible is None else visible.stride(0)
+def buffer_bytes(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> int:
+    """The size of a buffer for both: scores come when weights are not needed any more, and take their place."""
+    kinds = saved_kinds(q, s, plan, units, sequences, causal, train)
+    return max(bytes_of(kinds), bytes_of(_weight_kinds(s, plan, units), bytes_of(kinds[:-1])))
 
 
-def _key(*parts: Any, tensors: tuple[Tensor | None, ...]) -> Hashable:
-    """What a call's launches depend on."""
-    return parts, *[None if t is None else (t.shape, t.stride(), t.dtype) for t in tensors]
+def key_of(inputs: Inputs, causal: bool, scale: float, train: bool) -> Hashable:
+    """What the launches of a call depend on."""
+    q, k, v, s, *extras = inputs
+    return (
+        causal, scale, train, q.device, q.shape, k.shape, v.shape, s.shape, q.stride(), k.stride(), v.stride(),
+        s.stride(), q.dtype, k.dtype, v.dtype, s.dtype,
+        *[None if t is None else (t.shape, t.stride(), t.dtype) for t in extras],
+    )  # fmt: skip
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, extras: Extras, causal: bool, scale: float, train: bool
+    inputs: Inputs, causal: bool, scale: float, train: bool, key: Hashable = None
 ) -> tuple[Tensor, State, Tensor]:
-    """The output, the memory after the last key, and for the backward pass the buffer of ``saved_kinds``."""
-    visible, first, cu = extras
-    inputs, key = (q, k, v, s, visible), None
-    if causal and first is None and cu is None:
-        key = _key("forward", scale, train, q.device, tensors=inputs)
-        found = recall(key, inputs, q.device)
-        if found is not None:
-            out, last_k, last_v, last_z, buffer = found
-            return out, (last_k, last_v, last_z), buffer
+    """The output, the memory after the last key, and for the backward pass the buffer of ``saved_kinds``.
+
+    ``key`` is that of the call, if it is known already.
+    """
+    key = key or key_of(inputs, causal, scale, train)
+    found = recall(key, inputs)
+    if found is not None:
+        out, last_k, last_v, last_z, buffer = found
+        return out, (last_k, last_v, last_z), buffer
+    q, k, v, s, visible, *_, cu = inputs
     calls = Calls(q.device)
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
     plan = plan_for(d, n, q.dtype)
-    units = units_of(b, n_k, plan.C, cu)
-    buffer, saved = calls.several(saved_kinds(q, s, plan, units.count, units.sequences, causal, train))
-    last = _make_states(calls, k, v, s, extras, units, plan, saved if causal else None)
-    states, zs, ends, scores, wide = saved
+    units = units_of(calls, b, n_k, plan.C, cu)
+    sizes = (q, s, plan, units.count, units.sequences, causal, train)
+    kinds = saved_kinds(*sizes)
+    buffer = calls.empty((buffer_bytes(*sizes),), torch.uint8)
+    saved = calls.parts(buffer, kinds)
+    weights = calls.parts(buffer, _weight_kinds(s, plan, units.count), bytes_of(kinds[:-1]))
+    last = _make_states(calls, inputs, units, plan, weights, saved if causal else None)
+    states, zs, ends, wide, scores = saved
     if not causal:
         states.copy_(torch.stack(last[:2], 2))
         zs.copy_(last[2])
-        units = units_of(b, n_q, plan.C, cu)
+        units = units_of(calls, b, n_q, plan.C, cu)
     out = calls.like(q)
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None)
     tensors = (q, k, v, s, visible, states, zs, ends, scores, wide, out, units.table)
@@ -136,28 +107,69 @@ def forward(
     for again in (False, True) if causal else (False,):
         options = tiles("read", plan, form, again, causal and train)
         calls.launch(read_states, (units.count, h, 1), tensors, numbers, options)
-    if key is not None:
+    if causal:
         calls.keep(key, inputs, (out, *last, buffer))
     return out, last, buffer
+
+
+def _make_states(
+    calls: Calls, inputs: Inputs, units: Units, plan: Plan, weights: list[Tensor], saved: list[Tensor] | None
+) -> State:  # fmt: skip
+    """The state after the last chunk; into ``saved``, if causal, that before each and z before and after it."""
+    _, k, v, s, visible, *first, cu = inputs
+    _, g, n_k, d = k.shape
+    n, rows = plan.slots, units.sequences * g
+    even, packed, masked = cu is None and n_k % plan.C == 0, cu is not None, visible is not None
+    last = (
+        calls.empty((units.sequences, g, n, d), torch.float32),
+        calls.empty((units.sequences, g, n, d), torch.float32),
+        calls.empty((units.sequences, g, n), torch.float32),
+    )
+    calls.launch(
+        weigh_logits,
+        (units.count, g, 1),
+        (s, visible, *weights, units.table),
+        (*s.stride()[:3], _row(visible), n_k, units.per_row, g, n),
+        tiles("weigh", plan, Form(True, even, packed, masked), False),
+    )
+    form = Form(saved is not None, even, packed, masked, first[0] is not None)
+    passes = walks("write", plan, form, rows, units.count // max(1, units.sequences))
+    parts: list[Tensor] | list[None] = [None] * 2
+    if len(passes) > 1:
+        segments = passes[0].segments
+        kinds = ((rows, segments, 2, n, d), torch.float32), ((rows, segments, n), torch.float32)
+        _, parts = calls.several(kinds)
+    for walk in passes:
+        calls.launch(
+            write_states,
+            (walk.programs, 1, 1),
+            (k, v, *weights, visible, *(saved or (None, None, None))[:3], *first, *last, *parts, units.bounds, cu),
+            (*k.stride()[:3], *v.stride()[:3], _row(visible), n_k, units.per_row, g, n, d, walk.segments),
+            walk.options,
+        )
+    return last
+
+
+def _row(visible: Tensor | None) -> int:
+    return 0 if visible is None else visible.stride(0)
 
 
 def backward(
     do: Tensor,
     d_last: Grads,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    inputs: Inputs,
     last: State,
     buffer: Tensor,
-    extras: Extras,
     causal: bool,
     scale: float,
+    key: Hashable = None,
 ) -> Sequence[Tensor]:
-    """Gradients of q, k, v, s, and of the first state where there was one."""
-    visible, first, cu = extras
-    q, k, v, s = inputs
-    given, key = (q, k, v, s, do, buffer, visible), None
-    if causal and first is None and cu is None and all(grad is None for grad in d_last):
-        key = _key("backward", scale, q.device, tensors=given)
-        found = recall(key, given, q.device)
+    """Gradients of q, k, v, s, and of the first state where there was one; ``key`` is that of the forward pass."""
+    q, k, v, s, visible, *first, cu = inputs
+    key, given = (do.stride(), do.dtype, key or key_of(inputs, causal, scale, True)), (*inputs, do, buffer)
+    plain = causal and first[0] is None and all(grad is None for grad in d_last)
+    if plain:
+        found = recall(key, given)
         if found is not None:
             return found
     calls = Calls(q.device)
@@ -166,9 +178,8 @@ def backward(
     plan = plan_for(d, n, q.dtype)
     if do.stride(3) != 1:
         do = do.contiguous()
-    units = units_of(b, n_q, plan.C, cu)
-    # Without causal the states are those of all keys, and as many as sequences.
-    states, zs, ends, scores, wide = calls.parts(
+    units = units_of(calls, b, n_q, plan.C, cu)
+    states, zs, ends, wide, scores = calls.parts(
         buffer, saved_kinds(q, s, plan, units.count, units.sequences, causal, True)
     )
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None, groups=h // g)
@@ -205,7 +216,7 @@ def backward(
         )
     if not causal:
         sums, cs = to.to(plan.sums), to_c
-        units = units_of(b, n_k, plan.C, cu)
+        units = units_of(calls, b, n_k, plan.C, cu)
         form = Form(causal, cu is None and n_k % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     dk, dv = (calls.empty((b, g, n_k, d), k.dtype) for _ in range(2))
     ds = calls.empty((b, g, n_k, n), s.dtype)
@@ -217,11 +228,11 @@ def backward(
             (*strides, each, _row(visible), n_k, units.per_row, g, n, d, scale),
             tiles("key", plan, form, again),
         )
-    if key is not None:
+    if plain:
         calls.keep(key, given, (dq, dk, dv, ds))
-    if first is None:
+    if first[0] is None or first[1] is None or first[2] is None:
         return dq, dk, dv, ds
-    return dq, dk, dv, ds, *_of_first(to, to_c, first, None if causal else last[2])
+    return dq, dk, dv, ds, *_of_first(to, to_c, (first[0], first[1], first[2]), None if causal else last[2])
 
 
 def _sums(plan: Plan, form: Form, units: Units, g: int, seeded: bool) -> tuple[tuple[Walk, ...], Kinds]:

@@ -5,15 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_launch import State, backward, empty_state, forward, saved_kinds
+from attnlab.kernels._abc_launch import backward, buffer_bytes, empty_state, forward
 from attnlab.kernels._abc_plan import plan_for, unit_count
-from attnlab.kernels._recipes import bytes_of
 
 __all__ = ["abc_backward", "abc_forward"]
-
-
-def _first(k: Tensor | None, v: Tensor | None, z: Tensor | None) -> State | None:
-    return None if k is None or v is None or z is None else (k, v, z)
 
 
 @torch.library.custom_op("attnlab::abc_forward", mutates_args=())
@@ -23,8 +18,8 @@ def abc_forward(
     causal: bool, scale: float, train: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``forward`` as an operator: out, K~, V~, z and what the backward pass needs."""
-    extras = (visible, _first(first_k, first_v, first_z), cu_seqlens)
-    out, last, buffer = forward(q, k, v, s, extras, causal, scale, train)
+    inputs = (q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
+    out, last, buffer = forward(inputs, causal, scale, train)
     return out, *last, buffer
 
 
@@ -39,7 +34,7 @@ def _(
     plan = plan_for(d, n, q.dtype)
     rows = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
     units = unit_count(b, s.shape[2], plan.C, None if cu_seqlens is None else rows)
-    size = bytes_of(saved_kinds(q, s, plan, units, rows, causal, train))
+    size = buffer_bytes(q, s, plan, units, rows, causal, train)
     return torch.empty_like(q), *empty_state(rows, g, n, d, q.device), q.new_empty(size, dtype=torch.uint8)
 
 
@@ -51,8 +46,8 @@ def abc_backward(
     cu_seqlens: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """``backward`` as an operator; the last three are empty where there was no first state."""
-    extras = (visible, _first(first_k, first_v, first_z), cu_seqlens)
-    grads = backward(do, (dk, dv, dz), (q, k, v, s), (last_k, last_v, last_z), saved, extras, causal, scale)
+    inputs = (q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
+    grads = backward(do, (dk, dv, dz), inputs, (last_k, last_v, last_z), saved, causal, scale)
     a, b, c, d, *rest = (t.contiguous() for t in grads)
     if not rest:
         rest = [q.new_empty(0) for _ in range(3)]

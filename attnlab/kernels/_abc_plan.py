@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnlab.kernels._abc_units import cut_units
 from attnlab.kernels._launcher import Options
+from attnlab.kernels._recipes import Calls
 
 __all__ = [
-    "TUNED",
     "Form",
     "Plan",
     "Units",
@@ -216,17 +217,19 @@ def _even_units(batch: int, length: int, size: int) -> Units:
     return Units(size, batch * per_row, per_row, batch, None, None)
 
 
-def units_of(batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
+def units_of(calls: Calls, batch: int, length: int, size: int, cu_seqlens: Tensor | None) -> Units:
     """The units of a batch of rows, or of packed sequences; no word from the device is waited for."""
     if cu_seqlens is None:
         return _even_units(batch, length, size)
     sequences = cu_seqlens.shape[0] - 1
     count = unit_count(batch, length, size, sequences)
-    cu = cu_seqlens.to(torch.int64)
-    bounds = torch.cat([cu.new_zeros(1), ((cu.diff() + size - 1) // size).cumsum(0)])
-    unit = torch.arange(count, device=cu.device)
-    seq = torch.searchsorted(bounds[1:], unit, right=True).clamp(max=sequences - 1)
-    start = cu[seq] + (unit - bounds[seq]) * size
-    left = (cu[seq + 1] - start).clamp(0, size)
-    table = torch.stack([start, left, seq], 1).to(torch.int32)
-    return Units(size, count, count, sequences, table, bounds.to(torch.int32))
+    _, (table, bounds) = calls.several((((count, 3), torch.int32), ((sequences + 1,), torch.int32)))
+    programs, options = _cutting(count, sequences)
+    calls.launch(cut_units, (programs, 1, 1), (cu_seqlens, table, bounds), (count, sequences, size), options)
+    return Units(size, count, count, sequences, table, bounds)
+
+
+@lru_cache(maxsize=4096)
+def _cutting(count: int, sequences: int) -> tuple[int, Options]:
+    options = {"UNITS": 32, "BLOCK": min(1024, triton.next_power_of_2(sequences)), "num_warps": 4}
+    return triton.cdiv(count, 32), tuple(options.items())

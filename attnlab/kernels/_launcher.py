@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
 from triton import knobs
 from triton.runtime import driver
 
-__all__ = ["Launched", "Options", "current_device", "current_stream", "known_launches", "launch", "watched"]
+__all__ = [
+    "Launched",
+    "Options",
+    "arguments",
+    "current_device",
+    "current_stream",
+    "known_launches",
+    "launch",
+    "watched",
+]
 
 # Constants of a kernel and how it is launched, as pairs, so that they can be part of a key.
 Options = tuple[tuple[str, Any], ...]
@@ -62,6 +71,27 @@ def launch(
     return known
 
 
+def arguments(
+    launched: Launched, grid: tuple[int, int, int], stream: Any, addresses: Sequence[Any]
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """What to call, and with what, to launch it there: what Triton's launcher calls in the end."""
+    compiled, rest, _ = launched
+    run = compiled.run
+    args = (*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *addresses, *rest)
+    last = getattr(run, "launch", None)
+    if last is None or run.global_scratch_size or run.profile_scratch_size:
+        return run, args
+    caught: list[tuple[Any, ...]] = []
+    run.launch = lambda *given: caught.append(given)
+    try:
+        run(*args)
+    finally:
+        run.launch = last
+    flat = {id(arg) for arg in caught[0]}
+    # Versions differ in what that takes.
+    return (last, caught[0]) if flat.issuperset(map(id, (stream, *addresses))) else (run, args)
+
+
 def watched() -> bool:
     """Whether launches must take Triton's own way, since it interprets them or somebody listens."""
     hooks = knobs.runtime.launch_enter_hook
@@ -74,7 +104,7 @@ def current_device() -> int:
     return device
 
 
-def current_stream(device: int) -> int:
+def current_stream(device: int | None) -> int:
     """Where launches on a device go."""
     stream: int = driver.active.get_current_stream(device)
     return stream

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.kernels._launcher import Launched, Options, current_device, current_stream, launch, watched
+from attnlab.kernels._launcher import Launched, Options, arguments, current_device, current_stream, launch, watched
 
-__all__ = ["Calls", "Kinds", "bytes_of", "recall"]
+__all__ = ["Calls", "Kinds", "bytes_of", "is_known", "recall"]
 
 # Shapes and dtypes of the tensors that share a buffer.
 Kinds = Sequence[tuple[tuple[int, ...], torch.dtype]]
@@ -23,14 +23,20 @@ _RECIPES: dict[Hashable, Recipe] = {}
 
 
 class Recipe(NamedTuple):
-    """What a call takes (size, stride, dtype), which addresses its kernels get, and which tensors come out of it."""
+    """What a call takes and does.
 
-    rooms: tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], ...]
-    places: tuple[tuple[int, int], ...]
-    launches: tuple[tuple[Any, tuple[int, int, int], tuple[Any, ...], Any, tuple[Any, ...]], ...]
-    results: tuple[int, ...]
-    # What must live on: compiled kernels, and the options that are part of a key by their ids.
-    kept: Any
+    ``shells`` have the form of its tensors and no memory; ``places`` are addresses by the tensor and the offset in it.
+    Each launch picks from these, the stream, and ``constants``. ``results`` are the tensors that come out of it.
+    """
+
+    device: int | None
+    shells: list[Tensor]
+    places: list[tuple[int, int]]
+    constants: list[Any]
+    launches: list[tuple[Any, Any]]
+    results: list[int]
+    # Keys hold their ids.
+    kept: list[Any]
 
 
 class Calls:
@@ -68,78 +74,91 @@ class Calls:
         buffer = self.empty((bytes_of(kinds),), torch.uint8)
         return buffer, self.parts(buffer, kinds)
 
-    def parts(self, buffer: Tensor, kinds: Kinds) -> list[Tensor]:
-        """The tensors in a buffer that an earlier call has made."""
-        parts = [
-            buffer[begin:end].view(dtype).view(shape)
-            for (shape, dtype), (begin, end) in zip(kinds, _spans(kinds), strict=True)
-        ]
-        self.views += [(part, buffer, begin) for part, (begin, _) in zip(parts, _spans(kinds), strict=True)]
+    def parts(self, buffer: Tensor, kinds: Kinds, begin: int = 0) -> list[Tensor]:
+        """The tensors in a buffer, the first of them at ``begin``."""
+        parts, seen = [], {}
+        for (shape, dtype), at in zip(kinds, _begins(kinds, begin), strict=False):
+            if dtype not in seen:
+                seen[dtype] = buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)
+            strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
+            parts.append(seen[dtype].as_strided(shape, strides, at // dtype.itemsize))
+            self.views.append((parts[-1], buffer, at))
         return parts
 
     def keep(self, key: Hashable, inputs: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
-        """Remember under ``key`` how ``results`` come from ``inputs``, if launches were all there was to it."""
-        found: dict[int, tuple[int, int]] = {id(None): (-1, 0)}
+        """Remember under ``key`` how ``results`` come from ``inputs``, if launches are all there is to it."""
         given = [t for t in inputs if t is not None]
         if len({id(t) for t in given}) < len(given) or any(launched is None for launched, _, _ in self.launched):
             # One tensor twice would look as if both places always had the same.
             return
-        found |= {id(t): (i, 0) for i, t in enumerate(inputs) if t is not None}
-        found |= {id(t): (len(inputs) + i, 0) for i, t in enumerate(self.made)}
+        found: dict[int, tuple[int, int]] = {id(t): (i, 0) for i, t in enumerate([*inputs, *self.made])}
         found |= {id(t): (found[id(buffer)][0], begin) for t, buffer, begin in self.views}
-        # Nothing is read from or written to an empty tensor.
-        found |= {id(t): (-1, 0) for t, _, _ in self.views if t.numel() == 0}
+        # None has no address, and an empty tensor needs none.
+        nothing = (len(inputs) + len(self.made), 0)
+        found |= {id(t): nothing for t in (None, *(t for t, _, _ in self.views if t.numel() == 0))}
         if not all(id(t) in found for _, _, tensors in self.launched for t in tensors):
             return
         places = sorted({found[id(t)] for _, _, tensors in self.launched for t in tensors})
+        constants: list[Any] = []
         launches, kept = [], []
         for launched, grid, tensors in self.launched:
             assert launched is not None
-            compiled, rest, alive = launched
-            pick = itemgetter(*(places.index(found[id(t)]) for t in tensors))
-            head = (compiled.function, compiled.packed_metadata, None, None, None)
-            launches.append((compiled.run, grid, head, pick, rest))
-            kept.append((compiled, alive))
-        rooms = tuple((tuple(t.shape), t.stride(), t.dtype) for t in self.made)
+            stream, addresses = object(), [object() for _ in tensors]
+            run, args = arguments(launched, grid, stream, addresses)
+            # The stream comes first, then addresses, then constants.
+            where = {id(stream): 0}
+            where |= {id(a): 1 + places.index(found[id(t)]) for a, t in zip(addresses, tensors, strict=True)}
+            picks = []
+            for arg in args:
+                if id(arg) not in where:
+                    constants.append(arg)
+                picks.append(where.get(id(arg), len(places) + len(constants)))
+            launches.append((run, itemgetter(*picks)))
+            kept.append(launched)
         if len(_RECIPES) >= MOST:
             _RECIPES.clear()
-        _RECIPES[key] = Recipe(
-            rooms, tuple(places), tuple(launches), tuple(found[id(t)][0] - len(inputs) for t in results), kept
-        )  # fmt: skip
+        shells = [torch.empty_like(t) for t in self.made]
+        for shell in shells:
+            shell.untyped_storage().resize_(0)
+        of = [found[id(t)][0] - len(inputs) for t in results]
+        _RECIPES[key] = Recipe(self.device.index, shells, places, constants, launches, of, kept)
 
 
-def recall(key: Hashable, inputs: Sequence[Tensor | None], device: torch.device) -> list[Tensor] | None:
+def is_known(key: Hashable) -> bool:
+    """Whether a call of this kind has been made."""
+    return key in _RECIPES
+
+
+def recall(key: Hashable, inputs: Sequence[Tensor | None]) -> list[Tensor] | None:
     """The results that ``key`` promises for ``inputs``; None where it promises none."""
     recipe = _RECIPES.get(key)
-    if recipe is None or watched() or current_device() != device.index:
+    if recipe is None or watched() or current_device() != recipe.device:
         return None
+    device, shells, places, constants, launches, results, _ = recipe
     bases = [0 if t is None else t.data_ptr() for t in inputs]
     every = 0
     for base in bases:
         every |= base
     if every % 16:
         return None
-    made = [torch.empty_strided(size, stride, dtype=dtype, device=device) for size, stride, dtype in recipe.rooms]
+    made = [torch.empty_like(shell) for shell in shells]
     bases += [t.data_ptr() for t in made]
-    # The last one is that of no tensor.
     bases.append(0)
-    at = [bases[i] + begin for i, begin in recipe.places]
-    stream = current_stream(device.index)
-    for run, grid, head, pick, rest in recipe.launches:
-        run(*grid, stream, *head, *pick(at), *rest)
-    return [made[i] for i in recipe.results]
+    at = [current_stream(device), *[bases[i] + begin for i, begin in places], *constants]
+    for run, pick in launches:
+        run(*pick(at))
+    return [made[i] for i in results]
 
 
-def _spans(kinds: Kinds) -> list[tuple[int, int]]:
-    """Where each tensor begins and ends, in bytes."""
-    spans, begin = [], 0
+def _begins(kinds: Kinds, begin: int = 0) -> list[int]:
+    """Where each tensor begins, in bytes, and where all end."""
+    begins = [begin]
     for shape, dtype in kinds:
-        end = begin + prod(shape) * dtype.itemsize
-        spans.append((begin, end))
-        begin = (end + LINE - 1) // LINE * LINE
-    return spans
+        end = begins[-1] + prod(shape) * dtype.itemsize
+        begins.append((end + LINE - 1) // LINE * LINE)
+    return begins
 
 
-def bytes_of(kinds: Kinds) -> int:
-    """The size of a buffer for them."""
-    return _spans(kinds)[-1][1]
+def bytes_of(kinds: Kinds, begin: int = 0) -> int:
+    """Where a buffer for them ends."""
+    return _begins(kinds, begin)[-1]

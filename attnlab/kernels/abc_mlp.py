@@ -7,8 +7,9 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels._abc_decode import fold_and_read
-from attnlab.kernels._abc_launch import State, backward, forward
+from attnlab.kernels._abc_launch import Inputs, State, backward, forward, key_of
 from attnlab.kernels._abc_ops import abc_forward
+from attnlab.kernels._recipes import is_known
 
 __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
 
@@ -37,25 +38,39 @@ def abc_attention(
     keys. ``state`` is the memory before the first key. ``cu_seqlens`` (sequences + 1) packs sequences into one row,
     and then the states have a row for each sequence. Everything has gradients but the integers and masks.
     """
-    check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v, control = map(_in_rows, (q, k, v, control))
-    if state is not None:
-        state = (state[0].contiguous(), state[1].contiguous(), state[2].contiguous())
-    if key_visible is not None:
-        key_visible = key_visible.contiguous()
-    first = state or (None, None, None)
-    tensors = (q, k, v, control, *first)
-    train = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    first_k, first_v, first_z = (None, None, None) if state is None else state
+    inputs = (q, k, v, control, key_visible, first_k, first_v, first_z, cu_seqlens)
+    extra = state is not None or key_visible is not None or cu_seqlens is not None
+    train = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or control.requires_grad
+        or (state is not None and any(t.requires_grad for t in state))
+    )  # fmt: skip
     if torch.compiler.is_compiling():
-        out, *last = abc_forward(q, k, v, control, key_visible, *first, cu_seqlens, causal, scale, train)[:4]
-    elif train:
+        inputs = _prepared(inputs, causal)
+        out, *last = abc_forward(*inputs, causal, scale, train)[:4]
+        return out, (last[0], last[1], last[2])
+    key = key_of(inputs, causal, scale, train)
+    if not is_known(key):
+        inputs = _prepared(inputs, causal)
+        key = key_of(inputs, causal, scale, train)
+    if train:
         # The same as the operator, with less to do on the host.
-        out, *last = _Eager.apply(*tensors, key_visible, cu_seqlens, causal, scale)
+        out, *last = _Eager.apply((causal, scale, key), *(inputs if extra else inputs[:4]))
     else:
-        extras = (key_visible, state, cu_seqlens)
-        out, last, _ = forward(q, k, v, control, extras, causal, scale, False)
+        out, last, _ = forward(inputs, causal, scale, False, key)
     return out, (last[0], last[1], last[2])
+
+
+def _prepared(inputs: Inputs, causal: bool) -> Inputs:
+    """The same as the kernels read them: rows are dense, and what is not q, k, v or control altogether."""
+    q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens = inputs
+    check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
+    q, k, v, control = map(_in_rows, (q, k, v, control))
+    visible, first_k, first_v, first_z, cu_seqlens = (
+        None if t is None else t.contiguous() for t in (visible, first_k, first_v, first_z, cu_seqlens)
+    )
+    return q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens
 
 
 def abc_step(
@@ -152,24 +167,25 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor, control: Tensor, *, causal: boo
 
 
 class _Eager(torch.autograd.Function):
+    """Autograd takes its time for every argument, so that the last five come only if they are not all None."""
+
     @staticmethod
-    def forward(ctx, q, k, v, s, first_k, first_v, first_z, visible, cu_seqlens, causal, scale):  # type: ignore[no-untyped-def]
-        first = None if first_k is None else (first_k, first_v, first_z)
-        out, last, buffer = forward(q, k, v, s, (visible, first, cu_seqlens), causal, scale, True)
-        ctx.save_for_backward(q, k, v, s, *last, buffer, visible, cu_seqlens, first_k, first_v, first_z)
-        ctx.causal, ctx.scale = causal, scale
+    def forward(ctx, how, *given):  # type: ignore[no-untyped-def]
+        causal, scale, key = how
+        inputs = given if len(given) == 9 else (*given, None, None, None, None, None)
+        out, last, buffer = forward(inputs, causal, scale, True, key)
+        ctx.save_for_backward(*last, buffer, *given)
+        ctx.how = how
         ctx.set_materialize_grads(False)
         return out, *last
 
     @staticmethod
     def backward(ctx, do, dk, dv, dz):  # type: ignore[no-untyped-def]
-        q, k, v, s, *rest = ctx.saved_tensors
-        *rest, visible, cu_seqlens, first_k, first_v, first_z = rest
-        first = None if first_k is None else (first_k, first_v, first_z)
+        last_k, last_v, last_z, buffer, *given = ctx.saved_tensors
+        inputs = tuple(given) if len(given) == 9 else (*given, None, None, None, None, None)
         if do is None:
-            do = torch.zeros_like(q)
-        grads = backward(
-            do, (dk, dv, dz), (q, k, v, s), tuple(rest[:3]), rest[3], (visible, first, cu_seqlens),
-            ctx.causal, ctx.scale,
-        )  # fmt: skip
-        return *grads, *[None] * (11 - len(grads))
+            do = torch.zeros_like(given[0])
+        grads = backward(do, (dk, dv, dz), inputs, (last_k, last_v, last_z), buffer, *ctx.how)
+        if len(given) == 4:
+            return None, *grads
+        return None, *grads[:4], None, *(grads[4:] or (None, None, None)), None
