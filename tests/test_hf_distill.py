@@ -40,6 +40,8 @@ def sharpened(name: str) -> Any:
         # So few steps would drown in the noise.
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0
     return model
 
 
@@ -116,6 +118,42 @@ def test_a_model_without_new_parameters_begins_with_the_second_stage() -> None:
     settings = al.Distillation(layer_steps=3, model_steps=2)
     lessons = al.distill(teacher, student, Tokens(masked=False), settings=settings, then=lambda lesson: True)
     assert [(x.stage, x.step) for x in lessons] == [("model", 2)]
+
+
+class Pairs:
+    """One batch of sources, and of targets that are the sources backwards, with padding."""
+
+    def __init__(self, *, labels: bool) -> None:
+        self.labels = labels
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        ids = Tokens(masked=False).batch(0)["input_ids"]
+        targets = ids.flip(1)[:, :7].clone()
+        if self.labels:
+            targets[:, 5:] = -100
+            return {"input_ids": ids, "labels": targets}
+        return {"input_ids": ids, "decoder_input_ids": targets, "decoder_attention_mask": (targets > 9).long()}
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize(("name", "bias"), [("marian", "refuse"), ("bart", "refuse"), ("t5", "drop")])
+def test_encoder_decoders_learn_from_pairs(name: str, bias: str, labels: bool) -> None:
+    teacher = sharpened(name)
+    student = al.convert(teacher, "abc-mlp:slots=3", bias=bias, copy=True)
+    settings = al.Distillation(layer_steps=20, model_steps=20, every=5, model_lr=1e-3)
+    lessons = al.distill(teacher, student, Pairs(labels=labels), settings=settings)
+    for stage in ("layers", "model"):
+        first, *_, last = [lesson.loss for lesson in lessons if lesson.stage == stage]
+        assert last < first
+
+
+def test_encoder_decoders_do_not_learn_from_texts() -> None:
+    teacher = hf_zoo.build("bart")
+    student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
+    with pytest.raises(ValueError, match="learns from pairs, not from texts"):
+        al.distill(teacher, student, ["a b"], tokenizer=object())
+    with pytest.raises(ValueError, match="need labels or decoder_input_ids"):
+        al.distill(teacher, student, Tokens(masked=False))
 
 
 def test_strings_are_enough_with_the_models_tokenizer() -> None:

@@ -11,17 +11,17 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall
 from attnlab.hf.contexts import record
 from attnlab.hf.convert import CONTAINER, is_converted
-from attnlab.hf.installed import installed_in
+from attnlab.hf.installed import Installed, installed_in
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
 
@@ -30,7 +30,7 @@ __all__ = ["Distillation", "Lesson", "distill", "layer_error"]
 
 @runtime_checkable
 class Batches(Protocol):
-    """Token batches by step: ``input_ids``, and ``attention_mask`` and ``labels`` where there are any."""
+    """Batches by step: ``input_ids``; ``attention_mask``, ``decoder_input_ids`` and ``labels`` where there are any."""
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The batch of a step."""
@@ -86,9 +86,10 @@ def distill(
 ) -> list[Lesson]:
     """Teach ``converted``, in place, what ``model`` does; both are Hugging Face models on one device.
 
-    ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``. A batch with labels is learned
-    where it has any, one without at all its tokens. ``then`` is told each lesson; where it returns True the stage ends.
-    The stages' losses are the mean over layers of |(W - W^) v|^2 / |W v|^2, and the teacher's KL divergence per token.
+    ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``, as an encoder-decoder needs. A
+    batch with labels is learned where it has any, one without at all its tokens. ``then`` is told each lesson; where it
+    returns True the stage ends. The stages' losses are the mean over layers of |(W - W^) v|^2 / |W v|^2, and the
+    teacher's KL divergence per token.
     """
     settings = settings or Distillation()
     if not is_converted(converted) or is_converted(model):
@@ -109,13 +110,13 @@ def distill(
     return lessons
 
 
-def layer_error(trace: Trace, mechanisms: Mapping[tuple[Kind, int], Mechanism]) -> Tensor:
+def layer_error(trace: Trace, mechanisms: Mapping[tuple[Kind, int], Callable[[AttentionCall], Tensor]]) -> Tensor:
     """The mean over these layers of |(W - W^) v|^2 / |W v|^2, W^ by the mechanisms on the recorded calls."""
     errors = []
     for (kind, layer), mech in mechanisms.items():
         taught = trace[kind, layer]
         difference = (mech(taught.call) - taught.output).float()
-        weight = _query_weight(taught.call)
+        weight = _query_weight(taught.call, kind)
         size = (taught.output.float().square() * weight).sum()
         errors.append((difference.square() * weight).sum() / size.clamp(min=1e-12))
     return torch.stack(errors).mean()
@@ -133,7 +134,7 @@ class _Teaching:
         self.model, self.converted, self.source, self.settings, self.then = model, converted, source, settings, then
         self.device = next(converted.parameters()).device
         self.mechanisms = {
-            (installed.kind, installed.layer): installed.mechanism
+            (installed.kind, installed.layer): _attending(installed)
             for module in converted.modules()
             if (installed := installed_in(module)) is not None
         }
@@ -185,39 +186,52 @@ class _Teaching:
     def layers(self, batch: dict[str, Tensor]) -> Tensor:
         """The value-aware error of every converted layer on the teacher's own calls."""
         with torch.no_grad(), record(self.model) as trace:
-            self.model(**_inputs(batch))
+            self.model(**self._inputs(batch))
         return layer_error(trace, self.mechanisms)
 
     def predictions(self, batch: dict[str, Tensor]) -> Tensor:
         """KL(teacher || student), the mean over the tokens that are learned."""
         with torch.no_grad():
-            wanted = self.model(**_inputs(batch)).logits
-        given = self.converted(**_inputs(batch)).logits
-        chosen = _learned(batch)
+            wanted = self.model(**self._inputs(batch)).logits
+        given = self.converted(**self._inputs(batch)).logits
+        chosen = _learned(batch, wanted)
         p, q = (log_softmax(t[chosen].float(), -1) for t in (wanted, given))
         return (p.exp() * (p - q)).sum(-1).mean()
+
+    def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The batch without its labels, from which an encoder-decoder's targets are made where it has none."""
+        inputs = {name: t for name, t in batch.items() if name != "labels"}
+        if getattr(self.model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
+            if "labels" not in batch:
+                raise ValueError("an encoder-decoder learns from pairs: its batches need labels or decoder_input_ids")
+            model: Any = self.model
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
+        return inputs
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
 
-def _inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t for name, t in batch.items() if name != "labels"}
+def _attending(installed: Installed) -> Callable[[AttentionCall], Tensor]:
+    """The student's attention on a call of its teacher, without the bias that conversion may have dropped."""
+    mech = installed.mechanism
+    return (lambda call: mech(replace(call, bias=None))) if installed.drop_bias else mech
 
 
-def _learned(batch: dict[str, Tensor]) -> Tensor:
-    ids = batch["input_ids"]
-    labels, mask = batch.get("labels"), batch.get("attention_mask")
+def _learned(batch: dict[str, Tensor], logits: Tensor) -> Tensor:
+    """Which positions of the logits are learned: those with a label, or all that are no padding."""
+    labels = batch.get("labels")
     # Labels that stand everywhere are a causal model's next tokens: every position predicts.
-    if labels is not None and labels.shape == ids.shape:
+    if labels is not None and labels.shape == logits.shape[:2]:
         return labels != IGNORED
-    return torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
+    return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device) if mask is None else mask.bool()
 
 
-def _query_weight(call: AttentionCall) -> Tensor:
+def _query_weight(call: AttentionCall, kind: Kind) -> Tensor:
     """1 at queries that are tokens; in self-attention those are the visible keys."""
     _, _, n_q, n_k = call.sizes
-    if call.key_visible is None or n_q != n_k:
+    if call.key_visible is None or kind == "cross" or n_q != n_k:
         return torch.ones((), device=call.q.device)
     return call.key_visible[:, None, :, None].float()
 
@@ -228,6 +242,8 @@ class _Rows:
     def __init__(self, texts: Iterable[str], tokenizer: Any, settings: Distillation, model: nn.Module) -> None:
         if isinstance(texts, str):
             raise ValueError("texts must be several strings, got one; pass [text]")
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ValueError("an encoder-decoder learns from pairs, not from texts; pass an object with batch(step)")
         if tokenizer is None:
             raise ValueError("texts are strings, so tokenizer= is needed; or pass an object with batch(step)")
         self.settings = settings
