@@ -177,7 +177,7 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, how long their models were trained and how flat their curves were, and Table 5 as a square."""
     found, looks = {}, tables.get("validation", [])
     keys = ["variant", *ROW[:-1]]
-    for name in TABLES.keys() & tables.keys():
+    for name in (name for name in TABLES if name in tables):
         seeds = {row["seed"] for row in tables[name]}
         rows = means(tables[name], keys, "bleu", also=() if name == "table_5" else ("bleu_2016",))
         found[f"{name}_means"] = with_curves(rows, [x for x in looks if x["seed"] in seeds], data=PRIMARY)
