@@ -30,8 +30,6 @@ BASIS = (16, 2)
 # Keys of a tile and stages of the projection, rows and warps for few and for many rows.
 PROJECTION = (64, 1, (64, 4), (128, 8))
 
-_compiled: dict[tuple[Any, ...], Any] = {}
-
 
 def attend_heads(
     query: Float[Tensor, "b h q d"],
@@ -94,31 +92,26 @@ def project_heads(
     seen, count, order = (conditions,) * 3 if visible is None else visible
     inputs = len(seen)
     at = (n_k, e, v.stride(0), v.stride(1), v.stride(2))
-    # Triton launches on the current device, wherever its arguments lie.
+    over = w if output is None else output if output.stride(-1) == 1 else output.contiguous()
     with torch.cuda.device_of(w):
-        keys, warps = BASIS
-        args: tuple[Any, ...] = (v, seen, order, count, columns, conditions, g, inputs, *at, padded, half, keys)
-        _launch(basis, n * g, args, num_warps=warps, num_stages=1)
-        keys, stages, short, long = PROJECTION
-        rows, warps = short if n_q <= short[0] else long
-        given = w if output is None else output if output.stride(-1) == 1 else output.contiguous()
-        args = (
-            w, columns, v, given, seen, count, conditions, found, stats, h, h // g, inputs, n_q, *given.stride()[:3],
-            *at, safe, independent, padded, output is not None, 2 * half, rows, keys,
-        )  # fmt: skip
-        _launch(project, n * h, args, num_warps=warps, num_stages=stages)
+        tensors: tuple[Tensor, ...] = (v, seen, order, count, columns, conditions)
+        launch(basis, (n * g, 1, 1), tensors, (g, inputs, *at), _basis_options(padded, half, BASIS))
+        tensors = (w, columns, v, over, seen, count, conditions, found, stats)
+        numbers = (h, h // g, inputs, n_q, *over.stride()[:3], *at, safe, independent)
+        options = _projection_options(padded, output is not None, half, n_q, PROJECTION)
+        launch(project, (n * h, 1, 1), tensors, numbers, options)
     return found, stats
 
 
-def _launch(kernel: Any, programs: int, args: tuple[Any, ...], **options: int) -> None:
-    """Launch a kernel; what Triton works out anew for every launch is remembered for arguments of the same kind."""
-    kinds = tuple((a.dtype, a.data_ptr() % 16 == 0) if isinstance(a, Tensor) else a for a in args)
-    key = (id(kernel), programs, args[0].device.index, kinds, *options.values())
-    known = _compiled.get(key)
-    if known is None:
-        # The interpreter compiles nothing.
-        known = kernel[(programs,)](*args, **options)
-        if known is not None:
-            _compiled[key] = known[programs, 1, 1]
-    else:
-        known(*args)
+@functools.cache
+def _basis_options(padded: bool, half: int, settings: tuple[int, int]) -> Options:
+    keys, warps = settings
+    return tuple({"PADDED": padded, "H": half, "BK": keys, "num_warps": warps, "num_stages": 1}.items())
+
+
+@functools.cache
+def _projection_options(padded: bool, known: bool, half: int, n_q: int, settings: tuple[Any, ...]) -> Options:
+    keys, stages, short, long = settings
+    rows, warps = short if n_q <= short[0] else long
+    constants = {"PADDED": padded, "KNOWN": known, "E": 2 * half, "BM": rows, "BK": keys}
+    return tuple({**constants, "num_warps": warps, "num_stages": stages}.items())

@@ -203,29 +203,6 @@ def attend_as_softmax_does(shape: tuple[int, ...], dtype: torch.dtype, device: s
     assert torch.equal(values.view(b, h, n_k, e), v.nan_to_num(0))
 
 
-def test_a_launch_is_remembered_for_arguments_and_programs_of_its_kind(monkeypatch) -> None:
-    pytest.importorskip("triton")
-    from attnlab.kernels import effective
-
-    monkeypatch.setattr(effective, "_compiled", {})
-    ran = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            def launch(*args, **options):
-                ran.append((grid, len(args), bool(options)))
-                return self if options else None
-
-            return launch
-
-    kernel, few, wide = Kernel(), torch.zeros(4), torch.zeros(4, dtype=torch.float64)
-    for programs, args in ((3, (few, 1)), (3, (few, 1)), (5, (few, 1)), (3, (few, 2)), (3, (wide, 1)), (5, (few, 1))):
-        effective._launch(kernel, programs, args, num_warps=2)
-    # As many programs as were asked for, and compiled anew where anything else is different.
-    assert [grid[0] for grid, _, _ in ran] == [3, 3, 5, 3, 3, 5]
-    assert [anew for _, _, anew in ran] == [True, False, True, True, True, False]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.no_grad()
