@@ -18,7 +18,6 @@ __all__ = [
     "EMPTY",
     "HALF_EMPTY",
     "LEAST",
-    "WIDTH",
     "chunk_masks",
     "exp",
     "inverse",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY
+from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, within
 
 __all__ = ["fold_and_read"]
 
@@ -17,14 +17,21 @@ def fold_and_read(
     q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
     sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
     R: tl.constexpr, RP: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    FULL: tl.constexpr, AHEAD: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
     MASKED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """K~, V~, z after the token, and the output of the query heads that read them, over tiles of slots."""
     b, g = tl.program_id(0), tl.program_id(1)
     row = b.to(tl.int64)
+    at = (row * G + g) * N
+    memory_k += at * D
+    memory_v += at * D
+    memory_z += at
+    s += row * ssb + g * ssh
+    mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, 0, N, BN, D, BD, FULL, LOAD)
     cols = tl.arange(0, BD)
     heads = tl.arange(0, RP)
-    inside = cols < D
+    inside = within(cols, D, FULL)
     kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
     vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
     queries = tl.load(
@@ -36,34 +43,24 @@ def fold_and_read(
         # What nobody may see may be anything.
         kd = tl.where(seen != 0, kd, 0.0)
         vd = tl.where(seen != 0, vd, 0.0)
-    at = (row * G + g) * N
     top = tl.full([RP], float("-inf"), tl.float32)
     total = tl.zeros([RP], tl.float32)
     out = tl.zeros([RP, BD], tl.float32)
     for i in tl.static_range(0, NP, BN):
         slots = i + tl.arange(0, BN)
-        there = (slots < N)[:, None] & inside
-        place = at * D + slots[:, None] * D + cols
-        mk = tl.load(memory_k + place, mask=there, other=0.0)
-        mv = tl.load(memory_v + place, mask=there, other=0.0)
-        # z may be float64: it lives through every step, and its rounding would add up.
-        z = tl.load(memory_z + at + slots, mask=slots < N, other=EMPTY)
-        x = tl.load(s + row * ssb + g * ssh + slots, mask=slots < N, other=EMPTY).to(z.dtype)
+        there = within(slots, N, FULL)
+        if AHEAD and i + BN < NP:
+            # No load passes a store that it might depend on, so that the next tile is asked for before this one's.
+            next_k, next_v, next_z, next_x = _tile(memory_k, memory_v, memory_z, s, i + BN, N, BN, D, BD, FULL, LOAD)
         if MASKED:
             x = tl.where(seen != 0, x, EMPTY)
-        new = tl.maximum(z, x)
-        old_part = tl.exp((z - new).to(tl.float32))
-        new_part = tl.where(x > HALF_EMPTY, tl.exp((x - new).to(tl.float32)), 0.0)
-        # Empty slots have neither part where EMPTY is not the same number in both dtypes.
-        whole = tl.maximum(old_part + new_part, 1e-30)
-        keep = old_part / whole
-        write = new_part / whole
-        new = tl.where(new > HALF_EMPTY, new + tl.log(whole).to(z.dtype), EMPTY)
+        keep, write, new = _fold(z, x)
         mk = mk * keep[:, None] + write[:, None] * kd[None, :]
         mv = mv * keep[:, None] + write[:, None] * vd[None, :]
-        tl.store(memory_k + place, mk, mask=there)
-        tl.store(memory_v + place, mv, mask=there)
-        tl.store(memory_z + at + slots, new, mask=slots < N)
+        place = slots[:, None] * D + cols
+        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=STORE)
+        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=STORE)
+        tl.store(memory_z + slots, new, mask=there)
         if R == 1:
             scores = tl.sum(queries * mk, 1)[None, :] * scale
         else:
@@ -80,6 +77,11 @@ def fold_and_read(
         else:
             out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
         top = higher
+        if i + BN < NP:
+            if AHEAD:
+                mk, mv, z, x = next_k, next_v, next_z, next_x
+            else:
+                mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i + BN, N, BN, D, BD, FULL, LOAD)
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
         o + row * sob + (g * R + heads)[:, None] * soh + cols,
@@ -89,3 +91,33 @@ def fold_and_read(
     if COUNTED:  # noqa: SIM102
         if g == 0:
             tl.store(count + b, tl.load(count + b) + seen)
+
+
+@triton.jit
+def _tile(
+    memory_k, memory_v, memory_z, s, i, N,
+    BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, FULL: tl.constexpr, LOAD: tl.constexpr,
+):  # fmt: skip
+    """K~, V~, z and the new logits of the slots from i on."""
+    slots, cols = i + tl.arange(0, BN), tl.arange(0, BD)
+    there = within(slots, N, FULL)
+    wanted = there[:, None] & within(cols, D, FULL)
+    place = slots[:, None] * D + cols
+    mk = tl.load(memory_k + place, mask=wanted, other=0.0, eviction_policy=LOAD)
+    mv = tl.load(memory_v + place, mask=wanted, other=0.0, eviction_policy=LOAD)
+    # z may be float64: it lives through every step, and its rounding would add up.
+    z = tl.load(memory_z + slots, mask=there, other=EMPTY)
+    return mk, mv, z, tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
+
+
+@triton.jit
+def _fold(z, x):
+    """What is kept of each slot, what the token adds to it, and z after it."""
+    new = tl.maximum(z, x)
+    old_part = tl.exp((z - new).to(tl.float32))
+    new_part = tl.where(x > HALF_EMPTY, tl.exp((x - new).to(tl.float32)), 0.0)
+    # Empty slots have neither part where EMPTY is not the same number in both dtypes.
+    whole = tl.maximum(old_part + new_part, 1e-30)
+    over = 1.0 / whole
+    new = tl.where(new > HALF_EMPTY, new + tl.log(whole).to(z.dtype), EMPTY)
+    return old_part * over, new_part * over, new

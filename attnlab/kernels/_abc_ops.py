@@ -8,7 +8,7 @@ from torch import Tensor
 from attnlab.kernels._abc_launch import backward, buffer_bytes, empty_state, forward
 from attnlab.kernels._abc_plan import plan_for, unit_count
 
-__all__ = ["abc_backward", "abc_forward"]
+__all__ = ["abc_forward"]
 
 
 @torch.library.custom_op("attnlab::abc_forward", mutates_args=())

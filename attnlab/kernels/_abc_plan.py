@@ -41,6 +41,9 @@ TUNED: dict[tuple[str, int], Settings] = {
     ("query", 128): (64, 2, None, 4),
     ("key", 128): (64, 1, None, 4),
 }
+# Others for heads of up to 64, and for states in float32.
+NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
+FINE: dict[tuple[str, int], Settings] = {("query", 64): (128, 1, None, 4)}
 # Programs that keep the card busy.
 BUSY = 264
 
@@ -135,7 +138,10 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
         # Many programs at a time, since nearly all find that there is nothing to do.
         settings = plan.BD, 1, 128 if plan.warps == 4 else None, plan.warps
     elif plan.half:
-        settings = TUNED.get((kernel, 64 if kernel in ("write", "sum") else plan.NP), settings)
+        case = kernel, 64 if kernel in ("write", "sum") else plan.NP
+        settings = TUNED.get(case, settings)
+        settings = NARROW.get(case, settings) if plan.d <= 64 else settings
+        settings = FINE.get(case, settings) if plan.fine else settings
     columns, stages, registers, warps = settings
     if plan.fine and not wide:
         # Shared memory has room for two programs only, and they may as well have all registers.
@@ -159,14 +165,16 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         return tuple({"C": plan.C, "NP": plan.NP, **flags, "num_warps": plan.warps // 2}.items())
     options = {
         **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
-        "SURE": form.causal and form.even and full and not form.masked and not wide,
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
-    options["FINE"] = plan.fine if kernel != "key" else plan.half and plan.sums == torch.float32
+    if kernel == "key":
+        fine = plan.half and plan.sums == torch.float32
+        options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
+    else:
+        sure = form.causal and form.even and full and not form.masked and not wide
+        options |= {"SURE": sure, "FINE": plan.fine}
     if kernel == "read":
         options["SAVED"] = saved
-    if kernel == "key":
-        options |= {"R": form.groups, "ONE": plan.d <= options["BD"]}
     return tuple(options.items())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from attnlab.kernels._abc_decode import fold_and_read
 from attnlab.kernels._abc_launch import Inputs, State, backward, forward, key_of
 from attnlab.kernels._abc_ops import abc_forward
+from attnlab.kernels._launcher import Options, launch
 from attnlab.kernels._recipes import is_known
 
 __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
@@ -17,7 +20,7 @@ HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Numbers of the memory at a time, and warps, of a decoding step; measured on an H200.
-STEP_TILE, STEP_WARPS = 2048, 4
+STEP_TILE, STEP_WARPS = 2048, 2
 
 
 def abc_attention(
@@ -100,8 +103,8 @@ def abc_step(
         # A column of a longer mask is not.
         key_visible = key_visible.contiguous()
     out = torch.empty_like(q)
-    launch = _step if torch.compiler.is_compiling() else _launch_step
-    launch(q, k, v, control, *state, key_visible, count, out, scale)
+    step = _step if torch.compiler.is_compiling() else _launch_step
+    step(q, k, v, control, *state, key_visible, count, out, scale)
     return out
 
 
@@ -119,14 +122,25 @@ def _launch_step(
 ) -> None:  # fmt: skip
     b, h, _, d = q.shape
     g, n = control.shape[1], control.shape[3]
-    wide, heads = triton.next_power_of_2(d), triton.next_power_of_2(h // g)
-    padded = triton.next_power_of_2(n)
-    tile = max(1, min(padded, STEP_TILE // (wide * heads)))
-    fold_and_read[(b, g)](
-        q, k, v, control, visible, memory_k, memory_v, memory_z, count, out,
+    tensors = (q, k, v, control, visible, memory_k, memory_v, memory_z, count, out)
+    numbers = (
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2], g, n, scale,
-        R=h // g, RP=heads, NP=padded, BN=tile, D=d, BD=wide,
-        MASKED=visible is not None, COUNTED=count is not None, num_warps=STEP_WARPS,
+    )  # fmt: skip
+    launch(
+        fold_and_read, (b, g, 1), tensors, numbers, _step_options(h // g, n, d, visible is not None, count is not None)
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _step_options(heads: int, slots: int, d: int, masked: bool, counted: bool) -> Options:
+    """Constants of a decoding step."""
+    wide, several, padded = (triton.next_power_of_2(size) for size in (d, heads, slots))
+    return tuple(
+        {
+            "R": heads, "RP": several, "NP": padded, "BN": max(1, min(padded, STEP_TILE // (wide * several))),
+            "D": d, "BD": wide, "FULL": d == wide and slots == padded, "AHEAD": True, "LOAD": "", "STORE": "",
+            "MASKED": masked, "COUNTED": counted, "num_warps": STEP_WARPS,
+        }.items()
     )  # fmt: skip
 
 
