@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan
+from attnlab.kernels._recipes import Calls
 from attnlab.kernels.abc_mlp import abc_attention, abc_step
 from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, relative
 
@@ -88,6 +89,25 @@ def test_logits_may_climb_any_distance_in_a_chunk() -> None:
     # And falling: the first key stays.
     out, _ = abc_attention(q, k, v, -control)
     torch.testing.assert_close(out, v[:, :, :1].expand_as(v))
+
+
+@pytest.mark.parametrize("sequences", [1, 7, 1500])
+def test_packed_sequences_are_cut_one_after_the_other(sequences: int) -> None:
+    """Units of at most 16 tokens, the last of a sequence perhaps shorter; those that nobody needs are empty."""
+    lengths = torch.randint(0, 40, (sequences,), generator=torch.Generator().manual_seed(sequences))
+    cu = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    units = _abc_plan.units_of(Calls(cu.device), 1, int(cu[-1]), 16, cu)
+    expected = [
+        (begin + i, min(16, length - i), seq)
+        for seq, (begin, length) in enumerate(zip(cu[:-1].tolist(), lengths.tolist(), strict=True))
+        for i in range(0, length, 16)
+    ]
+    assert units.table is not None
+    assert units.bounds is not None
+    assert [tuple(row) for row in units.table.tolist()[: len(expected)]] == expected
+    assert units.table[len(expected) :, 1].eq(0).all()
+    assert units.bounds.diff().tolist() == [-(-length // 16) for length in lengths.tolist()]
+    assert units.bounds[0] == 0
 
 
 def test_every_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
