@@ -1,7 +1,7 @@
 """Effective attention of many heads in three kernels, where all queries of an input see the same keys.
 
-One attends as eager attention does, W kept, in one launch for its nine. Then one program per head makes the Gram matrix
-of its values, inverts its Cholesky factor in registers and writes an orthonormal basis, all in float64; another
+One attends as eager attention does, W kept, in one launch for its eight. Then one program per head makes the Gram
+matrix of its values, inverts its Cholesky factor in registers and writes an orthonormal basis, all in float64; another
 projects its W on it, with the identity's residual and the share that is removed on the way. Nothing waits for the
 device.
 """

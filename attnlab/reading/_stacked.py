@@ -34,7 +34,6 @@ ODD = frozenset((*UNSUPPORTED, "position_bias"))
 class Padding:
     """A mask that hides the same keys from all queries of an input."""
 
-    mask: Tensor | None
     key_visible: Bool[Tensor, "b k"] | None = None
     visible: Visible | None = None
     # (rank, trivial) by the shape of a layer.
@@ -72,13 +71,13 @@ def _kind(query: Tensor, value: Tensor) -> tuple[Any, ...]:
 def padding_of(mask: Tensor | None) -> Padding | None:
     """What the mask says of its keys; None where it says more than that."""
     if mask is None:
-        return Padding(None)
+        return Padding()
     seen = carried_by(mask)
     if seen is None or seen.causal or seen.mask is not None or seen.bias is not None:
         return None
     if seen.key_visible is None:
-        return Padding(mask)
-    return Padding(mask, seen.key_visible, visible_keys(seen.key_visible))
+        return Padding()
+    return Padding(seen.key_visible, visible_keys(seen.key_visible))
 
 
 class Stack:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ from attnlab.reading._stacked import Padding, Stack, padding_of, serves
 from attnlab.reading.effective import EffectiveAttention, effective_given, weighed
 
 __all__ = ["EffectiveLayers", "read_effective"]
+
+# Masks that are remembered: of an encoder, of a decoder and between them, and one more.
+MASKS = 4
 
 
 @contextmanager
@@ -33,8 +37,9 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     if layers is None:
         refuse_partial(model, sites)
     chosen = select(sites, layers)
-    found = EffectiveLayers(layers=len(chosen))
-    reader = _Reader(found)
+    found = EffectiveLayers()
+    counts = Counter(site.kind for site in chosen)
+    reader = _Reader(found, {site.module: counts[site.kind] for site in chosen})
     with attached(model, dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
         yield found
 
@@ -42,18 +47,19 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
-    On a GPU, layers whose queries all see the same keys are projected at once when there are ``layers`` of them;
+    On a GPU, layers of a kind whose queries all see the same keys are projected at once, when the last has attended;
     nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
     """
 
-    def __init__(self, *, layers: int = 1) -> None:
-        self._settled: list[EffectiveAttention] = []
+    def __init__(self) -> None:
+        # A layer that is in a stack stands here by its place there.
+        self._items: list[EffectiveAttention | tuple[Stack, int]] = []
         self._stacks: list[Stack] = []
-        self._layers = layers
-        self._padding: Padding | None = None
+        # What masks hide; layers share them, an encoder's and a decoder's by turns.
+        self._paddings: deque[tuple[Tensor | None, Padding | None]] = deque(maxlen=MASKS)
 
     def __len__(self) -> int:
-        return len(self._settled) + sum(stack.filled for stack in self._stacks)
+        return len(self._items)
 
     @overload
     def __getitem__(self, index: int) -> EffectiveAttention: ...
@@ -61,60 +67,58 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
     def __getitem__(self, index: slice) -> list[EffectiveAttention]: ...
     def __getitem__(self, index: int | slice) -> EffectiveAttention | list[EffectiveAttention]:
         self._settle()
-        return self._settled[index]
+        return cast("EffectiveAttention | list[EffectiveAttention]", self._items[index])
 
     def clear(self) -> None:
         """Forget everything, before the next batch."""
-        self._settled.clear()
+        self._items.clear()
         self._stacks.clear()
-        self._padding = None
+        self._paddings.clear()
 
     def add(self, g: Given, output: Tensor) -> None:
         """Take one layer's weights, values and output."""
-        self._settle()
-        self._settled.append(effective_given(g, None, output))
+        self._items.append(effective_given(g, None, output))
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Padding, scale: float) -> Stack:
-        """Attend, W and all that it takes to project it kept in a stack."""
-        stack = self._stacks[-1] if self._stacks else None
-        if stack is None or not stack.takes(query, value, padding):
-            self._launch()
-            stack = Stack(self._layers, query, value, padding)
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Padding, scale: float, size: int) -> Stack:
+        """Attend, W and all that it takes to project it kept in a stack of up to ``size`` layers."""
+        stack = next((stack for stack in reversed(self._stacks) if stack.takes(query, value, padding)), None)
+        if stack is None:
+            stack = Stack(size, query, value, padding)
             self._stacks.append(stack)
+        self._items.append((stack, stack.filled))
         stack.attend(query, key, value, scale)
+        if stack.filled == stack.size:
+            stack.project()
         return stack
 
     def padding(self, mask: Tensor | None) -> Padding | None:
-        """What a mask hides, if that is the same keys from all queries; all layers are given the same mask."""
-        if self._padding is None or self._padding.mask is not mask:
-            self._padding = padding_of(mask)
-        return self._padding
-
-    def launch_full(self) -> None:
-        """Project the last stack if no layer more goes into it."""
-        stack = self._stacks[-1]
-        if stack.filled == stack.size:
-            stack.project()
-
-    def _launch(self) -> None:
-        if self._stacks and self._stacks[-1].projected is None:
-            self._stacks[-1].project()
+        """What a mask hides, if that is the same keys from all queries."""
+        for known, padding in self._paddings:
+            if known is mask:
+                return padding
+        self._paddings.appendleft((mask, padding_of(mask)))
+        return self._paddings[0][1]
 
     def _settle(self) -> None:
         if not self._stacks:
             return
-        self._launch()
+        for stack in self._stacks:
+            if stack.projected is None:
+                stack.project()
         # All that can be made is made before the one place that waits for the device.
         unsure = torch.stack([stack.doubtful() for stack in self._stacks])
-        done = [stack.results() for stack in self._stacks]
-        for stack, found, again in zip(self._stacks, done, unsure.tolist(), strict=True):
-            self._settled += stack.with_care() if again else found
+        done = {stack: stack.results() for stack in self._stacks}
+        for stack, again in zip(self._stacks, unsure.tolist(), strict=True):
+            if again:
+                done[stack] = stack.with_care()
+        self._items = [done[item[0]][item[1]] if isinstance(item, tuple) else item for item in self._items]
         self._stacks.clear()
 
 
 class _Reader(Mechanism):
-    def __init__(self, found: EffectiveLayers) -> None:
-        self.found = found
+    def __init__(self, found: EffectiveLayers, alike: Mapping[nn.Module, int]) -> None:
+        # How many layers of its kind a module is one of.
+        self.found, self.alike = found, alike
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]
@@ -126,8 +130,8 @@ class _Reader(Mechanism):
         if padding is None:
             return None
         scale = given.get("scaling")
-        stack = self.found.attend(query, key, value, padding, query.shape[-1] ** -0.5 if scale is None else scale)
-        self.found.launch_full()
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        stack = self.found.attend(query, key, value, padding, scale, self.alike[module])
         return stack.last()
 
     def reference(self, call: AttentionCall) -> Tensor:

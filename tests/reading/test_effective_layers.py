@@ -129,6 +129,29 @@ def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str
 
 
 @torch.no_grad()
+def test_an_encoder_s_layers_and_the_crossing_ones_are_stacks_of_their_own(monkeypatch) -> None:
+    pytest.importorskip("triton")
+    from transformers import BartConfig, BartModel
+
+    sizes = {"d_model": 6, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 50, "max_position_embeddings": 32}
+    heads = {"encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model, batch = BartModel(BartConfig(**sizes, **heads)).eval(), _padded_batch()
+    batch["decoder_input_ids"] = batch["input_ids"][:, :5]
+    batch["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    with read_effective(model) as plain:
+        first = model(**batch).last_hidden_state
+    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
+    with read_effective(model) as waiting:
+        second = model(**batch).last_hidden_state
+        # The decoder's own layers are causal, and are done by themselves.
+        assert [(stack.size, stack.filled) for stack in waiting._stacks] == [(2, 2), (3, 3)]
+        assert len(waiting) == 2 + 3 + 3
+    torch.testing.assert_close(first, second)
+    for a, b in zip(plain, waiting, strict=True):
+        torch.testing.assert_close(a.weights, b.weights, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
     model, batch = _bert(), _padded_batch()
     batch["attention_mask"][1] = 0
