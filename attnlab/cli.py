@@ -357,7 +357,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "compare": Command(
         "Put mechanisms in place of a model's attention: its quality, their error, time and memory.",
-        "attnlab compare ./my-model --text book.txt -m top-r:r=16 -m value-aware:r=16",
+        "attnlab compare ./my-model --text book.txt -m top-r:r=16 -m value-aware:r=1",
         _compare_arguments,
         _compare,
     ),
