@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         print(f"attnlab: {stopped or 'interrupted'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_of_a_run(error):
+            raise
         if options.debug:
             traceback.print_exc()
         else:
@@ -65,6 +67,12 @@ def _overview() -> str:
     for name, command in COMMANDS.items():
         lines += [f"  {name:<10} {command.summary}", f"             $ {command.example}", ""]
     return "\n".join([*lines, "attnlab COMMAND --help lists a command's options."])
+
+
+def _is_of_a_run(error: RuntimeError) -> bool:
+    from attnlab.training import RunError
+
+    return isinstance(error, RunError)
 
 
 def _one_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,11 +259,12 @@ TRAINING = [
 ]
 
 
+LINES = "\n\n".join(f"The {word} of our discontent is number {i}." for i in range(40) for word in ("winter", "sun"))
+
+
 def test_train_then_resume_then_report(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    text.write_text(
-        "\n\n".join(f"The {word} of our discontent is number {i}." for i in range(40) for word in ("winter", "sun"))
-    )
+    text.write_text(LINES)
     assert (
         main(["train", "--text", str(text), *TRAINING, "--attention", "kernel:elu", "--out", str(run), "--json"]) == 0
     )
@@ -277,6 +279,19 @@ def test_train_then_resume_then_report(text: Path, tmp_path: Path, capsys: pytes
     page = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert "valid/loss" in page.read_text()
+    capsys.readouterr()
+    # It is not written over, and it recorded no steps to look at.
+    assert "already holds a run" in fails(capsys, "train", "--text", text, *TRAINING, "--out", run)
+    assert "without recorded steps" in fails(capsys, "explore", run, "-o", page)
+
+
+def test_what_is_not_installed_is_said(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_text(LINES)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    said = fails(capsys, "train", "--text", text, *TRAINING, "--out", tmp_path / "run")
+    assert 'pip install "attnlab[train]"' in said
 
 
 def test_train_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -85,6 +85,10 @@ def _models(options: argparse.Namespace) -> Any:
         target=options.target,
     )
     texts = texts_of(options.text, options.file)
+    if not texts and (Path(options.model) / "run.json").is_file():
+        raise ValueError(
+            f"{options.model} is a run without recorded steps; look at its model: {options.model}/model, and a text"
+        )
     if not texts or not all(text.strip() for text in texts):
         raise ValueError("there is no text to read: give one after the model, or a file with --file")
     models = {}
