@@ -36,7 +36,7 @@ class Faithfulness:
     table: list[dict[str, Any]]
 
     def rows(self) -> list[dict[str, Any]]:
-        """JSON-able rows: layer, against, reading, spearman, spearman_low, spearman_high, pearson, ..., inputs."""
+        """JSON-able rows: kind, layer, against, reading, spearman, spearman_low, spearman_high, ..., inputs."""
         return self.table
 
 
@@ -86,11 +86,8 @@ def prediction_change(
     zero and theirs stay. All keys run as one batch; ``prediction`` maps the model's output to (b, c), compared by
     Euclidean distance.
     """
-    hidden = torch.zeros(len(keys) + 1, inputs["input_ids"].shape[1], dtype=torch.bool)
-    hidden[torch.arange(len(keys)) + 1, torch.tensor(list(keys))] = True
     many = {name: t.expand(len(keys) + 1, *t.shape[1:]) for name, t in inputs.items()}
-    less = _Without(hidden.to(inputs["input_ids"].device), renormalise=renormalise)
-    with swap(model, less, layers=layer):
+    with swap(model, _Without(keys, renormalise=renormalise), layers=layer):
         found = prediction(model(**many)).double()
     return torch.linalg.vector_norm(found[1:] - found[:1], dim=-1)
 
@@ -112,42 +109,49 @@ def faithfulness(
     input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
     (``keys`` limits how many are tried), and "prediction, zeroed" with its change when the other weights stay.
     Gradient times attention says a signed change; "gradient summed" is summed over heads and queries first and its size
-    taken then. A text's number is the mean over its rows; intervals resample texts. Softmax self-attention.
+    taken then. A text's number is the mean over its rows; intervals resample texts. Softmax attention of any model: an
+    encoder-decoder has rows of three kinds of layers, and no rollout where one attends to the other.
     """
     unknown = sorted(set(readings) - set(COMPARED))
     if unknown:
         raise ValueError(f"no reading named {unknown}; the readings compared are {', '.join(COMPARED)}")
     prediction = prediction or default_prediction
     noise = torch.Generator().manual_seed(seed)
-    found: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    found: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
     for inputs in texts:
         if inputs["input_ids"].shape[0] != 1:
             raise ValueError(
                 f"pass texts one by one: input_ids must be (1, length), got {tuple(inputs['input_ids'].shape)}"
             )
         trace, maps = _readings(model, inputs, prediction, readings, noise)
-        chosen = _keys(trace[0], keys, noise)
+        tried: dict[str, list[int]] = {}
         for number, layer in enumerate(trace):
+            chosen = tried.setdefault(layer.kind, [])
+            if not chosen:
+                chosen += _keys(layer, keys, noise)
             truth = head_output_change(layer)
             seen = _seen(layer, truth)
-            layer_key = (layer.kind, layer.layer)
+            place = (layer.kind, layer.layer)
             moved = {
                 against: prediction_change(
-                    model, inputs, layer=layer_key, prediction=prediction, keys=chosen, renormalise=renormalise
+                    model, inputs, layer=place, prediction=prediction, keys=chosen, renormalise=renormalise
                 ).cpu()
                 for against, renormalise in zip(AGAINST[1:], (True, False), strict=True)
             }
             for reading in readings:
-                said = maps[reading][number].detach().expand_as(truth)
+                one = maps[reading][number]
+                if one is None:
+                    continue
+                said = one.detach().expand_as(truth)
                 size = said.abs()
-                found.setdefault((layer.layer, AGAINST[0], reading), []).append(row_correlations(size, truth, seen))
+                found.setdefault((*place, AGAINST[0], reading), []).append(row_correlations(size, truth, seen))
                 together = said if reading == "gradient summed" else size
                 # Over the queries that see the key: in a causal model early keys are seen by more of them.
                 score = ((together * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].abs().cpu()
                 for against, change in moved.items():
                     everything = torch.ones_like(change, dtype=torch.bool)
                     pair = row_correlations(score.to(change.dtype), change, everything)
-                    found.setdefault((layer.layer, against, reading), []).append(pair)
+                    found.setdefault((*place, against, reading), []).append(pair)
     if not found:
         raise ValueError("faithfulness was given no text")
     return Faithfulness([_row(*key, values, resamples, seed) for key, values in sorted(found.items())])
@@ -166,22 +170,27 @@ def default_prediction(output: Any) -> Tensor:
 
 
 class _Without(Mechanism):
-    """Softmax in which batch item i does not see the keys that row i names, or gives them no weight after all."""
+    """Softmax in which batch item i + 1 does not see the key ``keys[i]``, or gives it no weight after all."""
 
-    def __init__(self, hidden: Tensor, *, renormalise: bool) -> None:
-        self.hidden, self.renormalise = hidden, renormalise
+    def __init__(self, keys: Sequence[int], *, renormalise: bool) -> None:
+        self.keys, self.renormalise = keys, renormalise
 
     def reference(self, call: AttentionCall) -> Tensor:
         if self.renormalise:
             return Softmax().reference(self._less(call))
-        return Softmax().reference(call).masked_fill(self.hidden[:, None, None], 0)
+        return Softmax().reference(call).masked_fill(self._hidden(call)[:, None, None], 0)
 
     def forward(self, call: AttentionCall) -> Tensor:
         return Softmax().forward(self._less(call)) if self.renormalise else super().forward(call)
 
+    def _hidden(self, call: AttentionCall) -> Tensor:
+        hidden = torch.zeros(len(self.keys) + 1, call.k.shape[2], dtype=torch.bool)
+        hidden[torch.arange(len(self.keys)) + 1, torch.tensor(list(self.keys))] = True
+        return hidden.to(call.k.device)
+
     def _less(self, call: AttentionCall) -> AttentionCall:
-        seen = ~self.hidden if call.key_visible is None else call.key_visible & ~self.hidden
-        return replace(call, key_visible=seen)
+        shown = ~self._hidden(call)
+        return replace(call, key_visible=shown if call.key_visible is None else call.key_visible & shown)
 
 
 def _readings(
@@ -190,12 +199,12 @@ def _readings(
     prediction: Prediction,
     readings: Sequence[str],
     noise: torch.Generator,
-) -> tuple[list[LayerTrace], dict[str, list[Tensor]]]:
-    """The layers of one forward pass, and what each reading says of them."""
+) -> tuple[list[LayerTrace], dict[str, Sequence[Tensor | None]]]:
+    """The layers of one forward pass, and what each reading says of them; None where it says nothing."""
     with torch.enable_grad(), record(model) as trace:
         scores = prediction(model(**inputs))
-    layers = [layer for layer in trace if layer.kind != "cross"]
-    maps: dict[str, list[Tensor]] = {}
+    layers = list(trace)
+    maps: dict[str, Sequence[Tensor | None]] = {}
     if {"gradient", "gradient summed"} & set(readings):
         # What is explained is the prediction that was made.
         slopes = output_gradients(layers, scores.amax())
@@ -208,15 +217,17 @@ def _readings(
         weights = [layer.weights() for layer in layers]
         maps["standard"] = weights
         if {"effective", "effective norm"} & set(readings):
-            maps["effective"] = [effective_attention(layer).weights for layer in layers]
+            effective = [effective_attention(layer).weights for layer in layers]
+            maps["effective"] = effective
             maps["effective norm"] = [
                 w.abs() * transformed_norms(hide_unseen(layer.call).v, w.shape[1], layer.projection)[:, :, None].to(w)
-                for w, layer in zip(maps["effective"], layers, strict=True)
+                for w, layer in zip(effective, layers, strict=True)
             ]
         if "norm" in readings:
             maps["norm"] = [norm_based(layer) for layer in layers]
         if "rollout" in readings:
-            maps["rollout"] = rollout(weights)
+            rolled = iter(rollout(layers))
+            maps["rollout"] = [None if layer.kind == "cross" else next(rolled) for layer in layers]
         maps["random"] = [torch.rand(w.shape, generator=noise).to(w.device) for w in weights]
     return layers, maps
 
@@ -260,9 +271,9 @@ def _keys(layer: LayerTrace, keys: int | None, noise: torch.Generator) -> list[i
 
 
 def _row(
-    layer: int, against: str, reading: str, values: list[tuple[float, float]], resamples: int, seed: int
+    kind: str, layer: int, against: str, reading: str, values: list[tuple[float, float]], resamples: int, seed: int
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {"layer": layer, "against": against, "reading": reading}
+    row: dict[str, Any] = {"kind": kind, "layer": layer, "against": against, "reading": reading}
     for name, column in zip(("spearman", "pearson"), zip(*values, strict=True), strict=True):
         mean, low, high = bootstrap_interval(column, resamples=resamples, seed=seed)
         row |= {name: mean, f"{name}_low": low, f"{name}_high": high}

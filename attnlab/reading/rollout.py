@@ -20,7 +20,8 @@ def rollout(
     """For each layer, how much each input token feeds each position: the product of residual I + (1 - residual) W.
 
     W is averaged over heads and its rows normalised (Abnar and Zuidema, 2020, Eq. 1). Self-attention over the whole
-    sequence only: a layer that attends to other tokens than its own has no residual to follow.
+    sequence only: a layer that attends to other tokens than its own has no residual to follow, and is left out. The
+    encoder and the decoder of a recorded model are followed apart.
 
     >>> w = torch.tensor([[[[1.0, 0.0], [1.0, 0.0]]]])
     >>> rollout([w, w])[1]
@@ -30,6 +31,7 @@ def rollout(
     if not 0 <= residual < 1:
         raise ValueError(f"residual must be in [0, 1), got {residual}")
     found: list[Tensor] = []
+    below: dict[str, Tensor] = {}
     for layer in layers:
         if isinstance(layer, LayerTrace) and layer.kind == "cross":
             continue
@@ -38,12 +40,15 @@ def rollout(
             raise ValueError(
                 f"rollout needs self-attention over whole sequences, got {w.shape[2]} queries, {w.shape[3]} keys"
             )
-        if found and found[-1].shape[2:] != w.shape[2:]:
-            raise ValueError(f"rollout needs one stack of layers, got lengths {found[-1].shape[2]} and {w.shape[2]}")
+        kind = layer.kind if isinstance(layer, LayerTrace) else ""
+        last = below.get(kind)
+        if last is not None and last.shape[2:] != w.shape[2:]:
+            raise ValueError(f"rollout needs one stack of layers, got lengths {last.shape[2]} and {w.shape[2]}")
         eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
         step = normalise(w.mean(1, keepdim=True)) * (1 - residual) + residual * eye
         step = normalise(step)
-        found.append(step @ found[-1] if found else step)
+        below[kind] = step if last is None else step @ last
+        found.append(below[kind])
     if not found:
         raise ValueError("rollout was given no self-attention layer")
     return found

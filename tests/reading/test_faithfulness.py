@@ -158,6 +158,21 @@ def test_every_reading_gets_a_correlation_with_an_interval_per_layer() -> None:
     assert faithfulness(model, _texts(4), resamples=50).rows() == rows
 
 
+def test_an_encoder_decoder_has_layers_of_three_kinds() -> None:
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    sizes = {"d_model": 8, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 50, "max_position_embeddings": 32}
+    heads = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartForConditionalGeneration(BartConfig(**sizes, **heads)).eval()
+    text = {"input_ids": torch.arange(5, 16)[None], "decoder_input_ids": torch.arange(5, 12)[None]}
+    rows = faithfulness(model, [text], keys=5, resamples=5).rows()
+    asked = {(row["kind"], row["reading"]) for row in rows}
+    # Between the two there is no residual for a rollout to follow.
+    every = {(kind, reading) for kind in ("encoder", "decoder", "cross") for reading in COMPARED}
+    assert asked == every - {("cross", "rollout")}
+    assert all(-1 <= row["spearman"] <= 1 for row in rows)
+
+
 def test_a_reading_that_states_the_truth_correlates_perfectly() -> None:
     truth = head_output_change(_layer("softmax", True))
     assert row_correlations(truth, truth, torch.ones_like(truth, dtype=torch.bool)) == pytest.approx((1.0, 1.0))
