@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +131,25 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
         terms = (dk * theirs[4]).sum(-1).norm() + (dv * theirs[5]).sum(-1).norm()
         result["first z"] = ((got.double() - want).norm() / torch.maximum(terms, want.norm())).item()
     return result
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fresh memory is full of NaN: as bytes, 255 is NaN in any dtype."""
+    kept = torch.empty, torch.empty_like
+
+    def full(make: Any) -> Any:
+        def made(*args: Any, **how: Any) -> Tensor:
+            t: Tensor = make(*args, **how)
+            return t.fill_(torch.nan if t.is_floating_point() else 255 if t.dtype == torch.uint8 else 0)
+
+        return made
+
+    torch.empty, torch.empty_like = map(full, kept)
+    try:
+        yield
+    finally:
+        torch.empty, torch.empty_like = kept
 
 
 def relative(got: Tensor, want: Tensor) -> float:

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan
 from attnlab.kernels._recipes import Calls
 from attnlab.kernels.abc_mlp import abc_attention, abc_step
-from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, relative
+from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, poisoned, relative
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are tested there"),
@@ -110,17 +110,10 @@ def test_packed_sequences_are_cut_one_after_the_other(sequences: int) -> None:
     assert units.bounds[0] == 0
 
 
-def test_every_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_output_is_written() -> None:
     """Fresh memory is full of NaN, and none of it comes out."""
-    empty, empty_like = torch.empty, torch.empty_like
-
-    def poison(t: torch.Tensor) -> torch.Tensor:
-        # As bytes, 255 is NaN in any dtype.
-        return t.fill_(torch.nan if t.is_floating_point() else 255 if t.dtype == torch.uint8 else 0)
-
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: poison(empty(*a, **k)))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: poison(empty_like(*a, **k)))
-    check(Case(length=41, slots=5, masked=True, started=True, ended=True))
+    with poisoned():
+        check(Case(length=41, slots=5, masked=True, started=True, ended=True))
 
 
 def test_a_run_repeats_bit_for_bit() -> None:
