@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 from attnlab.reports.claims.ledger import (
@@ -100,16 +101,16 @@ def close(first: Cell, second: Cell, *, within: float = 0.0, relative: float = 0
 def compared(
     first: Cell, second: Cell, margin: Callable[[float, float], float], *, equal_holds: bool = False
 ) -> Predicate:
-    """``margin(first, second)`` is positive; over paired seeds, its interval must lie on one side of zero."""
+    """``margin(first, second)`` is positive; over shared seeds, its interval must lie on one side of zero."""
 
     def run(result: Result, bounds: Bounds | None) -> Verdict:
         a, b = select(result, first), select(result, second)
-        gap = margin(mean_of(result, first), mean_of(result, second))
-        if bounds is None and len(a) > 1 and a.keys() == b.keys():
-            interval = seed_interval([margin(a[seed], b[seed]) for seed in a])
+        shared = [seed for seed in a if seed in b]
+        x, y = (fmean([v[seed] for seed in shared] or v.values()) for v in (a, b))
+        if bounds is None and len(shared) > 1:
+            interval = seed_interval([margin(a[seed], b[seed]) for seed in shared])
             bounds = (interval.low, interval.high)
-        ours = f"{number(mean_of(result, first))} against {number(mean_of(result, second))}"
-        return decide(gap, ours, bounds, equal_holds=equal_holds)
+        return decide(margin(x, y), f"{number(x)} against {number(y)}", bounds, equal_holds=equal_holds)
 
     return Predicate(run, (first, second))
 
