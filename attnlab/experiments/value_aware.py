@@ -8,6 +8,7 @@ Every row is on disk as soon as it is found, so that what is finished is kept wh
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -22,7 +23,7 @@ from attnlab.experiments.value_aware_common import CONFIGS, Corpus, Meeting, Val
 from attnlab.provenance import provenance, write_json
 from attnlab.reports import beside_paper, merge_results
 
-__all__ = ["CONFIGS", "KEYS", "NAME", "ValueAwareConfig", "collect", "part_names", "reproduce", "run_part"]
+__all__ = ["CONFIGS", "KEYS", "NAME", "ValueAwareConfig", "collect", "joined", "part_names", "reproduce", "run_part"]
 
 NAME = "value-aware"
 ARMS = ("long", "short")
@@ -38,6 +39,8 @@ KEYS = {
     "figure_3_curves": ["model", "step"],
     "lm_curves": ["kernel", "step"],
 }
+# The tables of the masked LMs.
+MASKED = ("table_1", "figure_1", "figure_1_few", "figure_3", "figure_3_curves")
 NOTES = {
     "table_1": "MLM error in % of the model continued at mlm_long, on held-out enwik8 and WikiText-103 valid.",
     "table_2": "perplexity is per word, as the paper's; perplexity_per_token per token of our 8k vocabulary. Text is "
@@ -93,7 +96,7 @@ def reproduce(
 
     ``corpus`` is a folder of token stores, ``model`` that of a masked LM, ``work`` an empty folder for the runs; with
     ``resume``, that of a run which was ended: trainings go on from their checkpoints, and its rows are kept. Rows that
-    ``out`` held before and this run does not have stay in it.
+    ``out`` held before and this run does not have stay in it, but for those of masked LMs that are trained anew.
     """
     out, work = Path(out), Path(work)
     names = part_names(config, only)
@@ -118,7 +121,7 @@ def reproduce(
             found = collect(config, work, names)
             if found["tables"] != shown:
                 shown = found["tables"]
-                write_json(out, _joined(before, found | made_by))
+                write_json(out, joined(before, found | made_by))
             if seconds is not None and time.monotonic() - started > seconds:
                 break
             time.sleep(0.5)
@@ -130,14 +133,14 @@ def reproduce(
     found = collect(config, work, names)
     found["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
     found["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out, _joined(before, found | made_by))
+    write_json(out, joined(before, found | made_by))
     return found | made_by
 
 
 def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
     """What the parts have found so far, with the paper's numbers beside ours."""
     tables, facts = gather(work, names)
-    joined = {
+    with_paper = {
         table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
         for table in KEYS
         if table in tables
@@ -150,12 +153,33 @@ def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[
         "keys": KEYS,
         "notes": NOTES,
         "parts": facts,
-        "tables": joined,
+        "intervals": _intervals(tables.get("figure_3", [])),
+        "tables": with_paper,
     }
 
 
-def _joined(before: dict[str, Any] | None, found: dict[str, Any]) -> dict[str, Any]:
-    return found if before is None else merge_results(before, found)
+def joined(before: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, Any]:
+    """An earlier result and what was found since; masked LMs trained anew leave no row of those before them."""
+    if before is None:
+        return dict(found)
+    stale = MASKED if any(name.startswith("mlm-") for name in found["parts"]) else ()
+    kept = {name: rows for name, rows in before["tables"].items() if name not in stale}
+    merged = merge_results({**before, "tables": kept}, found)
+    # In the order of the paper's tables, whichever were made anew.
+    tables = {name: merged["tables"][name] for name in KEYS if name in merged["tables"]}
+    return merged | {"tables": tables, "parts": before.get("parts", {}) | found["parts"]}
+
+
+def _intervals(figure_3: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """How much lower the long model's error is, 95 %: masked tokens are right or wrong, and each model has its own."""
+    by = {row["model"]: row for row in figure_3}
+    if not {"long", "short"} <= by.keys():
+        return {}
+    long, short = by["long"], by["short"]
+    gap = short["mlm_error"] - long["mlm_error"]
+    spread = sum(row["mlm_error"] * (100 - row["mlm_error"]) / row["predicted"] for row in (long, short))
+    around = 1.96 * math.sqrt(spread)
+    return {"ova-longer-is-better": [gap - around, gap + around]}
 
 
 def _lead(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, work: Path) -> None:

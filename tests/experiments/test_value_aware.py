@@ -10,11 +10,12 @@ import torch
 
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
 from attnlab.experiments.parts import Part
-from attnlab.experiments.value_aware import KEYS, collect, part_names, reproduce, run_part
+from attnlab.experiments.value_aware import KEYS, collect, joined, part_names, reproduce, run_part
 from attnlab.experiments.value_aware_common import CONFIGS, Meeting, ValueAwareConfig, plan_steps
 from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
 from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
 from attnlab.models.attention import swapped
+from attnlab.reports.claims import judge
 from attnlab.reports.claims import value_aware as claims
 
 WORDS = list("abcdefghijklmnopqrs")
@@ -281,6 +282,31 @@ def test_processes_agree_on_the_steps_and_leave_a_results_file(corpus: Path, mod
     assert steps["mlm-long"] == steps["mlm-short"]
     with pytest.raises(ValueError, match="earlier run"):
         reproduce(config, corpus=corpus, model=model, out=out, work=tmp_path / "work")
+
+
+def test_masked_models_trained_anew_leave_no_row_of_earlier_ones(tmp_path: Path) -> None:
+    def made(work: str, model: str, step: int, error: float) -> None:
+        part = Part(tmp_path / work / f"mlm-{model}.json")
+        part.row("figure_3", model=model, mlm_error=error, predicted=10_000)
+        part.row("figure_3_curves", model=model, step=step, mlm_error=error)
+
+    for work, step, long, short in (("one", 7, 40.0, 45.0), ("two", 5, 44.0, 44.5)):
+        (tmp_path / work).mkdir()
+        made(work, "long", step, long)
+        made(work, "short", step, short)
+    words = Part(tmp_path / "one" / "lm-exp.json")
+    words.row("table_2", kernel="exp", mechanism="softmax", perplexity=7.0)
+    words.fact("training", {"steps": 3})
+    first = collect(CONFIG, tmp_path / "one", ["mlm-long", "mlm-short", "lm-exp"])
+    # 5 points, and a standard error of 0.70 for each proportion in per cent.
+    assert first["intervals"]["ova-longer-is-better"] == pytest.approx([3.63, 6.37], abs=0.01)
+    second = joined(first, collect(CONFIG, tmp_path / "two", ["mlm-long", "mlm-short"]))
+    assert [row["step"] for row in second["tables"]["figure_3_curves"]] == [5, 5]
+    assert second["tables"]["table_2"] == first["tables"]["table_2"]
+    assert second["parts"]["lm-exp"]["training"] == {"steps": 3}
+    verdict = next(claim for claim in claims.CLAIMS if claim.name == "ova-longer-is-better")
+    assert judge(verdict, {"value-aware": first}).state == "held"
+    assert judge(verdict, {"value-aware": second}).state == "not testable at this scale"
 
 
 def test_what_is_not_done_in_time_is_ended_and_named(corpus: Path, model: Path, tmp_path: Path) -> None:
