@@ -23,6 +23,7 @@ def figures_page(result: Mapping[str, Any]) -> str:
     shown = (
         ("table_2", "Table 2: patterns (%)"),
         ("artefact", "How much of Table 2 is padding inside V (percentage points)"),
+        ("segments", "Blocks where the segments are known"),
         ("lengths", "Inputs on which nothing can differ"),
         ("timing", "Table 3: time of an evaluation"),
         ("identity", "The identity"),
@@ -36,7 +37,7 @@ def figures_page(result: Mapping[str, Any]) -> str:
     tasks = list(dict.fromkeys(row["task"] for row in tables.get("table_2", tables.get("token_types", []))))
     for task in tasks:
         body.append(element("h2", task))
-        body += list(_task(task, tables))
+        body.append(element("div", list(_task(task, tables)), class_="grid2"))
     return page("Effective attention", body, subtitle="reproduction")
 
 
