@@ -6,10 +6,11 @@ Those at a quarter of the paper's slots are its claims too, for sentences that i
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
 from attnlab.reports.claims.bounded_memory import abc_claim
 from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, averages, cell, fails, mean_of
+from attnlab.reports.claims.predicates import all_of, averages, cell, fails, mean_of, select
 from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
@@ -51,11 +52,13 @@ def _phi(model: str, causal: int = 32) -> Cell:
 
 
 def _averaged(first: Cell, second: Cell, holds: Callable[[float], bool]) -> Predicate:
-    """The difference of the means over seeds; where sentences and seeds cannot tell it, the results say so."""
+    """The difference of the means over shared seeds; where it cannot be told, the results say so (``not_testable``)."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        a, b = mean_of(result, first), mean_of(result, second)
-        return Verdict(HELD if holds(a - b) else NOT_HELD, f"{number(a)} against {number(b)}")
+        a, b = select(result, first), select(result, second)
+        shared = [seed for seed in a if seed in b]
+        x, y = (fmean([values[seed] for seed in shared] or values.values()) for values in (a, b))
+        return Verdict(HELD if holds(x - y) else NOT_HELD, f"{number(x)} against {number(y)}")
 
     return Predicate(run, (first, second))
 
