@@ -12,7 +12,7 @@ import torch
 
 from attnlab.cli import main
 from attnlab.data import Pairs
-from attnlab.experiments.abc import commands, doc_mt, mt
+from attnlab.experiments.abc import commands, doc_mt, figures, mt
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.looks import last_looks, with_curves
 from attnlab.experiments.abc.translators import average, hypotheses_in
@@ -230,6 +230,21 @@ def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions:
         ("ABC_MLP-32-8", "BASE", 0), ("ABC_MLP-32-8", "Linformer-64-64", 0), ("ABC_MLP-8-8", "BASE", 0),
         ("ABC_MLP-8-8", "Window-8-8", 0),
     ]  # fmt: skip
+
+
+def test_curves_are_drawn_of_the_seed_that_was_trained_longest() -> None:
+    keys = next(iter(figures.TRANSLATORS.values()))
+    # Seed 3 is of a training that shares one model.
+    looks = [
+        {"variant": key, "seed": seed, "step": step, "nll": 2.0 + 0.1 * i}
+        for seed, last, some in ((0, 200, keys), (1, 700, keys), (3, 9000, keys[:1]))
+        for i, key in enumerate(some)
+        for step in (100, last)
+    ]
+    drawn = figures.translation({"validation": looks})
+    assert all(drawn.count(f">{key}<") == 1 for key in keys)
+    assert ">700<" in drawn or ">600<" in drawn
+    assert "9,000" not in drawn
 
 
 @pytest.mark.slow

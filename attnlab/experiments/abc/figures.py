@@ -1,4 +1,4 @@
-"""ABC's Figures 1 and 2, and what distillation gains, as pictures for the documents, from results/abc-*.json."""
+"""ABC's Figures 1 and 2, and curves of distillation and of translators, as pictures for the documents."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import Any
 
 from attnlab.reports.pictures import COLOURS, Drawing, Line, Panel, Tables, line_panels
 
-__all__ = ["PICTURES", "decoding", "distillation"]
+__all__ = ["PICTURES", "decoding", "distillation", "translation"]
 
 
+# Rows of Tables 3a and 7, with the paper's slots and with a quarter of them.
+TRANSLATORS = {
+    "Translation, the paper's slots": (
+        "BASE", "ABC_MLP-32-32", "ABC_MLP-32-8", "Linformer-64-64", "Linformer-32-32", "ABC_RD-64-64", "ABC_RD-32-32",
+    ),
+    "Translation, a quarter of them": (
+        "BASE", "ABC_MLP-8-8", "ABC_MLP-8-2", "Linformer-16-16", "Linformer-8-8", "ABC_RD-16-16", "ABC_RD-8-8",
+        "Cluster-8-8",
+    ),
+}  # fmt: skip
 Points = list[tuple[float, float]]
 
 
@@ -41,6 +51,20 @@ def distillation(tables: Tables) -> str:
     return line_panels(panels)
 
 
+def translation(tables: Tables) -> str:
+    """Translators' losses on the validation set over their updates, of the seed that was trained longest."""
+    panels = []
+    for title, keys in TRANSLATORS.items():
+        rows = [row for row in tables["validation"] if row["variant"] in keys and row["nll"] is not None]
+        # Seeds of another set may share a model.
+        whole = [row for row in rows if {r["variant"] for r in rows if r["seed"] == row["seed"]} == set(keys)]
+        longest = max(whole, key=lambda row: row["step"])["seed"] if whole else None
+        lines = _lines([row for row in whole if row["seed"] == longest], "variant", "step", "nll")
+        drawn = _drawn({key: lines[key] for key in keys if key in lines})
+        panels.append(Panel(title, drawn, "updates", "-log p of a token", low=1, high=3))
+    return line_panels(panels)
+
+
 def _lines(rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str) -> dict[str, Points]:
     found: dict[str, Points] = {}
     for row in rows:
@@ -66,4 +90,5 @@ def _drawn(
 PICTURES: dict[str, Drawing] = {
     "abc-decoding.svg": ("abc-decoding", "figure_1", decoding),
     "abc-distill.svg": ("abc-distill", "curve", distillation),
+    "abc-mt.svg": ("abc-mt", "validation", translation),
 }
