@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from attnlab.experiments.abc.summaries import Rows
 
 __all__ = ["FLAT", "Looks", "last_looks", "looks_of", "with_curves"]
@@ -26,23 +28,25 @@ def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, Looks]:
 def last_looks(rows: Rows) -> Rows:
     """How flat the curves were at the end: each model's last loss on the validation set, and what it was before.
 
-    ``fell`` is the difference in percent, over the last sixth of the training or a little more.
+    ``fell`` is the difference in percent over the last sixth of the training, between looks by interpolation.
     """
     found = []
-    for key in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
-        mine = [row for row in rows if (row["data"], row["variant"], row["seed"]) == key]
-        # A look soon after another says nothing about how flat the curve is.
-        last = max(mine, key=lambda row: row["step"])
-        far = [row for row in mine if row["step"] <= 0.85 * last["step"]]
-        before = max(far, key=lambda row: row["step"]) if far else None
-        known = before is not None and before["nll"] is not None and last["nll"] is not None
+    for data, variant, seed in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
+        curve = looks_of([r for r in rows if r["variant"] == variant and r["seed"] == seed], data=data).get(variant, {})
+        steps = sorted(curve.get(seed, {}))
+        losses = [curve[seed][step] for step in steps]
+        # A curve of one point has no end.
+        before = float(np.interp(steps[-1] * 5 / 6, steps, losses)) if len(steps) > 1 else None
         found.append(
             {
-                **{name: last[name] for name in ("data", "variant", "seed", "step", "nll")},
-                "step_before": before and before["step"],
-                "nll_before": before and before["nll"],
-                "fell": 100 * (1 - last["nll"] / before["nll"]) if before is not None and known else None,
-                "lowest": min((row["nll"] for row in mine if row["nll"] is not None), default=None),
+                "data": data,
+                "variant": variant,
+                "seed": seed,
+                "step": steps[-1] if steps else None,
+                "nll": losses[-1] if steps else None,
+                "nll_before": before,
+                "fell": 100 * (1 - losses[-1] / before) if before is not None else None,
+                "lowest": min(losses, default=None),
             }
         )
     return found
@@ -52,7 +56,7 @@ def with_curves(rows: Rows, looks: Rows, *, data: str) -> Rows:
     """The rows (one for each ``variant``) with how long their models were trained and whether their curves are flat."""
     found = []
     for row in rows:
-        mine = [x for x in last_looks(looks) if (x["data"], x["variant"]) == (data, row["variant"])]
+        mine = [x for x in last_looks(looks) if (x["data"], x["variant"]) == (data, row["variant"]) and x["step"]]
         falls = [x["fell"] for x in mine if x["fell"] is not None]
         curve = {"updates": min(x["step"] for x in mine), "nll": _mean_of([x["nll"] for x in mine])} if mine else {}
         if falls:
