@@ -86,6 +86,15 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
     assert {(r["model"], r["n"]): r["end"] for r in tables["table_2a_training"]} == ends
 
 
+def test_perplexities_over_those_of_base_are_of_the_same_seed() -> None:
+    found = ((0, "BASE", None, 10.0), (0, "ABC_MLP", 64, 11.0), (1, "BASE", None, 100.0), (1, "ABC_MLP", 64, 130.0))
+    rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in found]
+    # A seed that only one of them has counts for neither.
+    rows.append({"model": "ABC_MLP", "n": 64, "context": 0, "seed": 2, "perplexity": 7.0})
+    means = {row["model"]: row["times_base"] for row in lm.derived({"table_2a": rows})["table_2a_means"]}
+    assert means == {"BASE": 1.0, "ABC_MLP": pytest.approx(1.2)}
+
+
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
     tables = run(
         "abc-lm", "--corpus", corpus, "--tables", "table_2b", "--steps", 2, "--work", tmp_path, "--out",

@@ -193,14 +193,24 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
     found = {}
     for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
         rows = means(tables.get(table, []), keys, "perplexity")
-        base = {row.get("context"): row["perplexity"] for row in rows if row["model"] == "BASE"}
+        times = {tuple(row[key] for key in keys): row["times_base"] for row in _over_base(tables.get(table, []), keys)}
         for row in rows:
-            if row.get("context") in base:
-                row["times_base"] = row["perplexity"] / base[row.get("context")]
+            row["times_base"] = times.get(tuple(row[key] for key in keys))
         if rows:
             found[f"{table}_means"] = rows
             found[f"{table}_training"] = _trained(tables, table)
     return found
+
+
+def _over_base(rows: Rows, keys: list[str]) -> Rows:
+    """Perplexities over BASE's of the same seed, their means over seeds: seeds differ more than models do."""
+    base = {(row.get("context"), row["seed"]): row["perplexity"] for row in rows if row["model"] == "BASE"}
+    found = [
+        {**row, "times_base": row["perplexity"] / base[place]}
+        for row in rows
+        if (place := (row.get("context"), row["seed"])) in base
+    ]
+    return means(found, keys, "times_base")
 
 
 def _trained(tables: dict[str, Rows], table: str) -> Rows:
