@@ -138,17 +138,14 @@ def test_an_encoder_s_layers_and_the_crossing_ones_are_stacks_of_their_own(monke
     model, batch = BartModel(BartConfig(**sizes, **heads)).eval(), _padded_batch()
     batch["decoder_input_ids"] = batch["input_ids"][:, :5]
     batch["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    with read_effective(model) as plain:
-        first = model(**batch).last_hidden_state
+    before = model(**batch).last_hidden_state
     monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
-    with read_effective(model) as waiting:
-        second = model(**batch).last_hidden_state
+    monkeypatch.setattr(_stacked.Stack, "project", lambda stack: None)
+    with read_effective(model) as found:
+        torch.testing.assert_close(model(**batch).last_hidden_state, before)
         # The decoder's own layers are causal, and are done by themselves.
-        assert [(stack.size, stack.filled) for stack in waiting._stacks] == [(2, 2), (3, 3)]
-        assert len(waiting) == 2 + 3 + 3
-    torch.testing.assert_close(first, second)
-    for a, b in zip(plain, waiting, strict=True):
-        torch.testing.assert_close(a.weights, b.weights, atol=1e-5, rtol=1e-4)
+        assert [(stack.size, stack.filled) for stack in found._stacks] == [(2, 2), (3, 3)]
+        assert len(found) == 2 + 3 + 3
 
 
 @torch.no_grad()
