@@ -23,7 +23,7 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             *((n, g, 2.0 - 0.2 * g, 20_000 - 8_000 * g) for n in (8, 12, 16) for g in (False, True)),
         ),
         "ag_loss": _rows("ag_converged_share mlm_drop_share", (0.0018, 0.003)),
-        "electra": _rows("width guided steps loss", (256, False, 9_000, 3.0), (256, True, 500, 2.5)),
+        "electra": _rows("of_steps guided steps loss", (9_000, False, 9_000, 3.0), (9_000, True, 500, 2.5)),
         "translation": _rows("model loss bleu", ("BASE", 4.00, 28.0), ("AG", 4.01, 28.1), ("Gaussian", 4.10, 27.5)),
         "low_resource": _rows(
             "language guided loss", *((k, g, 3.0 - 0.1 * g) for k in ("Oromo", "Filipino") for g in (False, True))
