@@ -91,8 +91,10 @@ def test_perplexities_over_those_of_base_are_of_the_same_seed() -> None:
     rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in found]
     # A seed that only one of them has counts for neither.
     rows.append({"model": "ABC_MLP", "n": 64, "context": 0, "seed": 2, "perplexity": 7.0})
-    means = {row["model"]: row["times_base"] for row in lm.derived({"table_2a": rows})["table_2a_means"]}
+    tables = lm.derived({"table_2a": rows})
+    means = {row["model"]: row["times_base"] for row in tables["table_2a_means"]}
     assert means == {"BASE": 1.0, "ABC_MLP": pytest.approx(1.2)}
+    assert [row["ABC_MLP-64"] for row in tables["table_2a_seeds"]] == pytest.approx([1.1, 1.3])
 
 
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
-from attnlab.experiments.abc.summaries import Rows, curves, means
+from attnlab.experiments.abc.summaries import Rows, curves, means, spread
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.experiments.value_aware_common import Corpus
@@ -192,25 +192,37 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
     """The tables with their seeds averaged, perplexities over BASE's, and how the models were trained."""
     found = {}
     for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
-        rows = means(tables.get(table, []), keys, "perplexity")
-        times = {tuple(row[key] for key in keys): row["times_base"] for row in _over_base(tables.get(table, []), keys)}
+        rows, over = means(tables.get(table, []), keys, "perplexity"), _over_base(tables.get(table, []))
+        times = {tuple(row[key] for key in keys): row["times_base"] for row in means(over, keys, "times_base")}
         for row in rows:
             row["times_base"] = times.get(tuple(row[key] for key in keys))
         if rows:
             found[f"{table}_means"] = rows
             found[f"{table}_training"] = _trained(tables, table)
+            found[f"{table}_seeds"] = _by_seed(tables, table, over)
     return found
 
 
-def _over_base(rows: Rows, keys: list[str]) -> Rows:
-    """Perplexities over BASE's of the same seed, their means over seeds: seeds differ more than models do."""
+def _over_base(rows: Rows) -> Rows:
+    """The rows with their perplexities over BASE's of the same seed: seeds differ more than models do."""
     base = {(row.get("context"), row["seed"]): row["perplexity"] for row in rows if row["model"] == "BASE"}
-    found = [
+    return [
         {**row, "times_base": row["perplexity"] / base[place]}
         for row in rows
         if (place := (row.get("context"), row["seed"])) in base
     ]
-    return means(found, keys, "times_base")
+
+
+def _by_seed(tables: dict[str, Rows], table: str, over: Rows) -> Rows:
+    """For each seed its updates, and under each model its perplexity over BASE's."""
+    steps = {row["seed"]: row["steps"] for row in tables.get("training", []) if row["setting"] == table}
+    named = [
+        {**row, "row": f"{row['model']}-{row['n']}", "steps": steps.get(row["seed"])}
+        for row in over
+        if row["model"] != "BASE"
+    ]
+    keys = ["seed", "steps", "context"] if table == "table_2a" else ["seed", "steps"]
+    return spread(named, keys, "row", "times_base")
 
 
 def _trained(tables: dict[str, Rows], table: str) -> Rows:
