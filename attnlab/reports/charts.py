@@ -122,11 +122,15 @@ def scatter_chart(
     placed = [(x_scale(p.x), y_scale(p.y)) for p in points]
     taken = [(x - MARK, x + MARK, y) for x, y in placed]
     if reference:
-        wide, level = 6.3 * len(reference[0]), y_scale(reference[1]) - 10
-        on_right = (RIGHT - wide, float(RIGHT), level)
-        left = any(_meet(on_right, mark) for mark in taken)
-        drawn.append(_reference(reference, y_scale, left=left))
-        taken.append((LEFT + 6.0, LEFT + 6.0 + wide, level) if left else on_right)
+        wide, level = 6.3 * len(reference[0]), y_scale(reference[1])
+        # At either end of its line, above or below: where no marker lies.
+        ends = {False: (RIGHT - wide, float(RIGHT)), True: (LEFT + 6.0, LEFT + 6.0 + wide)}
+        places = [(left, below) for below in (False, True) for left in (False, True)]
+        boxes = {(left, below): (*ends[left], level + (10 if below else -10)) for left, below in places}
+        free = [place for place in places if not any(_meet(boxes[place], mark) for mark in taken)]
+        left, below = (free or places)[0]
+        drawn.append(_reference(reference, y_scale, left=left, below=below))
+        taken.append(boxes[left, below])
     labels = _beside(placed, [6.3 * len(p.name) for p in points], taken)
     for i, (p, (x, y), (left, height)) in enumerate(zip(points, placed, labels, strict=True)):
         told = f"{p.name}: {x_label} {number(p.x)}, {y_label} {number(p.y)}"
@@ -281,11 +285,12 @@ def _axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Html:
     return element("g", drawn)
 
 
-def _reference(reference: tuple[str, float], y: Scale, *, left: bool = False) -> Html:
+def _reference(reference: tuple[str, float], y: Scale, *, left: bool = False, below: bool = False) -> Html:
     at = _at(y(reference[1]))
     line = element("line", x1=LEFT, x2=RIGHT, y1=at, y2=at, class_="reference")
     place, side = (LEFT + 6, "tick") if left else (RIGHT, "tick end")
-    return element("g", line, element("text", reference[0], x=place, y=_at(y(reference[1]) - 6), class_=side))
+    height = y(reference[1]) + (14 if below else -6)
+    return element("g", line, element("text", reference[0], x=place, y=_at(height), class_=side))
 
 
 def _band(s: Series, x: Scale, y: Scale) -> Html:
