@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -214,15 +215,22 @@ def _over_base(rows: Rows) -> Rows:
 
 
 def _by_seed(tables: dict[str, Rows], table: str, over: Rows) -> Rows:
-    """For each seed its updates, and under each model its perplexity over BASE's."""
-    steps = {row["seed"]: row["steps"] for row in tables.get("training", []) if row["setting"] == table}
-    named = [
-        {**row, "row": f"{row['model']}-{row['n']}", "steps": steps.get(row["seed"])}
-        for row in over
-        if row["model"] != "BASE"
-    ]
-    keys = ["seed", "steps", "context"] if table == "table_2a" else ["seed", "steps"]
-    return spread(named, keys, "row", "times_base")
+    """For each seed how long it was trained, how flat its curves ended, and its perplexities over BASE's."""
+    mine = {name: [row for row in tables.get(name, []) if row["setting"] == table] for name in ("training", "curves")}
+    named = [{**row, "row": f"{row['model']}-{row['n']}"} for row in over if row["model"] != "BASE"]
+    rows = spread(named, ["seed", "context"] if table == "table_2a" else ["seed"], "row", "times_base")
+    found = []
+    for row in rows:
+        trained = [r for r in mine["training"] if r["seed"] == row["seed"]]
+        ends = curves([r for r in mine["curves"] if r["seed"] == row["seed"]], ["model", "n"])
+        fell = [r["fell_in_last_quarter"] for r in ends if r["fell_in_last_quarter"] is not None]
+        told = {
+            "steps": max((r["steps"] for r in trained), default=None),
+            "tokens_per_parameter": min((r["tokens_per_parameter"] for r in trained), default=None),
+            "fell_in_last_quarter": fmean(fell) if fell else None,
+        }
+        found.append({"seed": row["seed"], **told, **row})
+    return found
 
 
 def _trained(tables: dict[str, Rows], table: str) -> Rows:
