@@ -351,21 +351,20 @@ def _beside(
         (x, y), wide = points[i], widths[i]
         left_first = x > (LEFT + RIGHT) * 0.55
         sides = {True: (x - 9 - wide, x - 9), False: (x + 9, x + 9 + wide)}
-        tried = [(side, _lowered((*sides[side], y), boxes)) for side in (left_first, not left_first)]
+        tried = [(side, _nearest((*sides[side], y), boxes)) for side in (left_first, not left_first)]
         inside = [(side, box) for side, box in tried if box[0] >= LEFT and box[1] <= WIDTH] or tried[:1]
-        side, box = min(inside, key=lambda choice: choice[1][2])
+        side, box = min(inside, key=lambda choice: abs(choice[1][2] - points[i][1]))
         found[i] = (side, box[2])
         boxes.append(box)
     return found
 
 
-def _lowered(box: Box, taken: Sequence[Box]) -> Box:
-    """The box, moved down until it meets none of the others."""
+def _nearest(box: Box, taken: Sequence[Box]) -> Box:
+    """The box, moved up or down by as little as makes it meet none of the others."""
     left, right, y = box
-    for other in sorted(taken, key=lambda other: other[2]):
-        if _meet((left, right, y), other):
-            y = other[2] + LABEL_GAP
-    return left, right, y
+    heights = (y + LABEL_GAP / 2 * step for step in sorted(range(-12, 13), key=abs))
+    free = (at for at in heights if TOP <= at <= BOTTOM and not any(_meet((left, right, at), one) for one in taken))
+    return left, right, next(free, y)
 
 
 def _long(series: Sequence[Series], x_label: str, y_label: str) -> dict[str, Any]:

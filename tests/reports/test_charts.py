@@ -70,8 +70,8 @@ def test_scales_hold_their_values_whatever_they_are() -> None:
 def test_labels_of_near_points_do_not_lie_on_each_other() -> None:
     points = [(300.0, 100.0), (300.0, 103.0), (300.0, 90.0), (120.0, 101.0)]
     labels = _beside(points, [40.0] * 4, [])
-    # (to the left, how high): beside its point, on the other side, or lower.
-    assert labels == [(True, 100), (False, 104), (False, 90), (False, 101)]
+    # (to the left, how high): beside its point, on the other side, or as little away as is free.
+    assert labels == [(True, 100), (False, 110), (False, 90), (False, 101)]
 
 
 def test_labels_do_not_lie_on_markers() -> None:
