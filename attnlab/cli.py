@@ -214,7 +214,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="updates (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: %(default)s)")
@@ -286,14 +286,16 @@ def _report(options: argparse.Namespace) -> None:
 
 def _bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="tokens")
-    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="in tokens (default: 1024 to 8192)"
+    )
+    parser.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
     parser.add_argument("--width", type=int, default=64, help="of a head (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=1, help="texts at once (default: %(default)s)")
     parser.add_argument("--bidirectional", action="store_true", help="not causal")
     parser.add_argument("--backward", action="store_true", help="forward and backward")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="such as cuda (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
 
 

@@ -18,7 +18,7 @@ def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enwik8", type=Path, required=True, help="enwik8 as it is downloaded, also .xz or .zip")
     parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
-    parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--vocab", type=int, default=8192, help="of the tokeniser (default: %(default)s)")
 
 
 def _corpus(options: argparse.Namespace) -> None:
