@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -53,6 +54,8 @@ def _with(config: Any, changes: list[str]) -> Any:
 
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
     """The part that a run writes into; settings and versions are noted beside it."""
+    # Under MPS a process has two queues unless it asks for more, and the streams of its models stand in line.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
     from attnlab.experiments.abc.collecting import begin
