@@ -113,6 +113,7 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 def _compare(options: argparse.Namespace) -> None:
     from attnlab.data import bundled_text, read_text
     from attnlab.experiments.compare import compare
+    from attnlab.experiments.parts import moved_to
     from attnlab.experiments.recommend import write_plans
     from attnlab.hf import load_model
     from attnlab.provenance import check_writable, write_atomic
@@ -126,7 +127,7 @@ def _compare(options: argparse.Namespace) -> None:
     config = replace(_compare_config(options), sweep=options.sweep == "r", recommend=options.recommend)
     text = bundled_text() if options.text is None else read_text(options.text)
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
-    _move(loaded.model, options.device)
+    moved_to(options.device, loaded.model)
     text_name = "shipped" if options.text is None else options.text.name
     result = compare(loaded, text, config=config, model_name=Path(options.model).name, text_name=text_name)
     write_atomic(options.out, compare_page(result))
@@ -135,13 +136,6 @@ def _compare(options: argparse.Namespace) -> None:
         write_plans(options.plans, result["recommendation"])
         written.append(options.plans)
     _show(result, options, written=written)
-
-
-def _move(model: Any, device: str) -> None:
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the model cannot be moved to {device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _compare_config(options: argparse.Namespace) -> Any:

@@ -187,7 +187,8 @@ def test_a_page_that_cannot_be_written_is_told_first(
 
 def test_a_device_that_is_not_there(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = fails(capsys, "compare", SHIPPED, "--text", text, *QUICK, "--device", "nowhere", "-o", tmp_path / "p.html")
-    assert "cannot be moved to 'nowhere'" in said
+    assert "device 'nowhere' cannot be used here" in said
+    assert "cannot be used here" in fails(capsys, "bench", "-m", "kernel:elu", "--lengths", 8, "--device", "nowhere")
 
 
 def test_figures_2_and_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

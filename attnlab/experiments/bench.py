@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.experiments.parts import moved_to
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.provenance import provenance
@@ -96,7 +97,7 @@ def bench_lines(result: dict[str, Any]) -> Sequence[str]:
 def _call(config: BenchConfig, length: int) -> AttentionCall:
     generator = torch.Generator().manual_seed(config.seed)
     shape = (3, config.batch, config.heads, length, config.width)
-    q, k, v = torch.randn(shape, generator=generator).to(config.device).requires_grad_(config.backward)
+    q, k, v = moved_to(config.device, torch.randn(shape, generator=generator)).requires_grad_(config.backward)
     return AttentionCall(q, k, v, causal=config.causal)
 
 

@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _models(options: argparse.Namespace) -> Any:
     from attnlab.experiments.explore import ExploreConfig, explore_models, parse_layers, texts_of
+    from attnlab.experiments.parts import moved_to
     from attnlab.hf import load_model
     from attnlab.registry import mechanism
 
@@ -96,16 +97,9 @@ def _models(options: argparse.Namespace) -> Any:
         if name is not None:
             loaded = load_model(name, trust_remote_code=options.trust_remote_code)
             shown = Path(name).name
-            models[shown if shown not in models else f"{shown} (2)"] = _moved(loaded, options.device)
+            moved_to(options.device, loaded.model)
+            models[shown if shown not in models else f"{shown} (2)"] = loaded
     return explore_models(models, texts, config=config)
-
-
-def _moved(loaded: Any, device: str) -> Any:
-    try:
-        loaded.model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the model cannot be moved to {device!r}: {str(error).splitlines()[0]}") from None
-    return loaded
 
 
 def _told(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from attnlab.provenance import write_json
 
-__all__ = ["Part", "best_device", "gather"]
+__all__ = ["Part", "best_device", "gather", "moved_to"]
 
 # The columns that say what a row is for, in tables that name none.
 LABELS = ("mechanism", "spec", "kernel", "family", "r", "rounds", "model", "step")
@@ -86,3 +86,11 @@ def gather(work: Path, names: Sequence[str]) -> tuple[dict[str, list[dict[str, A
 def best_device() -> torch.device:
     """The GPU where there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def moved_to(device: str, thing: Any) -> Any:
+    """A model or a tensor on the device that a user named; one that is not there is an error that says so."""
+    try:
+        return thing.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
