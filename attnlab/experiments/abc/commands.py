@@ -185,7 +185,8 @@ def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks")
     parser.add_argument("--model", type=Path, help="a BERT masked LM (default: the shipped one)")
     parser.add_argument("--speed", action="store_true", help="only measure speed and memory")
-    parser.add_argument("--batch", type=int, default=16, help="rows of 512 tokens, for --speed (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="rows, for --speed (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row, for --speed (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=10, help="for --speed (default: %(default)s)")
 
 
@@ -195,9 +196,9 @@ def _mlm(options: argparse.Namespace) -> None:
 
     if not options.collect:
         config = _with(mlm.AbcMlmConfig(), options.set)
-        part = _started(options, mlm, config, "speed" if options.speed else "mlm")
+        part = _started(options, mlm, config, f"speed-{options.length}" if options.speed else "mlm")
         if options.speed:
-            mlm.measure_speed(part, batch=options.batch, repeats=options.repeats)
+            mlm.measure_speed(part, batch=options.batch, length=options.length, repeats=options.repeats)
         else:
             mlm.run_mlm(
                 config, corpus=_needed(options, "corpus"), glue=_needed(options, "glue"),

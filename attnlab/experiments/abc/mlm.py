@@ -41,6 +41,7 @@ KEYS = {
     "curves": ["model", "n", "step"],
     "training": ["part"],
     "speed": ["model", "n"],
+    "speed_longer": ["model", "n", "length"],
     "parameters": ["model", "n"],
 }
 NOTES = {
@@ -54,6 +55,8 @@ NOTES = {
 }
 
 
+# Tokens of a row, as in the paper.
+LENGTH = 512
 # Updates between looks at the held-out loss.
 CURVE = 250
 # What the speed of softmax attention is without a fused kernel.
@@ -62,7 +65,7 @@ UNFUSED = "unfused"
 SOFTMAX = "softmax"
 VARIANTS = (
     Variant("RoBERTa-Ours", None, SOFTMAX),
-    *(Variant("Linformer", n, f"abc-linformer:slots={n},length=512") for n in (64, 128)),
+    *(Variant("Linformer", n, f"abc-linformer:slots={n},length={LENGTH}") for n in (64, 128)),
     *(Variant("ABC_MLP", n, f"abc-mlp:slots={n}") for n in (64, 128)),
     Variant("ABC_RD", 128, "abc-random:slots=128"),
 )
@@ -72,7 +75,7 @@ VARIANTS = (
 class AbcMlmConfig:
     """How the converted models are continued and fine-tuned; the paper continues RoBERTa-base on a TPU."""
 
-    length: int = 512
+    length: int = LENGTH
     batch: int = 16
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, betas=(0.9, 0.98)))
     warmup: int = 200
@@ -236,10 +239,13 @@ class Unfused(Softmax):
         return (call.softmax_scale * call.q @ call.k.mT).softmax(-1) @ call.v
 
 
-def measure_speed(part: Part, *, batch: int = 16, length: int = 512, repeats: int = 10) -> None:
-    """Tables ``speed`` and ``parameters``: inference, on a GPU in half precision, and what conversion adds."""
+def measure_speed(part: Part, *, batch: int, length: int, repeats: int) -> None:
+    """Tables ``speed`` and ``parameters``: inference, on a GPU in half precision, and what conversion adds.
+
+    At another length than the paper's the speeds are ``speed_longer``.
+    """
     device = best_device()
-    config = replace(named_config("roberta-base"), max_length=max(length, 512), dropout=0.0)
+    config = replace(named_config("roberta-base"), max_length=max(length, LENGTH), dropout=0.0)
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     tokens = torch.randint(5, 1000, (batch, length), device=device)
     own = count_parameters(config)
@@ -247,19 +253,20 @@ def measure_speed(part: Part, *, batch: int = 16, length: int = 512, repeats: in
     for attention in attentions(models[UNFUSED]):
         put_mechanism(attention, Unfused())
     for v in VARIANTS:
-        wanted = replace(config, self_attention=v.spec.replace("length=512", f"length={length}"))
+        wanted = replace(config, self_attention=v.spec.replace(f"length={LENGTH}", f"length={length}"))
         models[v.key] = _on(device, kind, wanted)
         extra = count_parameters(wanted) - own
-        part.row("parameters", model=v.model, n=v.n, extra=extra, extra_share=extra / own)
+        if length == LENGTH:
+            part.row("parameters", model=v.model, n=v.n, extra=extra, extra_share=extra / own)
     with torch.no_grad():
         runs = {key: (lambda model=model: model(tokens).hidden) for key, model in models.items()}
         peaks = {key: peak_bytes(run, device=device) for key, run in runs.items()}
         jobs = {key: _replayed(run) if device.type == "cuda" else run for key, run in runs.items()}
         seconds = median_seconds(jobs, repeats=repeats, warmup=1, device=device)
-    base = VARIANTS[0].key
+    base, table = VARIANTS[0].key, "speed" if length == LENGTH else "speed_longer"
     for v in VARIANTS:
         part.row(
-            "speed", model=v.model, n=v.n, speed=seconds[base] / seconds[v.key], memory=peaks[v.key] / peaks[base],
+            table, model=v.model, n=v.n, speed=seconds[base] / seconds[v.key], memory=peaks[v.key] / peaks[base],
             speed_over_unfused=seconds[UNFUSED] / seconds[v.key], memory_over_unfused=peaks[v.key] / peaks[UNFUSED],
             milliseconds=1000 * seconds[v.key], megabytes=peaks[v.key] / 1e6, batch=batch, length=length,
             captured=jobs[v.key] is not runs[v.key],
