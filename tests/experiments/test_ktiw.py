@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,7 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
         assert set(result["tables"]) == tables
         assert result["device"]
         assert result["config"]["Multi30k"]["steps"] == 3
+        _data_sets_trained_anew_replace_their_rows(out, result, ["reproduce", name, *arguments])
     out = tmp_path / "ktiw-alignment.json"
     arguments = [
         "--prepared",
@@ -155,6 +157,24 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
         "dynamics-alignment.svg",
         "dynamics-agreement.svg",
     }
+
+
+def _data_sets_trained_anew_replace_their_rows(out: Path, result: dict[str, Any], again: list[str]) -> None:
+    """An earlier file of another step of Multi30k, and of a data set that is not here."""
+    other = {"dataset": "SST", "model": "other", "step": 7}
+    old = {name: [*({**row, "step": 99} for row in rows), other] for name, rows in result["tables"].items()}
+    said = {"still_rising": ["Multi30k", "SST"], "not_testable": {"ktiw-linear-output-comparable": "once"}}
+    out.write_text(json.dumps({**result, "tables": old, **said}))
+    assert main(again) == 0
+    found = json.loads(out.read_text())
+    for name, rows in result["tables"].items():
+        assert [row for row in found["tables"][name] if row.get("dataset") != "SST"] == rows
+        assert other in found["tables"][name]
+    if result["name"] == "ktiw-table2":
+        assert found["still_rising"] == ["SST", *result["still_rising"]]
+    if result["name"] == "ktiw-optimal":
+        assert found["not_testable"] == result["not_testable"] != said["not_testable"]
+    out.write_text(json.dumps(result))
 
 
 def test_the_proxy_nears_logistic_regression_at_a_higher_rate(tmp_path: Path) -> None:

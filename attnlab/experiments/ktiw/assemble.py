@@ -33,6 +33,7 @@ __all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_res
 LONG_ENOUGH = 4000
 PROVENANCE = ("versions", "python", "device", "commit")
 KEYS = {
+    "appendix_a1": ["model"],
     "curve": ["dataset", "step"],
     "section_6_2_curves": ["task", "step"],
     "figure_3_curves": ["panel", "data", "step"],
@@ -60,11 +61,14 @@ def write_study_result(
     header = {"name": name, "paper": "ktiw", "config": configs, "seed": told.get("seed")}
     header |= {key: told.get(key) for key in PROVENANCE}
     if name == "ktiw-table2":
-        header["still_rising"] = [study.name for study in found if still_rising(study)]
-    short = [study.name for study in found if study.evaluations("linear") and study.updates("linear") < LONG_ENOUGH]
-    if name == "ktiw-optimal" and short:
+        # Of those whose runs are not here, what was said before still holds.
+        names = {study.name for study in found}
+        before = [known for known in _read(out).get("still_rising", []) if known not in names]
+        header["still_rising"] = before + [study.name for study in found if still_rising(study)]
+    if name == "ktiw-optimal":
+        short = any(study.evaluations("linear") and study.updates("linear") < LONG_ENOUGH for study in found)
         reason = f"runs of fewer than {LONG_ENOUGH} updates end before either model has converged"
-        header["not_testable"] = {"ktiw-linear-output-comparable": reason}
+        header["not_testable"] = {"ktiw-linear-output-comparable": reason} if short else {}
     return _write(out, header | {"tables": tables})
 
 
@@ -239,14 +243,23 @@ def _head_rows(folder: Path) -> list[tuple[int, str, dict[str, float]]]:
 
 
 def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
-    """Write, keeping the rows of an earlier file that this one does not have."""
-    out = Path(out)
+    """Write, keeping the rows of an earlier file that this one does not have; a data set's rows are of one run."""
     result["keys"] = {name: KEYS.get(name) or _key(rows) for name, rows in result["tables"].items()}
-    if out.exists():
-        result = merge_results(json.loads(out.read_text(encoding="utf-8")), result)
+    before = _read(out)
+    if before:
+        anew = {name: {row.get("dataset") for row in rows} - {None} for name, rows in result["tables"].items()}
+        kept = {
+            name: [row for row in rows if row.get("dataset") not in anew.get(name, ())]
+            for name, rows in before["tables"].items()
+        }
+        result = merge_results({**before, "tables": kept}, result)
         result["tables"] = {name: _in_order(rows) for name, rows in result["tables"].items()}
     write_json(out, result)
     return result
+
+
+def _read(out: Path | str) -> dict[str, Any]:
+    return json.loads(Path(out).read_text(encoding="utf-8")) if Path(out).exists() else {}
 
 
 def _key(rows: Sequence[dict[str, Any]]) -> list[str]:
