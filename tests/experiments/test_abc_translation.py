@@ -110,11 +110,11 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     files = hypotheses_in([tmp_path / "first", tmp_path / "second"], "corpus")
     assert bleu_of(bleu_counts(said["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(said["bad"], lines))
     claims = {
-        "beats both": Comparison((("good", "bad"), ("good", "alike"))),
-        "beats the bad": Comparison((("good", "bad"),)),
-        "loses": Comparison((("bad", "good"), ("good", "alike"))),
-        "near": Comparison((("good", "bad"),), close=True),
-        "not there": Comparison((("good", "nobody"),)),
+        "beats both": Comparison((("good", "bad"), ("good", "alike")), "t"),
+        "beats the bad": Comparison((("good", "bad"),), "t"),
+        "loses": Comparison((("bad", "good"), ("good", "alike")), "t"),
+        "near": Comparison((("good", "bad"),), "t", close=True),
+        "not there": Comparison((("good", "nobody"),), "t"),
     }
     rows = differences(files, claims, {"beam": lines}, resamples=200)
     gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
@@ -124,6 +124,10 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
+    # Of one seed a narrow lead decides nothing; of two it does.
+    lead = {"claim": "beats the bad", "first": "good", "second": "bad", "difference": 0.6, "low": 0.3, "high": 0.9}
+    assert "of one seed, which may change 0.5" in undecided([{**lead, "seeds": 1}], claims)["beats the bad"]
+    assert undecided([{**lead, "seeds": 2}], claims) == {}
     # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert undecided(rows, claims, looks=behind)["beats the bad"] == "good had 200 updates and bad 100"
@@ -141,7 +145,7 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
     share = {("a", 0): 0.1, ("a", 1): 0.1, ("b", 0): 0.3, ("b", 1): 0.3, ("c", 0): 0.0, ("c", 1): 0.2}
     said = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
-    claim = {"x": Comparison((("a", "b"), ("a", "c")))}
+    claim = {"x": Comparison((("a", "b"), ("a", "c")), "t")}
     same, other = differences(said, claim, {"beam": lines}, resamples=200)
     assert same["low"] > 0
     assert (same["seeds"], same["sentences"]) == (2, 200)
@@ -157,7 +161,7 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
     five = [{"variant": v, "seed": 0} for v, _ in updates[1:]]
     found = mt.untestable({"validation": looks, "table_5": five})
     assert found["abc-mt-smallest-memory"] == "its models had between 200 and 250 updates"
-    gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1}
+    gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
     found = mt.untestable({"validation": looks, "differences": rows})
     assert found["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
@@ -168,14 +172,20 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
 
 
 def test_a_model_that_still_learns_has_not_failed() -> None:
-    def claims(*losses: float) -> dict[str, str]:
-        looks = [{"data": "d", "variant": "Linformer-128-64", "seed": 0, "step": 100 * i} for i in (5, 6)]
-        return doc_mt.untestable({"validation": [{**x, "nll": y} for x, y in zip(looks, losses, strict=True)]})
+    def claims(**losses: tuple[float, float]) -> dict[str, str]:
+        looks = [
+            {"data": "d", "variant": f"{name}-128-64", "seed": 0, "step": 100 * i, "nll": nll}
+            for name, some in losses.items()
+            for i, nll in zip((5, 6), some, strict=True)
+        ]
+        return doc_mt.untestable({"validation": looks})
 
-    assert claims(2.67, 2.53) == {
-        "abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"
-    }
-    assert claims(2.67, 2.66) == {}
+    told = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
+    assert claims(Linformer=(2.67, 2.53)) == told
+    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == told
+    # Flat, or falling more slowly than the model that it is behind.
+    assert claims(Linformer=(2.67, 2.66)) == {}
+    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.8)) == {}
 
 
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ KEYS = {
     "training": ["data", "seed", "set"],
     "losses": ["data", "variant", "seed"],
     "validation": ["data", "variant", "seed", "step"],
-    "table_3b": ["data", "model", "cross", "causal", "seed"],
+    "table_3b": ["model", "cross", "causal", "seed"],
     "differences": ["claim", "first", "second"],
 }
 NOTES = {
@@ -96,12 +96,12 @@ VARIANTS = (
 BY_KEY = {v.key: v for v in VARIANTS}
 
 COMPARISONS = {
-    "abc-doc-mt-beats-random": Comparison((("ABC_MLP-128-64", "ABC_RD-128-64"),)),
-    "abc-doc-mt-close-to-base": Comparison((("ABC_MLP-128-64", "BASE"),), close=True),
+    "abc-doc-mt-beats-random": Comparison((("ABC_MLP-128-64", "ABC_RD-128-64"),), "table_3b"),
+    "abc-doc-mt-close-to-base": Comparison((("ABC_MLP-128-64", "BASE"),), "table_3b", close=True),
     "abc-doc-mt-beats-agnostic-quarter": Comparison(
-        (("ABC_MLP-32-16", "Linformer-32-16"), ("ABC_MLP-32-16", "ABC_RD-32-16"))
+        (("ABC_MLP-32-16", "Linformer-32-16"), ("ABC_MLP-32-16", "ABC_RD-32-16")), "table_3b"
     ),
-    "abc-doc-mt-close-to-base-quarter": Comparison((("ABC_MLP-32-16", "BASE"),), close=True),
+    "abc-doc-mt-close-to-base-quarter": Comparison((("ABC_MLP-32-16", "BASE"),), "table_3b", close=True),
 }
 
 
@@ -188,11 +188,13 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Claims that these sentences are too few to decide, and that a model fails which was still learning."""
+    """Claims that these sentences are too few to decide, and that a model fails which was still catching up."""
     looks = tables.get("validation", [])
     found = undecided(tables.get("differences", []), COMPARISONS, looks=looks_of(looks))
-    for look in last_looks(looks):
-        if look["variant"] == "Linformer-128-64" and look["fell"] is not None and look["fell"] >= FLAT:
+    ends = {(look["variant"], look["seed"]): look for look in last_looks(looks)}
+    for (variant, seed), look in ends.items():
+        sound = ends.get(("ABC_MLP-128-64", seed), {}).get("fell")
+        if variant == "Linformer-128-64" and look["fell"] is not None and look["fell"] >= max(FLAT, sound or 0.0):
             told = f"its loss still fell when training ended, from {look['nll_before']:.2f} to {look['nll']:.2f}"
             found["abc-doc-mt-linformer-fails"] = told
     return found

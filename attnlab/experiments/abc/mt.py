@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from attnlab.experiments.abc.differences import UNEQUAL, Comparison, differences, undecided
@@ -16,6 +17,7 @@ from attnlab.experiments.abc.translators import (
     LONGEST,
     SEARCHES,
     AbcMtConfig,
+    Place,
     Variant,
     hypotheses_in,
     run_variants,
@@ -125,24 +127,37 @@ def _rivals(first: str, *others: str) -> tuple[tuple[str, str], ...]:
     return tuple((first, other) for other in others)
 
 
+def _compared(
+    *pairs: tuple[str, str], table: str = "table_3a", close: bool = False, search: str = "beam"
+) -> Comparison:
+    return Comparison(pairs, table, close, search)
+
+
+_quarter = partial(_compared, table="table_3a_quarter")
 COMPARISONS = {
-    "abc-mt-on-par": Comparison((("ABC_MLP-32-32", "BASE"), ("ABC_MLP-32-8", "BASE")), close=True),
-    "abc-mt-beats-agnostic": Comparison(_rivals("ABC_MLP-32-32", "Linformer-32-32", "ABC_RD-32-32")),
-    "abc-mt-beats-larger": Comparison(_rivals("ABC_MLP-32-8", "Linformer-64-64", "ABC_RD-64-64")),
-    "abc-mt-linformer-leads-random": Comparison(
-        (("Linformer-32-32", "ABC_RD-32-32"), ("Linformer-64-64", "ABC_RD-64-64"))
+    "abc-mt-on-par": _compared(("ABC_MLP-32-32", "BASE"), ("ABC_MLP-32-8", "BASE"), close=True),
+    "abc-mt-beats-agnostic": _compared(*_rivals("ABC_MLP-32-32", "Linformer-32-32", "ABC_RD-32-32")),
+    "abc-mt-beats-larger": _compared(*_rivals("ABC_MLP-32-8", "Linformer-64-64", "ABC_RD-64-64")),
+    "abc-mt-linformer-leads-random": _compared(
+        ("Linformer-32-32", "ABC_RD-32-32"), ("Linformer-64-64", "ABC_RD-64-64")
     ),
-    "abc-mt-on-par-quarter": Comparison((("ABC_MLP-8-8", "BASE"), ("ABC_MLP-8-2", "BASE")), close=True),
-    "abc-mt-beats-agnostic-quarter": Comparison(_rivals("ABC_MLP-8-8", "Linformer-8-8", "ABC_RD-8-8")),
-    "abc-mt-beats-larger-quarter": Comparison(_rivals("ABC_MLP-8-2", "Linformer-16-16", "ABC_RD-16-16")),
-    "abc-mt-linformer-leads-random-quarter": Comparison(
-        (("Linformer-8-8", "ABC_RD-8-8"), ("Linformer-16-16", "ABC_RD-16-16"))
+    "abc-mt-on-par-quarter": _quarter(("ABC_MLP-8-8", "BASE"), ("ABC_MLP-8-2", "BASE"), close=True),
+    "abc-mt-beats-agnostic-quarter": _quarter(*_rivals("ABC_MLP-8-8", "Linformer-8-8", "ABC_RD-8-8")),
+    "abc-mt-beats-larger-quarter": _quarter(*_rivals("ABC_MLP-8-2", "Linformer-16-16", "ABC_RD-16-16")),
+    "abc-mt-linformer-leads-random-quarter": _quarter(
+        ("Linformer-8-8", "ABC_RD-8-8"), ("Linformer-16-16", "ABC_RD-16-16")
     ),
-    "abc-mt-beats-window-and-cluster-quarter": Comparison(_rivals("ABC_MLP-8-8", "Window-8-8", "Cluster-8-8")),
-    "abc-mt-causal-memory-small": Comparison((("ABC_MLP-64-8", "ABC_MLP-64-64"),), close=True, search="greedy"),
-    "abc-mt-beats-window-and-cluster": Comparison(_rivals("ABC_MLP-32-32", "Window-32-32", "Cluster-32-32")),
-    "abc-mt-exp-beats-relu-and-sigmoid": Comparison(_rivals("ABC_MLP-32-32", "MLP-ReLU-32-32", "MLP-sigmoid-32-32")),
-    "abc-mt-all-abc": Comparison(_rivals("ABC_MLP-32-32", "MLP-exp-all-32-32")),
+    "abc-mt-beats-window-and-cluster-quarter": _quarter(*_rivals("ABC_MLP-8-8", "Window-8-8", "Cluster-8-8")),
+    "abc-mt-causal-memory-small": _compared(
+        ("ABC_MLP-64-8", "ABC_MLP-64-64"), table="table_5", close=True, search="greedy"
+    ),
+    "abc-mt-beats-window-and-cluster": _compared(
+        *_rivals("ABC_MLP-32-32", "Window-32-32", "Cluster-32-32"), table="table_7"
+    ),
+    "abc-mt-exp-beats-relu-and-sigmoid": _compared(
+        *_rivals("ABC_MLP-32-32", "MLP-ReLU-32-32", "MLP-sigmoid-32-32"), table="table_7"
+    ),
+    "abc-mt-all-abc": _compared(("ABC_MLP-32-32", "MLP-exp-all-32-32"), table="table_7"),
 }
 # Claims on another corpus, and which of those above they are.
 ELSEWHERE = {
@@ -221,26 +236,42 @@ def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
             continue
         texts = read_task(TASKS[data], root)
         references = {how: split_of(texts, how).target for how in SEARCHES}
-        tables["differences"] += [{"data": data, **row} for row in differences(said, COMPARISONS, references)]
-        for (key, seed, how), lines in sorted(said.items(), key=lambda x: (list(BY_KEY).index(x[0][0]), x[0][1])):
-            v, bleu = BY_KEY[key], corpus_bleu(lines, references[how][: len(lines)])
-            row = {
-                "variant": key, "cross": v.cross, "causal": v.causal, "bleu": bleu, "seed": seed,
-                "sentences": len(lines),
-            }  # fmt: skip
-            if data != PRIMARY:
-                tables["table_3a_other"].append({"data": data, "model": v.model, **row})
-                continue
-            if how == "beam":
-                # The first of all tests is the one that others report.
-                first = lines[: len(texts["test"].target)]
-                row["bleu_2016"] = corpus_bleu(first, texts["test"].target[: len(first)])
-            for name, (variants, its) in TABLES.items():
-                if v in variants and its == how:
-                    model = "MLP-exp" if name == "table_7" and v in EXP else v.model
-                    converged = {"converged": bleu >= 1.0} if name == "table_7" else {}
-                    tables[name].append({"model": model, **row, **converged})
-    return {name: _beside_each_other(rows) if name in TABLES else rows for name, rows in tables.items()}
+        rows = _scored(said, references, first=len(texts["test"].target))
+        seeds = {claim: {row["seed"] for row in rows} for claim in COMPARISONS}
+        if data == PRIMARY:
+            tables |= {name: _beside_each_other(_rows_of(name, rows)) for name in TABLES}
+            seeds = {claim: {row["seed"] for row in tables[c.table]} for claim, c in COMPARISONS.items()}
+        else:
+            tables["table_3a_other"] += [{"data": data, "model": BY_KEY[row["variant"]].model, **row} for row in rows]
+        for claim, comparison in COMPARISONS.items():
+            mine = {place: lines for place, lines in said.items() if place[1] in seeds[claim]}
+            found = differences(mine, {claim: comparison}, references)
+            tables["differences"] += [{"data": data, **row} for row in found]
+    return tables
+
+
+def _scored(said: Mapping[Place, list[str]], references: Mapping[str, list[str]], *, first: int) -> Rows:
+    """A row for each file of hypotheses, in the order of the tables; the ``first`` sentences are the test of 2016."""
+    found = []
+    for (key, seed, how), lines in sorted(said.items(), key=lambda x: (list(BY_KEY).index(x[0][0]), x[0][1])):
+        v, right = BY_KEY[key], references[how][: len(lines)]
+        row = {
+            "variant": key, "cross": v.cross, "causal": v.causal, "bleu": corpus_bleu(lines, right), "seed": seed,
+            "sentences": len(lines), "search": how,
+        }  # fmt: skip
+        found.append({**row, "bleu_2016": corpus_bleu(lines[:first], right[:first])} if how == "beam" else row)
+    return found
+
+
+def _rows_of(name: str, rows: Rows) -> Rows:
+    """The rows of a table, with its names for the models."""
+    variants, search = TABLES[name]
+    found = []
+    for row in rows:
+        if (v := BY_KEY[row["variant"]]) in variants and row["search"] == search:
+            seven = {"converged": row["bleu"] >= 1.0} if name == "table_7" else {}
+            found.append({"model": "MLP-exp" if seven and v in EXP else v.model, **row, **seven})
+    return found
 
 
 def _beside_each_other(rows: Rows) -> Rows:

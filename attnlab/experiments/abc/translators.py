@@ -27,6 +27,7 @@ __all__ = [
     "LONGEST",
     "SEARCHES",
     "AbcMtConfig",
+    "Place",
     "Variant",
     "average",
     "build",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 Split = TypeVar("Split")
+# A variant's key, its seed, and how it translates.
+Place = tuple[str, int, str]
 # N of Linformer: the longest sequence in training and in decoding.
 LONGEST = 128
 # Ways of translating, and the set that is translated: greedily by the last weights, or with beams by averaged ones.
@@ -241,7 +244,7 @@ def hypotheses_file(out: Path, data: str, v: Variant, seed: int, how: str) -> Pa
     return out / data / f"{v.key}.{seed}.{how}.txt"
 
 
-def hypotheses_in(outs: Sequence[Path], data: str) -> dict[tuple[str, int, str], list[str]]:
+def hypotheses_in(outs: Sequence[Path], data: str) -> dict[Place, list[str]]:
     """What was said of a corpus, by variant, seed and search; later folders win."""
     found = {}
     for path in (path for out in outs for path in sorted((out / data).glob("*.txt"))):
