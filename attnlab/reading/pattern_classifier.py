@@ -43,7 +43,7 @@ def train_classifier(
     *,
     made: tuple[Tensor, Tensor] | None = None,
     generated: int = 4000,
-    steps: int = 1000,
+    steps: int = 450,
     real_share: float = 0.6,
     members: int = 5,
     seed: int = 0,
