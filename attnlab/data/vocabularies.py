@@ -32,6 +32,7 @@ def train_wordpiece(
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     _refuse_iterator(texts)
+    _refuse_size(vocab_size)
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     letters = _frequent_characters(texts, normalizer, alphabet)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -60,6 +61,7 @@ def train_bpe(texts: Iterable[str], *, vocab_size: int = 8192) -> FastTokeniser:
     """Byte-level BPE in RoBERTa's manner: <s> <pad> </s> <unk> <mask> are ids 0 to 4, no text is ever unknown."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    _refuse_size(vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -145,6 +147,13 @@ def _surround(tokenizer: Tokenizer, specials: tuple[str, ...], bos: str, eos: st
         pair=f"{bos} $A {eos} $B:1 {eos}:1",
         special_tokens=[(token, tokenizer.token_to_id(token)) for token in (bos, eos)],
     )
+
+
+def _refuse_size(vocab_size: int) -> None:
+    if vocab_size <= len(BERT_SPECIALS):
+        raise ValueError(
+            f"a vocabulary holds {len(BERT_SPECIALS)} special tokens and more, got vocab_size {vocab_size}"
+        )
 
 
 def _refuse_iterator(texts: Iterable[str]) -> None:

@@ -102,6 +102,13 @@ def test_words_by_count_with_ties_in_alphabetical_order():
     assert train_words(["A a"], min_count=1, lowercase=False).words == ("A", "a")
 
 
+@pytest.mark.parametrize("train", [train_wordpiece, train_bpe])
+@pytest.mark.parametrize("size", [-5, 0, 5])
+def test_a_vocabulary_has_room_for_more_than_its_special_tokens(train, size: int) -> None:
+    with pytest.raises(ValueError, match=f"5 special tokens and more, got vocab_size {size}"):
+        train(["one two"], vocab_size=size)
+
+
 def test_as_tokeniser_takes_ours_and_refuses_others():
     t = WordTokeniser(words=("a",))
     assert as_tokeniser(t) is t
