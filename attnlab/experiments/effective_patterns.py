@@ -58,7 +58,8 @@ def classifier_result(maps: LabelledMaps, found: dict[str, list[Any]], *, config
     caveat = (
         "the recipes of the generated maps were revised, and the numbers of networks and of steps chosen, after looks "
         "at held-out scores, so these are no untouched test; held out by maps, as the paper's classifier was, other "
-        "maps of the same models were seen in training; the shipped network is trained on all maps and has no held-out score of its own"
+        "maps of the same models were seen in training; the shipped networks are trained on all maps and have no "
+        "held-out score of their own"
     )
     return {
         "name": "pattern_classifier",
