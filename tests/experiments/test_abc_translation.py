@@ -113,7 +113,7 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
         "beats both": Comparison((("good", "bad"), ("good", "alike")), "t"),
         "beats the bad": Comparison((("good", "bad"),), "t"),
         "loses": Comparison((("bad", "good"), ("good", "alike")), "t"),
-        "near": Comparison((("good", "bad"),), "t", close=True),
+        "near": Comparison((("good", "bad"),), "t", within=0.5),
         "not there": Comparison((("good", "nobody"),), "t"),
     }
     rows = differences(files, claims, {"beam": lines}, resamples=200)
@@ -156,11 +156,8 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
 
 
 def test_trainings_of_unequal_length_decide_nothing() -> None:
-    updates = [("BASE", 300), ("ABC_MLP-8-8", 200), ("ABC_MLP-64-64", 250)]
+    updates = [("BASE", 300), ("ABC_MLP-8-8", 200)]
     looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
-    five = [{"variant": v, "seed": 0} for v, _ in updates[1:]]
-    found = mt.untestable({"validation": looks, "table_5": five})
-    assert found["abc-mt-smallest-memory"] == "its models had between 200 and 250 updates"
     gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
     found = mt.untestable({"validation": looks, "differences": rows})

@@ -17,8 +17,6 @@ from attnlab.reports.numbers import number
 
 __all__ = ["Comparison", "differences", "undecided"]
 
-# What a claim calls close.
-WITHIN = 0.5
 # How much BLEU another seed may change, where there is one alone.
 LONE = 0.5
 # Trainings of lengths that differ by more than this share are not compared.
@@ -27,14 +25,14 @@ UNEQUAL = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """A claim's pairs of models: the first of each is better, or within half a BLEU of the second (``close``).
+    """A claim's pairs of models: the first of each is better, or ``within`` so much BLEU of the second.
 
     ``table`` is where they stand, with the seeds that they are compared on.
     """
 
     pairs: tuple[tuple[str, str], ...]
     table: str
-    close: bool = False
+    within: float | None = None
     search: str = "beam"
 
 
@@ -104,8 +102,8 @@ def undecided(
     found = {}
     for claim, comparison in comparisons.items():
         mine = [row for row in rows if row["claim"] == claim]
-        verdicts = [_verdict(row, comparison.close) for row in mine]
-        longer = [_longer(row, looks or {}, comparison.close) for row in mine]
+        verdicts = [_verdict(row, comparison.within) for row in mine]
+        longer = [_longer(row, looks or {}, comparison.within is not None) for row in mine]
         if any(v is False and why is None for v, why in zip(verdicts, longer, strict=True)):
             continue
         open_ = [row for row, verdict in zip(mine, verdicts, strict=True) if verdict is None]
@@ -132,14 +130,14 @@ def _longer(row: Mapping[str, Any], looks: Mapping[str, Looks], close: bool) -> 
     return None
 
 
-def _verdict(row: Mapping[str, Any], close: bool) -> bool | None:
+def _verdict(row: Mapping[str, Any], within: float | None) -> bool | None:
     """Whether the interval is on the claim's side (true), on the other (false) or on both (none)."""
     reach = LONE if row["seeds"] == 1 else 0.0
     low, high = row["low"] - reach, row["high"] + reach
-    if close:
-        if low >= -WITHIN and high <= WITHIN:
+    if within is not None:
+        if low >= -within and high <= within:
             return True
-        return False if low > WITHIN or high < -WITHIN else None
+        return False if low > within or high < -within else None
     if low > 0:
         return True
     return False if high < 0 else None
