@@ -141,7 +141,11 @@ class Feed:
 
 
 def lanes(count: int) -> list[tuple[Any, Any]]:
-    """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it."""
+    """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it.
+
+    Beside other processes (NVIDIA's MPS) a process has two queues to the device, in which streams wait for each other,
+    unless CUDA_DEVICE_MAX_CONNECTIONS says more.
+    """
     if not torch.cuda.is_available():
         return [(None, None)] * count
     return [(torch.cuda.Stream(), torch.cuda.graph_pool_handle()) for _ in range(count)]
