@@ -45,7 +45,7 @@ class Variant:
 class AbcLmConfig:
     """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
 
-    # So small that every model sees at least twenty tokens for each of its parameters.
+    # Small: what a model sees for each of its parameters counts for more here than how many it has.
     width: int = 192
     heads: int = 2
     layers: int = 3
