@@ -28,7 +28,7 @@ from attnlab.kernels._abc_control import (
     within,
 )
 
-__all__ = ["key_gradients", "query_gradients"]
+__all__ = ["key_gradients", "loose_key_gradients", "query_gradients"]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
@@ -273,3 +273,8 @@ def _of(which: tl.constexpr, score, dp, scale):
     if which == 0:
         return grad, tl.where(empty, 0.0, score)
     return p, dp
+
+
+# For 256 slots in several references and grouped queries, which Triton 3.6 fails to lay out if it knows that a row of
+# slots is a multiple of 16.
+loose_key_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "N", "sst"])(key_gradients.fn)

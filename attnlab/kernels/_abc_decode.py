@@ -34,18 +34,24 @@ def fold_and_read(
     inside = within(cols, D, FULL)
     kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
     vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
-    queries = tl.load(
-        q + row * sqb + (g * R + heads)[:, None] * sqh + cols, mask=(heads < R)[:, None] & inside, other=0.0
-    ).to(tl.float32)  # fmt: skip
+    if R == 1:
+        # A single head without an axis of its own: with one of length 1, Triton keeps tiles in two layouts.
+        queries = tl.load(q + row * sqb + g * sqh + cols, mask=inside, other=0.0).to(tl.float32)
+        top, total = float("-inf"), 0.0
+        out = tl.zeros([BD], tl.float32)
+    else:
+        at_heads = (g * R + heads)[:, None]
+        mine = (heads < R)[:, None] & inside
+        queries = tl.load(q + row * sqb + at_heads * sqh + cols, mask=mine, other=0.0).to(tl.float32)
+        top = tl.full([RP], float("-inf"), tl.float32)
+        total = tl.zeros([RP], tl.float32)
+        out = tl.zeros([RP, BD], tl.float32)
     seen = 1
     if MASKED:
         seen = tl.load(visible + b).to(tl.int32)
         # What nobody may see may be anything.
         kd = tl.where(seen != 0, kd, 0.0)
         vd = tl.where(seen != 0, vd, 0.0)
-    top = tl.full([RP], float("-inf"), tl.float32)
-    total = tl.zeros([RP], tl.float32)
-    out = tl.zeros([RP, BD], tl.float32)
     for i in tl.static_range(0, NP, BN):
         slots = i + tl.arange(0, BN)
         there = within(slots, N, FULL)
@@ -62,19 +68,21 @@ def fold_and_read(
         tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=STORE)
         tl.store(memory_z + slots, new, mask=there)
         if R == 1:
-            scores = tl.sum(queries * mk, 1)[None, :] * scale
+            scores = tl.where(new > HALF_EMPTY, tl.sum(queries[None, :] * mk, 1) * scale, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 0))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            p = tl.exp(scores - base)
+            fade = tl.exp(top - base)
+            total = total * fade + tl.sum(p, 0)
+            out = out * fade + tl.sum(p[:, None] * mv, 0)
         else:
             scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2) * scale
-        scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp(scores - base[:, None])
-        fade = tl.exp(top - base)
-        total = total * fade + tl.sum(p, 1)
-        if R == 1:
-            # One head needs no third axis.
-            out = out * fade[:, None] + tl.sum(tl.reshape(p, [BN])[:, None] * mv, 0)[None, :]
-        else:
+            scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, 1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            p = tl.exp(scores - base[:, None])
+            fade = tl.exp(top - base)
+            total = total * fade + tl.sum(p, 1)
             out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
         top = higher
         if i + BN < NP:
@@ -82,12 +90,12 @@ def fold_and_read(
                 mk, mv, z, x = next_k, next_v, next_z, next_x
             else:
                 mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i + BN, N, BN, D, BD, FULL, LOAD)
-    out = out / tl.where(total > 0, total, 1.0)[:, None]
-    tl.store(
-        o + row * sob + (g * R + heads)[:, None] * soh + cols,
-        out.to(o.dtype.element_ty),
-        mask=(heads < R)[:, None] & inside,
-    )
+    whole = tl.where(total > 0, total, 1.0)
+    if R == 1:
+        tl.store(o + row * sob + g * soh + cols, (out / whole).to(o.dtype.element_ty), mask=inside)
+    else:
+        out = (out / whole[:, None]).to(o.dtype.element_ty)
+        tl.store(o + row * sob + at_heads * soh + cols, out, mask=mine)
     if COUNTED:  # noqa: SIM102
         if g == 0:
             tl.store(count + b, tl.load(count + b) + seen)

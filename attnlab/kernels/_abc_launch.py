@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_backward import key_gradients, query_gradients
+from attnlab.kernels._abc_backward import key_gradients, loose_key_gradients, query_gradients
 from attnlab.kernels._abc_output import read_states
 from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
@@ -222,7 +222,7 @@ def backward(
     ds = calls.empty((b, g, n_k, n), s.dtype)
     for again in again_too:
         calls.launch(
-            key_gradients,
+            loose_key_gradients if again and plan.NP > 128 else key_gradients,
             (units.count, g, 1),
             (q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, units.table),
             (*strides, each, _row(visible), n_k, units.per_row, g, n, d, scale),

@@ -170,6 +170,8 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
     if kernel == "key":
         fine = plan.half and plan.sums == torch.float32
         options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
+        # See loose_key_gradients.
+        options["FULL"] &= not (wide and plan.NP > 128)
     else:
         sure = form.causal and form.even and full and not form.masked and not wide
         options |= {"SURE": sure, "FINE": plan.fine}
