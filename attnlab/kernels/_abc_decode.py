@@ -17,8 +17,7 @@ def fold_and_read(
     q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
     sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
     R: tl.constexpr, RP: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    FULL: tl.constexpr, AHEAD: tl.constexpr, LOAD: tl.constexpr, STORE: tl.constexpr,
-    MASKED: tl.constexpr, COUNTED: tl.constexpr,
+    FULL: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """K~, V~, z after the token, and the output of the query heads that read them, over tiles of slots."""
     b, g = tl.program_id(0), tl.program_id(1)
@@ -28,7 +27,6 @@ def fold_and_read(
     memory_v += at * D
     memory_z += at
     s += row * ssb + g * ssh
-    mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, 0, N, BN, D, BD, FULL, LOAD)
     cols = tl.arange(0, BD)
     heads = tl.arange(0, RP)
     inside = within(cols, D, FULL)
@@ -55,17 +53,21 @@ def fold_and_read(
     for i in tl.static_range(0, NP, BN):
         slots = i + tl.arange(0, BN)
         there = within(slots, N, FULL)
-        if AHEAD and i + BN < NP:
-            # No load passes a store that it might depend on, so that the next tile is asked for before this one's.
-            next_k, next_v, next_z, next_x = _tile(memory_k, memory_v, memory_z, s, i + BN, N, BN, D, BD, FULL, LOAD)
+        wanted = there[:, None] & inside
+        place = slots[:, None] * D + cols
+        mk = tl.load(memory_k + place, mask=wanted, other=0.0)
+        mv = tl.load(memory_v + place, mask=wanted, other=0.0)
+        # z may be float64: it lives through every step, and its rounding would add up.
+        z = tl.load(memory_z + slots, mask=there, other=EMPTY)
+        x = tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
         if MASKED:
             x = tl.where(seen != 0, x, EMPTY)
         keep, write, new = _fold(z, x)
         mk = mk * keep[:, None] + write[:, None] * kd[None, :]
         mv = mv * keep[:, None] + write[:, None] * vd[None, :]
-        place = slots[:, None] * D + cols
-        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=STORE)
-        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=STORE)
+        # It is long until they are read again.
+        tl.store(memory_k + place, mk, mask=wanted, cache_modifier=".cs")
+        tl.store(memory_v + place, mv, mask=wanted, cache_modifier=".cs")
         tl.store(memory_z + slots, new, mask=there)
         if R == 1:
             scores = tl.where(new > HALF_EMPTY, tl.sum(queries[None, :] * mk, 1) * scale, float("-inf"))
@@ -85,11 +87,6 @@ def fold_and_read(
             total = total * fade + tl.sum(p, 1)
             out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
         top = higher
-        if i + BN < NP:
-            if AHEAD:
-                mk, mv, z, x = next_k, next_v, next_z, next_x
-            else:
-                mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i + BN, N, BN, D, BD, FULL, LOAD)
     whole = tl.where(total > 0, total, 1.0)
     if R == 1:
         tl.store(o + row * sob + g * soh + cols, (out / whole).to(o.dtype.element_ty), mask=inside)
@@ -99,23 +96,6 @@ def fold_and_read(
     if COUNTED:  # noqa: SIM102
         if g == 0:
             tl.store(count + b, tl.load(count + b) + seen)
-
-
-@triton.jit
-def _tile(
-    memory_k, memory_v, memory_z, s, i, N,
-    BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, FULL: tl.constexpr, LOAD: tl.constexpr,
-):  # fmt: skip
-    """K~, V~, z and the new logits of the slots from i on."""
-    slots, cols = i + tl.arange(0, BN), tl.arange(0, BD)
-    there = within(slots, N, FULL)
-    wanted = there[:, None] & within(cols, D, FULL)
-    place = slots[:, None] * D + cols
-    mk = tl.load(memory_k + place, mask=wanted, other=0.0, eviction_policy=LOAD)
-    mv = tl.load(memory_v + place, mask=wanted, other=0.0, eviction_policy=LOAD)
-    # z may be float64: it lives through every step, and its rounding would add up.
-    z = tl.load(memory_z + slots, mask=there, other=EMPTY)
-    return mk, mv, z, tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
 
 
 @triton.jit

@@ -19,8 +19,8 @@ __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes
 HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Numbers of the memory at a time, and warps, of a decoding step; measured on an H200.
-STEP_TILE, STEP_WARPS = 2048, 2
+# Numbers of a tile and warps of a decoding step, for one query head and for several; measured on an H200.
+STEP, GROUPED_STEP = (2048, 4), (4096, 8)
 
 
 def abc_attention(
@@ -135,11 +135,12 @@ def _launch_step(
 def _step_options(heads: int, slots: int, d: int, masked: bool, counted: bool) -> Options:
     """Constants of a decoding step."""
     wide, several, padded = (triton.next_power_of_2(size) for size in (d, heads, slots))
+    numbers, warps = STEP if heads == 1 else GROUPED_STEP
     return tuple(
         {
-            "R": heads, "RP": several, "NP": padded, "BN": max(1, min(padded, STEP_TILE // (wide * several))),
-            "D": d, "BD": wide, "FULL": d == wide and slots == padded, "AHEAD": True, "LOAD": "", "STORE": "",
-            "MASKED": masked, "COUNTED": counted, "num_warps": STEP_WARPS,
+            "R": heads, "RP": several, "NP": padded, "BN": max(1, min(padded, numbers // (wide * several))),
+            "D": d, "BD": wide, "FULL": d == wide and slots == padded, "MASKED": masked, "COUNTED": counted,
+            "num_warps": warps,
         }.items()
     )  # fmt: skip
 
