@@ -263,3 +263,14 @@ def test_accuracies_that_conversion_hardly_lowers_decide_no_claim() -> None:
     }  # fmt: skip
     rows[2]["accuracy"] = 50.0
     assert mlm.untestable({"table_4": rows}) == {}
+
+
+@pytest.mark.parametrize(
+    ("speed", "captured", "decided"), [(1.5, False, True), (1.31, False, False), (1.5, True, False)]
+)
+def test_times_that_say_nothing_about_methods_decide_no_claim(speed: float, captured: bool, decided: bool) -> None:
+    rows = [
+        {"model": model, "n": 128, "speed_over_unfused": value, "captured": captured}
+        for model, value in (("Linformer", speed), ("ABC_MLP", 1.3))
+    ]
+    assert ("abc-mlm-linformer-faster" not in mlm.untestable({"speed": rows})) == decided
