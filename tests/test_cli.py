@@ -295,6 +295,10 @@ def test_what_is_not_installed_is_said(
     assert 'pip install "attnlab[train]"' in said
 
 
+def test_a_diagnosis_needs_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "at least 2 lines, got -1" in fails(capsys, "diagnose", text, text, "--lines", -1)
+
+
 def test_train_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--text FILE" in fails(capsys, "train")
 

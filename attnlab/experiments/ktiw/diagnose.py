@@ -40,6 +40,8 @@ def diagnose_files(
     source: Path | str, target: Path | str | None = None, *, lines: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """The diagnosis of two parallel files, or of a tsv, by lower-cased words; empty pairs are left out and counted."""
+    if lines is not None and lines < 2:
+        raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
     bad = Malformed("skip")
     pairs = read_parallel(source, target, malformed=bad)
     sides = [_ids(side[:lines]) for side in pairs]
