@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -203,40 +205,45 @@ def test_compiled_and_under_autocast() -> None:
         assert relative(got, want) < 5e-3
 
 
-class Outcomes:
-    """How often each test passed and failed."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, dict[str, int]] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or report.failed:
-            name = report.location[2].split("[")[0].removeprefix("test_").replace("_", " ")
-            count = self.counts.setdefault(name, {"passed": 0, "failed": 0})
-            count["passed" if report.passed else "failed"] += 1
+def outcomes(report: Path) -> list[dict[str, Any]]:
+    """How often each test passed and did not, from pytest's own report."""
+    counts: dict[str, dict[str, int]] = {}
+    for case in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        name = case.attrib["name"].split("[")[0].removeprefix("test_").replace("_", " ")
+        count = counts.setdefault(name, {"passed": 0, "failed": 0})
+        count["failed" if any(child.tag in ("failure", "error", "skipped") for child in case) else "passed"] += 1
+    return [{"test": name, **count} for name, count in counts.items()]
 
 
 def record(path: Path, seconds: float = 3600, processes: int = 16) -> None:
-    """Run the other tests, then all pairs, or as many as the time allows, and keep what was found."""
+    """Run all pairs, or as many as the time allows, and the other tests beside them; keep what was found."""
     from attnlab.provenance import provenance, write_json
 
-    start, rows, outcomes = time.perf_counter(), [], Outcomes()
-    others = ["-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", "not every_pair", __file__]
-    pytest.main(others, plugins=[outcomes])
-    passed = [{"test": name, **count} for name, count in outcomes.counts.items()]
+    start, rows = time.perf_counter(), []
+    report = path.with_suffix(".xml")
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", "not every_pair", __file__]
+    tests = subprocess.Popen([sys.executable, *command, f"--junitxml={report}"])
+
+    def keep() -> None:
+        config = {"lengths": [150, 192], "scales": list(SCALES), "pairs": len(pairs())}
+        beyond = [row for row in rows if row["beyond"]]
+        tables = {"passed": outcomes(report), "by_slots": by_slots(rows), "errors": rows, "beyond": beyond}
+        write_json(path, {"name": "test_gpu", "config": config, "seed": None, **provenance(), "tables": tables})
+        spent = time.perf_counter() - start
+        print(f"{len(rows)} pairs, {len(beyond)} beyond a bound, {spent:.0f} s", flush=True)
+
     for row in all_pairs(min(processes, os.cpu_count() or 1)):
         rows.append(row)
-        spent = time.perf_counter() - start
-        if len(rows) % 8 == 0 or len(rows) == len(pairs()) or spent > seconds:
-            config = {"lengths": [150, 192], "scales": list(SCALES), "pairs": len(pairs()), "seconds": spent}
-            tables = {
-                "passed": passed, "by_slots": by_slots(rows), "errors": rows,
-                "beyond": [row for row in rows if row["beyond"]],
-            }  # fmt: skip
-            write_json(path, {"name": "test_gpu", "config": config, "seed": None, **provenance(), "tables": tables})
-            print(f"{len(rows)} pairs, {len(tables['beyond'])} beyond a bound, {spent:.0f} s", flush=True)
-        if spent > seconds:
+        if len(rows) % 8 == 0:
+            keep()
+        if time.perf_counter() - start > seconds:
             break
+    try:
+        tests.wait(timeout=max(1.0, seconds - (time.perf_counter() - start)))
+    except subprocess.TimeoutExpired:
+        tests.kill()
+    keep()
+    report.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
