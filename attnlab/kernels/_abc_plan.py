@@ -177,6 +177,9 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         options |= {"SURE": sure, "FINE": plan.fine}
     if kernel == "read":
         options["SAVED"] = saved
+    if wide and plan.NP > 128 and not full:
+        # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
+        options |= {"EVEN": False, "WHOLE": False}
     return tuple(options.items())
 
 

@@ -192,6 +192,8 @@ def test_the_mechanism_takes_the_kernels_and_agrees_with_its_pytorch_path() -> N
             torch.testing.assert_close(mech(call), mech.weights(call) @ v, rtol=1e-4, atol=1e-4)
 
 
+# Of torch's own making.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_and_under_autocast() -> None:
     made, _, _ = inputs(Case(d=64, slots=64, length=130, heads=4, groups=2, dtype=torch.bfloat16, device="cuda"))
 
