@@ -1,7 +1,7 @@
 """ABC_MLP's kernels beside torch's SDPA and flash-linear-attention, as ratios in one run on one GPU.
 
 python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write results/abc_gpu.json]. Times are
-medians of CUDA-graph replays (a peer that cannot be captured: eager).
+medians of CUDA-graph replays (a peer that cannot be captured: eager). abc_gpu_targets.py says which targets it meets.
 """
 
 from __future__ import annotations

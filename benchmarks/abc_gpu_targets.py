@@ -1,0 +1,58 @@
+"""What was wanted of ABC_MLP's kernels on one H200 in bf16, and what a run of abc_gpu.py has.
+
+python benchmarks/abc_gpu_targets.py RESULTS.json puts the table into the results.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from attnlab.provenance import write_json
+
+Row = dict[str, Any]
+
+
+def targets(tables: dict[str, list[Row]]) -> list[Row]:
+    """Each target with what must be and what would be good; all are at most so much."""
+    large, long, short = tables["shapes"]
+    step = tables["decode"][0]
+    names = [
+        f"D {r['D']}, slots {r['slots']}" + ", grouped" * (r["groups"] < r["H"]) + ", packed" * (r["packed"] > 1)
+        for r in tables["others"]
+    ]
+    both = next(r for r in tables["host"] if r["what"] == "both")
+    rows = [
+        ("8 x 2,048 forward, of SDPA's time", 1.0, 0.85, large["forward / SDPA"]),
+        ("8 x 2,048 forward and backward", 0.9, 0.7, large["both / SDPA"]),
+        ("1 x 32,768 forward", 1 / 11, 1 / 14, long["forward / SDPA"]),
+        ("1 x 32,768 forward and backward", 1 / 13, 1 / 17, long["both / SDPA"]),
+        ("16 x 512 forward", 2.3, 1.5, short["forward / SDPA"]),
+        ("decoding step, ms", 0.045, 0.038, step["step ms"]),
+        ("one of ten steps, ms", 0.045, 0.038, step["one of ten ms"]),
+        ("host, forward and backward, ms", 0.25, None, both["host ms"]),
+        ("memory at the longest, of inputs and gradients", 2.0, None,
+         tables["lengths"][-1]["peak / inputs and gradients"]),
+    ]  # fmt: skip
+    if "fla forward ms" in short:
+        rows.insert(5, ("16 x 512 forward, of fla's time", 1 / 5, None, 1 / short["fla / forward"]))
+    for name, row in zip(names, tables["others"], strict=True):
+        for what in ("forward", "both"):
+            rows.append((f"{name}, {what}, by bytes moved", 1.3, None, row[f"{what} / by bytes"]))
+    return [
+        {"target": name, "must": must, "goal": goal, "measured": got, "measured / must": got / must}
+        for name, must, goal, got in rows
+    ]
+
+
+def main() -> None:
+    path = Path(sys.argv[1])
+    results = json.loads(path.read_text(encoding="utf-8"))
+    results["tables"]["targets"] = targets(results["tables"])
+    write_json(path, results)
+
+
+if __name__ == "__main__":
+    main()
