@@ -28,7 +28,7 @@ from attnlab.kernels._abc_control import (
     within,
 )
 
-__all__ = ["key_gradients", "loose_key_gradients", "query_gradients"]
+__all__ = ["key_gradients", "loose_key_gradients", "loose_query_gradients", "query_gradients"]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
@@ -275,6 +275,7 @@ def _of(which: tl.constexpr, score, dp, scale):
     return p, dp
 
 
-# For 256 slots in several references and grouped queries, which Triton 3.6 fails to lay out if it knows that a row of
-# slots is a multiple of 16.
+# For more than 128 slots in several references: one kernel for all, since Triton 3.6 could not lay out key_gradients of
+# rows that it knew to be multiples of 16.
 loose_key_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "N", "sst"])(key_gradients.fn)
+loose_query_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "R", "N", "sst"])(query_gradients.fn)

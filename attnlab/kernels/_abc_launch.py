@@ -7,8 +7,13 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_backward import key_gradients, loose_key_gradients, query_gradients
-from attnlab.kernels._abc_output import read_states
+from attnlab.kernels._abc_backward import (
+    key_gradients,
+    loose_key_gradients,
+    loose_query_gradients,
+    query_gradients,
+)
+from attnlab.kernels._abc_output import loose_read_states, read_states
 from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
 from attnlab.kernels._recipes import Calls, Kinds, bytes_of, recall
@@ -106,7 +111,8 @@ def forward(
     # The second launch finds nothing to do unless logits climb far within a chunk.
     for again in (False, True) if causal else (False,):
         options = tiles("read", plan, form, again, causal and train)
-        calls.launch(read_states, (units.count, h, 1), tensors, numbers, options)
+        kernel = loose_read_states if again and plan.loose else read_states
+        calls.launch(kernel, (units.count, h, 1), tensors, numbers, options)
     if causal:
         calls.keep(key, inputs, (out, *last, buffer))
     return out, last, buffer
@@ -197,7 +203,7 @@ def backward(
     again_too = (False, True) if causal else (False,)
     for again in again_too:
         calls.launch(
-            query_gradients,
+            loose_query_gradients if again and plan.loose else query_gradients,
             (units.count, h, 1),
             (q, k, v, s, do, visible, states, zs, ends, wide, dq, scores, shares, rests, wide_cs, units.table),
             (*strides, *dq.stride()[:3], each, _row(visible), n_q, units.per_row, g, h // g, n, d, scale),
@@ -222,7 +228,7 @@ def backward(
     ds = calls.empty((b, g, n_k, n), s.dtype)
     for again in again_too:
         calls.launch(
-            loose_key_gradients if again and plan.NP > 128 else key_gradients,
+            loose_key_gradients if again and plan.loose else key_gradients,
             (units.count, g, 1),
             (q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, units.table),
             (*strides, each, _row(visible), n_k, units.per_row, g, n, d, scale),

@@ -19,7 +19,7 @@ from attnlab.kernels._abc_control import (
     within,
 )
 
-__all__ = ["read_states"]
+__all__ = ["loose_read_states", "read_states"]
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
@@ -96,3 +96,7 @@ def read_states(
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             out = tl.dot(to_own, vd, out, input_precision=PREC)
         tl.store(o + rows[:, None] * sot + cols, out.to(o.dtype.element_ty), mask=inside[:, None] & real)
+
+
+# See loose_key_gradients.
+loose_read_states = triton.jit(do_not_specialize=["T", "NT", "G", "R", "N", "sst"])(read_states.fn)

@@ -68,6 +68,11 @@ class Plan:
     warps: int
     stages: int
 
+    @property
+    def loose(self) -> bool:
+        """Whether chunks of several references take kernels that know little of their sizes."""
+        return self.half and self.NP > 128
+
 
 @dataclass(frozen=True)
 class Form:
@@ -170,16 +175,14 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
     if kernel == "key":
         fine = plan.half and plan.sums == torch.float32
         options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
-        # See loose_key_gradients.
-        options["FULL"] &= not (wide and plan.NP > 128)
     else:
         sure = form.causal and form.even and full and not form.masked and not wide
         options |= {"SURE": sure, "FINE": plan.fine}
     if kernel == "read":
         options["SAVED"] = saved
-    if wide and plan.NP > 128 and not full:
+    if wide and plan.loose:
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
-        options |= {"EVEN": False, "WHOLE": False}
+        options |= {"EVEN": False, "FULL": False, "WHOLE": False}
     return tuple(options.items())
 
 
