@@ -17,7 +17,8 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python -m pytest -m gpu --ignore tests/kernels/test_abc_gpu.py
+	$(BIN)/python -m tests.kernels.test_abc_gpu results/test_gpu.json
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -217,8 +217,11 @@ def outcomes(report: Path) -> list[dict[str, Any]]:
     return [{"test": name, **count} for name, count in counts.items()]
 
 
-def record(path: Path, seconds: float = 3600, processes: int = 16) -> None:
-    """Run all pairs, or as many as the time allows, and the other tests beside them; keep what was found."""
+def record(path: Path, seconds: float = 3600, processes: int = 16) -> bool:
+    """Run all pairs, or as many as the time allows, and the other tests beside them; keep what was found.
+
+    Returns whether all that ran was right.
+    """
     from attnlab.provenance import provenance, write_json
 
     start, rows = time.perf_counter(), []
@@ -246,7 +249,10 @@ def record(path: Path, seconds: float = 3600, processes: int = 16) -> None:
         tests.kill()
     keep()
     report.unlink(missing_ok=True)
+    return tests.returncode == 0 and not any(row["beyond"] for row in rows)
 
 
 if __name__ == "__main__":
-    record(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    if not torch.cuda.is_available():
+        sys.exit("the kernels' record needs a CUDA device")
+    sys.exit(not record(Path(sys.argv[1]), *map(int, sys.argv[2:])))
