@@ -200,6 +200,24 @@ def test_figures_2_and_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "harbour" in page.read_text() or "##bour" in page.read_text()
 
 
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        ("value-aware", "--corpus", "stores", "--work", "runs"),
+        ("effective", "--data", "glue", "--tagger", "tagger.json"),
+        ("effective-patterns", "--texts", "texts.txt"),
+        ("effective-classifier",),
+        ("abc-family",),
+    ],
+    ids=lambda experiment: experiment[0],
+)
+def test_reproduce_asks_for_its_folder_before_the_work(
+    experiment: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(capsys, "reproduce", *experiment, "--out", tmp_path / "nowhere" / "result.json")
+    assert "nowhere is no folder" in said
+
+
 def test_reproduce_names_its_experiments(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["reproduce", "--help"])

@@ -10,6 +10,7 @@ from attnlab.experiments._experiment import Experiment
 from attnlab.experiments.abc.commands import EXPERIMENTS as ABC
 from attnlab.experiments.guidance.commands import EXPERIMENTS as GUIDANCE
 from attnlab.experiments.ktiw.commands import EXPERIMENTS as KTIW
+from attnlab.provenance import check_writable
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
@@ -46,6 +47,7 @@ def _value_aware(options: argparse.Namespace) -> None:
     from attnlab.experiments.demo import SHIPPED
     from attnlab.experiments.value_aware import CONFIGS, reproduce
 
+    check_writable(options.out)
     reproduce(
         CONFIGS[options.config],
         corpus=options.corpus,
@@ -78,6 +80,9 @@ def _effective(options: argparse.Namespace) -> None:
     from attnlab.experiments.effective import EffectiveConfig, run
     from attnlab.experiments.effective_figures import write_figures
 
+    check_writable(options.out)
+    if options.page is not None:
+        check_writable(options.page)
     config = EffectiveConfig(data=options.data, model=options.model, treebank=options.treebank, tagger=options.tagger)
     only = options.only.split(",") if options.only else None
     run(
@@ -107,6 +112,9 @@ def _patterns(options: argparse.Namespace) -> None:
     from attnlab.experiments.effective_patterns import patterns_of_texts
     from attnlab.hf import load_model
 
+    check_writable(options.out)
+    if options.page is not None:
+        check_writable(options.page)
     folder = options.model or SHIPPED
     lines = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     found = patterns_of_texts(
@@ -122,8 +130,8 @@ def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("results/pattern_classifier.json"), help="(default: %(default)s)"
     )
     parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each split (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=450, help="of each training (default: %(default)s)")
 
 
 def _classifier(options: argparse.Namespace) -> None:
@@ -131,6 +139,7 @@ def _classifier(options: argparse.Namespace) -> None:
     from attnlab.reading.pattern_classifier import shipped_maps
     from attnlab.reading.pattern_data import load_labelled
 
+    check_writable(options.out)
     maps = shipped_maps() if options.maps is None else load_labelled(options.maps)
     evaluate_classifier(maps, options.out, seeds=options.seeds, steps=options.steps)
     print(f"wrote {options.out.resolve()}")
@@ -149,7 +158,6 @@ def _maps(options: argparse.Namespace) -> None:
     from attnlab.experiments.demo import SHIPPED
     from attnlab.experiments.effective_maps import write_maps_page
     from attnlab.hf import load_model
-    from attnlab.provenance import check_writable
 
     check_writable(options.out)
     loaded = load_model(options.model or SHIPPED)

@@ -261,7 +261,9 @@ def _family_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _family(options: argparse.Namespace) -> None:
     from attnlab.experiments.abc.family import write_family
+    from attnlab.provenance import check_writable
 
+    check_writable(options.out)
     write_family(options.out)
     print(f"wrote {options.out.resolve()}")
 
