@@ -98,7 +98,7 @@ def prefix_map(
             part[..., block.first :].masked_fill_(block.ahead, 0)
             if block.any_lead:
                 part = torch.where(p.lead[:, :, None, block.lo : block.hi, None], rows, part)
-        out[..., block.lo : block.hi, : block.end] = part.to(w.dtype)
+        out[..., block.lo : block.hi, : block.end] = part
     if not bool(done.all()):
         left = (~done).nonzero(as_tuple=True)
         seen = p.visible(torch.arange(w.shape[3], device=w.device))[:, None].expand(*w.shape[:2], *w.shape[3:])

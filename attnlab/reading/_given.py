@@ -72,9 +72,13 @@ class Given:
 
     def clean_weights(self) -> Float[Tensor, "b h q k"]:
         """W with zero where nothing may be seen, whatever stood there."""
+        if self.recorded:
+            # Its mechanism has made these zeros itself.
+            return self.rows
+        if self.causal and self.mask is None and self.key_visible is None:
+            return self.rows.tril(self.offset)
         seen = self.seen()
-        # A recorded layer's mechanism has made these zeros itself.
-        return self.rows if seen is None or self.recorded else self.rows.masked_fill(~seen, 0)
+        return self.rows if seen is None else self.rows.masked_fill(~seen, 0)
 
 
 def given(

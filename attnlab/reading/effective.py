@@ -28,6 +28,8 @@ __all__ = [
 
 # Elements of a chunk of the map when it is made from outputs, and of one that is made from weights on a CPU.
 CHUNK, CACHED = 1 << 22, 1 << 19
+# Queries of a block of a causal map.
+ROWS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,13 +92,30 @@ def _effective_items(g: Given, rtol: float | None, output: Tensor | None) -> tup
         w, v, key_visible=g.key_visible, causal=g.causal, offset=g.offset, mask=g.mask, rtol=rtol
     )
     with torch.no_grad():
-        difference = w - found
-        wide = torch.promote_types(v.dtype, torch.float32)
-        if output is None:
-            output = weighed(w.to(wide), v.to(wide))
-        residual = ratio(head_norms(weighed(difference.to(wide), v.to(wide))), head_norms(output))
-        removed = ratio(head_norms(difference), head_norms(w)).square()
+        residual, removed = _lost(g, w, found, v, output)
     return found, residual, rank, removed, trivial
+
+
+def _lost(
+    g: Given, w: Tensor, found: Tensor, v: Tensor, output: Tensor | None
+) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]:
+    """(|W_perp V - W V| / |W V|, |W - W_perp|^2 / |W|^2) of each head."""
+    (n_q, n_k), wide = w.shape[2:], torch.promote_types(v.dtype, torch.float32)
+    # Lengths of W_perp V - W V, of W V and of W - W_perp, in blocks of rows.
+    lengths: list[tuple[Tensor, Tensor, Tensor]] = []
+    # The keys ahead of a causal block are zeros in both maps.
+    size = ROWS if g.causal else max(1, n_q)
+    for lo in range(0, max(1, n_q), size):
+        hi = lo + size
+        end = min(max(hi + g.offset, 0), n_k) if g.causal else n_k
+        part, values = w[:, :, lo:hi, :end], v[:, :, :end].to(wide)
+        difference = part - found[:, :, lo:hi, :end]
+        whole = weighed(part.to(wide), values) if output is None else output[:, :, lo:hi]
+        lengths.append(
+            (head_norms(weighed(difference.to(wide), values)), head_norms(whole), head_norms(difference))
+        )  # fmt: skip
+    off, whole, gone = (torch.linalg.vector_norm(torch.stack(parts), dim=0) for parts in zip(*lengths, strict=True))
+    return ratio(off, whole), ratio(gone, head_norms(w)).square()
 
 
 @dataclass(frozen=True, eq=False)
