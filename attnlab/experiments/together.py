@@ -143,7 +143,7 @@ class Feed:
 def lanes(count: int) -> list[tuple[Any, Any]]:
     """Streams with the memory of their graphs; graphs of one stream never run at once, so they share it.
 
-    Beside other processes (NVIDIA's MPS) a process has two queues to the device, in which streams wait for each other,
+    Beside other processes (NVIDIA's MPS) a process has few queues to the device, in which streams wait for each other,
     unless CUDA_DEVICE_MAX_CONNECTIONS says more.
     """
     if not torch.cuda.is_available():

@@ -54,7 +54,7 @@ def _with(config: Any, changes: list[str]) -> Any:
 
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
     """The part that a run writes into; settings and versions are noted beside it."""
-    # Under MPS a process has two queues unless it asks for more, and the streams of its models stand in line.
+    # Under MPS a process has few queues unless it asks for more, and the streams of its models stand in line.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
