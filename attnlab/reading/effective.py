@@ -60,8 +60,8 @@ def effective_attention(
 ) -> EffectiveAttention:
     """W_perp = W V (V^T V)^+ V^T, V restricted to the keys each query may see: W less its part in LN(V) (section 2).
 
-    From a recorded layer, or from weights and values with the masks of an ``AttentionCall``. Singular values of V below
-    ``rtol`` times the largest count as zero. Linear in W, so rows need not sum to one; whatever stands at hidden keys,
+    From a recorded layer, or from weights and values with the masks of an ``AttentionCall``; from the output alone it is
+    ``effective_from_output``. Singular values of V below ``rtol`` times the largest count as zero. Linear in W, so rows need not sum to one; whatever stands at hidden keys,
     NaN included, is ignored, and W_perp is exactly zero there. NaN or infinity at a visible key is a ValueError.
 
     >>> v = torch.tensor([[[[1.0], [1.0], [2.0]]]])
