@@ -60,9 +60,10 @@ def effective_attention(
 ) -> EffectiveAttention:
     """W_perp = W V (V^T V)^+ V^T, V restricted to the keys each query may see: W less its part in LN(V) (section 2).
 
-    From a recorded layer, or from weights and values with the masks of an ``AttentionCall``; from the output alone it is
-    ``effective_from_output``. Singular values of V below ``rtol`` times the largest count as zero. Linear in W, so rows need not sum to one; whatever stands at hidden keys,
-    NaN included, is ignored, and W_perp is exactly zero there. NaN or infinity at a visible key is a ValueError.
+    From a recorded layer, or from weights and values with the masks of an ``AttentionCall`` (``effective_from_output``
+    needs no weights). Singular values of V below ``rtol`` times the largest count as zero. Linear in W, so rows need
+    not sum to one; whatever stands at hidden keys, NaN included, is ignored, and W_perp is exactly zero there. NaN or
+    infinity at a visible key is a ValueError.
 
     >>> v = torch.tensor([[[[1.0], [1.0], [2.0]]]])
     >>> w = torch.tensor([[[[0.5, 0.3, 0.2]]]])
