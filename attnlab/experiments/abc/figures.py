@@ -11,15 +11,18 @@ from attnlab.reports.pictures import COLOURS, Drawing, Line, Panel, Tables, line
 __all__ = ["PICTURES", "decoding", "distillation", "translation"]
 
 
-# Rows of Tables 3a and 7, with the paper's slots and with a quarter of them.
+# Data and rows of Tables 3a and 7, with the paper's slots and with a quarter of them.
 TRANSLATORS = {
-    "Translation, the paper's slots": (
+    "Multi30k, the paper's slots": ("multi30k-en-de", (
         "BASE", "ABC_MLP-32-32", "ABC_MLP-32-8", "Linformer-64-64", "Linformer-32-32", "ABC_RD-64-64", "ABC_RD-32-32",
-    ),
-    "Translation, a quarter of them": (
+    )),
+    "Multi30k, a quarter of them": ("multi30k-en-de", (
         "BASE", "ABC_MLP-8-8", "ABC_MLP-8-2", "Linformer-16-16", "Linformer-8-8", "ABC_RD-16-16", "ABC_RD-8-8",
         "Cluster-8-8",
-    ),
+    )),
+    "Tatoeba, a quarter of them": ("tatoeba-es-en", (
+        "BASE", "ABC_MLP-8-8", "ABC_MLP-8-2", "Linformer-8-8", "ABC_RD-8-8",
+    )),
 }  # fmt: skip
 Points = list[tuple[float, float]]
 
@@ -54,14 +57,15 @@ def distillation(tables: Tables) -> str:
 def translation(tables: Tables) -> str:
     """Translators' losses on the validation set over their updates, of the seed that was trained longest."""
     panels = []
-    for title, keys in TRANSLATORS.items():
-        rows = [row for row in tables["validation"] if row["variant"] in keys and row["nll"] is not None]
+    for title, (data, keys) in TRANSLATORS.items():
+        looks = [row for row in tables["validation"] if row["data"] == data and row["nll"] is not None]
+        rows = [row for row in looks if row["variant"] in keys]
         # Seeds of another set may share a model.
         whole = [row for row in rows if {r["variant"] for r in rows if r["seed"] == row["seed"]} == set(keys)]
         longest = max(whole, key=lambda row: row["step"])["seed"] if whole else None
         lines = _lines([row for row in whole if row["seed"] == longest], "variant", "step", "nll")
         drawn = _drawn({key: lines[key] for key in keys if key in lines})
-        panels.append(Panel(title, drawn, "updates", "-log p of a token", low=1, high=3))
+        panels.append(Panel(title, drawn, "updates", "-log p of a token", low=0.5, high=3))
     return line_panels(panels)
 
 
