@@ -1,13 +1,10 @@
-"""Time against length, as abc_gpu.py measured it.
-
-python benchmarks/abc_gpu_figure.py RESULTS.json FIGURE.svg
-"""
+"""Time against length, as abc_gpu.py measured it: python benchmarks/abc_gpu_figure.py RESULTS.json FIGURE.svg."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,11 @@ from attnlab.provenance import write_atomic
 
 
 def main() -> None:
-    results, to = map(Path, sys.argv[1:])
-    write_atomic(to, figure(json.loads(results.read_text(encoding="utf-8"))["tables"]["lengths"]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path, help="what abc_gpu.py --write wrote")
+    parser.add_argument("figure", type=Path, help="the svg file to write")
+    args = parser.parse_args()
+    write_atomic(args.figure, figure(json.loads(args.results.read_text(encoding="utf-8"))["tables"]["lengths"]))
 
 
 def figure(rows: list[dict[str, Any]]) -> str:
@@ -46,10 +46,13 @@ def figure(rows: list[dict[str, Any]]) -> str:
     for name, colour in lines.items():
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(*p) for p in points[name]))
         parts.append(f'<polyline points="{path}" style="stroke:{colour}"/>')
-        x, y = place(*points[name][-1])
+    # At the right, in the order in which the lines end, a line of text apart.
+    above = 0.0
+    for name in sorted(lines, key=lambda name: place(*points[name][-1])[1]):
+        above = max(place(*points[name][-1])[1] + 4, above + 14)
         label = name.replace(" ms", "").replace("fla", "chunk_abc")
         label = f"ABC_MLP {label}" if label in ("forward", "both") else label
-        parts.append(f'<text x="{x + 6:.0f}" y="{y + 4:.0f}" style="fill:{colour}">{label}</text>')
+        parts.append(f'<text x="466" y="{above:.0f}" style="fill:{lines[name]}">{label}</text>')
     style = (
         "<style>text{font:12px sans-serif;fill:#555}polyline{fill:none;stroke-width:2}.grid{stroke:#ddd}</style>"
         '<text x="60" y="16">ms for 32,768 tokens (one sequence from there on), 8 heads of 128, 64 slots</text>'
