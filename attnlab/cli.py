@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stopped:
         print(f"attnlab: {stopped or 'interrupted'}", file=sys.stderr)
         return 130
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _is_of_a_run(error):
-            raise
+    except _mendable() as error:
         if options.debug:
             traceback.print_exc()
         else:
@@ -69,10 +67,11 @@ def _overview() -> str:
     return "\n".join([*lines, "attnlab COMMAND --help lists a command's options."])
 
 
-def _is_of_a_run(error: RuntimeError) -> bool:
+def _mendable() -> tuple[type[Exception], ...]:
+    """What a user can do something about; only asked for when there is an error, as it imports torch."""
     from attnlab.training import RunError
 
-    return isinstance(error, RunError)
+    return ValueError, OSError, ImportError, RunError
 
 
 def _one_line(error: Exception) -> str:
@@ -189,65 +188,15 @@ def _demo(options: argparse.Namespace) -> None:
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
-    from attnlab.models import CONFIGS
+    from attnlab.experiments.train_command import arguments
 
-    names = ", ".join(CONFIGS)
-    parser.add_argument("--text", help="the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip")
-    parser.add_argument("--column", default="text", help="the column of a jsonl, csv or tsv (default: %(default)s)")
-    parser.add_argument("--tokenizer", help="a folder with a tokeniser (default: one is trained on the text)")
-    parser.add_argument("--vocab", type=int, default=8192, help="its size, if it is trained (default: %(default)s)")
-    parser.add_argument(
-        "--model", default="attnlab-mlm", help=f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {names}"
-    )
-    parser.add_argument(
-        "--task", choices=("mlm", "causal"), default="mlm", help="what it learns (default: %(default)s)"
-    )
-    parser.add_argument("--attention", default="softmax", help="a mechanism's spec (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="rows in a batch (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="updates (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile")
-    parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: %(default)s)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; its own settings are used")
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    arguments(parser)
 
 
 def _train(options: argparse.Namespace) -> None:
-    from attnlab.experiments.corpus import CorpusConfig
-    from attnlab.experiments.pretrain import PretrainConfig
-    from attnlab.experiments.train import resume_language_model, train_language_model
+    from attnlab.experiments.train_command import run
 
-    if options.resume is not None:
-        outcome = resume_language_model(options.resume, track=options.track)
-    else:
-        if options.text is None:
-            raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
-        corpus = CorpusConfig(
-            text=options.text, tokenizer=options.tokenizer, vocab=options.vocab, column=options.column
-        )
-        config = PretrainConfig(
-            model=options.model,
-            task=options.task,
-            attention=options.attention,
-            lengths=(options.length,),
-            tokens=options.length * options.batch,
-            steps=options.steps,
-            lr=options.lr,
-            warmup=options.warmup,
-            seed=options.seed,
-            compile=options.compile,
-        )
-        outcome = train_language_model(corpus, config, run_dir=options.out, track=options.track)
-    told = {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
-    if options.json:
-        print(json.dumps(told, indent=1))
-        return
-    print("  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()))
-    print(f"the model is in {(outcome.run_dir / 'model').resolve()}; see the run: attnlab report {outcome.run_dir}")
+    run(options)
 
 
 def _report_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 __all__ = ["captured", "median_seconds", "peak_bytes"]
+
+T = TypeVar("T")
 
 
 def median_seconds(
@@ -40,8 +42,11 @@ def median_seconds(
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def captured(job: Callable[[], Any], *, warmup: int = 3) -> Callable[[], None]:
-    """All that ``job`` launches, as a CUDA graph to replay: the device's time alone, whatever the host takes."""
+def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None) -> Callable[[], T]:
+    """All that ``job`` launches, as a CUDA graph: calling it replays that and returns what ``job`` returned.
+
+    Graphs of one ``pool`` share their memory: clone what one returns before another runs.
+    """
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -49,9 +54,16 @@ def captured(job: Callable[[], Any], *, warmup: int = 3) -> Callable[[], None]:
             job()
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        job()
-    return graph.replay
+    with torch.cuda.graph(graph, pool=pool):
+        out = job()
+
+    def replay() -> T:
+        # The graph reads and writes the job's tensors, which live as long as the job does.
+        assert job is not None
+        graph.replay()
+        return out
+
+    return replay
 
 
 def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") -> int:

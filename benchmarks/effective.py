@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bert import SIZES as BERT_SIZES
+from bert import batch_for, bert
 from torch import Tensor, nn
 
 from attnlab.hf import record
@@ -25,11 +27,9 @@ from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import EffectiveLayers, read_effective
 
 Row = dict[str, Any]
-# BERT-base at the paper's batch and length; --tiny is the dry run.
-SIZES = {
-    "full": {"layers": 12, "heads": 12, "width": 768, "inner": 3072, "batch": 8, "length": 128, "causal": 1024},
-    "tiny": {"layers": 2, "heads": 2, "width": 16, "inner": 32, "batch": 2, "length": 24, "causal": 96},
-}
+CAUSAL = {"full": 1024, "tiny": 96}
+# The paper's batch and length; causal attention is read at another length, by itself.
+SIZES = {name: size | {"causal": CAUSAL[name]} for name, size in BERT_SIZES.items()}
 
 
 def main() -> None:
@@ -74,7 +74,8 @@ def evaluation(size: dict[str, int], device: str, repeats: int, *, padded: bool 
 
     Padded inputs have from a quarter of the length to all of it.
     """
-    model, batch = bert(size, device, padded=padded)
+    model = bert(size, device, "eager")
+    batch = batch_for(size, device, shortest=size["length"] // 4 if padded else None)
     # An evaluation enters the context once, and attends to many batches in it; the eager one needs a model of its own.
     read = copy.deepcopy(model)
 
@@ -101,7 +102,7 @@ def evaluation(size: dict[str, int], device: str, repeats: int, *, padded: bool 
 
 def by_svd(size: dict[str, int], device: str, repeats: int) -> Row:
     """The same evaluation with a full SVD of every V instead: on a GPU it takes seconds."""
-    model, batch = bert(size, device)
+    model, batch = bert(size, device, "eager"), batch_for(size, device)
 
     def svd() -> float:
         with record(model) as trace:
@@ -119,26 +120,6 @@ def by_svd(size: dict[str, int], device: str, repeats: int) -> Row:
         "svd_over_eager": t["svd"] / t["eager"],
         "largest_residual": svd(),
     }
-
-
-def bert(size: dict[str, int], device: str, *, padded: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A random BERT with eager attention, and a batch for it."""
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=size["width"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        intermediate_size=size["inner"],
-        vocab_size=1000,
-        attn_implementation="eager",
-    )
-    model = BertModel(config, add_pooling_layer=False).eval().to(device)
-    batch = {"input_ids": torch.randint(0, 1000, (size["batch"], size["length"]), device=device)}
-    if padded:
-        lengths = torch.linspace(size["length"] // 4, size["length"], size["batch"], device=device)
-        batch["attention_mask"] = (torch.arange(size["length"], device=device) < lengths[:, None]).long()
-    return model, batch
 
 
 def largest_error(model: nn.Module, batch: dict[str, Tensor], found: EffectiveLayers) -> float:

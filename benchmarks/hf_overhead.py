@@ -11,15 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bert import SIZES, batch_for, bert
 
 from attnlab.hf import record, swap
 from attnlab.measure import median_seconds
 from attnlab.provenance import provenance
-
-SIZES = {
-    "full": {"layers": 12, "heads": 12, "width": 768, "inner": 3072, "batch": 8, "length": 128},
-    "tiny": {"layers": 2, "heads": 2, "width": 16, "inner": 32, "batch": 2, "length": 24},
-}
 
 
 def main() -> None:
@@ -31,7 +27,7 @@ def main() -> None:
     args = parser.parse_args()
     size = SIZES["tiny" if args.tiny else "full"]
     torch.manual_seed(0)
-    model = bert(size).to(args.device)
+    model = bert(size, args.device, "sdpa")
     rows = [overhead(model, size, padded, args.repeats, args.device) for padded in (False, True)]
     if args.json:
         print(
@@ -44,27 +40,9 @@ def main() -> None:
         print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in row.items()))
 
 
-def bert(size: dict[str, int]) -> Any:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        hidden_size=size["width"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        intermediate_size=size["inner"],
-        vocab_size=1000,
-        attn_implementation="sdpa",
-    )
-    return BertModel(config, add_pooling_layer=False).eval()
-
-
 def overhead(model: Any, size: dict[str, int], padded: bool, repeats: int, device: str) -> dict[str, Any]:
     """Medians over interleaved repeats, as ratios to the model left alone; the second "own" shows the noise."""
-    batch, length = size["batch"], size["length"]
-    given = {"input_ids": torch.randint(0, 1000, (batch, length), device=device)}
-    if padded:
-        kept = torch.linspace(length // 2, length, batch, device=device)
-        given["attention_mask"] = (torch.arange(length, device=device) < kept[:, None]).long()
+    given = batch_for(size, device, shortest=size["length"] // 2 if padded else None)
 
     def own() -> None:
         model(**given)

@@ -28,6 +28,15 @@ with install_import_hook("attnlab", "beartype.beartype"):
     attnlab.all_mechanisms()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked gpu skips itself where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)

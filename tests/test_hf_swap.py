@@ -34,7 +34,6 @@ def test_softmax_swapped_in_equals_eager(name: str, kind: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ALL)
 def test_softmax_swapped_in_equals_eager_on_a_gpu(name: str) -> None:
     model = build(name, implementation="eager").cuda()

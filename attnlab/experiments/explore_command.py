@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
     """Write the page."""
     from attnlab.explorer import explore_run
     from attnlab.explorer.timeline import FOLDER, INDEX
-    from attnlab.provenance import check_writable
+    from attnlab.provenance import check_writable, write_atomic
 
     check_writable(options.out)
     if (Path(options.model) / FOLDER / INDEX).is_file():
@@ -56,8 +56,6 @@ def run(options: argparse.Namespace) -> None:
     else:
         found = _models(options)
     page = found.html()
-    from attnlab.provenance import write_atomic
-
     write_atomic(options.out, page)
     told = _told(found.packed.meta, options.out, len(page))
     if options.json:

@@ -24,7 +24,7 @@ import attnlab as al
 from attnlab.kernels.abc_mlp import HEAD_SIZES, abc_attention, abc_step
 from tests.kernels.abc_cases import Case, bound, check, dense, errors, inputs, poisoned, relative
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 SLOTS = (4, 31, 32, 64, 100, 128, 200, 256)
 SCALES = (1.0, 8.0, 30.0)

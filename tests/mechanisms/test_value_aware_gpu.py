@@ -12,7 +12,7 @@ from attnlab.measure import peak_bytes
 from attnlab.mechanisms._caratheodory import caratheodory
 from tests.tolerance import assert_close
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 SPECS = (
     "top-r:r=5",
     "top-r:r=5,by=alpha-norm",

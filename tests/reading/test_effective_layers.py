@@ -194,7 +194,6 @@ def test_attention_that_keeps_w_is_softmax_attention(shape: tuple[int, ...], pad
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(8, 12, 128, 128, 64), (2, 3, 37, 130, 16)])
@@ -224,7 +223,6 @@ def attend_as_softmax_does(shape: tuple[int, ...], dtype: torch.dtype, device: s
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.no_grad()
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
@@ -250,7 +248,6 @@ def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

@@ -294,7 +294,6 @@ def test_compiled_training_follows_eager_training(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu_training_is_bf16_learns_and_resumes(tmp_path, compiled):

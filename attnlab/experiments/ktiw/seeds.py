@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnlab.experiments.ktiw.graphs import captured
+from attnlab.experiments.ktiw.graphs import captured_update
 from attnlab.models.lstm import Translator
 from attnlab.models.lstm_config import TranslatorConfig
 from attnlab.models.lstm_stacked import StackedTranslator, stack_translators
@@ -106,7 +106,7 @@ def _run(
             return (logits.argmax(-1) == held["labels"]).float().mean((1, 2))
 
     do_update, do_evaluate = (
-        (captured(model, adam, update), captured(model, adam, evaluate)) if graph else (update, evaluate)
+        (captured_update(model, adam, update), captured_update(model, adam, evaluate)) if graph else (update, evaluate)
     )
     steps, accuracy, losses = [], [], []
     started = time.perf_counter()

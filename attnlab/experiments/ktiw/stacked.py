@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy, softplus
 from attnlab.data import IGNORED
 from attnlab.data.parallel import padded
 from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.graphs import captured
+from attnlab.experiments.ktiw.graphs import captured_update
 from attnlab.experiments.ktiw.readings import BOS, EOS, PAD
 from attnlab.experiments.ktiw.study import (
     StudyConfig,
@@ -171,7 +171,7 @@ class _Training:
             self._update(batch)
             return
         if width not in self.captured:
-            work = captured(self.stacked, self.adam, lambda: self._update(batch), pool=self.pool)
+            work = captured_update(self.stacked, self.adam, lambda: self._update(batch), pool=self.pool)
             self.captured[width] = (batch, work)
         held, work = self.captured[width]
         for name, t in batch.items():
