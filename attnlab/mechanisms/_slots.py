@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._pooled import Pooling, attend_pooled, pooling, pooling_by_place
 from attnlab.mechanisms._slot_memory import (
     FLOOR,
     Control,
@@ -52,6 +53,13 @@ class SlotMechanism(Mechanism):
 
     slots: int
     normalise: str
+    # Whether the control goes by the number of a token alone, without anything learned.
+    by_place = False
+
+    @property
+    def sparse(self) -> bool:
+        """Whether a slot may stay empty beside one that does not."""
+        return True
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """alpha of the call's keys; ``places`` numbers the visible ones from 0, those before the call included."""
@@ -81,7 +89,17 @@ class SlotMechanism(Mechanism):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Time and memory linear in the keys, forward and backward."""
-        return _attend(self, call, None)[0]
+        if call.causal or call.k.shape[2] == 0:
+            return _attend(self, call, None)[0]
+        fused = self.fused(call, None)
+        return _attend_all(self, call) if fused is None else fused[0]
+
+    def shared(self, call: AttentionCall) -> Pooling | None:
+        """The pooling of a call without padding if it is the same for every row and head, else None."""
+        # A compiled graph makes it itself: it cannot hold what is kept from call to call.
+        if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
+            return None
+        return pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
         """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
@@ -204,14 +222,18 @@ def _prepared(
         none_yet = torch.zeros(b, dtype=torch.long, device=call.q.device)
         z = torch.full((b, g, mech.slots), FLOOR, dtype=torch.float64, device=call.q.device)
         state = SlotState(empty[..., :d], empty[..., d:], z, none_yet)
-    places = places_of(call) + state.count[:, None]
+    c = _control(mech, call, places_of(call) + state.count[:, None])
+    new = torch.full_like(state.count, n_k) if call.key_visible is None else call.key_visible.sum(-1)
+    return call, replace(c, log=c.log.expand(b, g, n_k, mech.slots)), replace(state, count=state.count + new)
+
+
+def _control(mech: SlotMechanism, call: AttentionCall, places: Tensor) -> Control:
+    """The control in at least float32; padding writes nothing."""
     c = mech.control(call, places)
-    log = c.log.to(torch.promote_types(c.log.dtype, kind))
-    new = torch.full_like(state.count, n_k)
+    log = c.log.to(torch.promote_types(torch.promote_types(c.log.dtype, call.q.dtype), torch.float32))
     if call.key_visible is not None:
         log = log.masked_fill(~call.key_visible[:, None, :, None], FLOOR)
-        new = call.key_visible.sum(-1)
-    return call, replace(c, log=log.expand(b, g, n_k, mech.slots)), replace(state, count=state.count + new)
+    return replace(c, log=log)
 
 
 def _timing(mech: SlotMechanism, call: AttentionCall) -> str:
@@ -227,6 +249,17 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
     phi = control_vectors(c.log, c.value, z, c.log.logcumsumexp(2), when).to(k.dtype).unsqueeze(2)
     memory = phi.mT @ k.unsqueeze(2)
     return read_slots(scale * q @ memory.mT, z.unsqueeze(2)) @ phi.mT
+
+
+def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
+    """The output where all queries read the memory after the last key, and nobody asks for the memory itself."""
+    # Autocast would make the control in half precision; the meta device knows no autocast.
+    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+        call = hide_unseen(call)
+        pool = mech.shared(call) if call.key_visible is None else None
+        if pool is None:
+            pool = pooling(_control(mech, call, places_of(call)), mech.normalise, sparse=mech.sparse)
+        return attend_pooled(call, pool)
 
 
 def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:

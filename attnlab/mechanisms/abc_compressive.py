@@ -28,6 +28,8 @@ class AbcCompressive(SlotMechanism):
     length: int | None = None
     normalise: str = "none"
 
+    by_place = True
+
     def __post_init__(self) -> None:
         check_slots(self.slots, self.normalise)
         if self.length is not None and (not isinstance(self.length, int) or self.length < 1):

@@ -23,6 +23,7 @@ class AbcGlobal(SlotMechanism):
     stride: int = 1
 
     normalise = "read"
+    by_place = True
 
     def __post_init__(self) -> None:
         check_slots(self.slots)

@@ -25,6 +25,7 @@ class MemoryMechanism(SlotMechanism, nn.Module):
     seed: int
     first: nn.Parameter | None
     normalise = "read"
+    sparse = False
 
     def cannot(self) -> dict[str, str]:
         return {

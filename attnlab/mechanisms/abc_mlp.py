@@ -70,6 +70,11 @@ class AbcMlp(SlotMechanism, nn.Module):
         """Whether a model's layers share this object."""
         return self.tied
 
+    @property
+    def sparse(self) -> bool:
+        """Whether a slot may stay empty beside one that does not."""
+        return self.activation == "relu"
+
     def cannot(self) -> dict[str, str]:
         return {**super().cannot(), "no-x": "the control is computed from what the keys were made from; pass x="}
 

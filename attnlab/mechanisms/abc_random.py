@@ -27,6 +27,8 @@ class AbcRandom(SlotMechanism):
     seed: int = 0
     normalise: str = "read"
 
+    by_place = True
+
     def __post_init__(self) -> None:
         check_slots(self.slots, self.normalise)
 

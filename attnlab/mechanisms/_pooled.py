@@ -1,0 +1,81 @@
+"""Queries that all read the memory after the last key: two small products, and softmax attention over the slots.
+
+K~ = Phi^T K and V~ = Phi^T V in the precision of the call, summed in float32; then torch's SDPA with n keys. An empty
+slot is hidden by a bias that is finite, for where all are empty V~ is zero and so is the output.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attnlab.attention import AttentionCall, repeat_groups
+from attnlab.mechanisms._slot_memory import FLOOR, Control
+from attnlab.shapes import Bool, Float
+
+__all__ = ["Pooling", "attend_pooled", "pooling", "pooling_by_place"]
+
+
+class Pooling(NamedTuple):
+    """What goes into each slot; ``empty`` says which slots get nothing, None where all get something or none does."""
+
+    phi: Float[Tensor, "#b #g n k"]
+    empty: Bool[Tensor, "#b #g n"] | None
+
+
+def pooling(c: Control, when: str, *, sparse: bool) -> Pooling:
+    """Phi^T of a control without padding; ``sparse`` if a slot may be empty beside one that is not."""
+    unwritten = c.log <= FLOOR / 2
+    if when == "none":
+        phi = c.log.exp() if c.value is None else c.value.to(c.log.dtype).expand_as(c.log)
+    else:
+        phi = c.log.softmax(2)
+    return Pooling(phi.masked_fill(unwritten, 0).mT, unwritten.all(2) if sparse else None)
+
+
+@functools.lru_cache(maxsize=16)
+def pooling_by_place(mech: Any, n_k: int, dtype: torch.dtype, device: torch.device) -> Pooling:
+    """Phi^T of the first ``n_k`` places, the same in every row and head, of a ``SlotMechanism`` without parameters.
+
+    Worked out on the host and kept on the device; slots that stay empty are left out, so that nothing hides them.
+    """
+    # Not inference tensors even if the first call was made in inference mode.
+    with torch.inference_mode(False), torch.device("cpu"):
+        one, keys = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, n_k, 1)
+        if dtype == torch.float64:
+            one, keys = one.double(), keys.double()
+        c = mech.control(AttentionCall(one, keys, keys), torch.arange(n_k)[None])
+        phi, empty = pooling(c, mech.normalise, sparse=True)
+        assert empty is not None
+        return Pooling(phi[:, :, ~empty[0, 0]].to(device, dtype), None)
+
+
+def attend_pooled(call: AttentionCall, pool: Pooling) -> Float[Tensor, "b h q e"]:
+    """The output of a call without mask, bias or causality."""
+    phi, empty = pool.phi.to(call.q.dtype), pool.empty
+    hidden = None
+    if empty is not None:
+        least = max(FLOOR, torch.finfo(call.q.dtype).min)
+        hidden = torch.zeros(empty.shape, dtype=call.q.dtype, device=empty.device).masked_fill(empty, least)
+        hidden = hidden if empty.shape[1] == 1 else repeat_groups(hidden, call.groups)
+        hidden = hidden.unsqueeze(2).expand(*call.q.shape[:3], -1)
+    return scaled_dot_product_attention(
+        call.q,
+        _summed(phi, call.k),
+        _summed(phi, call.v),
+        attn_mask=hidden,
+        scale=call.softmax_scale,
+        enable_gqa=call.groups > 1,
+    )
+
+
+def _summed(phi: Float[Tensor, "#b #g n k"], t: Float[Tensor, "b g k d"]) -> Float[Tensor, "b g n d"]:
+    """Phi^T t; where heads share Phi it is one product for all of them, whose widths a projection puts side by side."""
+    if phi.shape[1] > 1:
+        return phi @ t
+    rows = t.transpose(1, 2).flatten(2)
+    return torch.bmm(phi[:, 0].expand(t.shape[0], -1, -1), rows).unflatten(-1, (t.shape[1], -1)).transpose(1, 2)
