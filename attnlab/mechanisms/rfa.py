@@ -130,8 +130,14 @@ class Rfa(Mechanism, nn.Module):
         return torch.cat([angle.sin(), angle.cos()], -1) * self.features**-0.5
 
 
-@functools.lru_cache(maxsize=64)
+@torch.compiler.assume_constant_result
 def _directions(features: int, width: int, seed: int, device: torch.device, kind: torch.dtype) -> Tensor:
+    """R; a compiled graph holds it as a constant."""
+    return _drawn(features, width, seed, device, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _drawn(features: int, width: int, seed: int, device: torch.device, kind: torch.dtype) -> Tensor:
     """R, drawn once and then kept on the device: a copy from the host at each call would make a GPU wait."""
     generator = torch.Generator("cpu").manual_seed(seed)
     # Not an inference tensor even if the first call was made in inference mode.
