@@ -56,9 +56,8 @@ class Learner:
         self.cuda = self.device.type == "cuda"
         self.stream, self.pool = stream, pool
         self.lr = torch.zeros((), device=self.device)
-        groups = parameter_groups(model, recipe)
         self.optimizer = torch.optim.AdamW(
-            groups, lr=self.lr if self.cuda else 1.0, betas=recipe.betas, eps=recipe.eps, fused=self.cuda,
+            self._groups(), lr=self.lr if self.cuda else 1.0, betas=recipe.betas, eps=recipe.eps, fused=self.cuda,
             capturable=self.cuda,
         )  # fmt: skip
         self.loss = torch.zeros((), device=self.device)
@@ -102,12 +101,19 @@ class Learner:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda and self.half, cache_enabled=False):
             output = self.model(**{name: t for name, t in batch.items() if name != "labels"})
             loss = self._loss(output, batch)
-        loss.backward()
+        loss.backward(torch.ones_like(loss))
         if self.recipe.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip, foreach=True)
+            self._clip(self.recipe.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss.copy_(loss.detach())
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameters as the optimiser takes them."""
+        return parameter_groups(self.model, self.recipe)
+
+    def _clip(self, most: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), most, foreach=True)
 
     def _loss(self, output: Any, batch: dict[str, Tensor]) -> Tensor:
         """What an update descends; a kind of learner of its own may add to it, and note more in its tensors."""
@@ -130,11 +136,11 @@ class Feed:
         """The batch as learners take it."""
         return {name: t.pin_memory() for name, t in batch.items()} if self.streams else batch
 
-    def sent(self, batch: dict[str, Tensor]) -> None:
-        """All learners have been given it; where the host is too far ahead it waits."""
+    def sent(self, *batches: dict[str, Tensor]) -> None:
+        """The learners have been given them; where the host is too far ahead it waits."""
         if not self.streams:
             return
-        self.waiting.append((batch, [stream.record_event() for stream in self.streams]))
+        self.waiting.append((batches, [stream.record_event() for stream in self.streams]))
         if len(self.waiting) > AHEAD:
             for event in self.waiting.popleft()[1]:
                 event.synchronize()
@@ -153,7 +159,7 @@ def lanes(count: int) -> list[tuple[Any, Any]]:
 
 def fit(
     models: Mapping[str, nn.Module],
-    source: Source,
+    source: Source | Mapping[str, Source],
     *,
     term: Term,
     recipe: Recipe,
@@ -164,40 +170,44 @@ def fit(
     half: bool = True,
     every: int = 100,
     then: Callable[[int], None] | None = None,
+    kind: type[Learner] = Learner,
 ) -> Fitted:
-    """Train every model on the same batches, for ``steps`` updates or for ``seconds``.
+    """Train every model on the same batches, or on those of its own source, for ``steps`` updates or for ``seconds``.
 
     On a GPU products are of bfloat16, unless ``half`` is false: casts are kernels too, and small models have so many of
     them that float32 is faster.
 
     The schedule ends at ``steps``, or before, where the speed so far says that the time will be over. After each
-    ``every`` updates, and at the end, ``then(updates)`` is called with the device idle.
+    ``every`` updates, and at the end, ``then(updates)`` is called with the device idle. ``kind``: of learners.
     """
     if steps is None and seconds is None:
         raise ValueError("say how long to train: steps, seconds or both")
     cuda = next(next(iter(models.values())).parameters()).is_cuda
     tracks = lanes(streams) if cuda else [(None, None)] * streams
     learners = {
-        name: Learner(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1], half=half)
+        name: kind(model, term, recipe, stream=tracks[i % streams][0], pool=tracks[i % streams][1], half=half)
         for i, (name, model) in enumerate(models.items())
     }
     _synchronise(cuda)
+    sources = {name: source[name] if isinstance(source, Mapping) else source for name in models}
     clock, feed, step = _Clock(steps, seconds), Feed(learners.values()), 0
     noted: list[int] = []
     losses: dict[str, list[float]] = {name: [] for name in models}
     while not clock.over(step):
-        batch = feed.pinned(source.batch(step))
+        # Models that share a source share its batches.
+        batches = {id(each): each for each in sources.values()}
+        pinned = {key: feed.pinned(each.batch(step)) for key, each in batches.items()}
         step += 1
         lr = recipe.lr * schedule.factor(step, steps=clock.steps)
-        for learner in learners.values():
-            learner.update(batch, lr)
-        feed.sent(batch)
+        for name, learner in learners.items():
+            learner.update(pinned[id(sources[name])], lr)
+        feed.sent(*pinned.values())
         if step % every == 0 or clock.over(step):
             _synchronise(cuda)
             clock.plan(step)
             noted.append(step)
             for name, learner in learners.items():
-                losses[name].append(float(learner.loss))
+                losses[name].append(float(learner.loss.mean()))
             if then is not None:
                 then(step)
     for learner in learners.values():
