@@ -18,6 +18,7 @@ from abc_gpu_cost import Row, cost, moved, traffic
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from attnlab.measure import captured
 from attnlab.provenance import provenance, write_json
 
 # batch, heads, length, head size, slots; the targets of the issue come first.
@@ -62,17 +63,12 @@ def main() -> None:
 
 def graph_ms(job: Callable[[], Any], repeats: int = 20, each: int = 1) -> float:
     """The median of CUDA-graph replays; of ``each`` calls in a graph, for one of them."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            job()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def calls() -> None:
         for _ in range(each):
             job()
-    return eager_ms(graph.replay, repeats) / each
+
+    return eager_ms(captured(calls), repeats) / each
 
 
 def eager_ms(job: Callable[[], Any], repeats: int = 20) -> float:

@@ -5,8 +5,8 @@ python benchmarks/abc_gpu_targets.py RESULTS.json puts the table into the result
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,9 @@ def targets(tables: dict[str, list[Row]]) -> list[Row]:
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    path = parser.parse_args().results
     results = json.loads(path.read_text(encoding="utf-8"))
     results["tables"]["targets"] = targets(results["tables"])
     write_json(path, results)
