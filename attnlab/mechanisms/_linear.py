@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.shapes import Float, Int
 
-__all__ = ["FeatureMap", "Gate", "LinearCache", "divided", "linear_attention"]
+__all__ = ["FeatureMap", "Gate", "LinearCache", "StepMap", "divided", "linear_attention"]
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -21,6 +21,15 @@ class Gate(NamedTuple):
 
     stays: Float[Tensor, "b g k"]
     enters: Float[Tensor, "b g k"]
+
+
+class StepMap(NamedTuple):
+    """A feature map as a kernel computes it, the same for queries and keys: see ``attnlab.kernels.decoding``."""
+
+    kind: str
+    factor: float = 1.0
+    weight: Tensor | None = None
+    bias: Tensor | None = None
 
 
 def linear_attention(
@@ -43,7 +52,8 @@ def linear_attention(
 class LinearCache:
     """The ``LayerCache`` of a kernel with a feature map: sum_j phi(k_j) [v_j, 1]^T, whose size no length changes.
 
-    ``maps`` gives (phi of queries, phi of keys) for a call, ``gate`` its gate.
+    ``maps`` gives (phi of queries, phi of keys) for a call, ``gate`` its gate, and ``step_map`` phi for the kernel that
+    decodes single tokens on a GPU.
     """
 
     def __init__(
@@ -53,8 +63,9 @@ class LinearCache:
         gate: Callable[[AttentionCall], Gate | None] | None = None,
         *,
         least: float = 0.0,
+        step_map: Callable[[AttentionCall], StepMap] | None = None,
     ) -> None:
-        self.batch, self.maps, self.gate, self.least = batch, maps, gate, least
+        self.batch, self.maps, self.gate, self.least, self.step_map = batch, maps, gate, least, step_map
         self.state: Tensor | None = None
 
     def attend(
@@ -67,6 +78,15 @@ class LinearCache:
             )
         mechanism.refuse(call)
         gate = None if self.gate is None else self.gate(call)
+        if self.state is not None and self.step_map is not None and _in_one_launch(call, self.state):
+            from attnlab.kernels.decoding import linear_step
+
+            # The state is this cache's own.
+            out = linear_step(
+                call.q, call.k, call.v, self.state, gate=gate, least=self.least, key_visible=call.key_visible,
+                **self.step_map(call)._asdict(),
+            )  # fmt: skip
+            return call, out
         out, self.state = _continued(call, *self.maps(call), gate, state=self.state, chunk=128, least=self.least)
         return call, out
 
@@ -75,6 +95,20 @@ class LinearCache:
         self.batch = rows.shape[0]
         if self.state is not None:
             self.state = self.state[rows]
+
+
+def _in_one_launch(call: AttentionCall, state: Tensor) -> bool:
+    """Whether a kernel takes this call: one query, at most one new key, on a GPU, and nobody asks for gradients."""
+    n_q, n_k = call.sizes[2:]
+    if not call.q.is_cuda or n_q != 1 or n_k > 1 or call.offset or torch.is_grad_enabled():
+        return False
+    from attnlab.kernels import AVAILABLE
+
+    if not AVAILABLE or torch.compiler.is_compiling():
+        return False
+    from attnlab.kernels.decoding import serves_step
+
+    return serves_step(call.q, call.v, state)
 
 
 def _continued(

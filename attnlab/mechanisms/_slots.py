@@ -36,6 +36,7 @@ __all__ = [
     "places_of",
     "prefill",
     "step",
+    "tokens_so_far",
 ]
 
 NORMALISE = ("read", "write", "none")
@@ -171,6 +172,14 @@ def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
     return torch.arange(call.k.shape[2], device=call.q.device).expand(call.k.shape[0], -1)
 
 
+def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
+    """The largest place and one; 0 where the host cannot ask, for a captured call was looked at when it was warmed up."""
+    unknown = places.is_meta or torch.compiler.is_compiling() or places.numel() == 0
+    if unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return 0
+    return int(places.max()) + 1
+
+
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
     """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
     mine = slot[..., None] == torch.arange(slots, device=slot.device)
@@ -262,7 +271,27 @@ def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
         return attend_pooled(call, pool)
 
 
+def _read(call: AttentionCall, state: SlotState) -> Tensor:
+    """The output of queries that come without keys, as those of a cross-attention do after the first step."""
+    memory = (state.k, state.v, state.z)
+    if call.q.is_cuda and call.q.shape[2] == 1 and not torch.is_grad_enabled():
+        from attnlab.kernels import AVAILABLE
+
+        if AVAILABLE and not torch.compiler.is_compiling():
+            from attnlab.kernels.decoding import read_slots as read_by_kernel
+            from attnlab.kernels.decoding import serves_reading
+
+            if serves_reading(call.q, memory):
+                return read_by_kernel(call.q, memory, scale=call.softmax_scale)
+    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+        q = grouped(call.q, call.groups).to(state.k.dtype)
+        P = read_slots(call.softmax_scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
+        return ungrouped(P @ state.v.unsqueeze(2)).to(call.q.dtype)
+
+
 def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
+    if state is not None and call.k.shape[2] == 0:
+        return _read(call, state), state
     fused = mech.fused(call, state)
     if fused is not None:
         return fused

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, one_hot
+from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, one_hot, tokens_so_far
 from attnlab.registry import register
 from attnlab.shapes import Int
 
@@ -46,8 +46,9 @@ class AbcCompressive(SlotMechanism):
             total = places[:, -1:] + 1
         else:
             total = torch.full_like(places[:, -1:], self.length)
-            if not places.is_meta and places.numel() and int(places.max()) >= self.length:
-                raise ValueError(f"{int(places.max()) + 1} tokens, but length={self.length}; give a larger length")
+            tokens = tokens_so_far(places)
+            if tokens > self.length:
+                raise ValueError(f"{tokens} tokens, but length={self.length}; give a larger length")
         share = (total + self.slots - 1).div(self.slots, rounding_mode="floor").clamp(min=1)
         slot = places.div(share, rounding_mode="floor")
         log = one_hot(slot, self.slots, torch.promote_types(call.q.dtype, torch.float32))

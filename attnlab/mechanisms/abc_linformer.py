@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall
 from attnlab.mechanisms._pooled import Pooling
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots
+from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, tokens_so_far
 from attnlab.registry import register
 from attnlab.shapes import Int
 
@@ -51,24 +51,20 @@ class AbcLinformer(SlotMechanism, nn.Module):
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """The columns of the tokens' places."""
-        # While a graph is made, or under vmap, the host cannot ask; a captured call was checked when it was warmed up.
-        unknown = places.is_meta or torch.compiler.is_compiling() or torch._C._functorch.is_batchedtensor(places)
-        unknown = unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing())
-        if not unknown and places.numel() and int(places.max()) >= self.length:
-            raise ValueError(self._too_long(int(places.max()) + 1))
+        self._check(tokens_so_far(places))
         # A token of padding at the very start has place -1; nothing of it is written.
         phi = self.weight[places.clamp(min=0)].unsqueeze(1)
         return Control(torch.zeros_like(phi).detach(), phi)
 
     def shared(self, call: AttentionCall) -> Pooling:
         """The first columns."""
-        if call.k.shape[2] > self.length:
-            raise ValueError(self._too_long(call.k.shape[2]))
+        self._check(call.k.shape[2])
         # Layers that share this control may be on several devices.
         return Pooling(self.weight[: call.k.shape[2]].to(call.q.device).mT[None, None], None)
 
-    def _too_long(self, tokens: int) -> str:
-        return (
-            f"{tokens} tokens, but this Linformer learned a control for {self.length} "
-            f"(length={self.length}); shorten the input or make it with a larger length"
-        )
+    def _check(self, tokens: int) -> None:
+        if tokens > self.length:
+            raise ValueError(
+                f"{tokens} tokens, but this Linformer learned a control for {self.length} "
+                f"(length={self.length}); shorten the input or make it with a larger length"
+            )

@@ -18,7 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import FeatureMap, LinearCache, linear_attention
+from attnlab.mechanisms._linear import FeatureMap, LinearCache, StepMap, linear_attention
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
@@ -78,7 +78,7 @@ class Kernelized(Mechanism):
         """An empty past of constant size, for the kernel that has one: elu."""
         if self.kernel != "elu":
             raise AttributeError(f"the {self.kernel} kernel keeps every key; only elu has a past of constant size")
-        return lambda batch, _capacity: LinearCache(batch, _elu_maps)
+        return lambda batch, _capacity: LinearCache(batch, _elu_maps, step_map=lambda c: StepMap("elu", _root(c)))
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:

@@ -18,7 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import Gate, LinearCache, divided, linear_attention
+from attnlab.mechanisms._linear import Gate, LinearCache, StepMap, divided, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -99,7 +99,13 @@ class Rfa(Mechanism, nn.Module):
 
     def make_cache(self, batch: int, _capacity: int) -> LinearCache:
         """An empty past of constant size."""
-        return LinearCache(batch, lambda call: (self._phi, self._phi), self._gate, least=self.least)
+        return LinearCache(
+            batch, lambda _: (self._phi, self._phi), self._gate, least=self.least, step_map=self._step_map
+        )
+
+    def _step_map(self, call: AttentionCall) -> StepMap:
+        R = _directions(self.features, call.q.shape[-1], self.seed, call.q.device, torch.float32)
+        return StepMap("waves", self.features**-0.5, R)
 
     def _gate(self, call: AttentionCall) -> Gate | None:
         if not self.gate:

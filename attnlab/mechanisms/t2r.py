@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
-from attnlab.mechanisms._linear import FeatureMap, LinearCache, linear_attention
+from attnlab.mechanisms._linear import FeatureMap, LinearCache, StepMap, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -61,7 +61,7 @@ class T2R(Mechanism, nn.Module):
 
     def make_cache(self, batch: int, _capacity: int) -> LinearCache:
         """An empty past of constant size."""
-        return LinearCache(batch, self._maps)
+        return LinearCache(batch, self._maps, step_map=lambda c: StepMap("relu", 1.0, *self._parameters_for(c)))
 
     def _maps(self, call: AttentionCall) -> tuple[FeatureMap, FeatureMap]:
         return lambda t: self._phi(t, call, extra=1), lambda t: self._phi(t, call)
