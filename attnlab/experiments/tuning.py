@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
+from attnlab.experiments.compiling import compiled_parts
 from attnlab.experiments.effective_glue import Examples, GlueSource, dev_batches
+from attnlab.experiments.parts import best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.loss import Loss
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["Classifier", "Tuning", "accuracy", "tune"]
+__all__ = ["Classifier", "Tuning", "accuracy", "tune", "tune_seeds"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Tuning:
     epochs: float = 3.0
     streams: int = 4
     seed: int = 0
+    # On a GPU: what lies between products of matrices is fused, after seconds of compiling.
+    compile: bool = False
+    # None: all epochs, however long they take. Otherwise the learning rate falls to zero in this time.
+    seconds: float | None = None
 
 
 class Classifier(nn.Module):
@@ -70,15 +77,15 @@ class Classified:
 
 @dataclass(frozen=True)
 class Wide:
-    """Batches as wide as a multiple of 64, so that there are few shapes."""
+    """Batches that all have one width, so that there is one shape."""
 
     source: GlueSource
+    width: int
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The source's batch with more padding."""
         batch = self.source.batch(step)
-        width = min(self.source.length, -(-batch["input_ids"].shape[1] // 64) * 64)
-        room = width - batch["input_ids"].shape[1]
+        room = self.width - batch["input_ids"].shape[1]
         wide = {name: pad(t, (0, room)) for name, t in batch.items() if name != "labels"}
         return wide | {"attention_mask": wide["attention_mask"].bool(), "labels": batch["labels"]}
 
@@ -87,19 +94,42 @@ def tune(
     encoders: Mapping[str, Transformer], examples: Mapping[str, Examples], tuning: Tuning
 ) -> tuple[Fitted, dict[str, float]]:
     """A classifier on each encoder learns ``examples["train"]``: how that went, and its accuracy on "dev"."""
-    source = Wide(GlueSource(examples["train"], tuning.batch, tuning.length, False, 2, tuning.seed))
-    steps = max(1, round(tuning.epochs * source.source.steps_per_epoch))
-    models = {name: Classifier(encoder, classes=2, seed=tuning.seed) for name, encoder in encoders.items()}
-    found = fit(
-        models,
-        source,
-        term=Classified(),
-        recipe=Recipe(lr=tuning.lr, betas=(0.9, 0.98), weight_decay=tuning.weight_decay),
-        schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
-        steps=steps,
-        streams=min(tuning.streams, len(models)),
-    )
-    return found, {name: accuracy(model, examples["dev"], length=tuning.length) for name, model in models.items()}
+    found, right = tune_seeds(encoders, examples, tuning, seeds=(tuning.seed,))
+    return found, {name: share for (name, _), share in right.items()}
+
+
+def tune_seeds(
+    encoders: Mapping[str, Transformer],
+    examples: Mapping[str, Examples],
+    tuning: Tuning,
+    *,
+    seeds: Sequence[int],
+) -> tuple[Fitted, dict[tuple[str, int], float]]:
+    """Classifiers on each encoder, one for each seed, learn ``examples["train"]`` side by side.
+
+    Returns how that went, and the accuracy on "dev" of each (encoder, seed).
+    """
+    longest = max(len(ids) for some in examples.values() for ids in some.ids)
+    width = min(tuning.length, -(-longest // 64) * 64)
+    sources = {seed: Wide(GlueSource(examples["train"], tuning.batch, width, False, 2, seed), width) for seed in seeds}
+    steps = max(1, round(tuning.epochs * max(1, len(examples["train"]) // tuning.batch)))
+    made = {
+        (name, seed): Classifier(encoder, classes=2, seed=seed) for seed in seeds for name, encoder in encoders.items()
+    }
+    models = {f"{name}/{seed}": model for (name, seed), model in made.items()}
+    fused = tuning.compile and best_device().type == "cuda"
+    with compiled_parts(models.values()) if fused else nullcontext():
+        found = fit(
+            models,
+            {f"{name}/{seed}": sources[seed] for name, seed in made},
+            term=Classified(),
+            recipe=Recipe(lr=tuning.lr, betas=(0.9, 0.98), weight_decay=tuning.weight_decay),
+            schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
+            steps=steps,
+            seconds=tuning.seconds,
+            streams=min(tuning.streams, len(models)),
+        )
+    return found, {place: accuracy(model, examples["dev"], length=width) for place, model in made.items()}
 
 
 @torch.no_grad()
@@ -107,7 +137,7 @@ def accuracy(model: Classifier, examples: Examples, *, length: int) -> float:
     """The share of examples whose class the model finds."""
     device = next(model.parameters()).device
     right = 0
-    for _, batch in dev_batches(examples, size=64, length=length, segments=False, classes=2, device=device):
+    for _, batch in dev_batches(examples, size=512, length=length, segments=False, classes=2, device=device):
         said = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
         right += int((said == batch["labels"]).sum())
     return right / len(examples)

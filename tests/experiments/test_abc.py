@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,11 @@ def test_a_converted_hugging_face_model_runs_densely_too() -> None:
 
 
 class Rows:
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
     def batch(self, step: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(0, 23, (3, 7 + step % 2), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(0, 23, (3, 7 + step % 2), generator=torch.Generator().manual_seed(step + self.seed))
         return {"input_ids": tokens, "labels": tokens}
 
 
@@ -111,6 +116,27 @@ def test_side_by_side_is_one_by_one() -> None:
         for p, other in zip(alone[name].parameters(), models[name].parameters(), strict=True):
             assert torch.equal(p, other)
     assert not models["a"].training
+
+
+def test_models_may_learn_from_sources_of_their_own() -> None:
+    how: dict[str, Any] = {
+        "term": CausalLM(),
+        "recipe": Recipe(lr=1e-2),
+        "schedule": Schedule(),
+        "steps": 3,
+        "every": 1,
+    }
+    sources = {"a": Rows(), "b": Rows(1000)}
+    together = fit({"a": small(1), "b": small(1)}, sources, **how)
+    assert together.losses["a"] != together.losses["b"]
+    for name, source in sources.items():
+        assert fit({name: small(1)}, source, **how).losses[name] == together.losses[name]
+
+
+def test_compiled_parts_give_the_same_loss_and_gradients() -> None:
+    """In a process of its own: what checks shapes here cannot be compiled."""
+    script = Path(__file__).parent / "compiled_parts.py"
+    subprocess.run([sys.executable, script], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("steps", [None, 10**6])

@@ -116,14 +116,14 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
     tables = run(
         "abc-mlm", "--corpus", corpus, "--glue", glue.parent, "--model", saved("bert", corpus, tmp_path / "bert"),
         "--seconds", 0.5, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
-        "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', 'seeds={"RTE":[0]}', 'epochs={"RTE":1}',
+        "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', "seeds=[0]", 'epochs={"RTE":1}',
     )  # fmt: skip
     found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
     assert found == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
         (v.model, v.n, False) for v in mlm.VARIANTS if v.n != 64
     }
     assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
-    assert {r["part"] for r in tables["training"]} == {"continued", "RTE-0"}
+    assert {r["part"] for r in tables["training"]} == {"continued", "RTE"}
     losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables["pretraining"]}
     for row in tables["continuing"]:
         assert row["0"] == losses[row["model"], row["n"], False]

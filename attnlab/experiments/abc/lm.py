@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
 from attnlab.experiments.abc.summaries import Rows, curves, means, spread
+from attnlab.experiments.compiling import compiled_parts
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import Fitted, fit
-from attnlab.experiments.value_aware_common import Corpus
+from attnlab.experiments.value_aware_common import Corpus, uncompiled
 from attnlab.experiments.value_aware_lm import Score, causal_loss, sliding_windows
 from attnlab.models import CausalLM, Transformer, named_config
 from attnlab.training import Schedule
@@ -59,98 +60,96 @@ def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed
 def run_table(
     table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float, steps: int | None = None
 ) -> None:
-    """Train the models of a table, seed by seed, and score them; ``seconds`` is for all seeds together."""
-    stores = Corpus(corpus)
+    """Train the models of a table, all seeds side by side, so that they have equally many updates; then score them."""
     rows = [v for v in TABLES[table] if config.models is None or v.key in config.models]
-    for seed in config.seeds:
-        if not all(part.has(table, model=v.model, n=v.n, seed=seed) for v in rows):
-            _run_seed(table, config, rows, seed, stores, part, seconds / len(config.seeds), steps)
-
-
-def _run_seed(
-    table: str,
-    config: AbcLmConfig,
-    rows: Sequence[Variant],
-    seed: int,
-    stores: Corpus,
-    part: Part,
-    seconds: float,
-    steps: int | None,
-) -> None:
-    device, tokeniser = best_device(), stores.tokeniser()
+    seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in rows)]
+    if not seeds:
+        return
+    stores, device = Corpus(corpus), best_device()
+    tokeniser = stores.tokeniser()
     vocab = -(-tokeniser.vocab_size // 64) * 64
-    models = {v.key: build(config, table, v, vocab=vocab, seed=seed).to(device) for v in rows}
-    blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
+    runs = [_Run(v, seed, build(config, table, v, vocab=vocab, seed=seed).to(device)) for seed in seeds for v in rows]
+    sources = {}
+    for seed in seeds:
+        blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
+        sources[seed] = CausalSource(blocks, config.batch, seed=seed)
     valid = _windows(stores, "valid", config, device, context=0)[0]
 
     def look(step: int) -> None:
         if step % CURVE == 0:
-            for variant in rows:
-                _note_loss(table, part, variant, models[variant.key], valid, step, seed)
+            for run in runs:
+                _note_loss(table, part, run, valid, step)
 
     with ExitStack() as stack:
-        for model in models.values():
-            stack.enter_context(dense_attention(model))
+        for run in runs:
+            stack.enter_context(dense_attention(run.model))
+        if config.compile and device.type == "cuda":
+            stack.enter_context(compiled_parts(run.model for run in runs))
         found = fit(
-            models,
-            CausalSource(blocks, config.batch, seed=seed),
+            {run.key: run.model for run in runs},
+            {run.key: sources[run.seed] for run in runs},
             term=CausalLM(),
             recipe=config.recipe,
             schedule=Schedule("cosine", warmup=config.warmup),
             steps=steps,
             seconds=seconds,
-            streams=config.streams,
+            streams=min(config.streams, len(runs)),
             every=CURVE,
             then=look,
         )
-        for variant in rows:
-            _note_size(table, config, part, variant, models[variant.key], found, seed)
-            _note_loss(table, part, variant, models[variant.key], valid, found.steps, seed)
-            _score(table, config, part, models[variant.key], variant, stores, seed)
+        for run in runs:
+            _note_size(table, config, part, run, found)
+            _note_loss(table, part, run, valid, found.steps)
+            _score(table, config, part, run, stores)
 
 
-def _note_loss(
-    table: str, part: Part, variant: Variant, model: Transformer, valid: _Batches, step: int, seed: int
-) -> None:
-    loss = _loss(model, valid).loss
-    part.row("curves", setting=table, model=variant.model, n=variant.n, seed=seed, step=step, loss=loss)
+@dataclass(frozen=True, eq=False)
+class _Run:
+    variant: Variant
+    seed: int
+    model: Transformer
+
+    @property
+    def key(self) -> str:
+        return f"{self.variant.key}/{self.seed}"
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        return {"model": self.variant.model, "n": self.variant.n, "seed": self.seed}
+
+
+def _note_loss(table: str, part: Part, run: _Run, valid: _Batches, step: int) -> None:
+    part.row("curves", setting=table, **run.labels, step=step, loss=_loss(run.model, valid).loss)
 
 
 def _loss(model: Transformer, windows: _Batches) -> Score:
     training = model.training
-    with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"):
+    with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"), uncompiled():
         found = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
     model.train(training)
     return found
 
 
-def _note_size(
-    table: str, config: AbcLmConfig, part: Part, variant: Variant, model: Transformer, found: Fitted, seed: int
-) -> None:
+def _note_size(table: str, config: AbcLmConfig, part: Part, run: _Run, found: Fitted) -> None:
     tokens = found.steps * config.batch * config.length
-    parameters = sum(p.numel() for p in model.parameters())
-    inner = parameters - model.tokens.weight.numel()  # type: ignore[operator]
+    parameters = sum(p.numel() for p in run.model.parameters())
+    inner = parameters - run.model.tokens.weight.numel()  # type: ignore[operator]
     part.row(
-        "training", setting=table, model=variant.model, n=variant.n, seed=seed, steps=found.steps, tokens=tokens,
-        seconds=round(found.seconds, 1), parameters=parameters, without_embeddings=inner,
-        tokens_per_parameter=tokens / inner,
+        "training", setting=table, **run.labels, steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1),
+        parameters=parameters, without_embeddings=inner, tokens_per_parameter=tokens / inner,
     )  # fmt: skip
 
 
-def _score(
-    table: str, config: AbcLmConfig, part: Part, model: Transformer, variant: Variant, stores: Corpus, seed: int
-) -> None:
+def _score(table: str, config: AbcLmConfig, part: Part, run: _Run, stores: Corpus) -> None:
+    device = next(run.model.parameters()).device
     for context in config.contexts if table == "table_2a" else (config.deep_context,):
-        device = next(model.parameters()).device
         windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
-        found = _loss(model, windows)
+        found = _loss(run.model, windows)
         own = {"context": context} if table == "table_2a" else {}
         part.row(
             table,
-            model=variant.model,
-            n=variant.n,
+            **run.labels,
             **own,
-            seed=seed,
             perplexity=math.exp(found.loss * tokens_per_word),
             perplexity_per_token=found.perplexity(),
             loss=found.loss,

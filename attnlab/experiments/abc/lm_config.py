@@ -63,7 +63,10 @@ class AbcLmConfig:
     seeds: tuple[int, ...] = (0,)
     # Rows by their keys, so that processes may share a table; None: all of them.
     models: tuple[str, ...] | None = None
-    streams: int = 5
+    # Models of all seeds learn at once, on so many streams.
+    streams: int = 15
+    # On a GPU: what lies between products of matrices is fused.
+    compile: bool = True
     # With a context that all but fills a segment, every so many windows of the test set are scored.
     eval_every: int = 4
     # Windows of the test set; None: all.

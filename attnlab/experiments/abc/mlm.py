@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,11 +21,12 @@ from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.encoder import SomeMasked, from_bert
 from attnlab.experiments.abc.lm_config import Variant
 from attnlab.experiments.abc.summaries import Rows, curves, means, spread
+from attnlab.experiments.compiling import compiled_parts
 from attnlab.experiments.effective_glue import TASKS, encode, read_glue
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
-from attnlab.experiments.tuning import Tuning, tune
-from attnlab.experiments.value_aware_common import Corpus
+from attnlab.experiments.tuning import Tuning, tune_seeds
+from attnlab.experiments.value_aware_common import Corpus, uncompiled
 from attnlab.hf import convert, load_model
 from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
@@ -58,7 +61,7 @@ NOTES = {
 # Tokens of a row, as in the paper.
 LENGTH = 512
 # Updates between looks at the held-out loss.
-CURVE = 250
+CURVE = 500
 # What the speed of softmax attention is without a fused kernel.
 UNFUSED = "unfused"
 # The pretrained model's own attention: nothing is converted.
@@ -80,30 +83,33 @@ class AbcMlmConfig:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, betas=(0.9, 0.98)))
     warmup: int = 200
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
-    # Seeds of fine-tuning, for each task.
-    seeds: Mapping[str, tuple[int, ...]] | None = None
+    # Seeds of fine-tuning, side by side.
+    seeds: tuple[int, ...] = (0, 1, 2)
     epochs: Mapping[str, float] | None = None
     tune_length: int = 128
     # Twice as many where the training set is large.
     tune_batch: int = 32
-    tune_lr: float = 1e-4
+    tune_lr: float = 2e-4
+    # Of the time, for fine-tuning.
+    tune_share: float = 0.5
     # Examples of a task; None: all.
     tune_limit: int | None = None
-    streams: int = 5
+    streams: int = 6
+    # For fine-tuning, of which there are more models.
+    tune_streams: int = 15
+    # On a GPU: what lies between products of matrices is fused.
+    compile: bool = True
     seed: int = 0
     eval_batches: int | None = None
 
-    def seeds_of(self, task: str) -> tuple[int, ...]:
-        """More seeds where the development set is small."""
-        return (self.seeds or {}).get(task, (0,) if task == "SST-2" else (0, 1))
-
     def epochs_of(self, task: str) -> float:
         """Fewer epochs where the training set is large."""
-        return (self.epochs or {}).get(task, 0.5 if task == "SST-2" else 3.0)
+        return (self.epochs or {}).get(task, 3.0 if task == "SST-2" else 10.0)
 
 
 def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part: Part, seconds: float) -> None:
-    """Continue every variant for ``seconds`` together, then fine-tune them and their unconverted selves."""
+    """Continue every variant, then fine-tune them and their unconverted selves; ``seconds`` is for all of it."""
+    began = time.monotonic()
     device = best_device()
     loaded = load_model(model)
     base = from_bert(loaded.model).to(device)
@@ -119,14 +125,15 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             models[v.key].train()
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=step, loss=loss)
 
-    with _dense(models.values()):
+    fused = config.compile and device.type == "cuda"
+    with _dense(models.values()), compiled_parts(models.values()) if fused else nullcontext():
         found = fit(
             models,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
             term=SomeMasked(),
             recipe=config.recipe,
             schedule=Schedule("linear", warmup=config.warmup),
-            seconds=seconds,
+            seconds=(1 - config.tune_share) * seconds - (time.monotonic() - began),
             streams=config.streams,
             every=CURVE,
             then=look,
@@ -135,16 +142,17 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
     for v in VARIANTS:
         for continued, some in ((False, before), (True, models)):
-            loss = masked_loss(some[v.key], stores, config)
+            with _dense([some[v.key]]):
+                loss = masked_loss(some[v.key], stores, config)
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=found.steps if continued else 0, loss=loss)
     every = {(v, True): models[v.key] for v in VARIANTS}
     # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
-    # Every task once, then the other seeds: where time runs out, what there is covers all tasks.
-    runs = [(seed, task) for task in config.tasks for seed in config.seeds_of(task)]
-    for seed, task in sorted(runs, key=lambda run: run[0]):
-        _fine_tune(task, seed, config, every, loaded.tokenizer, glue, part)
+    for i, task in enumerate(config.tasks):
+        left = seconds - (time.monotonic() - began)
+        # The first ones may leave some of their share to the last.
+        _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=left / (len(config.tasks) - i))
 
 
 @contextmanager
@@ -168,35 +176,42 @@ def masked_loss(model: Transformer, stores: Corpus, config: AbcMlmConfig) -> flo
     blocks = Blocks(stores.store("valid"), tokeniser.specials, length=config.length, seed=None)
     source = MlmSource(blocks, min(32, len(blocks)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     total = count = 0.0
+    half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     for step in range(min(source.steps_per_epoch, config.eval_batches or source.steps_per_epoch)):
         batch = {name: t.to(device) for name, t in source.batch(step).items()}
-        loss = MaskedLM()(model, model.eval()(batch["input_ids"]), batch, 0)
+        with half, uncompiled():
+            loss = MaskedLM()(model, model.eval()(batch["input_ids"]), batch, 0)
         total, count = total + float(loss.total), count + float(loss.count)
     return total / count
 
 
 def _fine_tune(
     task: str,
-    seed: int,
     config: AbcMlmConfig,
     encoders: Mapping[tuple[Variant, bool], Transformer],
     tokenizer: Any,
     glue: Path,
     part: Part,
+    *,
+    seconds: float,
 ) -> None:
+    began = time.monotonic()
     rows = {split: read_glue(glue, TASKS[task], split)[: config.tune_limit] for split in ("train", "dev")}
     examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
+    # A tenth is for scoring.
     tuning = Tuning(
         batch=config.tune_batch * (2 if task == "SST-2" else 1), length=config.tune_length, lr=config.tune_lr,
-        epochs=config.epochs_of(task), streams=config.streams, seed=seed,
+        epochs=config.epochs_of(task), streams=config.tune_streams, compile=config.compile,
+        seconds=0.9 * seconds - (time.monotonic() - began),
     )  # fmt: skip
+    named = {f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}
     with _dense(encoders.values()):
-        found, right = tune({f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}, examples, tuning)
-    part.row("training", part=f"{task}-{seed}", steps=found.steps, tokens=None, seconds=round(found.seconds, 1))
-    for v, on in encoders:
-        part.row(
-            "table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=100 * right[f"{v.key}-{on}"], seed=seed
-        )
+        found, right = tune_seeds(named, examples, tuning, seeds=config.seeds)
+    epochs = found.steps * tuning.batch / len(examples["train"])
+    part.row("training", part=task, steps=found.steps, tokens=None, epochs=epochs, seconds=round(found.seconds, 1))
+    for (v, on), seed in product(encoders, config.seeds):
+        accuracy = 100 * right[f"{v.key}-{on}", seed]
+        part.row("table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=accuracy, seed=seed)
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:

@@ -1,0 +1,44 @@
+"""A transformer's blocks and its loss, each compiled: layers that are alike share one graph, so it is soon made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.models.transformer import Block
+
+__all__ = ["compiled_parts"]
+
+# Graphs of one function: one for each attention, shape of batch, and with or without gradients.
+MOST = 128
+
+
+@contextmanager
+def compiled_parts(models: Iterable[nn.Module], *, backend: str = "inductor") -> Iterator[None]:
+    """Inside, the blocks of the models and their losses of tokens run as compiled graphs; the models stay as they are.
+
+    What lies between products is fused: casts, norms, masks, and the passes over logits. The first call of each kind of
+    layer takes seconds. Models that are scored meanwhile run better uncompiled (``torch.compiler.set_stance``).
+    """
+    from torch._dynamo import config
+
+    models = list(models)
+    parts: list[Any] = [m for model in models for m in model.modules() if isinstance(m, Block)]
+    heads: list[Any] = [head for model in models if hasattr(head := getattr(model, "head", None), "nll")]
+    try:
+        with config.patch(recompile_limit=MOST, accumulated_recompile_limit=8 * MOST):
+            for part in parts:
+                part.compile(backend=backend, dynamic=False)
+            for head in heads:
+                head.nll = torch.compile(head.nll, backend=backend, dynamic=False)
+            yield
+    finally:
+        for part in parts:
+            part._compiled_call_impl = None
+        for head in heads:
+            # The method of its class is there again.
+            vars(head).pop("nll", None)
