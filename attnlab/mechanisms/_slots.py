@@ -175,6 +175,8 @@ def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
 def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
     """The largest place and one; 0 where the host cannot ask: a captured call was looked at when it was warmed up."""
     unknown = places.is_meta or torch.compiler.is_compiling() or places.numel() == 0
+    # Nor can it under vmap, which translators of several seeds are trained with.
+    unknown = unknown or torch._C._functorch.is_batchedtensor(places)
     if unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing()):
         return 0
     return int(places.max()) + 1
