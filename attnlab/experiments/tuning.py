@@ -6,14 +6,16 @@ import copy
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy
 
 from attnlab.experiments.compiling import compiled_parts
-from attnlab.experiments.effective_glue import Examples, GlueSource, dev_batches
+from attnlab.experiments.effective_glue import Examples, dev_batches
 from attnlab.experiments.parts import best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.loss import Loss
@@ -75,19 +77,31 @@ class Classified:
         return Loss(total, torch.ones_like(labels).sum())
 
 
-@dataclass(frozen=True)
-class Wide:
-    """Batches that all have one width, so that there is one shape."""
+@dataclass(frozen=True, eq=False)
+class Padded:
+    """Training batches out of one table of padded rows, of one shape; each epoch has an order of its own."""
 
-    source: GlueSource
-    width: int
+    ids: Tensor
+    seen: Tensor
+    labels: Tensor
+    size: int
+    seed: int
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        """The source's batch with more padding."""
-        batch = self.source.batch(step)
-        room = self.width - batch["input_ids"].shape[1]
-        wide = {name: pad(t, (0, room)) for name, t in batch.items() if name != "labels"}
-        return wide | {"attention_mask": wide["attention_mask"].bool(), "labels": batch["labels"]}
+        """The global batch of a step."""
+        epoch, at = divmod(step, max(1, len(self.ids) // self.size))
+        rows = _order(len(self.ids), self.seed, epoch)[at * self.size : (at + 1) * self.size]
+        return {"input_ids": self.ids[rows], "attention_mask": self.seen[rows], "labels": self.labels[rows]}
+
+
+@lru_cache(maxsize=8)
+def _order(n: int, seed: int, epoch: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng((seed, epoch)).permutation(n))
+
+
+def _padded(examples: Examples, *, width: int, size: int, seed: int) -> Padded:
+    every = examples.batch(range(len(examples)), length=width, segments=False, classes=2)
+    return Padded(every["input_ids"], every["attention_mask"].bool(), every["labels"], size, seed)
 
 
 def tune(
@@ -111,7 +125,8 @@ def tune_seeds(
     """
     longest = max(len(ids) for some in examples.values() for ids in some.ids)
     width = min(tuning.length, -(-longest // 64) * 64)
-    sources = {seed: Wide(GlueSource(examples["train"], tuning.batch, width, False, 2, seed), width) for seed in seeds}
+    first = _padded(examples["train"], width=width, size=tuning.batch, seed=0)
+    sources = {seed: replace(first, seed=seed) for seed in seeds}
     steps = max(1, round(tuning.epochs * max(1, len(examples["train"]) // tuning.batch)))
     made = {
         (name, seed): Classifier(encoder, classes=2, seed=seed) for seed in seeds for name, encoder in encoders.items()

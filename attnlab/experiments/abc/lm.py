@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,6 +31,8 @@ __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build",
 
 # Updates between looks at the clock, and at the held-out loss.
 CURVE = 500
+# Of the time; the rest is for the test set.
+TRAINING = 0.93
 
 
 def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed: int) -> Transformer:
@@ -60,7 +63,11 @@ def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed
 def run_table(
     table: str, config: AbcLmConfig, *, corpus: Path, part: Part, seconds: float, steps: int | None = None
 ) -> None:
-    """Train the models of a table, all seeds side by side, so that they have equally many updates; then score them."""
+    """Train the models of a table, all seeds side by side, so that they have equally many updates; then score them.
+
+    ``seconds`` is for both.
+    """
+    began = time.monotonic()
     rows = [v for v in TABLES[table] if config.models is None or v.key in config.models]
     seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in rows)]
     if not seeds:
@@ -92,7 +99,7 @@ def run_table(
             recipe=config.recipe,
             schedule=Schedule("cosine", warmup=config.warmup),
             steps=steps,
-            seconds=seconds,
+            seconds=TRAINING * seconds - (time.monotonic() - began),
             streams=min(config.streams, len(runs)),
             every=CURVE,
             then=look,
@@ -100,7 +107,10 @@ def run_table(
         for run in runs:
             _note_size(table, config, part, run, found)
             _note_loss(table, part, run, valid, found.steps)
-            _score(table, config, part, run, stores)
+        for context in config.contexts if table == "table_2a" else (config.deep_context,):
+            windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
+            for run in runs:
+                _score(table, part, run, windows, tokens_per_word, {"context": context} if table == "table_2a" else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,21 +150,19 @@ def _note_size(table: str, config: AbcLmConfig, part: Part, run: _Run, found: Fi
     )  # fmt: skip
 
 
-def _score(table: str, config: AbcLmConfig, part: Part, run: _Run, stores: Corpus) -> None:
-    device = next(run.model.parameters()).device
-    for context in config.contexts if table == "table_2a" else (config.deep_context,):
-        windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
-        found = _loss(run.model, windows)
-        own = {"context": context} if table == "table_2a" else {}
-        part.row(
-            table,
-            **run.labels,
-            **own,
-            perplexity=math.exp(found.loss * tokens_per_word),
-            perplexity_per_token=found.perplexity(),
-            loss=found.loss,
-            predicted=found.tokens,
-        )
+def _score(
+    table: str, part: Part, run: _Run, windows: _Batches, tokens_per_word: float, labels: Mapping[str, Any]
+) -> None:
+    found = _loss(run.model, windows)
+    part.row(
+        table,
+        **run.labels,
+        **labels,
+        perplexity=math.exp(found.loss * tokens_per_word),
+        perplexity_per_token=found.perplexity(),
+        loss=found.loss,
+        predicted=found.tokens,
+    )
 
 
 def _windows(
