@@ -89,6 +89,8 @@ class Learner:
     def _capture(self, batch: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         inputs = {name: t.to(self.device) for name, t in batch.items()}
         torch.cuda.synchronize()
+        # What the updates before it left in the stream's own pool: the graph has another.
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         # Other threads (a prefetcher) may go on talking to the device meanwhile.
         with torch.cuda.graph(graph, stream=self.stream, pool=self.pool, capture_error_mode="thread_local"):

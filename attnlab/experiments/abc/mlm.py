@@ -151,6 +151,9 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
     for i, task in enumerate(config.tasks):
         left = seconds - (time.monotonic() - began)
+        if left <= 0:
+            part.fact(f"not fine-tuned: {task}", "no time was left")
+            continue
         # The first ones may leave some of their share to the last.
         _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=left / (len(config.tasks) - i))
 
