@@ -119,7 +119,7 @@ class ShapedSource:
     """Batches for an encoder-decoder of about ``tokens`` a side; each is as wide as one of ``widths``.
 
     A pair goes to the narrowest width that holds both sides with their end; longer pairs are left out. Each epoch has
-    an order of its own, a pure function of (seed, epoch).
+    an order of its own, a pure function of (seed, epoch). Sources of one ``order`` have batches of one width at a step.
     """
 
     source: Sequence[np.ndarray] = field(repr=False)
@@ -130,6 +130,7 @@ class ShapedSource:
     tokens: int
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
     seed: int = 0
+    order: int | None = None
     _members: dict[int, np.ndarray] = field(init=False, repr=False)
     _rows: dict[int, dict[str, Tensor]] = field(init=False, repr=False, default_factory=dict)
     _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
@@ -181,7 +182,8 @@ class ShapedSource:
         for width, members in self._members.items():
             size, order = self.tokens // width, rng.permutation(len(members))
             batches += [(width, order[lo : lo + size]) for lo in range(0, len(order) - size + 1, size)]
-        return [batches[i] for i in rng.permutation(len(batches))]
+        mixing = rng if self.order is None else generator(self.order, epoch, 1)
+        return [batches[i] for i in mixing.permutation(len(batches))]
 
 
 def _wide(row: np.ndarray, width: int, fill: int) -> np.ndarray:

@@ -39,15 +39,20 @@ class Part:
 
     def row(self, table: str, **values: Any) -> None:
         """Add a row to a table, in place of one for the same setting and step."""
-        labels = {name: value for name, value in values.items() if name in self.keys.get(table, LABELS)}
-        kept = [
-            row
-            for row in self.content["tables"].get(table, [])
-            if not labels or any(row.get(name) != value for name, value in labels.items())
-        ]
-        self.content["tables"][table] = [*kept, values]
+        self.extend(table, [values])
+
+    def extend(self, table: str, rows: Sequence[dict[str, Any]]) -> None:
+        """Add rows to a table, which is written once."""
+        for values in rows:
+            labels = {name: value for name, value in values.items() if name in self.keys.get(table, LABELS)}
+            kept = [
+                row
+                for row in self.content["tables"].get(table, [])
+                if not labels or any(row.get(name) != value for name, value in labels.items())
+            ]
+            self.content["tables"][table] = [*kept, values]
+            print(f"{self.path.stem}: {table} {json.dumps(values)}", flush=True)
         write_json(self.path, self.content)
-        print(f"{self.path.stem}: {table} {json.dumps(values)}", flush=True)
 
     def rows(self, table: str, wanted: Mapping[str, dict[str, Any]], measure: Callable[[str], dict[str, Any]]) -> None:
         """A row for each of ``wanted``, {spec: what tells it apart}; one that fails is noted and the others go on."""

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
+from attnlab.data import Specials
 from attnlab.data.parallel import padded
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
 from attnlab.provenance import write_atomic
+from attnlab.training import Term
 
-__all__ = ["bleu_counts", "bleu_of", "corpus_bleu", "held_out_nll", "translate", "write_lines"]
+__all__ = [
+    "Search",
+    "bleu_counts",
+    "bleu_of",
+    "corpus_bleu",
+    "held_out_nll",
+    "mean_loss",
+    "translate",
+    "write_lines",
+]
 
 
 # Batches of a validation set that are looked at on the way.
@@ -24,16 +37,22 @@ LOOKED_AT = 8
 @torch.no_grad()
 def held_out_nll(model: Transformer, source: ShapedSource) -> float:
     """-log p of a token of the translations in the first batches, without smoothing."""
+    batches = [source.batch(step) for step in range(min(LOOKED_AT, source.steps_per_epoch))]
+    return float(mean_loss(model, batches, Translation(label_smoothing=0.0)))
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], term: Term) -> Tensor:
+    """A term over what it counts in all batches, while the model does not learn."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
-    total = torch.zeros(2, device=device)
-    for step in range(min(LOOKED_AT, source.steps_per_epoch)):
-        batch = {name: t.to(device) for name, t in source.batch(step).items()}
+    total, count = torch.zeros((), device=device), torch.zeros((), device=device)
+    for batch in ({name: t.to(device) for name, t in batch.items()} for batch in batches):
         output = model(**{name: t for name, t in batch.items() if name != "labels"})
-        found = Translation(label_smoothing=0.0)(model, output, batch, 0)
-        total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
+        found = term(model, output, batch, 0)
+        total, count = total + found.total.float(), count + torch.as_tensor(found.count, device=device)
     model.train(training)
-    return float(total[0] / total[1])
+    return total / count
 
 
 def translate(
@@ -50,27 +69,43 @@ def translate(
 
     Neither side is longer than ``longest``: of a longer source the end is read. One beam is greedy.
     """
-    specials, device = corpus.tokeniser.specials, next(model.parameters()).device
-    assert specials.pad is not None
-    assert specials.eos is not None
-    sources = [row[-(longest - 1) :] for row in sources]
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    said: dict[int, str] = {}
-    for lo in range(0, len(order), batch):
-        chosen = order[lo : lo + batch]
-        ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
-        found = beam_search(
-            model,
-            ids,
-            attention_mask=ids != specials.pad,
-            eos=specials.eos,
-            bos=specials.bos,
-            beams=beams,
-            max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
-            length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
-        )
-        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
-    return [said[i] for i in range(len(sources))]
+    search = Search(specials=corpus.tokeniser.specials, beams=beams, longest=longest, penalty=penalty, batch=batch)
+    return [corpus.decode(tokens) for tokens in search(model, sources)]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a model is asked for translations, as tokens: ``translate`` without the texts."""
+
+    specials: Specials
+    beams: int
+    longest: int
+    penalty: float
+    batch: int
+
+    def __call__(self, model: Transformer, sources: Sequence[Any]) -> list[list[int]]:
+        """The best output for each source, in their order."""
+        device, pad, eos = next(model.parameters()).device, self.specials.pad, self.specials.eos
+        assert pad is not None
+        assert eos is not None
+        sources = [row[-(self.longest - 1) :] for row in sources]
+        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+        said: dict[int, list[int]] = {}
+        for lo in range(0, len(order), self.batch):
+            chosen = order[lo : lo + self.batch]
+            ids = padded([torch.tensor([*sources[i], eos]).numpy() for i in chosen], pad).to(device)
+            found = beam_search(
+                model,
+                ids,
+                attention_mask=ids != pad,
+                eos=eos,
+                bos=self.specials.bos,
+                beams=self.beams,
+                max_new=min(self.longest, int(1.5 * ids.shape[1]) + 10),
+                length_penalty=LengthPenalty(alpha=self.penalty if self.beams > 1 else 0.0),
+            )
+            said |= {i: list(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
+        return [said[i] for i in range(len(sources))]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

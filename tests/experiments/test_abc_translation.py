@@ -15,7 +15,8 @@ from attnlab.data import Pairs
 from attnlab.experiments.abc import commands, doc_mt, figures, mt
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.looks import last_looks, with_curves
-from attnlab.experiments.abc.translators import average, hypotheses_in
+from attnlab.experiments.abc.saying import hypotheses_in
+from attnlab.experiments.abc.teaching import average
 from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
 from attnlab.experiments.translating import bleu_counts, bleu_of, corpus_bleu, write_lines
 

@@ -113,7 +113,11 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
         "--variants", nargs="+", default=["3a", "5", "7", "quarter"],
         help="what is trained at once: sets (3a, 5, 7, quarter, few) and models (BASE, ABC_MLP-8-8, ...), joined by +",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="as many of them as fit into the time")
+    _seeds(parser)
+
+
+def _seeds(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="those of a model are trained as one")
 
 
 def _mt(options: argparse.Namespace) -> None:
@@ -121,12 +125,12 @@ def _mt(options: argparse.Namespace) -> None:
 
     config = _with(mt.AbcMtConfig(), options.set)
     if not options.collect:
-        runs = [(t, v, s) for s in options.seed for t in options.task for v in options.variants]
+        runs = [(t, v) for t in options.task for v in options.variants]
         part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
-        for (task, variants, seed), seconds in _in_time(runs, options.seconds):
+        for (task, variants), seconds in _in_time(runs, options.seconds):
             mt.run_task(
                 task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
-                seed=seed,
+                seeds=options.seed,
             )  # fmt: skip
     _scored(options, mt, lambda works: mt.score(works, options.data))
 
@@ -134,7 +138,7 @@ def _mt(options: argparse.Namespace) -> None:
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-doc-mt", 300)
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k, or tagalog, lies")
-    parser.add_argument("--seed", type=int, nargs="+", default=[0])
+    _seeds(parser)
     parser.add_argument("--variants", nargs="+", metavar="MODEL", help="BASE, ABC_MLP-128-64, ... (default: all)")
 
 
@@ -144,11 +148,10 @@ def _doc(options: argparse.Namespace) -> None:
     config = _with(doc_mt.AbcDocMtConfig(), options.set)
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
-        for seed, seconds in _in_time(options.seed, options.seconds):
-            doc_mt.run_documents(
-                config, root=options.data, part=part, out=options.work[0], seconds=seconds, seed=seed,
-                wanted=options.variants or list(doc_mt.BY_KEY),
-            )  # fmt: skip
+        doc_mt.run_documents(
+            config, root=options.data, part=part, out=options.work[0], seconds=TRAINING * options.seconds,
+            seeds=options.seed, wanted=options.variants or list(doc_mt.BY_KEY),
+        )  # fmt: skip
     _scored(options, doc_mt, lambda works: doc_mt.score_documents(works, options.data, config))
 
 
@@ -300,7 +303,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Conversion made affordable: distillation against continued training.", _distill_arguments, _distill
     ),
     "abc-figures": Experiment(
-        "ABC's Figures 1 and 2 and distillation's curves as pictures, from the results that are there.",
+        "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",
         _figures_arguments,
         _figures,
     ),

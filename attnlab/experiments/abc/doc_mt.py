@@ -19,8 +19,10 @@ import numpy as np
 from attnlab.data import Pairs, read_parallel
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.looks import FLAT, last_looks, looks_of, with_curves
+from attnlab.experiments.abc.saying import hypotheses_in, split_of
 from attnlab.experiments.abc.summaries import Rows, means
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant, hypotheses_in, run_variants, split_of
+from attnlab.experiments.abc.teaching import run_variants
+from attnlab.experiments.abc.translators import AbcMtConfig, Variant
 from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
@@ -142,7 +144,7 @@ def run_documents(
     part: Part,
     out: Path,
     seconds: float,
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
     wanted: Sequence[str] = tuple(BY_KEY),
 ) -> None:
     """Train the models side by side and write what they say of the test set."""
@@ -158,7 +160,7 @@ def run_documents(
     corpus = _LastSentence(plain.tokeniser, plain.texts, ids, separator)
     variants = {BY_KEY[key]: ["beam"] for key in wanted}
     run_variants(
-        config.data, variants, config.translation, corpus, part=part, out=out, seconds=seconds, label="3b", seed=seed
+        config.data, variants, config.translation, corpus, part=part, out=out, seconds=seconds, label="3b", seeds=seeds
     )
 
 

@@ -12,17 +12,10 @@ from pathlib import Path
 
 from attnlab.experiments.abc.differences import Comparison, differences, undecided
 from attnlab.experiments.abc.looks import last_looks, looks_of, with_curves
+from attnlab.experiments.abc.saying import SEARCHES, Place, hypotheses_in, split_of
 from attnlab.experiments.abc.summaries import Rows, means, spread
-from attnlab.experiments.abc.translators import (
-    LONGEST,
-    SEARCHES,
-    AbcMtConfig,
-    Place,
-    Variant,
-    hypotheses_in,
-    run_variants,
-    split_of,
-)
+from attnlab.experiments.abc.teaching import run_variants
+from attnlab.experiments.abc.translators import LONGEST, AbcMtConfig, Variant
 from attnlab.experiments.pairs import TASKS, read_task, tokenised
 from attnlab.experiments.parts import Part
 from attnlab.experiments.translating import corpus_bleu
@@ -176,12 +169,12 @@ def run_task(
     out: Path,
     seconds: float,
     wanted: str = "3a",
-    seed: int = 0,
+    seeds: Sequence[int] = (0,),
 ) -> None:
     """Train some variants on one task side by side and write what they translate into ``out``."""
     corpus = tokenised(read_task(TASKS[name], root), vocab=config.vocab)
     variants = {v: _searches(v) if name == PRIMARY else ["beam"] for v in variants_of(wanted)}
-    run_variants(name, variants, config, corpus, part=part, out=out, seconds=seconds, label=wanted, seed=seed)
+    run_variants(name, variants, config, corpus, part=part, out=out, seconds=seconds, label=wanted, seeds=seeds)
 
 
 def _searches(v: Variant) -> list[str]:

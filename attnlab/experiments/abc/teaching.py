@@ -1,0 +1,206 @@
+"""Translators that differ in their attention, trained side by side; what they say of held-out sets goes to files."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.data import Specials
+from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.saying import Speaker, hypotheses_file, speakers, split_of
+from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
+from attnlab.experiments.pairs import Corpus, ShapedSource
+from attnlab.experiments.parts import Part, best_device
+from attnlab.experiments.together import fit
+from attnlab.experiments.translating import Search, mean_loss, write_lines
+from attnlab.training import Recipe, Schedule
+
+__all__ = ["average", "run_variants"]
+
+
+def run_variants(
+    name: str,
+    variants: Mapping[Variant, Sequence[str]],
+    config: AbcMtConfig,
+    corpus: Corpus,
+    *,
+    part: Part,
+    out: Path,
+    seconds: float,
+    label: str,
+    seeds: Sequence[int],
+) -> None:
+    """Train the variants that lack a file of hypotheses and translate: each by its searches (greedy, beam).
+
+    The seeds of a variant are one stacked model. They start from weights of their own and see the pairs in orders of
+    their own, in batches of the same widths.
+    """
+    todo = {
+        v: searches
+        for v, searches in variants.items()
+        if not all(hypotheses_file(out, name, v, seed, how).exists() for how in searches for seed in seeds)
+    }
+    if not todo:
+        return
+    with speakers(config.speakers) as others:
+        kept, losses = _trained(name, list(todo), config, corpus, part, seconds=seconds, label=label, seeds=seeds)
+        asked = []
+        for v, searches in todo.items():
+            weights = {"greedy": kept[v.key][-1], "beam": average(kept[v.key])}
+            for i, seed in enumerate(seeds):
+                speaker = _speaker(
+                    config, v, corpus, seed, {how: {n: t[i] for n, t in weights[how].items()} for how in searches}
+                )
+                asked.append((speaker, others.ask(speaker)))
+        for speaker, future in asked:
+            v, seed, started = speaker.variant, speaker.seed, time.monotonic()
+            try:
+                for how, said in others.answer(speaker, future).items():
+                    write_lines(hypotheses_file(out, name, v, seed, how), map(corpus.decode, said))
+            except (RuntimeError, ValueError) as error:
+                # A model that diverged has nothing to say; the others go on.
+                part.fact(f"failed: {v.key}, seed {seed}", str(error).strip().partition("\n")[0])
+            first, last = losses[v.key]
+            part.row(
+                "losses", data=name, variant=v.key, seed=seed, first=_finite(first), last=_finite(last),
+                translating=round(time.monotonic() - started, 1),
+            )  # fmt: skip
+
+
+def _trained(
+    name: str,
+    variants: Sequence[Variant],
+    config: AbcMtConfig,
+    corpus: Corpus,
+    part: Part,
+    *,
+    seconds: float,
+    label: str,
+    seeds: Sequence[int],
+) -> tuple[dict[str, deque[dict[str, Tensor]]], dict[str, tuple[float, float]]]:
+    """(the last snapshots of each variant, with a leading axis for its seeds; its first and last loss)."""
+    device, shaped = best_device(), partial(_shaped, corpus.tokeniser.specials, tokens=config.tokens)
+    sources = [shaped(*corpus.ids["train"], widths=config.widths, seed=seed, order=seeds[0]) for seed in seeds]
+    held_out = _expanded(_first_pairs(corpus, config), len(seeds))
+    models: dict[str, Stacked] = {}
+    kept = {v.key: deque[dict[str, Tensor]](maxlen=config.averaged) for v in variants}
+    an_epoch = sources[0].steps_per_epoch
+    every = max(1, an_epoch // config.snapshots_per_epoch)
+    began = time.monotonic()
+
+    def look(step: int) -> None:
+        for key, model in models.items():
+            kept[key].append(model.snapshot())
+        # The end of a training is looked at too, wherever it is.
+        if step % every == 0 and step // every % config.look:
+            return
+        row = {"data": name, "set": label, "step": step, "seconds": round(time.monotonic() - began, 1)}
+        found = {
+            key: mean_loss(model, [held_out], StackedTranslation(label_smoothing=0.0)) for key, model in models.items()
+        }
+        rows = [
+            {**row, "variant": key, "seed": seed, "nll": _finite(nll)}
+            for key, losses in found.items()
+            for seed, nll in zip(seeds, losses.tolist(), strict=True)
+        ]
+        part.extend("validation", rows)
+
+    with ExitStack() as stack:
+        for v in variants:
+            alone = [build(config, v, vocab=corpus.tokeniser.vocab_size, seed=seed).to(device) for seed in seeds]
+            for model in alone:
+                stack.enter_context(dense_attention(model))
+            models[v.key] = Stacked(alone)
+        found = fit(
+            models,
+            StackedSource(sources),
+            term=StackedTranslation(label_smoothing=config.label_smoothing),
+            recipe=Recipe(lr=config.lr, betas=(0.9, 0.98), weight_decay=config.weight_decay, clip=config.clip),
+            schedule=Schedule(config.schedule, warmup=config.warmup),
+            steps=config.steps,
+            seconds=seconds,
+            streams=config.streams,
+            half=config.half,
+            every=every,
+            then=look,
+            kind=StackedLearner,
+        )
+    for seed in seeds:
+        part.row(
+            "training", data=name, seed=seed, set=label, steps=found.steps, epochs=found.steps / an_epoch,
+            tokens_a_step=config.tokens, schedule=config.schedule, seconds=round(found.seconds, 1), models=len(models),
+            parameters=max(sum(p[0].numel() for p in m.parameters()) for m in models.values()),
+            pairs=len(corpus.ids["train"][0]) - sources[0].left_out,
+            source_tokens=_mean(corpus.ids["train"][0]), target_tokens=_mean(corpus.ids["train"][1]),
+        )  # fmt: skip
+    # dense_attention is over: the names in a snapshot are those of the dense form.
+    plain = {
+        key: deque({n.replace(".inner", ""): t for n, t in snapshot.items()} for snapshot in some)
+        for key, some in kept.items()
+    }
+    return plain, {key: (some[0], some[-1]) for key, some in found.losses.items()}
+
+
+def _shaped(specials: Specials, source: Sequence[Any], target: Sequence[Any], **options: Any) -> ShapedSource:
+    pad, bos, eos = specials.pad, specials.bos, specials.eos
+    assert pad is not None
+    assert bos is not None
+    assert eos is not None
+    return ShapedSource(source, target, pad=pad, bos=bos, eos=eos, **options)
+
+
+def _first_pairs(corpus: Corpus, config: AbcMtConfig) -> dict[str, Tensor]:
+    """One batch of the validation set: as many of its first pairs as a look may take in."""
+    width = config.widths[-1]
+    pairs = [pair for pair in zip(*corpus.ids["valid"], strict=True) if max(map(len, pair)) < width]
+    pairs = pairs[: max(1, config.tokens_held_out // width)]
+    source, target = ([pair[i] for pair in pairs] for i in (0, 1))
+    return _shaped(corpus.tokeniser.specials, source, target, tokens=width * len(pairs), widths=(width,)).batch(0)
+
+
+def _expanded(batch: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """The same for every model of a stack."""
+    return {name: t.expand(size, *t.shape) for name, t in batch.items()}
+
+
+def _speaker(
+    config: AbcMtConfig, v: Variant, corpus: Corpus, seed: int, weights: Mapping[str, Mapping[str, Tensor]]
+) -> Speaker:
+    def search(how: str) -> Search:
+        return Search(
+            corpus.tokeniser.specials, 1 if how == "greedy" else config.beams, config.longest, config.penalty,
+            config.decode_batch,
+        )  # fmt: skip
+
+    return Speaker(
+        config,
+        v,
+        corpus.tokeniser.vocab_size,
+        seed,
+        {how: {n: t.cpu().numpy() for n, t in some.items()} for how, some in weights.items()},
+        {how: search(how) for how in weights},
+        {how: list(split_of(corpus.ids, how)[0][: config.held_out]) for how in weights},
+    )
+
+
+def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several states of one model."""
+    return {name: torch.stack([s[name].float() for s in states]).mean(0) for name in states[0]}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _mean(rows: Sequence[Any]) -> float:
+    return sum(len(row) for row in rows) / len(rows)

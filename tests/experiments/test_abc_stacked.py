@@ -1,0 +1,127 @@
+"""Seeds of a translator as one model compute what each computes alone; their batches, their clipping, who translates."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab.data import Specials
+from attnlab.experiments.abc import mt
+from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.saying import Speaker, speakers
+from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from attnlab.experiments.abc.translators import AbcMtConfig, build
+from attnlab.experiments.pairs import ShapedSource
+from attnlab.experiments.together import Learner
+from attnlab.experiments.translating import Search
+from attnlab.models import Transformer, Translation
+from attnlab.training import Recipe
+
+SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
+VOCAB = 29
+# Of each kind of attention one; tied controls are shared modules, the embedding is a shared parameter.
+KEYS = ["BASE", "ABC_MLP-8-2", "ABC_RD-8-8", "Linformer-8-8", "Window-8-8", "Cluster-8-8", "MLP-ReLU-32-8"]
+
+
+def batch(*lead: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(5)
+    x, y = (torch.randint(5, VOCAB, (*lead, 7, 11), generator=draw) for _ in range(2))
+    seen = torch.arange(11) < torch.randint(3, 12, (*lead, 7, 1), generator=draw)
+    labels = torch.where(torch.arange(11) < torch.randint(2, 12, (*lead, 7, 1), generator=draw), y, -100)
+    return {"input_ids": x, "attention_mask": seen, "decoder_input_ids": y.roll(1, -1), "labels": labels}
+
+
+def alone(key: str, seeds: tuple[int, ...], stack: ExitStack) -> list[Transformer]:
+    models = [build(SMALL, mt.BY_KEY[key], vocab=VOCAB, seed=seed) for seed in seeds]
+    for model in models:
+        stack.enter_context(dense_attention(model))
+    return models
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
+    together = batch(3)
+    with ExitStack() as stack:
+        models = alone(key, (0, 1, 2), stack)
+        stacked = Stacked(models)
+        inputs = {name: t for name, t in together.items() if name != "labels"}
+        total, count = StackedTranslation()(stacked, stacked(**inputs), together, 0)
+        total.sum().backward()
+        gradients = {name: p.grad for name, p in stacked.each.model.named_parameters()}
+        for i, model in enumerate(models):
+            mine = {name: t[i] for name, t in together.items()}
+            output = model(**{name: t for name, t in mine.items() if name != "labels"})
+            one = Translation()(model, output, mine, 0)
+            one.total.backward()
+            torch.testing.assert_close(total[i], one.total)
+            assert count[i] == one.count
+            for name, p in model.named_parameters():
+                torch.testing.assert_close(gradients[name][i], p.grad, atol=2e-5, rtol=1e-4)
+
+
+def test_updates_of_a_stack_are_those_of_its_models() -> None:
+    """Gradients are clipped for each model by itself, and vectors do not decay."""
+    recipe = Recipe(lr=1.0, weight_decay=0.5, clip=0.01, eps=1.0)
+    together = batch(2)
+    with ExitStack() as stack:
+        models = alone("ABC_MLP-8-2", (3, 4), stack)
+        learner = StackedLearner(Stacked(models), StackedTranslation(), recipe)
+        singles = [Learner(model, Translation(), recipe) for model in models]
+        for _ in range(2):
+            learner.update(together, 0.1)
+            for i, one in enumerate(singles):
+                one.update({name: t[i] for name, t in together.items()}, 0.1)
+        for i, (one, model) in enumerate(zip(singles, models, strict=True)):
+            torch.testing.assert_close(learner.loss[i], one.loss)
+            for name, p in model.named_parameters():
+                torch.testing.assert_close(learner.model.snapshot()[name][i], p.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_dropout_differs_between_models_and_is_unbiased() -> None:
+    with ExitStack() as stack:
+        (model,) = alone("BASE", (0,), stack)
+        model.decoder.dropout = torch.nn.Dropout(0.25)
+        stacked = Stacked([model, model])
+        dropout = stacked.each.model.decoder.dropout
+        ones = torch.ones(2, 31, 37, requires_grad=True)
+        found = torch.func.vmap(dropout, randomness="different")(ones)
+        assert found.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+        assert not torch.equal(found[0], found[1])
+        assert float(found.detach().mean()) == pytest.approx(1, abs=0.05)
+        found.sum().backward()
+        torch.testing.assert_close(ones.grad, found.detach())
+        dropout.eval()
+        assert torch.equal(torch.func.vmap(dropout)(ones), ones)
+
+
+def test_sources_of_one_order_agree_in_width_and_not_in_pairs() -> None:
+    rows = [np.arange(5, 5 + n % 9) for n in range(60)]
+    sources = [
+        ShapedSource(rows, rows, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=s, order=7) for s in (0, 1)
+    ]
+    both = StackedSource(sources)
+    seen = []
+    for step in range(2 * sources[0].steps_per_epoch):
+        one = both.batch(step)["input_ids"]
+        assert one.shape in ((2, 4, 5), (2, 2, 10))
+        assert torch.equal(one[1], sources[1].batch(step)["input_ids"])
+        seen.append(torch.equal(one[0], one[1]))
+    assert not all(seen)
+    widths = [both.batch(step)["input_ids"].shape[-1] for step in range(2 * sources[0].steps_per_epoch)]
+    assert widths[: len(widths) // 2] != widths[len(widths) // 2 :]
+
+
+@pytest.mark.slow
+def test_another_process_says_the_same() -> None:
+    model = build(SMALL, mt.BY_KEY["ABC_MLP-8-2"], vocab=VOCAB, seed=3)
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    sources = [[5, 6, 7], [8], [9, 10, 11, 12]]
+    search = Search(Specials(pad=1, bos=0, eos=2), beams=2, longest=9, penalty=0.6, batch=2)
+    speaker = Speaker(SMALL, mt.BY_KEY["ABC_MLP-8-2"], VOCAB, 0, {"beam": weights}, {"beam": search}, {"beam": sources})
+    with speakers(2) as others:
+        asked = others.ask(speaker)
+        assert asked is not None
+        assert others.answer(speaker, asked) == speaker.say() == {"beam": search(model, sources)}
