@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.mechanisms._pooled import Pooling, attend_pooled, pooling, pooling_by_place
+from attnlab.mechanisms._slot_kernels import attend_by_kernel, kernel_serves
 from attnlab.mechanisms._slot_memory import (
     FLOOR,
     Control,
@@ -104,7 +105,15 @@ class SlotMechanism(Mechanism):
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
         """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
-        return None
+        # Queries that all read after the last key have a form as fast. Half precision may not know FLOOR.
+        alone = not call.causal and state is None
+        if alone or call.q.dtype == torch.float16 or not kernel_serves(call, self.slots, self.normalise):
+            return None
+        call = hide_unseen(call)
+        places = places_of(call) if state is None else places_of(call) + state.count[:, None]
+        with torch.autocast(call.q.device.type, enabled=False):
+            log = self.control(call, places).log.expand(*call.k.shape[:3], self.slots)
+        return attend_by_kernel(call, log.to(call.q.dtype), state, in_place=in_place)
 
     def make_cache(self, batch: int, _capacity: int) -> SlotCache:
         """An empty past of constant size."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
 from attnlab.attention import AttentionCall, hide_unseen
+from attnlab.mechanisms._slot_kernels import attend_by_kernel, kernel_serves
 from attnlab.mechanisms._slots import FLOOR, Control, Fused, SlotMechanism, SlotState, check_slots
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -93,35 +94,17 @@ class AbcMlp(SlotMechanism, nn.Module):
         return self._gated(u, call) if self.gate else Control(u)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
-        """By the kernels of ``attnlab.kernels.abc_mlp``: on a GPU, for alpha = exp(W_phi x) divided at reading."""
-        n_q, n_k = call.sizes[2:]
-        at_reading = self.normalise == "read" or (self.normalise == "write" and not call.causal)
-        if not call.q.is_cuda or self.activation != "exp" or self.gate or not at_reading or n_q == 0 or n_k == 0:
+        """By the kernels of ``attnlab.kernels.abc_mlp``, on a GPU and without a gate."""
+        if self.gate:
             return None
-        if call.offset or (call.causal and n_q != n_k):
-            return None
-        from attnlab.kernels import AVAILABLE
-
-        if not AVAILABLE:
-            return None
-        from attnlab.kernels.abc_mlp import abc_attention, abc_step, supports
-
-        if not supports(call.q.shape[-1], call.v.shape[-1], self.slots, call.q.dtype):
+        if self.activation != "exp":
+            return super().fused(call, state, in_place=in_place)
+        if not kernel_serves(call, self.slots, self.normalise):
             return None
         call = hide_unseen(call)
         x, matrix = self._input(call), self._matrix(call).to(call.q.dtype)
         log = linear(x, matrix.flatten(0, 1)).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
-        seen, scale = call.key_visible, call.softmax_scale
-        if state is not None and in_place and n_q == n_k == 1 and not log.requires_grad and state.k.is_contiguous():
-            memory = (state.k, state.v, state.z)
-            out = abc_step(call.q, call.k, call.v, log, memory, scale=scale, key_visible=seen, count=state.count)
-            return out, state
-        first = None if state is None else (state.k.float(), state.v.float(), state.z.float())
-        out, (k, v, z) = abc_attention(
-            call.q, call.k, call.v, log, causal=call.causal, scale=scale, key_visible=seen, state=first
-        )
-        new = torch.full((k.shape[0],), n_k, device=k.device) if seen is None else seen.sum(-1)
-        return out, SlotState(k, v, z, new if state is None else state.count + new)
+        return attend_by_kernel(call, log, state, in_place=in_place)
 
     def _input(self, call: AttentionCall) -> Float[Tensor, "b k m"]:
         x = call.x
