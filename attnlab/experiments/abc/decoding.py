@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnlab.experiments.abc.summaries import Rows, spread
 from attnlab.experiments.parts import Part, best_device
-from attnlab.measure import median_seconds
+from attnlab.measure import captured, median_seconds
 from attnlab.models import Cache, Transformer, named_config
 from attnlab.models.transformer import Source
 
@@ -165,7 +165,7 @@ def _steps(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[
         head: Any = model.head
         return head(model.decode(token, source, cache=cache).hidden[:, -1]).argmax(-1)
 
-    run = _captured(step) if device.type == "cuda" else step
+    run = captured(step) if device.type == "cuda" else step
 
     def several() -> None:
         for _ in range(config.together):
@@ -188,19 +188,3 @@ def _held(cache: Cache) -> int:
         return sum(size(value) for value in vars(thing).values()) if hasattr(thing, "__dict__") else 0
 
     return sum(size(layer) for layer in (*cache.layers, *cache.cross))
-
-
-def _captured(step: Any) -> Any:
-    for _ in range(2):
-        step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-
-    def replay() -> None:
-        # The graph reads and writes the step's tensors, which live as long as the step does.
-        assert step is not None
-        graph.replay()
-
-    return replay
