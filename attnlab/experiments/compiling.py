@@ -22,7 +22,8 @@ def compiled_parts(models: Iterable[nn.Module], *, backend: str = "inductor") ->
     """Inside, the blocks of the models and their losses of tokens run as compiled graphs; the models stay as they are.
 
     What lies between products is fused: casts, norms, masks, and the passes over logits. The first call of each kind of
-    layer takes seconds. Models that are scored meanwhile run better uncompiled (``torch.compiler.set_stance``).
+    layer takes seconds. Models that are scored meanwhile run better uncompiled (``torch.compiler.set_stance``). What
+    cannot be compiled runs as it is written, and a warning says so.
     """
     from torch._dynamo import config
 
@@ -30,7 +31,7 @@ def compiled_parts(models: Iterable[nn.Module], *, backend: str = "inductor") ->
     parts: list[Any] = [m for model in models for m in model.modules() if isinstance(m, Block)]
     heads: list[Any] = [head for model in models if hasattr(head := getattr(model, "head", None), "nll")]
     try:
-        with config.patch(recompile_limit=MOST, accumulated_recompile_limit=8 * MOST):
+        with config.patch(recompile_limit=MOST, accumulated_recompile_limit=8 * MOST, suppress_errors=True):
             for part in parts:
                 part.compile(backend=backend, dynamic=False)
             for head in heads:

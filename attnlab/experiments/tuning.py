@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attnlab.experiments.compiling import compiled_parts
 from attnlab.experiments.effective_glue import Examples, dev_batches
-from attnlab.experiments.parts import best_device
 from attnlab.experiments.together import Fitted, fit
 from attnlab.loss import Loss
 from attnlab.models import Transformer
@@ -36,8 +33,6 @@ class Tuning:
     epochs: float = 3.0
     streams: int = 4
     seed: int = 0
-    # On a GPU: what lies between products of matrices is fused, after seconds of compiling.
-    compile: bool = False
     # None: all epochs, however long they take. Otherwise the learning rate falls to zero in this time.
     seconds: float | None = None
 
@@ -132,18 +127,16 @@ def tune_seeds(
         (name, seed): Classifier(encoder, classes=2, seed=seed) for seed in seeds for name, encoder in encoders.items()
     }
     models = {f"{name}/{seed}": model for (name, seed), model in made.items()}
-    fused = tuning.compile and best_device().type == "cuda"
-    with compiled_parts(models.values()) if fused else nullcontext():
-        found = fit(
-            models,
-            {f"{name}/{seed}": sources[seed] for name, seed in made},
-            term=Classified(),
-            recipe=Recipe(lr=tuning.lr, betas=(0.9, 0.98), weight_decay=tuning.weight_decay),
-            schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
-            steps=steps,
-            seconds=tuning.seconds,
-            streams=min(tuning.streams, len(models)),
-        )
+    found = fit(
+        models,
+        {f"{name}/{seed}": sources[seed] for name, seed in made},
+        term=Classified(),
+        recipe=Recipe(lr=tuning.lr, betas=(0.9, 0.98), weight_decay=tuning.weight_decay),
+        schedule=Schedule("linear", warmup=max(1, round(0.06 * steps))),
+        steps=steps,
+        seconds=tuning.seconds,
+        streams=min(tuning.streams, len(models)),
+    )
     return found, {place: accuracy(model, examples["dev"], length=width) for place, model in made.items()}
 
 

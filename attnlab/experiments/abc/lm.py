@@ -30,7 +30,7 @@ from attnlab.training import Schedule
 __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
 
 # Updates between looks at the clock, and at the held-out loss.
-CURVE = 500
+CURVE = 250
 # Of the time; the rest is for the test set.
 TRAINING = 0.93
 

@@ -53,18 +53,18 @@ class AbcLmConfig:
     deep_layers: int = 4
     layer_dropout: float = 0.2
     length: int = 512
-    batch: int = 16
+    batch: int = 32
     # A model this small does not see a text often enough to learn it by heart.
     dropout: float = 0.0
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1.5e-3, betas=(0.9, 0.98)))
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, betas=(0.9, 0.98)))
     warmup: int = 200
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
     # Rows by their keys, so that processes may share a table; None: all of them.
     models: tuple[str, ...] | None = None
-    # Models of all seeds learn at once, on so many streams.
-    streams: int = 15
+    # Models of all seeds learn at once; those on one stream share their memory.
+    streams: int = 5
     # On a GPU: what lies between products of matrices is fused.
     compile: bool = True
     # With a context that all but fills a segment, every so many windows of the test set are scored.

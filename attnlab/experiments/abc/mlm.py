@@ -62,6 +62,8 @@ NOTES = {
 LENGTH = 512
 # Updates between looks at the held-out loss.
 CURVE = 500
+# The share of a task with a large training set in the time for fine-tuning, over that of the others.
+LARGE = 2.0
 # What the speed of softmax attention is without a fused kernel.
 UNFUSED = "unfused"
 # The pretrained model's own attention: nothing is converted.
@@ -79,7 +81,7 @@ class AbcMlmConfig:
     """How the converted models are continued and fine-tuned; the paper continues RoBERTa-base on a TPU."""
 
     length: int = LENGTH
-    batch: int = 16
+    batch: int = 32
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, betas=(0.9, 0.98)))
     warmup: int = 200
     tasks: tuple[str, ...] = ("SST-2", "MRPC", "RTE")
@@ -91,13 +93,13 @@ class AbcMlmConfig:
     tune_batch: int = 32
     tune_lr: float = 2e-4
     # Of the time, for fine-tuning.
-    tune_share: float = 0.5
+    tune_share: float = 0.45
     # Examples of a task; None: all.
     tune_limit: int | None = None
-    streams: int = 6
-    # For fine-tuning, of which there are more models.
-    tune_streams: int = 15
-    # On a GPU: what lies between products of matrices is fused.
+    streams: int = 3
+    # For fine-tuning, of which there are more models, and smaller batches.
+    tune_streams: int = 10
+    # On a GPU, while models are continued: what lies between products of matrices is fused.
     compile: bool = True
     seed: int = 0
     eval_batches: int | None = None
@@ -149,13 +151,17 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     every = {(v, True): models[v.key] for v in VARIANTS}
     # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
-    for i, task in enumerate(config.tasks):
+    shares = {task: LARGE if task == "SST-2" else 1.0 for task in config.tasks}
+    while shares:
         left = seconds - (time.monotonic() - began)
-        if left <= 0:
+        # What one task leaves of its share is for the others.
+        part_of_it = left / sum(shares.values())
+        task, share = next(iter(shares.items()))
+        del shares[task]
+        if left > 0:
+            _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=share * part_of_it)
+        else:
             part.fact(f"not fine-tuned: {task}", "no time was left")
-            continue
-        # The first ones may leave some of their share to the last.
-        _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=left / (len(config.tasks) - i))
 
 
 @contextmanager
@@ -204,7 +210,7 @@ def _fine_tune(
     # A tenth is for scoring.
     tuning = Tuning(
         batch=config.tune_batch * (2 if task == "SST-2" else 1), length=config.tune_length, lr=config.tune_lr,
-        epochs=config.epochs_of(task), streams=config.tune_streams, compile=config.compile,
+        epochs=config.epochs_of(task), streams=config.tune_streams,
         seconds=0.9 * seconds - (time.monotonic() - began),
     )  # fmt: skip
     named = {f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}
