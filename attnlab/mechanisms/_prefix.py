@@ -30,6 +30,10 @@ __all__ = ["Prefixes", "prefix_coefficients", "prefix_map", "prefixes"]
 BLOCK = 64
 # A pivot of I - M_U M_U^T is the share of a direction that the shorter prefix keeps: below this float64 is not enough.
 SAFE_PIVOT = 1e-9
+# Up to these float32 is as good: the norm of the whitening over sqrt(e), and the pivots.
+EASY_NORM, EASY_PIVOT = 8.0, 0.05
+# Blocks worked on at once: on a CPU as many as its cache holds, elsewhere to have few launches.
+BLOCKS, MANY_BLOCKS = {"cpu": 4}, 256
 # A prefix is whitened relative to the whole sequence; this norm of the whitening still leaves ten digits.
 SAFE_NORM = 1e5
 
@@ -84,21 +88,33 @@ def prefix_map(
     rank, done = _ranks(p), p.lead.clone()
     trivial = p.lead.clone()
     out = torch.zeros_like(w)
-    for block in _blocks(p, w.shape[3]):
-        rows = w[..., block.lo : block.hi, : block.end].to(torch.float64, copy=True)
-        rows[..., block.first :].masked_fill_(block.ahead, 0)
-        if key_visible is not None:
-            rows.masked_fill_(~key_visible[:, None, None, None, : block.end], 0)
-        part = rows
-        if block.factors is not None:
-            x = p.x[:, :, None, : block.end]
-            a, sound = _coefficients(block.factors, rows @ x, block.ahead)
-            done[..., block.lo : block.hi] |= sound & p.beyond[..., block.lo : block.hi]
-            part = a @ x.mT
-            part[..., block.first :].masked_fill_(block.ahead, 0)
-            if block.any_lead:
-                part = torch.where(p.lead[:, :, None, block.lo : block.hi, None], rows, part)
-        out[..., block.lo : block.hi, : block.end] = part
+    by_block = w.device.type == "cpu"
+    near = p.x.to(w.dtype) if by_block else p.x
+    for span in _spans(p, w.shape[3]):
+        if span.factors is None:
+            out[..., span.lo : span.hi, :] = w[..., span.lo : span.hi, :]
+            continue
+        # On a CPU a block takes only the keys that it sees, and no more digits than it needs.
+        easy = _easy(span.factors) if by_block and w.dtype == torch.float32 else [False] * BLOCKS["cpu"]
+        pieces = [
+            (lo, min(lo + BLOCK, span.hi), near if easy[i] else p.x)
+            for i, lo in enumerate(range(span.lo, span.hi, BLOCK))
+        ] if by_block else [(span.lo, span.hi, p.x)]  # fmt: skip
+        o = [
+            (w[..., lo:hi, :end].to(x.dtype) @ x[:, :, None, :end]).double()
+            for lo, hi, x in pieces
+            for end in (_reach(p, hi),)
+        ]
+        a, sound = _coefficients(span.factors, torch.cat(o, 3))
+        done[..., span.lo : span.hi] |= sound & p.beyond[..., span.lo : span.hi]
+        for lo, hi, x in pieces:
+            end = _reach(p, hi)
+            part = a[..., lo - span.lo : hi - span.lo, :].to(x.dtype) @ x[:, :, None, :end].mT
+            own = min(max(lo + offset, 0), end)
+            part[..., own:].tril_(lo + offset - own)
+            if any(span.lead[lo - span.lo : hi - span.lo]):
+                part = torch.where(p.lead[:, :, None, lo:hi, None], w[..., lo:hi, :end].to(x.dtype), part)
+            out[..., lo:hi, :end] = part
     if not bool(done.all()):
         left = (~done).nonzero(as_tuple=True)
         seen = p.visible(torch.arange(w.shape[3], device=w.device))[:, None].expand(*w.shape[:2], *w.shape[3:])
@@ -123,13 +139,14 @@ def prefix_coefficients(
     trivial = p.lead.clone()
     whiten = p.basis.whiten[:, :, None]
     out = torch.where(p.lead[:, :, None, :, None], _lead_weights(o, v, p), 0)
-    for block in _blocks(p, n_q):
-        if block.factors is None:
+    for span in _spans(p, n_q):
+        if span.factors is None:
             continue
-        a, sound = _coefficients(block.factors, o[..., block.lo : block.hi, :].double() @ whiten, block.ahead)
-        sound = sound & p.beyond[..., block.lo : block.hi]
-        done[..., block.lo : block.hi] |= sound
-        out[..., block.lo : block.hi, :] += torch.where(sound[:, :, None, :, None], a @ whiten.mT, 0)
+        rows = slice(span.lo, span.hi)
+        a, sound = _coefficients(span.factors, o[..., rows, :].double() @ whiten)
+        sound = sound & p.beyond[..., rows]
+        done[..., rows] |= sound
+        out[..., rows, :] += torch.where(sound[:, :, None, :, None], a @ whiten.mT, 0)
     if not bool(done.all()):
         left = (~done).nonzero(as_tuple=True)
         seen = p.visible(torch.arange(n_q, device=o.device))[:, None].expand(*o.shape[:2], n_q, v.shape[2])
@@ -142,71 +159,94 @@ def prefix_coefficients(
 
 @dataclass(frozen=True, eq=False)
 class _Factors:
-    # R_end, and whether the prefix that it whitens is full rank beyond doubt.
-    whiten: Float[Tensor, "b g e e"]
-    sound: Bool[Tensor, "b g"]
-    # The block's keys after its first query, last key first: whitened values, C^-1 with C C^T = I - M M^T, pivots of C.
-    m: Float[Tensor, "b g m e"]
-    inverse: Float[Tensor, "b g m m"]
-    pivots: Float[Tensor, "b g m"]
+    """What the rows of blocks share, for all blocks at once."""
+
+    # R_end, its norm, and whether the prefix that it whitens is full rank beyond doubt.
+    whiten: Float[Tensor, "b g c e e"]
+    norm: Float[Tensor, "b g c"]
+    sound: Bool[Tensor, "b g c"]
+    # A block's keys after its first query, last key first: whitened values, C^-1 with C C^T = I - M M^T, pivots of C.
+    m: Float[Tensor, "b g c m e"]
+    inverse: Float[Tensor, "b g c m m"]
+    pivots: Float[Tensor, "b g c m"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Block:
-    """Queries lo to hi; the last of them sees keys up to ``end``, the first of them those before ``first``."""
+class _Span:
+    """Queries lo to hi, which are whole blocks but for the end; which of them lead in some head."""
 
     lo: int
     hi: int
-    first: int
-    end: int
-    # Which of the keys from ``first`` to ``end`` lie ahead of which query.
-    ahead: Bool[Tensor, "q m"]
-    any_lead: bool
+    lead: list[bool]
     # None where all rows lead.
     factors: _Factors | None
 
 
-def _blocks(p: Prefixes, n_q: int) -> Iterator[_Block]:
+def _spans(p: Prefixes, n_q: int) -> Iterator[_Span]:
     x, (n_k, e) = p.x, p.x.shape[2:]
-    dropped = torch.diag_embed((torch.arange(e, device=x.device) >= p.basis.rank[..., None]).double())
-    gram, start = dropped, 0
+    before = x[:, :, : min(max(p.offset, 0), n_k)]
+    gram = before.mT @ before + torch.diag_embed((torch.arange(e, device=x.device) >= p.basis.rank[..., None]).double())
     all_lead, any_lead = (t.tolist() for t in (p.lead.all(1).all(0), p.lead.any(1).any(0)))
-    for lo in range(0, n_q, BLOCK):
-        hi = min(lo + BLOCK, n_q)
-        end = min(max(hi + p.offset, 0), n_k)
-        first = min(max(lo + p.offset + 1, 0), end)
-        keys = torch.arange(first, end, device=x.device)
-        ahead = keys > torch.arange(lo, hi, device=x.device)[:, None] + p.offset
-        gram = gram + x[:, :, start:end].mT @ x[:, :, start:end]
-        start = end
-        factors = None if all(all_lead[lo:hi]) else _factors(p, gram, keys)
-        yield _Block(lo, hi, first, end, ahead, any(any_lead[lo:hi]), factors)
+    size = BLOCK * BLOCKS.get(x.device.type, MANY_BLOCKS)
+    for lo in range(0, n_q, size):
+        hi = min(lo + size, n_q)
+        # The newest key of each query.
+        keys = torch.arange(lo, hi + -(hi - lo) % BLOCK, device=x.device) + p.offset
+        own = x[:, :, keys.clamp(0, n_k - 1)] * ((keys >= 0) & (keys < n_k))[:, None]
+        own = own.unflatten(2, (-1, BLOCK))
+        grams = gram.unsqueeze(2) + (own.mT @ own).cumsum(2)
+        gram = grams[:, :, -1]
+        factors = None if all(all_lead[lo:hi]) else _factors(p, grams, own, keys, lo, hi)
+        yield _Span(lo, hi, any_lead[lo:hi], factors)
 
 
-def _factors(p: Prefixes, gram: Tensor, keys: Tensor) -> _Factors:
-    factor, sound = _cholesky(gram)
+def _reach(p: Prefixes, hi: int) -> int:
+    """The keys that queries before ``hi`` see end here."""
+    return min(max(hi + p.offset, 0), p.x.shape[2])
+
+
+def _factors(p: Prefixes, grams: Tensor, own: Tensor, keys: Tensor, lo: int, hi: int) -> _Factors:
+    # Blocks of which every row leads have too few keys for a factor, and need none.
+    lead = _padded(p.lead[..., lo:hi], value=True).unflatten(-1, (-1, BLOCK)).all(-1)
+    eye = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)
+    factor, sound = _cholesky(torch.where(lead[..., None, None], eye, grams))
     whiten = _inverse(factor).mT
-    sound = sound & (torch.linalg.vector_norm(whiten.detach(), dim=(-1, -2)) < SAFE_NORM)
+    norm = torch.linalg.vector_norm(whiten.detach(), dim=(-1, -2))
     # A key that only lead rows do not see is never taken away.
-    taken = p.key_count[:, None, keys] > p.basis.rank[..., None] + 1
-    m = ((p.x[:, :, keys] @ whiten) * taken[..., None]).flip(2)
-    rest = torch.eye(len(keys), dtype=m.dtype, device=m.device) - m @ m.mT
+    counts = p.key_count[:, keys.clamp(0, p.x.shape[2] - 1)].unflatten(-1, (-1, BLOCK))[:, None, :, 1:]
+    taken = counts > p.basis.rank[..., None, None] + 1
+    m = ((own[..., 1:, :] @ whiten) * taken[..., None]).flip(3)
+    rest = torch.eye(BLOCK - 1, dtype=m.dtype, device=m.device) - m @ m.mT
     factor, positive = _cholesky(rest)
     pivots = torch.where(positive[..., None], factor.detach().diagonal(dim1=-2, dim2=-1).square(), 0)
-    return _Factors(whiten, sound, m, _inverse(factor), pivots)
+    return _Factors(whiten, norm, sound & (norm < SAFE_NORM), m, _inverse(factor), pivots)
 
 
-def _coefficients(f: _Factors, o: Tensor, ahead: Tensor) -> tuple[Tensor, Tensor]:
-    """(G_i^-1 o_i for every row i of a block, whether it is to be trusted)."""
-    o = o @ f.whiten[:, :, None]
-    sound = f.sound[..., None].expand(*f.sound.shape, ahead.shape[0])
-    if ahead.shape[1]:
-        m, inverse, keep = f.m[:, :, None], f.inverse[:, :, None], ahead.flip(1)
-        u = (o @ m.mT @ inverse.mT).masked_fill(~keep, 0)
-        o = o + u @ inverse @ m
-        smallest = torch.where(keep, f.pivots[:, :, None], 1).amin(-1)
-        sound = sound & (smallest > SAFE_PIVOT)
-    return o @ f.whiten[:, :, None].mT, sound
+def _easy(f: _Factors) -> list[bool]:
+    """Blocks whose products lose nothing in float32, in any head."""
+    easy = f.sound & (f.norm < EASY_NORM * f.whiten.shape[-1] ** 0.5) & (f.pivots.amin(-1) > EASY_PIVOT)
+    return easy.all(1).all(0).tolist()
+
+
+def _coefficients(f: _Factors, o: Float[Tensor, "b g r q e"]) -> tuple[Tensor, Tensor]:
+    """(G_i^-1 o_i for every row i of the blocks, whether it is to be trusted)."""
+    n = o.shape[3]
+    o = _padded(o.mT, value=0.0).mT.unflatten(3, (-1, BLOCK))
+    whiten, m, inverse = (t.unsqueeze(2) for t in (f.whiten, f.m, f.inverse))
+    o = o @ whiten
+    # Key j after the first of a block lies ahead of its first j + 1 queries; the last key comes first.
+    ahead = torch.ones(BLOCK, BLOCK - 1, dtype=torch.bool, device=o.device).triu().flip(1)
+    u = (o @ m.mT @ inverse.mT).masked_fill(~ahead, 0)
+    o = o + u @ inverse @ m
+    smallest = torch.where(ahead, f.pivots.unsqueeze(3), 1).amin(-1)
+    sound = f.sound[..., None] & (smallest > SAFE_PIVOT)
+    return (o @ whiten.mT).flatten(3, 4)[..., :n, :], sound.flatten(2)[..., :n]
+
+
+def _padded(t: Tensor, *, value: float | bool) -> Tensor:
+    """Whole blocks along the last axis."""
+    rest = -t.shape[-1] % BLOCK
+    return torch.nn.functional.pad(t, (0, rest), value=value) if rest else t
 
 
 def _lead_weights(o: Tensor, v: Tensor, p: Prefixes) -> Tensor:
