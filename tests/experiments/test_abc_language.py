@@ -160,7 +160,7 @@ def test_a_method_that_diverges_does_not_stop_the_others(
         tmp_path / "r.json", "--set", "points=1", "probe=1",
     )  # fmt: skip
     assert [r["method"] for r in tables["summary"]] == ["continued", "continued, twice the rate"]
-    facts = json.loads((tmp_path / "work" / "part-masked.json").read_text())["facts"]
+    facts = json.loads((tmp_path / "work" / "part-masked-0.json").read_text())["facts"]
     assert len(facts) == 4
 
 

@@ -244,8 +244,9 @@ def _distill(options: argparse.Namespace) -> None:
     if not options.collect:
         config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
         name = "sampled" if options.sampled else "masked"
-        part = _started(options, distillation, config, f"{name}-rates" if options.rates else name)
-        folder, sizes = options.model or SHIPPED, {"batch": options.batch, "length": options.length}
+        part = _started(options, distillation, config, f"{name}-{'rates' if options.rates else config.seed}")
+        folder = options.model or SHIPPED
+        sizes = {"batch": options.batch, "length": options.length, "seed": config.seed}
         model = load_model(folder).model.float().to(best_device())
         if options.sampled:
             subject = distillation.sampled_subject(

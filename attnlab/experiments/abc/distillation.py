@@ -43,9 +43,9 @@ __all__ = [
 
 NAME = "abc-distill"
 KEYS = {
-    "curve": ["subject", "method", "stage", "step"],
-    "summary": ["subject", "method"],
-    "ends": ["subject"],
+    "curve": ["subject", "method", "seed", "stage", "step"],
+    "summary": ["subject", "method", "seed"],
+    "ends": ["subject", "seed"],
     "rates": ["subject", "stage"],
 }
 NOTES = {
@@ -68,6 +68,8 @@ class AbcDistillConfig:
     settings: Distillation = field(default_factory=lambda: Distillation(layer_lr=1e-2, model_lr=5e-4))
     # None: all.
     methods: tuple[str, ...] | None = None
+    # Of the new parameters, the order of the texts, and dropout.
+    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,21 +84,23 @@ class Subject:
     causal: bool
 
 
-def masked_subject(model: nn.Module, spec: str, corpus: Path, *, batch: int = 64, length: int = 256) -> Subject:
+def masked_subject(
+    model: nn.Module, spec: str, corpus: Path, *, batch: int = 64, length: int = 256, seed: int = 0
+) -> Subject:
     """A masked language model on the enwik8 articles of ``corpus``."""
     stores = Corpus(corpus)
     tokeniser, device = stores.tokeniser(), next(model.parameters()).device
-    train = Blocks(stores.store("train"), tokeniser.specials, length=length, seed=1)
+    train = Blocks(stores.store("train"), tokeniser.specials, length=length, seed=1 + seed)
     valid = Blocks(stores.store("valid"), tokeniser.specials, length=length, seed=None)
-    source = MlmSource(train, batch, vocab_size=tokeniser.vocab_size, seed=1)
+    source = MlmSource(train, batch, vocab_size=tokeniser.vocab_size, seed=1 + seed)
     held = MlmSource(valid, min(batch, len(valid)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     batches = [{n: t.to(device) for n, t in held.batch(i).items()} for i in range(min(4, held.steps_per_epoch))]
-    return Subject("masked LM", model, spec, source, batches, causal=False)
+    return Subject("masked LM", model, _seeded(spec, seed), source, batches, causal=False)
 
 
 @torch.no_grad()
 def sampled_subject(
-    model: Any, spec: str, *, name: str, rows: int = 12288, length: int = 256, batch: int = 64
+    model: Any, spec: str, *, name: str, rows: int = 12288, length: int = 256, batch: int = 64, seed: int = 0
 ) -> Subject:
     """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
     device, held_out = next(model.parameters()).device, min(128, 2 * batch)
@@ -114,7 +118,11 @@ def sampled_subject(
             )  # fmt: skip
     texts = torch.cat(written).cpu()
     held = [{"input_ids": part.to(device), "labels": part.to(device)} for part in texts[:held_out].split(batch)]
-    return Subject(name, model, spec, _Drawn(texts[held_out:], batch), held, causal=True)
+    return Subject(name, model, _seeded(spec, seed), _Drawn(texts[held_out:], batch, seed), held, causal=True)
+
+
+def _seeded(spec: str, seed: int) -> str:
+    return f"{spec}{',' if ':' in spec else ':'}seed={seed}" if seed else spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +131,10 @@ class _Drawn:
 
     texts: Tensor
     size: int
+    seed: int
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        draw = torch.Generator().manual_seed(step)
+        draw = torch.Generator().manual_seed(1_000_003 * self.seed + step)
         rows = self.texts[torch.randint(0, len(self.texts), (self.size,), generator=draw)]
         return {"input_ids": rows, "labels": rows}
 
@@ -146,10 +155,11 @@ def run_subject(subject: Subject, config: AbcDistillConfig, *, part: Part) -> No
     start = convert(subject.model, subject.spec, copy=True)
     with dense_attention(start):
         ends = held_out_loss(subject.model, subject), held_out_loss(start, subject)
-    part.row("ends", subject=subject.name, spec=subject.spec, teacher=ends[0], converted=ends[1])
+    part.row("ends", subject=subject.name, spec=subject.spec, seed=config.seed, teacher=ends[0], converted=ends[1])
     for method in config.methods or METHODS:
-        if part.has("summary", subject=subject.name, method=method):
+        if part.has("summary", subject=subject.name, method=method, seed=config.seed):
             continue
+        torch.manual_seed(config.seed)
         student = copy.deepcopy(start)
         with dense_attention(student):
             try:
@@ -173,7 +183,7 @@ def _run_method(
         def note(lesson: Lesson, stage: str = stage, before: float = spent) -> None:
             loss = held_out_loss(student, subject)
             row.update(
-                subject=subject.name, method=method, seconds=before + lesson.seconds, loss=loss,
+                subject=subject.name, method=method, seed=config.seed, seconds=before + lesson.seconds, loss=loss,
                 gap_closed=(converted - loss) / (converted - teacher),
             )  # fmt: skip
             part.row("curve", **row, stage=stage, step=lesson.step, training_loss=lesson.loss)

@@ -41,8 +41,8 @@ def decoding(tables: Tables) -> str:
 
 
 def distillation(tables: Tables) -> str:
-    """The share of the gap that each method has closed after so many seconds, a panel for each subject."""
-    curve, panels = tables["curve"], []
+    """The share of the gap that each method has closed after so many seconds, in its first seed."""
+    curve, panels = [row for row in tables["curve"] if row.get("seed", 0) == 0], []
     methods = list(dict.fromkeys(row["method"] for row in curve))
     for subject in dict.fromkeys(row["subject"] for row in curve):
         rows = [row for row in curve if row["subject"] == subject]
