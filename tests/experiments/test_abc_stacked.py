@@ -50,7 +50,7 @@ def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
         inputs = {name: t for name, t in together.items() if name != "labels"}
         total, count = StackedTranslation()(stacked, stacked(**inputs), together, 0)
         total.sum().backward()
-        gradients = {name: p.grad for name, p in stacked.each.model.named_parameters()}
+        gradients = stacked._named([stacked.matrices.grad, stacked.vectors.grad])
         for i, model in enumerate(models):
             mine = {name: t[i] for name, t in together.items()}
             output = model(**{name: t for name, t in mine.items() if name != "labels"})
@@ -85,7 +85,7 @@ def test_dropout_differs_between_models_and_is_unbiased() -> None:
         (model,) = alone("BASE", (0,), stack)
         model.decoder.dropout = torch.nn.Dropout(0.25)
         stacked = Stacked([model, model])
-        dropout = stacked.each.model.decoder.dropout
+        dropout = stacked._one[0].model.decoder.dropout
         ones = torch.ones(2, 31, 37, requires_grad=True)
         found = torch.func.vmap(dropout, randomness="different")(ones)
         assert found.unique().tolist() == [0.0, pytest.approx(4 / 3)]

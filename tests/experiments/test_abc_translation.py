@@ -13,7 +13,7 @@ import torch
 from attnlab.cli import main
 from attnlab.data import Pairs
 from attnlab.experiments.abc import commands, doc_mt, figures, mt
-from attnlab.experiments.abc.differences import Comparison, differences, undecided
+from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
 from attnlab.experiments.abc.looks import last_looks, with_curves
 from attnlab.experiments.abc.saying import hypotheses_in
 from attnlab.experiments.abc.teaching import average
@@ -117,18 +117,14 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
         "near": Comparison((("good", "bad"),), "t", within=0.5),
         "not there": Comparison((("good", "nobody"),), "t"),
     }
-    rows = differences(files, claims, {"beam": lines}, resamples=200)
+    rows = with_seeds(differences(files, claims, {"beam": lines}, resamples=200))
     gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
-    assert (rows[0]["seeds"], rows[0]["sentences"]) == (1, 200)
+    assert (rows[0]["seeds"], rows[0]["sentences"], rows[0]["deviation"]) == (1, 200, None)
     # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
-    # Of one seed a narrow lead decides nothing; of two it does.
-    lead = {"claim": "beats the bad", "first": "good", "second": "bad", "difference": 0.6, "low": 0.3, "high": 0.9}
-    assert "of one seed, which may change 0.5" in undecided([{**lead, "seeds": 1}], claims)["beats the bad"]
-    assert undecided([{**lead, "seeds": 2}], claims) == {}
     # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert undecided(rows, claims, looks=behind)["beats the bad"] == "good had 200 updates and bad 100"
@@ -139,21 +135,39 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert "near" not in undecided(rows, claims, looks={"good": ahead["good"], "bad": {1: {100: 2.0}}})
 
 
-def test_seeds_that_disagree_widen_the_interval() -> None:
-    """A pair whose difference is the same in both seeds, and one where it has another sign in each."""
+def test_seeds_that_disagree_widen_every_interval() -> None:
+    """Differences of -1, 0, 1 and of 3, 3, 3: the pooled variance is (2 x 1 + 2 x 0) / 4, t of 4 degrees is 2.776."""
+    pair = {"claim": "c", "difference": 0.0, "low": -0.3, "high": 0.4, "seeds": 3, "sentences": 9, "second": "z"}
+    rows = [
+        {**pair, "first": "a", "each": [-1.0, 0.0, 1.0]},
+        {**pair, "first": "b", "each": [3.0, 3.0, 3.0], "difference": 3.0, "low": 3.0, "high": 3.0},
+        # The same pair for another claim counts once.
+        {**pair, "first": "a", "each": [-1.0, 0.0, 1.0], "claim": "d"},
+        {**pair, "first": "c", "each": [2.0], "difference": 2.0, "low": 2.0, "high": 2.0, "seeds": 1},
+    ]
+    first, second, again, lone = with_seeds(rows)
+    reach = 2.776 * 0.5**0.5
+    assert first["deviation"] == pytest.approx(0.5**0.5)
+    assert first["low"] == pytest.approx(-((0.3**2 + reach**2 / 3) ** 0.5), abs=1e-3)
+    assert first["high"] == pytest.approx((0.4**2 + reach**2 / 3) ** 0.5, abs=1e-3)
+    assert (first["least"], first["most"], again["low"]) == (-1.0, 1.0, first["low"])
+    assert second["low"] == pytest.approx(3 - reach / 3**0.5, abs=1e-3)
+    # What other pairs tell about seeds holds for one that has no second.
+    assert (lone["low"], lone["high"]) == (pytest.approx(2 - reach, abs=1e-3), pytest.approx(2 + reach, abs=1e-3))
+
+
+def test_a_difference_is_the_mean_over_seeds() -> None:
     pytest.importorskip("sacrebleu")
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
-    share = {("a", 0): 0.1, ("a", 1): 0.1, ("b", 0): 0.3, ("b", 1): 0.3, ("c", 0): 0.0, ("c", 1): 0.2}
+    share = {("a", 0): 0.1, ("a", 1): 0.1, ("c", 0): 0.0, ("c", 1): 0.2}
     said = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
-    claim = {"x": Comparison((("a", "b"), ("a", "c")), "t")}
-    same, other = differences(said, claim, {"beam": lines}, resamples=200)
-    assert same["low"] > 0
-    assert (same["seeds"], same["sentences"]) == (2, 200)
-    # Two draws of the first seed alone, or of the second alone, are a quarter of all each.
+    (found,) = differences(said, {"x": Comparison((("a", "c"),), "t")}, {"beam": lines}, resamples=200)
     gaps = [corpus_bleu(said["a", i, "beam"], lines) - corpus_bleu(said["c", i, "beam"], lines) for i in (0, 1)]
-    assert other["difference"] == pytest.approx(np.mean(gaps))
-    assert other["low"] < gaps[0] + 3 < 0 < gaps[1] - 3 < other["high"]
+    assert found["each"] == pytest.approx(gaps)
+    assert found["difference"] == pytest.approx(np.mean(gaps))
+    assert found["low"] < found["difference"] < found["high"]
+    assert (found["seeds"], found["sentences"]) == (2, 200)
 
 
 def test_trainings_of_unequal_length_decide_nothing() -> None:

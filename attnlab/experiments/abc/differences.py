@@ -1,10 +1,10 @@
-"""Which differences between translators can be told: corpus BLEU with sentences and seeds drawn again."""
+"""Which differences between translators can be told: BLEU with sentences drawn again, and its spread over seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,11 @@ import numpy as np
 from attnlab.experiments.abc.looks import Looks
 from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.translating import bleu_counts, bleu_of
-from attnlab.reports.claims import paired_bootstrap
+from attnlab.reports.claims import paired_bootstrap, student
 from attnlab.reports.numbers import number
 
-__all__ = ["Comparison", "differences", "undecided"]
+__all__ = ["Comparison", "differences", "undecided", "with_seeds"]
 
-# How much BLEU another seed may change, where there is one alone.
-LONE = 0.5
 # Trainings of lengths that differ by more than this share are not compared.
 UNEQUAL = 0.05
 
@@ -43,9 +41,10 @@ def differences(
     *,
     resamples: int = 1000,
 ) -> Rows:
-    """Each pair's difference in BLEU and its 95 % interval when sentences (Koehn, 2004) and seeds are drawn again.
+    """Each pair's difference in BLEU, the mean over seeds, and its 95 % interval when sentences are drawn again.
 
-    ``said`` holds translations by variant, seed and search, ``references`` what they should be by search.
+    That is Koehn's (2004). ``said`` holds translations by variant, seed and search, ``references`` what they should be
+    by search. ``each`` are the seeds' own differences.
     """
     counts: dict[tuple[str, int, str], np.ndarray] = {}
 
@@ -64,31 +63,46 @@ def differences(
             if not shared:
                 continue
             first, second = (counted(key, shared, comparison.search) for key in pair)
-            interval = paired_bootstrap(first, second, statistic=_gap_of(len(shared)), resamples=resamples)
+            interval = paired_bootstrap(first, second, statistic=_gap, resamples=resamples)
             found.append(
                 {
-                    "claim": claim, "first": pair[0], "second": pair[1], "difference": _gap(first, second),
+                    "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,
+                    "each": _gaps(first, second),
                     "low": interval.low, "high": interval.high, "seeds": len(shared), "sentences": len(first),
                 }
             )  # fmt: skip
     return found
 
 
-def _gap(a: np.ndarray, b: np.ndarray) -> float:
-    """The mean over seeds of the difference in BLEU."""
+def _gaps(a: np.ndarray, b: np.ndarray) -> list[float]:
+    """Each seed's difference in BLEU."""
     summed = a.sum(0), b.sum(0)
-    return fmean(bleu_of(x) - bleu_of(y) for x, y in zip(*summed, strict=True))
+    return [bleu_of(x) - bleu_of(y) for x, y in zip(*summed, strict=True)]
 
 
-def _gap_of(seeds: int) -> Callable[[np.ndarray, np.ndarray], float]:
-    """The difference for drawn sentences, of seeds that are drawn too: two trainings differ by chance as well."""
-    rng = np.random.default_rng(0)
+def _gap(a: np.ndarray, b: np.ndarray) -> float:
+    return fmean(_gaps(a, b))
 
-    def gap(a: np.ndarray, b: np.ndarray) -> float:
-        picks = rng.integers(seeds, size=seeds)
-        return _gap(a[:, picks], b[:, picks])
 
-    return gap
+def with_seeds(rows: Rows) -> Rows:
+    """The rows with intervals in which trainings differ by chance too, and the ``least`` and ``most`` of the seeds.
+
+    The deviation of a difference between seeds is pooled over the rows, since three values alone hardly tell it; with n
+    seeds the interval is sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make
+    the degrees of freedom fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown
+    and nothing is added.
+    """
+    pairs = {(row["first"], row["second"], row["sentences"]): row["each"] for row in rows if len(row["each"]) > 1}
+    degrees = sum(len(each) - 1 for each in pairs.values())
+    s = (sum((len(each) - 1) * variance(each) for each in pairs.values()) / degrees) ** 0.5 if degrees else None
+    found = []
+    for row in rows:
+        reach = student(0.95, degrees) * s / len(row["each"]) ** 0.5 if s is not None else 0.0
+        mean = row["difference"]
+        low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
+        told = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
+        found.append({**{k: v for k, v in row.items() if k != "each"}, **told, "deviation": s})
+    return found
 
 
 def undecided(
@@ -111,8 +125,7 @@ def undecided(
             found[claim] = "; ".join(dict.fromkeys(why for why in longer if why is not None))
         elif open_:
             told = "; ".join(f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in open_)
-            alone = f", of one seed, which may change {LONE}" if any(r["seeds"] == 1 for r in open_) else ""
-            found[claim] = f"BLEU when sentences and seeds are drawn again{alone}: {told}"
+            found[claim] = f"BLEU with other sentences and seeds: {told}"
     return found
 
 
@@ -132,8 +145,7 @@ def _longer(row: Mapping[str, Any], looks: Mapping[str, Looks], close: bool) -> 
 
 def _verdict(row: Mapping[str, Any], within: float | None) -> bool | None:
     """Whether the interval is on the claim's side (true), on the other (false) or on both (none)."""
-    reach = LONE if row["seeds"] == 1 else 0.0
-    low, high = row["low"] - reach, row["high"] + reach
+    low, high = row["low"], row["high"]
     if within is not None:
         if low >= -within and high <= within:
             return True

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from attnlab.experiments.abc.differences import Comparison, differences, undecided
+from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
 from attnlab.experiments.abc.looks import FLAT, last_looks, looks_of, with_curves
 from attnlab.experiments.abc.saying import hypotheses_in, split_of
 from attnlab.experiments.abc.summaries import Rows, means
@@ -214,4 +214,4 @@ def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) ->
                 "bleu": bleu, "seed": seed, "sentences": len(lines), "converged": bleu >= 1.0,
             }
         )  # fmt: skip
-    return {"table_3b": rows, "differences": differences(said, COMPARISONS, {"beam": references})}
+    return {"table_3b": rows, "differences": with_seeds(differences(said, COMPARISONS, {"beam": references}))}

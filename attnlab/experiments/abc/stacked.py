@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy, dropout, linear
+from torch.nn.functional import cross_entropy, dropout, linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from attnlab.data import Source
@@ -27,46 +26,69 @@ from attnlab.shapes import Float
 
 __all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation"]
 
-# Fused attention has a rule for vmap on a GPU; on a CPU the plain form has.
-ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
 
 class Stacked(nn.Module):
-    """Translators that differ in their weights alone; inputs and logits have the leading axis too."""
+    """Translators that differ in their weights alone; inputs and logits have the leading axis too.
 
-    def __init__(self, models: Sequence[Transformer]) -> None:
+    All matrices are one parameter and all vectors another, so that casts, clipping and updates are few launches. While
+    it is trained the model computes in ``dtype``.
+    """
+
+    def __init__(self, models: Sequence[Transformer], *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.size = len(models)
-        self.each = _Logits(copy.deepcopy(models[0]))
-        ours, theirs = dict(self.each.model.named_parameters()), [dict(m.named_parameters()) for m in models]
-        for name, p in ours.items():
-            p.data = torch.stack([other[name].detach() for other in theirs])
+        self.size, self.dtype = len(models), dtype
+        named = [dict(model.named_parameters()) for model in models]
+        self.shapes = [{n: p.shape for n, p in named[0].items() if (p.dim() > 1) is matrix} for matrix in (True, False)]
+        self.matrices, self.vectors = (
+            nn.Parameter(torch.stack([torch.cat([each[n].detach().flatten() for n in shapes]) for each in named]))
+            for shapes in self.shapes
+        )
+        one = _Logits(copy.deepcopy(models[0]))
         # Parameters may be shared, and modules too: each place is filled once, or torch does not find back.
-        names = {id(p): name for name, p in self.each.named_parameters()}
+        names = {id(p): name for name, p in one.model.named_parameters()}
         self.places = {
             f"{at}.{name}": names[id(p)]
-            for at, module in self.each.named_modules()
+            for at, module in one.named_modules()
             for name, p in module.named_parameters(recurse=False)
         }
-        for module in self.each.modules():
+        for module in one.modules():
             for name, child in module.named_children():
                 if isinstance(child, nn.Dropout):
                     setattr(module, name, _Dropout(child.p))
+        # Not a part of this module: it has no weights of its own.
+        self._one = (one.to("meta"),)
+
+    def train(self, mode: bool = True) -> Stacked:
+        """Whether dropout drops."""
+        self._one[0].train(mode)
+        return super().train(mode)
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "s b q v"]:
         """The logits of all models, each for its own batch."""
+        one = self._one[0]
 
-        def call(params: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-            return functional_call(
-                self.each, {place: params[name] for place, name in self.places.items()}, kwargs=batch, tie_weights=False
-            )
+        def call(flat: Sequence[Tensor], batch: dict[str, Tensor]) -> Tensor:
+            mine = self._named(flat)
+            filled = {place: mine[name] for place, name in self.places.items()}
+            return functional_call(one, filled, kwargs=batch, tie_weights=False)
 
-        with sdpa_kernel(ATTENTION), _Products():
-            return vmap(call, randomness="different")(dict(self.each.named_parameters()), inputs)
+        kind = self.dtype if self.training else torch.float32
+        with _Launches():
+            return vmap(call, randomness="different")([self.matrices.to(kind), self.vectors.to(kind)], inputs)
 
     def snapshot(self) -> dict[str, Tensor]:
         """The parameters now, by the names that they have in one model; the leading axis is that of the models."""
-        return {name: p.detach().clone() for name, p in self.each.model.named_parameters()}
+        return self._named([self.matrices.detach().clone(), self.vectors.detach().clone()])
+
+    def _named(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Views of the two parameters, with leading axes or without."""
+        return {
+            name: part.unflatten(-1, shape)
+            for shapes, t in zip(self.shapes, flat, strict=True)
+            for (name, shape), part in zip(
+                shapes.items(), t.split([s.numel() for s in shapes.values()], -1), strict=True
+            )
+        }
 
 
 class _Logits(nn.Module):
@@ -80,15 +102,44 @@ class _Logits(nn.Module):
         return self.model(**inputs).logits
 
 
-class _Products(TorchFunctionMode):
-    """A linear layer as a product and a sum: vmap takes both at once apart into twice as many kernels."""
+class _Launches(TorchFunctionMode):
+    """Fewer of them: vmap's own rules for these functions are several kernels where one or two do."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not linear:
-            return func(*args, **(kwargs or {}))
-        x, weight, bias = args
-        found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
-        return found if bias is None else found + bias
+        if func is linear:
+            x, weight, bias = args
+            found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
+            return found if bias is None else found + bias
+        if func is scaled_dot_product_attention:
+            options = dict(kwargs)
+            assert not options.pop("enable_gqa", False)
+            return _FusedAttention.apply(*args, options.pop("attn_mask"), tuple(options.items()))
+        return func(*args, **(kwargs or {}))
+
+
+class _FusedAttention(torch.autograd.Function):
+    """A rule for vmap sees whole tensors, and autograd what the rule does: here, more rows."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Any) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, **dict(options))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *tensors, options = args
+        q, k, v, mask = (
+            None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
+            for t, dim in zip(tensors, in_dims, strict=False)
+        )
+        found: Any = _FusedAttention.forward(q, k, v, mask, options)
+        return found.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _leading(t: Any, dim: int | None, size: int) -> Any:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
 class _Dropout(nn.Module):
@@ -103,8 +154,6 @@ class _Dropout(nn.Module):
 
 
 class _FusedDropout(torch.autograd.Function):
-    """The rule for vmap sees the whole tensor, and autograd what the rule does."""
-
     @staticmethod
     def forward(x: Tensor, p: float) -> Tensor:
         return dropout(x, p)
@@ -142,23 +191,24 @@ class StackedLearner(Learner):
 
     model: Stacked
 
-    def __init__(self, model: Stacked, *rest: Any, **options: Any) -> None:
-        super().__init__(model, *rest, **options)
+    def __init__(self, model: Stacked, *rest: Any, half: bool = False, **options: Any) -> None:
+        # Autocast would cast again and again; the parameters of a stack are cast at once.
+        super().__init__(model, *rest, half=False, **options)
+        model.dtype = torch.bfloat16 if half and self.cuda else torch.float32
         self.loss = torch.zeros(model.size, device=self.device)
 
     def _groups(self) -> list[dict[str, Any]]:
-        # What is a vector in one model is a matrix in several.
-        matrices = [p for p in self.model.parameters() if p.dim() > 2]
-        vectors = [p for p in self.model.parameters() if p.dim() <= 2]
         decay = self.recipe.weight_decay
-        return [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+        return [
+            {"params": [self.model.matrices], "weight_decay": decay},
+            {"params": [self.model.vectors], "weight_decay": 0.0},
+        ]
 
     def _clip(self, most: float) -> None:
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        for i in range(self.model.size):
-            mine = [g[i] for g in gradients]
-            length = torch.nn.utils.get_total_norm(mine, foreach=True)
-            torch._foreach_mul_(mine, (most / (length + 1e-6)).clamp(max=1))
+        lengths = torch.hypot(*(torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in gradients))
+        for g in gradients:
+            g.mul_((most / (lengths + 1e-6)).clamp(max=1))
 
 
 @dataclass(frozen=True, eq=False)

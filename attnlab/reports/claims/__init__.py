@@ -21,7 +21,7 @@ from attnlab.reports.claims.ledger import (
     Verdict,
     judge,
 )
-from attnlab.reports.claims.statistics import Interval, paired_bootstrap, seed_interval
+from attnlab.reports.claims.statistics import Interval, paired_bootstrap, seed_interval, student
 
 __all__ = [
     "HELD",
@@ -39,6 +39,7 @@ __all__ = [
     "judge",
     "paired_bootstrap",
     "seed_interval",
+    "student",
     "tables_wanted",
 ]
 

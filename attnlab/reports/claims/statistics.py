@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Interval", "paired_bootstrap", "seed_interval"]
+__all__ = ["Interval", "paired_bootstrap", "seed_interval", "student"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def seed_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     _check_level(level)
     mean = math.fsum(values) / n
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    reach = _student(level, n - 1) * deviation / math.sqrt(n)
+    reach = student(level, n - 1) * deviation / math.sqrt(n)
     return Interval(mean, mean - reach, mean + reach)
 
 
@@ -72,7 +72,7 @@ def paired_bootstrap(
     return Interval(float(whole), float(low), float(high))
 
 
-def _student(level: float, degrees: int) -> float:
+def student(level: float, degrees: int) -> float:
     """The t with P(|T| < t) = level, by bisection on the closed form for whole degrees of freedom."""
     low, high = 0.0, 1.0
     while _within(high, degrees) < level:
