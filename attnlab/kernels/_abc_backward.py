@@ -92,7 +92,7 @@ def query_gradients(
     if CAUSAL:
         x = load_logits(s, sst, rows, ok, slots, real_slots)
         ref = reference_of(x, z, tl.load(ends + at + slots, mask=real_slots, other=EMPTY), WIDE)
-        dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, FINE, WIDE, CT, PREC)
+        dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, CT, PREC)
         tl.debug_barrier()
         # Always so: it makes the scores lie in the registers as the product does, and the softmax with them.
         score = tl.where(total >= 0, tl.load(scores + side + spot, mask=kept, other=float("-inf")), float("-inf"))

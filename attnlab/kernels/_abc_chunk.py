@@ -81,22 +81,18 @@ def reference_of(x, z, z_end, WIDE: tl.constexpr):
 @triton.jit
 def score_chunk(
     past, own, x, z, ref,
-    SURE: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    SURE: tl.constexpr, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and the sums of weights.
 
-    FINE takes a k^T in two parts where one reference is enough.
+    a k^T is rounded as ``key_gradients`` rounds it, so that what cancels in the logits' gradient cancels.
     """
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     tri = triangle(rows[:, None] >= rows, own, CT)
-    exact = tl.where(rows[:, None] >= rows, own, 0.0)
-    own = exact.to(CT)
+    own = tl.where(rows[:, None] >= rows, own, 0.0).to(CT)
     e, w, first = weigh(x, z, ref, tri, CT, PREC)
-    scores = tl.dot(own, e, past * w[None, :], input_precision=PREC)
-    if FINE:
-        scores = tl.dot((exact - own.to(tl.float32)).to(CT), e, scores, input_precision=PREC)
-    scores = scores * inverse(first)
+    scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(first)
     if WIDE:
         written = first >= LEAST
         low = lowest(x, z, ref)

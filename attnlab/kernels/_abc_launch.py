@@ -34,7 +34,7 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
     return k, torch.empty_like(k), torch.empty((rows, heads, slots), dtype=torch.float32, device=device)
 
 
-def saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> Kinds:
+def _saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> Kinds:
     """What reading needs and the backward pass again: states, z before and after each chunk, which are wide, scores.
 
     Without ``causal`` there is one state for each sequence, and its z.
@@ -58,7 +58,7 @@ def _weight_kinds(s: Tensor, plan: Plan, units: int) -> Kinds:
 
 def buffer_bytes(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> int:
     """The size of a buffer for both: scores come when weights are not needed any more, and take their place."""
-    kinds = saved_kinds(q, s, plan, units, sequences, causal, train)
+    kinds = _saved_kinds(q, s, plan, units, sequences, causal, train)
     return max(bytes_of(kinds), bytes_of(_weight_kinds(s, plan, units), bytes_of(kinds[:-1])))
 
 
@@ -75,7 +75,7 @@ def key_of(inputs: Inputs, causal: bool, scale: float, train: bool) -> Hashable:
 def forward(
     inputs: Inputs, causal: bool, scale: float, train: bool, key: Hashable = None
 ) -> tuple[Tensor, State, Tensor]:
-    """The output, the memory after the last key, and for the backward pass the buffer of ``saved_kinds``.
+    """The output, the memory after the last key, and for the backward pass a buffer of what it needs.
 
     ``key`` is that of the call, if it is known already.
     """
@@ -91,7 +91,7 @@ def forward(
     plan = plan_for(d, n, q.dtype)
     units = units_of(calls, b, n_k, plan.C, cu)
     sizes = (q, s, plan, units.count, units.sequences, causal, train)
-    kinds = saved_kinds(*sizes)
+    kinds = _saved_kinds(*sizes)
     buffer = calls.empty((buffer_bytes(*sizes),), torch.uint8)
     saved = calls.parts(buffer, kinds)
     weights = calls.parts(buffer, _weight_kinds(s, plan, units.count), bytes_of(kinds[:-1]))
@@ -186,7 +186,7 @@ def backward(
         do = do.contiguous()
     units = units_of(calls, b, n_q, plan.C, cu)
     states, zs, ends, wide, scores = calls.parts(
-        buffer, saved_kinds(q, s, plan, units.count, units.sequences, causal, True)
+        buffer, _saved_kinds(q, s, plan, units.count, units.sequences, causal, True)
     )
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *do.stride()[:3])

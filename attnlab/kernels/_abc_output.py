@@ -69,7 +69,7 @@ def read_states(
         x = load_logits(s, sst, rows, ok, slots, real_slots)
         z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
         ref = reference_of(x, z, z_end, WIDE)
-        score, _ = score_chunk(past, products, x, z, ref, SURE, FINE, WIDE, CT, PREC)
+        score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
         if not WIDE:
             # Weights only grow along the rows: the first one tells whether one reference is enough.
             shown = real_slots
