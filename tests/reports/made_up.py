@@ -105,6 +105,12 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             *(("ABC_MLP", 128, False, task, 60.0) for task in ("MNLI", "QNLI", "QQP", "SST-2")),
             *(("ABC_RD", 128, True, task, 55.0) for task in ("MNLI", "QNLI", "QQP", "SST-2")),
         ),
+        "pretraining": _rows(
+            "model n continued loss", ("RoBERTa-Ours", None, False, 2.0),
+            *((m, n, on, loss + 4 * (not on)) for m, n, loss in (
+                ("ABC_MLP", 64, 2.4), ("ABC_MLP", 128, 2.2), ("Linformer", 64, 2.8), ("Linformer", 128, 2.6), ("ABC_RD", 128, 3.0)
+            ) for on in (True, False)),
+        ),
         "parameters": _rows("model n extra_share", ("ABC_MLP", 128, 0.0105)),
     },
     "abc-decoding": {
@@ -209,6 +215,9 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "abc-mlm-beats-linformer": ("abc-mlm", "table_4", {"model": "Linformer", "n": 128}, {"accuracy": 95.0}),
     "abc-mlm-fails-without-continuing": ("abc-mlm", "table_4", {"model": "ABC_MLP", "continued": False}, {"accuracy": 90.0}),
     "abc-mlm-random-fails": ("abc-mlm", "table_4", {"model": "ABC_RD"}, {"accuracy": 90.0}),
+    "abc-mlm-loss-beats-linformer": ("abc-mlm", "pretraining", {"model": "Linformer", "n": 64, "continued": True}, {"loss": 2.3}),
+    "abc-mlm-loss-beats-random": ("abc-mlm", "pretraining", {"model": "ABC_RD", "continued": True}, {"loss": 2.1}),
+    "abc-mlm-loss-without-continuing": ("abc-mlm", "pretraining", {"model": "ABC_RD", "continued": False}, {"loss": 2.9}),
     "abc-mlm-faster-and-smaller": ("abc-mlm", "speed", {"model": "ABC_MLP", "n": 128}, {"memory_over_unfused": 1.2}),
     "abc-mlm-linformer-faster": ("abc-mlm", "speed", {"model": "Linformer", "n": 128}, {"speed_over_unfused": 1.1}),
     "abc-few-parameters": ("abc-mlm", "parameters", {}, {"extra_share": 0.05}),
