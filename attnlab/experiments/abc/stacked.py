@@ -130,15 +130,15 @@ class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
         *tensors, options = args
-        q, k, v, mask = (
+        rows: list[Any] = [
             None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
             for t, dim in zip(tensors, in_dims, strict=False)
-        )
-        found: Any = _FusedAttention.forward(q, k, v, mask, options)
+        ]
+        found = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
         return found.unflatten(0, (info.batch_size, -1)), 0
 
 
-def _leading(t: Any, dim: int | None, size: int) -> Any:
+def _leading(t: Tensor, dim: int | None, size: int) -> Tensor:
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
