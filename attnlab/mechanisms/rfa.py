@@ -136,10 +136,13 @@ class Rfa(Mechanism, nn.Module):
         return torch.cat([angle.sin(), angle.cos()], -1) * self.features**-0.5
 
 
-@torch.compiler.assume_constant_result
 def _directions(features: int, width: int, seed: int, device: torch.device, kind: torch.dtype) -> Tensor:
     """R; a compiled graph holds it as a constant."""
     return _drawn(features, width, seed, device, kind)
+
+
+# What torch.compiler.assume_constant_result does, which imports the compiler for it.
+vars(_directions)["_dynamo_marked_constant"] = True
 
 
 @functools.lru_cache(maxsize=64)
