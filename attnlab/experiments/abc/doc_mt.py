@@ -44,7 +44,7 @@ NAME = "abc-doc-mt"
 LONGEST = 320
 KEYS = {
     "training": ["data", "seed", "set"],
-    "losses": ["data", "variant", "seed"],
+    "translating": ["data", "variant", "seed"],
     "validation": ["data", "variant", "seed", "step"],
     "table_3b": ["model", "cross", "causal", "seed"],
     "differences": ["claim", "first", "second"],

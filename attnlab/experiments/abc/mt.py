@@ -28,7 +28,7 @@ PRIMARY = "multi30k-en-de"
 ROW = ["model", "cross", "causal", "seed"]
 KEYS = {
     "training": ["data", "seed", "set"],
-    "losses": ["data", "variant", "seed"],
+    "translating": ["data", "variant", "seed"],
     "validation": ["data", "variant", "seed", "step"],
     "table_3a": ROW,
     "table_3a_other": ["data", *ROW],

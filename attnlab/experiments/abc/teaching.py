@@ -53,7 +53,7 @@ def run_variants(
     if not todo:
         return
     with speakers(config.speakers) as others:
-        kept, losses = _trained(name, list(todo), config, corpus, part, seconds=seconds, label=label, seeds=seeds)
+        kept = _trained(name, list(todo), config, corpus, part, seconds=seconds, label=label, seeds=seeds)
         asked = []
         for v, searches in todo.items():
             weights = {"greedy": kept[v.key][-1], "beam": average(kept[v.key])}
@@ -70,11 +70,8 @@ def run_variants(
             except (RuntimeError, ValueError) as error:
                 # A model that diverged has nothing to say; the others go on.
                 part.fact(f"failed: {v.key}, seed {seed}", str(error).strip().partition("\n")[0])
-            first, last = losses[v.key]
-            part.row(
-                "losses", data=name, variant=v.key, seed=seed, first=_finite(first), last=_finite(last),
-                translating=round(time.monotonic() - started, 1),
-            )  # fmt: skip
+            waited = round(time.monotonic() - started, 1)
+            part.row("translating", data=name, variant=v.key, seed=seed, seconds=waited)
 
 
 def _trained(
@@ -87,8 +84,8 @@ def _trained(
     seconds: float,
     label: str,
     seeds: Sequence[int],
-) -> tuple[dict[str, deque[dict[str, Tensor]]], dict[str, tuple[float, float]]]:
-    """(the last snapshots of each variant, with a leading axis for its seeds; its first and last loss)."""
+) -> dict[str, list[dict[str, Tensor]]]:
+    """The last snapshots of each variant, with a leading axis for its seeds."""
     device, shaped = best_device(), partial(_shaped, corpus.tokeniser.specials, tokens=config.tokens)
     sources = [shaped(*corpus.ids["train"], widths=config.widths, seed=seed, order=seeds[0]) for seed in seeds]
     held_out = _expanded(_first_pairs(corpus, config), len(seeds))
@@ -144,11 +141,10 @@ def _trained(
             source_tokens=_mean(corpus.ids["train"][0]), target_tokens=_mean(corpus.ids["train"][1]),
         )  # fmt: skip
     # dense_attention is over: the names in a snapshot are those of the dense form.
-    plain = {
-        key: deque({n.replace(".inner", ""): t for n, t in snapshot.items()} for snapshot in some)
+    return {
+        key: [{n.replace(".inner", ""): t for n, t in snapshot.items()} for snapshot in some]
         for key, some in kept.items()
     }
-    return plain, {key: (some[0], some[-1]) for key, some in found.losses.items()}
 
 
 def _shaped(specials: Specials, source: Sequence[Any], target: Sequence[Any], **options: Any) -> ShapedSource:
