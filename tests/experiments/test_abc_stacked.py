@@ -10,9 +10,9 @@ import torch
 
 from attnlab.data import Specials
 from attnlab.experiments.abc import mt
-from attnlab.experiments.abc.dense import dense_attention
 from attnlab.experiments.abc.saying import Speaker, speakers
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from attnlab.experiments.abc.teaching import short_attention
 from attnlab.experiments.abc.translators import AbcMtConfig, build
 from attnlab.experiments.pairs import ShapedSource
 from attnlab.experiments.together import Learner
@@ -37,7 +37,7 @@ def batch(*lead: int) -> dict[str, torch.Tensor]:
 def alone(key: str, seeds: tuple[int, ...], stack: ExitStack) -> list[Transformer]:
     models = [build(SMALL, mt.BY_KEY[key], vocab=VOCAB, seed=seed) for seed in seeds]
     for model in models:
-        stack.enter_context(dense_attention(model))
+        stack.enter_context(short_attention(model))
     return models
 
 
@@ -58,8 +58,10 @@ def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
             one.total.backward()
             torch.testing.assert_close(total[i], one.total)
             assert count[i] == one.count
+            # Gradients through the log of a ReLU near zero magnify what rounding leaves.
+            atol = 1e-4 if "ReLU" in key else 2e-5
             for name, p in model.named_parameters():
-                torch.testing.assert_close(gradients[name][i], p.grad, atol=2e-5, rtol=1e-4)
+                torch.testing.assert_close(gradients[name][i], p.grad, atol=atol, rtol=1e-4)
 
 
 def test_updates_of_a_stack_are_those_of_its_models() -> None:

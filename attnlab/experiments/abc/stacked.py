@@ -7,7 +7,8 @@ along the axis; what it computes for a seed is what that seed computes alone, bu
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy, dropout, linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from attnlab import kernels
 from attnlab.data import Source
 from attnlab.data.masking import IGNORED
 from attnlab.experiments.together import Learner
@@ -73,7 +75,7 @@ class Stacked(nn.Module):
             return functional_call(one, filled, kwargs=batch, tie_weights=False)
 
         kind = self.dtype if self.training else torch.float32
-        with _Launches():
+        with _Launches(), _no_kernels():
             return vmap(call, randomness="different")([self.matrices.to(kind), self.vectors.to(kind)], inputs)
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -115,6 +117,17 @@ class _Launches(TorchFunctionMode):
             assert not options.pop("enable_gqa", False)
             return _FusedAttention.apply(*args, options.pop("attn_mask"), tuple(options.items()))
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _no_kernels() -> Iterator[None]:
+    """vmap has no rules for ours."""
+    before = kernels.AVAILABLE
+    try:
+        kernels.AVAILABLE = False
+        yield
+    finally:
+        kernels.AVAILABLE = before
 
 
 class _FusedAttention(torch.autograd.Function):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attnlab.data import Specials
-from attnlab.experiments.abc.dense import dense_attention
+from attnlab.experiments.abc.dense import DenseSlots, dense_attention
 from attnlab.experiments.abc.saying import Speaker, hypotheses_file, speakers, split_of
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
@@ -23,9 +23,11 @@ from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
 from attnlab.experiments.translating import Search, mean_loss, write_lines
+from attnlab.models import Transformer
+from attnlab.models.attention import attentions, put_mechanism
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["average", "run_variants"]
+__all__ = ["average", "run_variants", "short_attention"]
 
 
 def run_variants(
@@ -116,7 +118,7 @@ def _trained(
         for v in variants:
             alone = [build(config, v, vocab=corpus.tokeniser.vocab_size, seed=seed).to(device) for seed in seeds]
             for model in alone:
-                stack.enter_context(dense_attention(model))
+                stack.enter_context(short_attention(model))
             models[v.key] = Stacked(alone)
         found = fit(
             models,
@@ -145,6 +147,16 @@ def _trained(
         key: [{n.replace(".inner", ""): t for n, t in snapshot.items()} for snapshot in some]
         for key, some in kept.items()
     }
+
+
+@contextmanager
+def short_attention(model: Transformer) -> Iterator[None]:
+    """Inside, attention runs in the forms that move the fewest bytes for sentences: causal slots in the dense one."""
+    with dense_attention(model):
+        for layer in attentions(model, ("encoder", "cross")):
+            if isinstance(layer.mechanism, DenseSlots):
+                put_mechanism(layer, layer.mechanism.inner)
+        yield
 
 
 def _shaped(specials: Specials, source: Sequence[Any], target: Sequence[Any], **options: Any) -> ShapedSource:
