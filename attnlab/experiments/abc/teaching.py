@@ -97,12 +97,13 @@ def _trained(
     every = max(1, an_epoch // config.snapshots_per_epoch)
     began = time.monotonic()
 
-    def look(step: int) -> None:
+    def keep(step: int) -> None:
         for key, model in models.items():
             kept[key].append(model.snapshot())
-        # The end of a training is looked at too, wherever it is.
-        if step % every == 0 and step // every % config.look:
-            return
+        if step % (every * config.look) == 0:
+            look(step)
+
+    def look(step: int) -> None:
         row = {"data": name, "set": label, "step": step, "seconds": round(time.monotonic() - began, 1)}
         found = {
             key: mean_loss(model, [held_out], StackedTranslation(label_smoothing=0.0)) for key, model in models.items()
@@ -131,9 +132,11 @@ def _trained(
             streams=config.streams,
             half=config.half,
             every=every,
-            then=look,
+            then=keep,
             kind=StackedLearner,
         )
+        if found.steps % (every * config.look):
+            look(found.steps)
     for seed in seeds:
         part.row(
             "training", data=name, seed=seed, set=label, steps=found.steps, epochs=found.steps / an_epoch,
