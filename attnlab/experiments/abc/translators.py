@@ -52,7 +52,7 @@ class AbcMtConfig:
     lr: float = 3e-3
     warmup: int = 400
     # The paper's is "inverse_sqrt"; this one ends at zero, which suits a short training.
-    schedule: str = "linear"
+    schedule: str = "cosine"
     label_smoothing: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0
