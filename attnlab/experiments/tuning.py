@@ -33,6 +33,8 @@ class Tuning:
     epochs: float = 3.0
     streams: int = 4
     seed: int = 0
+    # On a GPU: products of bfloat16. Small batches are faster without the casts.
+    half: bool = True
     # None: all epochs, however long they take. Otherwise the learning rate falls to zero in this time.
     seconds: float | None = None
 
@@ -136,6 +138,7 @@ def tune_seeds(
         steps=steps,
         seconds=tuning.seconds,
         streams=min(tuning.streams, len(models)),
+        half=tuning.half,
     )
     return found, {place: accuracy(model, examples["dev"], length=width) for place, model in made.items()}
 

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.hf.interface import installed_in
 from attnlab.mechanisms._linear import LinearCache, divided
-from attnlab.mechanisms._slots import FLOOR, SlotMechanism
+from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, one_hot
+from attnlab.mechanisms.abc_random import AbcRandom, random_slot
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.rfa import Rfa
 from attnlab.mechanisms.t2r import T2R
 from attnlab.models.attention import attentions
-from attnlab.shapes import Float
+from attnlab.shapes import Float, Int
 
 __all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
 
@@ -123,7 +124,10 @@ def _written(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b
     """(alpha up to a factor for each slot, its sums over prefixes; counts of what was written if alpha is signed)."""
     b, n_k = call.k.shape[0], call.k.shape[2]
     seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
-    c = mech.control(call, seen.cumsum(-1) - 1)
+    if isinstance(mech, AbcRandom) and call.key_visible is None:
+        c = _drawn(mech, call)
+    else:
+        c = mech.control(call, seen.cumsum(-1) - 1)
     log = c.log.float()
     if call.key_visible is not None:
         log = log.masked_fill(~seen[:, None, :, None], FLOOR)
@@ -132,6 +136,17 @@ def _written(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b
         return alpha, _prefix_sums(alpha)
     written = log > FLOOR / 2
     return (c.value * written).to(call.q.dtype), _prefix_sums(written)
+
+
+def _drawn(mech: AbcRandom, call: AttentionCall) -> Control:
+    slot = _slots_of(mech.slots, mech.seed, call.k.shape[2], call.k.device)
+    return Control(one_hot(slot.expand(call.k.shape[0], -1), mech.slots, call.q.dtype)[:, None])
+
+
+@torch.compiler.assume_constant_result
+def _slots_of(slots: int, seed: int, length: int, device: torch.device) -> Int[Tensor, "1 k"]:
+    # Not compiled: a graph would hash places in int32, which their products do not fit into.
+    return random_slot(torch.arange(length, device=device)[None], slots, seed=seed)
 
 
 def _prefix_sums(t: Tensor) -> Float[Tensor, "b g k n"]:

@@ -89,7 +89,7 @@ class AbcMlmConfig:
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: Mapping[str, float] | None = None
     tune_length: int = 128
-    # Twice as many where the training set is large.
+    # Four times as many where the training set is large.
     tune_batch: int = 32
     tune_lr: float = 2e-4
     # Of the time, for fine-tuning.
@@ -106,7 +106,7 @@ class AbcMlmConfig:
 
     def epochs_of(self, task: str) -> float:
         """Fewer epochs where the training set is large."""
-        return (self.epochs or {}).get(task, 3.0 if task == "SST-2" else 10.0)
+        return (self.epochs or {}).get(task, 2.0 if task == "SST-2" else 8.0)
 
 
 def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part: Part, seconds: float) -> None:
@@ -209,8 +209,8 @@ def _fine_tune(
     examples = {split: encode(some, tokenizer, length=config.tune_length) for split, some in rows.items()}
     # A tenth is for scoring.
     tuning = Tuning(
-        batch=config.tune_batch * (2 if task == "SST-2" else 1), length=config.tune_length, lr=config.tune_lr,
-        epochs=config.epochs_of(task), streams=config.tune_streams,
+        batch=config.tune_batch * (4 if task == "SST-2" else 1), length=config.tune_length, lr=config.tune_lr,
+        epochs=config.epochs_of(task), streams=config.tune_streams, half=False,
         seconds=0.9 * seconds - (time.monotonic() - began),
     )  # fmt: skip
     named = {f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}
