@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._pooled import Pooling, attend_pooled, pooling, pooling_by_place
+from attnlab.mechanisms._pooled import (
+    Pooling,
+    alpha_by_place,
+    attend_pooled,
+    pooling,
+    pooling_by_place,
+    pooling_of_visible,
+)
 from attnlab.mechanisms._slot_kernels import attend_by_kernel, kernel_serves
 from attnlab.mechanisms._slot_memory import (
     FLOOR,
@@ -102,6 +109,12 @@ class SlotMechanism(Mechanism):
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
         return pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device)
+
+    def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"] | None:
+        """What the t-th visible token writes, if that depends on t alone, for all that the call may have; else None."""
+        if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
+            return None
+        return alpha_by_place(self, call.k.shape[2], call.q.dtype, call.q.device)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
         """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
@@ -276,7 +289,13 @@ def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
     # Autocast would make the control in half precision; the meta device knows no autocast.
     with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
         call = hide_unseen(call)
-        pool = mech.shared(call) if call.key_visible is None else None
+        if call.key_visible is None:
+            pool = mech.shared(call)
+        else:
+            alpha = mech.alpha(call)
+            pool = None
+            if alpha is not None:
+                pool = pooling_of_visible(alpha, call.key_visible, mech.normalise, sparse=mech.sparse)
         if pool is None:
             pool = pooling(_control(mech, call, places_of(call)), mech.normalise, sparse=mech.sparse)
         return attend_pooled(call, pool)

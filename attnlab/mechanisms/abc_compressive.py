@@ -10,7 +10,7 @@ from torch import Tensor
 from attnlab.attention import AttentionCall
 from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, one_hot, tokens_so_far
 from attnlab.registry import register
-from attnlab.shapes import Int
+from attnlab.shapes import Float, Int
 
 __all__ = ["AbcCompressive"]
 
@@ -38,6 +38,10 @@ class AbcCompressive(SlotMechanism):
     def cannot(self) -> dict[str, str]:
         why = "how many tokens share a slot depends on the length, which a prefix does not know; give length="
         return super().cannot() if self.length is not None else {**super().cannot(), "causal": why}
+
+    def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"] | None:
+        """Not without ``length``, for then it depends on how many tokens there are, too."""
+        return None if self.length is None or call.k.shape[2] > self.length else super().alpha(call)
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """Slot place // c, weight 1 / c."""

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall
 from attnlab.mechanisms._pooled import Pooling
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, tokens_so_far
+from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, places_of, tokens_so_far
 from attnlab.registry import register
-from attnlab.shapes import Int
+from attnlab.shapes import Float, Int
 
 __all__ = ["AbcLinformer"]
 
@@ -60,7 +60,13 @@ class AbcLinformer(SlotMechanism, nn.Module):
         """The first columns."""
         self._check(call.k.shape[2])
         # Layers that share this control may be on several devices.
-        return Pooling(self.weight[: call.k.shape[2]].to(call.q.device).mT[None, None], None)
+        return Pooling(self.weight[: call.k.shape[2]].to(call.q.device).mT[None, None])
+
+    def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"]:
+        """All columns."""
+        if call.k.shape[2] > self.length:
+            self._check(tokens_so_far(places_of(call)))
+        return self.weight.to(call.q.device)
 
     def _check(self, tokens: int) -> None:
         if tokens > self.length:

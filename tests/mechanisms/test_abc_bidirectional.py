@@ -82,7 +82,7 @@ def test_pooling_equals_the_definition(spec: str, place: str) -> None:
 def test_slots_that_stay_empty_are_left_out() -> None:
     """Known on the host: nothing need be hidden from the queries."""
     mech = al.AbcRandom(slots=29)
-    phi, empty = pooling_by_place(mech, 7, torch.float32, torch.device("cpu"))
+    phi, empty, _ = pooling_by_place(mech, 7, torch.float32, torch.device("cpu"))
     used = random_slot(torch.arange(7)[None], 29, seed=0).unique()
     assert phi.shape == (1, 1, len(used), 7)
     assert empty is None
