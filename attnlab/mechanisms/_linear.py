@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._device import unrounded
 from attnlab.shapes import Float, Int
 
 __all__ = ["FeatureMap", "Gate", "LinearCache", "StepMap", "divided", "linear_attention"]
@@ -127,7 +128,7 @@ def _continued(
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
     # Autocast would round the running sums to half precision at every chunk.
-    with torch.autocast(call.q.device.type, enabled=False):
+    with unrounded(call.q):
         sums = _Sums(call, phi_k, gate, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._device import unrounded
 from attnlab.mechanisms._pooled import (
     Pooling,
     alpha_by_place,
@@ -124,7 +125,7 @@ class SlotMechanism(Mechanism):
             return None
         call = hide_unseen(call)
         places = places_of(call) if state is None else places_of(call) + state.count[:, None]
-        with torch.autocast(call.q.device.type, enabled=False):
+        with unrounded(call.q):
             log = self.control(call, places).log.expand(*call.k.shape[:3], self.slots)
         return attend_by_kernel(call, log.to(call.q.dtype), state, in_place=in_place)
 
@@ -229,7 +230,7 @@ def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -
 def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tuple[Tensor, SlotState]:
     """``step`` for one token, in place: K~ + phi (k - K~) with phi = alpha / (alpha + exp z), one pass over K~."""
     mech.refuse(call)
-    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+    with unrounded(call.q):
         call, c, state = _prepared(mech, call, state)
         kind, log = state.k.dtype, c.log[:, :, 0]
         phi = (log - state.z).sigmoid().to(kind).masked_fill(log <= FLOOR / 2, 0).unsqueeze(-1)
@@ -286,8 +287,8 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 
 def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
     """The output where all queries read the memory after the last key, and nobody asks for the memory itself."""
-    # Autocast would make the control in half precision; the meta device knows no autocast.
-    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+    # Autocast would make the control in half precision.
+    with unrounded(call.q):
         call = hide_unseen(call)
         if call.key_visible is None:
             pool = mech.shared(call)
@@ -313,7 +314,7 @@ def _read(call: AttentionCall, state: SlotState) -> Tensor:
 
             if serves_reading(call.q, memory):
                 return read_by_kernel(call.q, memory, scale=call.softmax_scale)
-    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+    with unrounded(call.q):
         q = grouped(call.q, call.groups).to(state.k.dtype)
         P = read_slots(call.softmax_scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
         return ungrouped(P @ state.v.unsqueeze(2)).to(call.q.dtype)
@@ -325,8 +326,8 @@ def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -
     fused = mech.fused(call, state)
     if fused is not None:
         return fused
-    # Autocast would round the memory to half precision at every step; the meta device knows no autocast.
-    with torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False):
+    # Autocast would round the memory to half precision at every step.
+    with unrounded(call.q):
         call, c, state = _prepared(mech, call, state)
         kind = torch.promote_types(call.q.dtype, torch.float32)
         when, scale = _timing(mech, call), call.softmax_scale

@@ -54,9 +54,6 @@ class T2R(Mechanism, nn.Module):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Linear in the keys."""
-        if call.q.is_meta:
-            # Parameters are counted there, and the linear form needs a device with autocast.
-            return super().forward(call)
         return linear_attention(call, *self._maps(call))
 
     def make_cache(self, batch: int, _capacity: int) -> LinearCache:
