@@ -11,8 +11,8 @@ import torch
 from attnlab.data import Specials
 from attnlab.experiments.abc import mt
 from attnlab.experiments.abc.saying import Speaker, speakers
+from attnlab.experiments.abc.short import short_attention
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
-from attnlab.experiments.abc.teaching import short_attention
 from attnlab.experiments.abc.translators import AbcMtConfig, build
 from attnlab.experiments.pairs import ShapedSource
 from attnlab.experiments.together import Learner
@@ -50,7 +50,7 @@ def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
         inputs = {name: t for name, t in together.items() if name != "labels"}
         total, count = StackedTranslation()(stacked, stacked(**inputs), together, 0)
         total.sum().backward()
-        gradients = stacked._named([stacked.matrices.grad, stacked.vectors.grad])
+        gradients = stacked.named(stacked.weights.grad)
         for i, model in enumerate(models):
             mine = {name: t[i] for name, t in together.items()}
             output = model(**{name: t for name, t in mine.items() if name != "labels"})
@@ -65,7 +65,7 @@ def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
 
 
 def test_updates_of_a_stack_are_those_of_its_models() -> None:
-    """Gradients are clipped for each model by itself, and vectors do not decay."""
+    """Gradients are clipped for each model by itself."""
     recipe = Recipe(lr=1.0, weight_decay=0.5, clip=0.01, eps=1.0)
     together = batch(2)
     with ExitStack() as stack:

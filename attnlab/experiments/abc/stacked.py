@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy, dropout, linear, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, dropout, embedding, linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from attnlab import kernels
@@ -32,18 +32,18 @@ __all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation"]
 class Stacked(nn.Module):
     """Translators that differ in their weights alone; inputs and logits have the leading axis too.
 
-    All matrices are one parameter and all vectors another, so that casts, clipping and updates are few launches. While
-    it is trained the model computes in ``dtype``.
+    All weights, which are matrices, are one parameter: casts, clipping and updates are few launches. While it is
+    trained the model computes in ``dtype``.
     """
 
     def __init__(self, models: Sequence[Transformer], *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.size, self.dtype = len(models), dtype
-        named = [dict(model.named_parameters()) for model in models]
-        self.shapes = [{n: p.shape for n, p in named[0].items() if (p.dim() > 1) is matrix} for matrix in (True, False)]
-        self.matrices, self.vectors = (
-            nn.Parameter(torch.stack([torch.cat([each[n].detach().flatten() for n in shapes]) for each in named]))
-            for shapes in self.shapes
+        self.shapes = {name: p.shape for name, p in models[0].named_parameters()}
+        if vectors := [name for name, shape in self.shapes.items() if len(shape) < 2]:
+            raise ValueError(f"all parameters of a stack decay, so they must be matrices; got {', '.join(vectors)}")
+        self.weights = nn.Parameter(
+            torch.stack([torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models])
         )
         one = _Logits(copy.deepcopy(models[0]))
         # Parameters may be shared, and modules too: each place is filled once, or torch does not find back.
@@ -69,28 +69,23 @@ class Stacked(nn.Module):
         """The logits of all models, each for its own batch."""
         one = self._one[0]
 
-        def call(flat: Sequence[Tensor], batch: dict[str, Tensor]) -> Tensor:
-            mine = self._named(flat)
+        def call(weights: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            mine = self.named(weights)
             filled = {place: mine[name] for place, name in self.places.items()}
             return functional_call(one, filled, kwargs=batch, tie_weights=False)
 
-        kind = self.dtype if self.training else torch.float32
         with _Launches(), _no_kernels():
-            return vmap(call, randomness="different")([self.matrices.to(kind), self.vectors.to(kind)], inputs)
+            weights = self.weights.to(self.dtype if self.training else torch.float32)
+            return vmap(call, randomness="different")(weights, inputs)
 
     def snapshot(self) -> dict[str, Tensor]:
         """The parameters now, by the names that they have in one model; the leading axis is that of the models."""
-        return self._named([self.matrices.detach().clone(), self.vectors.detach().clone()])
+        return self.named(self.weights.detach().clone())
 
-    def _named(self, flat: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Views of the two parameters, with leading axes or without."""
-        return {
-            name: part.unflatten(-1, shape)
-            for shapes, t in zip(self.shapes, flat, strict=True)
-            for (name, shape), part in zip(
-                shapes.items(), t.split([s.numel() for s in shapes.values()], -1), strict=True
-            )
-        }
+    def named(self, weights: Tensor) -> dict[str, Tensor]:
+        """Views of the parameter, or of something of its shape, with its leading axis or without."""
+        parts = weights.split([shape.numel() for shape in self.shapes.values()], -1)
+        return {name: part.unflatten(-1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
 
 class _Logits(nn.Module):
@@ -112,6 +107,8 @@ class _Launches(TorchFunctionMode):
             x, weight, bias = args
             found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
             return found if bias is None else found + bias
+        if func is embedding:
+            return _Rows.apply(*reversed(args[:2]))
         if func is scaled_dot_product_attention:
             options = dict(kwargs)
             assert not options.pop("enable_gqa", False)
@@ -128,6 +125,34 @@ def _no_kernels() -> Iterator[None]:
         yield
     finally:
         kernels.AVAILABLE = before
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a matrix, whose gradient is added up where it belongs: torch's own sorts the tokens first."""
+
+    @staticmethod
+    def forward(weight: Tensor, ids: Tensor) -> Tensor:
+        return weight[ids]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        weight, ids = inputs
+        ctx.save_for_backward(ids)
+        ctx.like = weight.shape, weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (ids,), (shape, dtype) = ctx.saved_tensors, ctx.like
+        found = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+        return found.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, int]:
+        if in_dims[0] is None:
+            return _Rows.apply(weight, ids), in_dims[1]
+        weight, ids = (_leading(t, dim, info.batch_size) for t, dim in zip((weight, ids), in_dims, strict=True))
+        first = weight.shape[1] * torch.arange(len(weight), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
+        return _Rows.apply(weight.flatten(0, 1), ids + first), 0
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -210,18 +235,11 @@ class StackedLearner(Learner):
         model.dtype = torch.bfloat16 if half and self.cuda else torch.float32
         self.loss = torch.zeros(model.size, device=self.device)
 
-    def _groups(self) -> list[dict[str, Any]]:
-        decay = self.recipe.weight_decay
-        return [
-            {"params": [self.model.matrices], "weight_decay": decay},
-            {"params": [self.model.vectors], "weight_decay": 0.0},
-        ]
-
     def _clip(self, most: float) -> None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        lengths = torch.hypot(*(torch.linalg.vector_norm(g, dim=1, keepdim=True) for g in gradients))
-        for g in gradients:
-            g.mul_((most / (lengths + 1e-6)).clamp(max=1))
+        gradient = self.model.weights.grad
+        assert gradient is not None
+        lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+        gradient.mul_((most / (lengths + 1e-6)).clamp(max=1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,17 @@ import torch
 from torch import Tensor
 
 from attnlab.data import Specials
-from attnlab.experiments.abc.dense import DenseSlots, dense_attention
 from attnlab.experiments.abc.saying import Speaker, hypotheses_file, speakers, split_of
+from attnlab.experiments.abc.short import short_attention
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
 from attnlab.experiments.translating import Search, mean_loss, write_lines
-from attnlab.models import Transformer
-from attnlab.models.attention import attentions, put_mechanism
 from attnlab.training import Recipe, Schedule
 
-__all__ = ["average", "run_variants", "short_attention"]
+__all__ = ["average", "run_variants"]
 
 
 def run_variants(
@@ -145,21 +143,11 @@ def _trained(
             pairs=len(corpus.ids["train"][0]) - sources[0].left_out,
             source_tokens=_mean(corpus.ids["train"][0]), target_tokens=_mean(corpus.ids["train"][1]),
         )  # fmt: skip
-    # dense_attention is over: the names in a snapshot are those of the dense form.
+    # short_attention is over: the names in a snapshot are those of the dense form.
     return {
         key: [{n.replace(".inner", ""): t for n, t in snapshot.items()} for snapshot in some]
         for key, some in kept.items()
     }
-
-
-@contextmanager
-def short_attention(model: Transformer) -> Iterator[None]:
-    """Inside, attention runs in the forms that move the fewest bytes for sentences: causal slots in the dense one."""
-    with dense_attention(model):
-        for layer in attentions(model, ("encoder", "cross")):
-            if isinstance(layer.mechanism, DenseSlots):
-                put_mechanism(layer, layer.mechanism.inner)
-        yield
 
 
 def _shaped(specials: Specials, source: Sequence[Any], target: Sequence[Any], **options: Any) -> ShapedSource:
