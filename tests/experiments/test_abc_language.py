@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import attnlab as al
 from attnlab.data import load_tokeniser, train_wordpiece, write_store
 from attnlab.experiments.abc import decoding, distillation, lm, mlm
 from attnlab.experiments.abc.dense import DenseSlots
+from attnlab.experiments.abc.lm_differences import differences
 from attnlab.models import Cache, Transformer, named_config
 from tests import hf_zoo
 
@@ -97,6 +99,36 @@ def test_perplexities_over_those_of_base_are_of_the_same_seed() -> None:
     assert [row["ABC_MLP-64"] for row in tables["table_2a_seeds"]] == pytest.approx([1.1, 1.3])
 
 
+def deep(**perplexities: tuple[float, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Table 2b of these models, a perplexity for each seed."""
+    memory = {"BASE": None, "ELU": 128}
+    return {
+        "table_2b": [
+            {"model": model, "n": memory.get(model, 64), "seed": seed, "perplexity": value}
+            for model, values in perplexities.items()
+            for seed, value in enumerate(values)
+        ]
+    }
+
+
+def test_differences_that_seeds_leave_open_decide_no_claim() -> None:
+    # Logarithms of (0, 0), (0, 2): without the models' and the seeds' means +-1/2 is left, so that s = 1 with one degree
+    # of freedom, and the mean difference of 1 is known to t = 12.7.
+    [row] = differences(deep(ABC_MLP=(1.0, 1.0), ELU=(1.0, math.exp(2))))
+    assert row["first"] == "ABC_MLP-64"
+    assert [math.log(row[name]) for name in ("ratio", "low", "high")] == pytest.approx(
+        [-1, -1 - 12.706, -1 + 12.706], 1e-3
+    )
+    assert row["first_ahead"] == 1
+    others = {"RFA": (30.0, 30.1, 30.2), "T2R": (30.0, 30.2, 30.1)}
+    ahead, behind, beside = ((10.0, 10.1, 10.0), (40.0, 40.1, 40.0), (30.0, 30.1, 30.2))
+    assert lm.untestable(deep(ABC_MLP=ahead, ELU=(20.0, 20.1, 20.1), **others)) == {}
+    assert lm.untestable(deep(ABC_MLP=behind, ELU=(20.0, 20.1, 20.1), **others)) == {}
+    told = lm.untestable(deep(ABC_MLP=beside, ELU=(50.0, 50.1, 50.0), **others))
+    assert list(told) == ["abc-beats-kernels"]
+    assert "ABC_MLP-64 over RFA-64" in told["abc-beats-kernels"]
+
+
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
     tables = run(
         "abc-lm", "--corpus", corpus, "--tables", "table_2b", "--steps", 2, "--work", tmp_path, "--out",
@@ -115,7 +147,7 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
         (glue / f"{split}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
     tables = run(
         "abc-mlm", "--corpus", corpus, "--glue", glue.parent, "--model", saved("bert", corpus, tmp_path / "bert"),
-        "--seconds", 0.5, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
+        "--seconds", 6, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
         "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', "seeds=[0]", 'epochs={"RTE":1}',
     )  # fmt: skip
     found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}

@@ -5,12 +5,9 @@ Those at a quarter of the paper's slots are its claims too, for sentences that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from statistics import fmean
-
 from attnlab.reports.claims.bounded_memory import abc_claim
 from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, averages, cell, fails, mean_of, select
+from attnlab.reports.claims.predicates import all_of, averaged, averages, cell, fails, mean_of
 from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
@@ -51,24 +48,12 @@ def _phi(model: str, causal: int = 32) -> Cell:
     return cell("table_7", "bleu", model=model, cross=32, causal=causal)
 
 
-def _averaged(first: Cell, second: Cell, holds: Callable[[float], bool]) -> Predicate:
-    """The difference of the means over shared seeds; where it cannot be told, the results say so (``not_testable``)."""
-
-    def run(result: Result, _: Bounds | None) -> Verdict:
-        a, b = select(result, first), select(result, second)
-        shared = [seed for seed in a if seed in b]
-        x, y = (fmean([values[seed] for seed in shared] or values.values()) for values in (a, b))
-        return Verdict(HELD if holds(x - y) else NOT_HELD, f"{number(x)} against {number(y)}")
-
-    return Predicate(run, (first, second))
-
-
 def _more(first: Cell, second: Cell) -> Predicate:
-    return _averaged(first, second, lambda gap: gap > 0)
+    return averaged(first, second, lambda gap: gap > 0)
 
 
 def _close(first: Cell, second: Cell) -> Predicate:
-    return _averaged(first, second, lambda gap: abs(gap) <= WITHIN)
+    return averaged(first, second, lambda gap: abs(gap) <= WITHIN)
 
 
 def _smallest_memory() -> Predicate:

@@ -25,6 +25,7 @@ __all__ = [
     "all_of",
     "at_least",
     "at_most",
+    "averaged",
     "averages",
     "cell",
     "close",
@@ -111,6 +112,21 @@ def compared(
             interval = seed_interval([margin(a[seed], b[seed]) for seed in shared])
             bounds = (interval.low, interval.high)
         return decide(margin(x, y), f"{number(x)} against {number(y)}", bounds, equal_holds=equal_holds)
+
+    return Predicate(run, (first, second))
+
+
+def averaged(first: Cell, second: Cell, holds: Callable[[float], bool]) -> Predicate:
+    """``holds`` of the difference of the means over shared seeds, whatever the seeds' spread.
+
+    Where results know better than three seeds by themselves what can be told, they say so under ``not_testable``.
+    """
+
+    def run(result: Result, _: Bounds | None) -> Verdict:
+        a, b = select(result, first), select(result, second)
+        shared = [seed for seed in a if seed in b]
+        x, y = (fmean([values[seed] for seed in shared] or values.values()) for values in (a, b))
+        return Verdict(HELD if holds(x - y) else NOT_HELD, f"{number(x)} against {number(y)}")
 
     return Predicate(run, (first, second))
 

@@ -1,0 +1,105 @@
+"""Which differences between the models of Table 2 can be told: their spread over seeds, pooled over a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from attnlab.experiments.abc.summaries import Rows
+from attnlab.reports.claims import student
+
+__all__ = ["COMPARISONS", "differences", "undecided"]
+
+# A model, its memory and, in Table 2a, the context it is read with.
+Place = tuple[str, int | None, int | None]
+
+
+def _places(model: str, n: int | None) -> list[Place]:
+    return [(model, n, context) for context in (0, 480)]
+
+
+def _pairs(first: Sequence[Place], *others: Sequence[Place]) -> list[tuple[Place, Place]]:
+    return [pair for other in others for pair in zip(first, other, strict=True)]
+
+
+# For each claim, the pairs of which the first is to have the lower perplexity.
+COMPARISONS: dict[str, tuple[str, list[tuple[Place, Place]]]] = {
+    "abc-learned-beats-agnostic": (
+        "table_2a", _pairs(_places("ABC_MLP", 64), _places("Linformer", 64), _places("ABC_RD", 64)),
+    ),
+    "abc-half-the-memory": (
+        "table_2a", _pairs(_places("ABC_MLP", 32), _places("Linformer", 64), _places("ABC_RD", 64)),
+    ),
+    "abc-linformer-trails-random": ("table_2a", _pairs(_places("ABC_RD", 64), _places("Linformer", 64))),
+    "abc-linformer-worsens-with-context": ("table_2a", [(("Linformer", 64, 0), ("Linformer", 64, 480))]),
+    "abc-close-to-base": ("table_2a", [(("BASE", None, 480), ("ABC_MLP", 64, 480))]),
+    "abc-beats-kernels": (
+        "table_2b",
+        [(("ABC_MLP", 64, None), (model, n, None)) for model, n in (("ELU", 128), ("RFA", 64), ("T2R", 64))],
+    ),
+}  # fmt: skip
+
+
+def differences(tables: Mapping[str, Rows]) -> Rows:
+    """Each pair's perplexities as a ratio, with the 95 % interval that other seeds leave it.
+
+    log perplexity = model + seed + what is left; the deviation s of the last is pooled over a table's models and
+    contexts, since three values alone hardly tell it. The logarithm of a ratio is then known to t s sqrt(2 / seeds),
+    with (models - 1) (seeds - 1) degrees of freedom: a model's contexts say nearly the same of a seed.
+    """
+    found: Rows = []
+    spreads = {table: _pooled(tables.get(table, [])) for table in ("table_2a", "table_2b")}
+    for claim, (table, pairs) in COMPARISONS.items():
+        values, s, degrees = spreads[table]
+        for first, second in pairs:
+            if s is None or first not in values or second not in values:
+                continue
+            gap = fmean(a - b for a, b in zip(values[first], values[second], strict=True))
+            seeds = len(values[first])
+            reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
+            found.append(
+                {
+                    "claim": claim, "first": _name(first), "second": _name(second), "ratio": math.exp(gap),
+                    "low": math.exp(gap - reach), "high": math.exp(gap + reach), "seeds": seeds,
+                    "first_ahead": sum(a < b for a, b in zip(values[first], values[second], strict=True)),
+                }
+            )  # fmt: skip
+    return found
+
+
+def undecided(rows: Rows) -> dict[str, str]:
+    """Claims that no pair refutes and not all pairs confirm."""
+    found = {}
+    for claim in dict.fromkeys(row["claim"] for row in rows):
+        mine = [row for row in rows if row["claim"] == claim]
+        open_ = [row for row in mine if row["low"] <= 1 <= row["high"]]
+        if open_ and not any(row["low"] > 1 for row in mine):
+            told = "; ".join(f"{r['first']} over {r['second']}: {r['low']:.2f} to {r['high']:.2f}" for r in open_)
+            found[claim] = f"perplexities with other seeds: {told}"
+    return found
+
+
+def _pooled(rows: Rows) -> tuple[dict[Place, list[float]], float | None, int]:
+    """(log perplexities by seed, what is left of them beside model and seed, its degrees of freedom)."""
+    by_place: dict[Place, dict[Any, float]] = {}
+    for row in rows:
+        place = row["model"], row["n"], row.get("context")
+        by_place.setdefault(place, {})[row["seed"]] = math.log(row["perplexity"])
+    seeds = sorted(set.intersection(*(set(each) for each in by_place.values()))) if by_place else []
+    values = {place: [each[seed] for seed in seeds] for place, each in by_place.items()}
+    models = {place[:2] for place in values}
+    if len(models) < 2 or len(seeds) < 2:
+        return values, None, 0
+    degrees, cells = ((count - 1) * (len(seeds) - 1) for count in (len(models), len(values)))
+    of_seed = [fmean(line[i] for line in values.values()) for i in range(len(seeds))]
+    mean = fmean(of_seed)
+    left = [(value - fmean(line) - of_seed[i] + mean) ** 2 for line in values.values() for i, value in enumerate(line)]
+    return values, math.sqrt(math.fsum(left) / cells), degrees
+
+
+def _name(place: Place) -> str:
+    model, n, context = place
+    name = model if n is None else f"{model}-{n}"
+    return name if context is None else f"{name}, context {context}"
