@@ -40,6 +40,8 @@ class Fitted:
 class Learner:
     """A model, its optimiser, and one captured update for each shape of batch."""
 
+    warmup = WARMUP
+
     def __init__(
         self,
         model: nn.Module,
@@ -77,7 +79,7 @@ class Learner:
             self.lr.fill_(lr)
             if shape not in self.graphs:
                 self.seen[shape] = self.seen.get(shape, 0) + 1
-                if self.seen[shape] <= WARMUP:
+                if self.seen[shape] <= self.warmup:
                     self._step({name: t.to(self.device, non_blocking=True) for name, t in batch.items()})
                     return
                 self.graphs[shape] = self._capture(batch)

@@ -124,6 +124,10 @@ def test_another_process_says_the_same() -> None:
     search = Search(Specials(pad=1, bos=0, eos=2), beams=2, longest=9, penalty=0.6, batch=2)
     speaker = Speaker(SMALL, mt.BY_KEY["ABC_MLP-8-2"], VOCAB, 0, {"beam": weights}, {"beam": search}, {"beam": sources})
     with speakers(2) as others:
+        # Who is not there yet is not asked.
+        assert others.ask(speaker) is None
+        for one in others.ready:
+            one.result()
         asked = others.ask(speaker)
         assert asked is not None
         assert others.answer(speaker, asked) == speaker.say() == {"beam": search(model, sources)}

@@ -54,12 +54,14 @@ class Speaker:
 class Speakers:
     """Who translates: this process, or several others that were started before there was anything to say."""
 
-    def __init__(self, pool: ProcessPoolExecutor | None) -> None:
-        self.pool = pool
+    def __init__(self, pool: ProcessPoolExecutor | None, ready: Sequence[Future[Any]] = ()) -> None:
+        self.pool, self.ready = pool, ready
 
     def ask(self, speaker: Speaker) -> Future[Any] | None:
-        """Begin with it, if there are others."""
-        return None if self.pool is None else self.pool.submit(speaker.say)
+        """Begin with it, if there are others and they have come."""
+        if self.pool is None or any(not x.done() or x.exception() is not None for x in self.ready):
+            return None
+        return self.pool.submit(speaker.say)
 
     def answer(self, speaker: Speaker, asked: Future[Any] | None) -> dict[str, list[list[int]]]:
         """What it said; where the others are gone this process asks it."""
@@ -77,9 +79,7 @@ def speakers(count: int) -> Iterator[Speakers]:
         return
     # A process that was forked cannot talk to the GPU.
     with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for _ in range(count):
-            pool.submit(_get_ready)
-        yield Speakers(pool)
+        yield Speakers(pool, [pool.submit(_get_ready) for _ in range(count)])
 
 
 def _get_ready() -> None:

@@ -228,6 +228,8 @@ class StackedLearner(Learner):
     """A learner whose models keep to themselves: each has a loss, and gradients of a length of its own."""
 
     model: Stacked
+    # vmap takes a tenth of a second to find out what an update is; once will do.
+    warmup = 1
 
     def __init__(self, model: Stacked, *rest: Any, half: bool = False, **options: Any) -> None:
         # Autocast would cast again and again; the parameters of a stack are cast at once.
