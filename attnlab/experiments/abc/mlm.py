@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -32,6 +33,7 @@ from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import MaskedLM, Transformer, TransformerConfig, count_parameters, named_config
 from attnlab.models.attention import attentions, put_mechanism
+from attnlab.reports.claims import student
 from attnlab.shapes import Float
 from attnlab.training import Recipe, Schedule
 
@@ -231,7 +233,33 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
     losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables.get("pretraining", [])}
     for row in rows:
         row["masked_loss"] = losses.get((row["model"], row["n"], row["continued"]))
-    return {"table_4_by_task": rows, "continuing": curves(tables.get("curves", []), ["model", "n"])}
+    return {
+        "table_4_by_task": rows,
+        "table_4_noise": noise(tables.get("table_4", [])),
+        "continuing": curves(tables.get("curves", []), ["model", "n"]),
+    }
+
+
+def noise(rows: Rows) -> Rows:
+    """For each task, how much accuracy differs between seeds of fine-tuning, pooled over the models.
+
+    ``told_from`` is the least difference between two models' means that other seeds would not turn round (95 %).
+
+    >>> rows = [dict(model="a", n=1, continued=True, task="RTE", seed=i, accuracy=60.0 + i) for i in range(3)]
+    >>> [(row["deviation"], round(row["told_from"], 2)) for row in noise(rows)]
+    [(1.0, 3.51)]
+    """
+    found = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        settings = means([row for row in rows if row["task"] == task], ["model", "n", "continued"], "accuracy")
+        several = [row for row in settings if row["seeds"] > 1]
+        if several:
+            degrees = sum(row["seeds"] - 1 for row in several)
+            s = math.sqrt(sum((row["seeds"] - 1) * row["deviation"] ** 2 for row in several) / degrees)
+            seeds = min(row["seeds"] for row in several)
+            reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
+            found.append({"task": task, "seeds": seeds, "deviation": s, "told_from": reach})
+    return found
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
