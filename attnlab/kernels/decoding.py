@@ -18,8 +18,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
 # Numbers of K~ that one program holds.
 MOST = 16384
-# Numbers of a tile, and its warps.
-TILE, WARPS = 2048, 4
+# Numbers of a tile: large, so that all loads of a program are under way at once.
+TILE = 8192
 
 
 def linear_step(
@@ -102,7 +102,7 @@ def _step_options(
         {
             "R": heads, "RP": several, "FP": padded, "BF": tile, "D": d, "BD": wide, "E": e, "BE": wide_values,
             "MAP": MAPS[kind], "FULL": (d, e, rows) == (wide, wide_values, padded), "WRITES": writes, "MASKED": masked,
-            "GATED": gated, "BOUNDED": bounded, "num_warps": WARPS,
+            "GATED": gated, "BOUNDED": bounded, "num_warps": _warps(tile * several * max(wide, wide_values)),
         }.items()
     )  # fmt: skip
 
@@ -114,9 +114,13 @@ def _read_options(heads: int, slots: int, d: int, e: int) -> Options:
         {
             "R": heads, "NP": padded, "D": d, "BD": wide, "E": e,
             "BE": wide_values, "FULL": (d, e, slots) == (wide, wide_values, padded),
-            "num_warps": 4 if padded * max(wide, wide_values) <= 8192 else 8,
+            "num_warps": _warps(padded * max(wide, wide_values)),
         }.items()
     )  # fmt: skip
+
+
+def _warps(numbers: int) -> int:
+    return 4 if numbers <= 2048 else 8
 
 
 @lru_cache(maxsize=1024)
