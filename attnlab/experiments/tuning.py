@@ -139,6 +139,8 @@ def tune_seeds(
         seconds=tuning.seconds,
         streams=min(tuning.streams, len(models)),
         half=tuning.half,
+        # Where time may end it, its speed has to be known early.
+        every=20,
     )
     return found, {place: accuracy(model, examples["dev"], length=width) for place, model in made.items()}
 

@@ -95,7 +95,8 @@ def masked_subject(
     source = MlmSource(train, batch, vocab_size=tokeniser.vocab_size, seed=1 + seed)
     held = MlmSource(valid, min(batch, len(valid)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     batches = [{n: t.to(device) for n, t in held.batch(i).items()} for i in range(min(4, held.steps_per_epoch))]
-    return Subject("masked LM", model, _seeded(spec, seed), source, batches, causal=False)
+    name = "masked LM" if device.type == "cuda" else f"masked LM, {_cores()}"
+    return Subject(name, model, _seeded(spec, seed), source, batches, causal=False)
 
 
 @torch.no_grad()
@@ -119,6 +120,11 @@ def sampled_subject(
     texts = torch.cat(written).cpu()
     held = [{"input_ids": part.to(device), "labels": part.to(device)} for part in texts[:held_out].split(batch)]
     return Subject(name, model, _seeded(spec, seed), _Drawn(texts[held_out:], batch, seed), held, causal=True)
+
+
+def _cores() -> str:
+    count = torch.get_num_threads()
+    return "one CPU core" if count == 1 else f"{count} CPU cores"
 
 
 def _seeded(spec: str, seed: int) -> str:
