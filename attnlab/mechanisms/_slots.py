@@ -126,8 +126,11 @@ class SlotMechanism(Mechanism):
         call = hide_unseen(call)
         places = places_of(call) if state is None else places_of(call) + state.count[:, None]
         with unrounded(call.q):
-            log = self.control(call, places).log.expand(*call.k.shape[:3], self.slots)
-        return attend_by_kernel(call, log.to(call.q.dtype), state, in_place=in_place)
+            c = self.control(call, places)
+        if c.faded is not None:
+            return None
+        log = c.log.expand(*call.k.shape[:3], self.slots).to(call.q.dtype)
+        return attend_by_kernel(call, log, state, in_place=in_place)
 
     def make_cache(self, batch: int, _capacity: int) -> SlotCache:
         """An empty past of constant size."""
