@@ -139,4 +139,5 @@ def _metric(*, effective_order: bool = False) -> Any:
         from sacrebleu.metrics import BLEU
     except ImportError as error:
         raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
-    return BLEU(effective_order=effective_order)
+    # Forced: outputs whose full stop stands apart are not asked about.
+    return BLEU(effective_order=effective_order, force=True)

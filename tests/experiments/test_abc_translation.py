@@ -136,7 +136,10 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
 
 
 def test_seeds_that_disagree_widen_every_interval() -> None:
-    """Differences of -1, 0, 1 and of 3, 3, 3: the pooled variance is (2 x 1 + 2 x 0) / 4, t of 4 degrees is 2.776."""
+    """Differences of -1, 0, 1 and of 3, 3, 3: the pooled variance is (2 x 1 + 2 x 0) / 4, t of 4 degrees is 2.776.
+
+    The first pair's own, 1, is larger.
+    """
     pair = {"claim": "c", "difference": 0.0, "low": -0.3, "high": 0.4, "seeds": 3, "sentences": 9, "second": "z"}
     rows = [
         {**pair, "first": "a", "each": [-1.0, 0.0, 1.0]},
@@ -147,9 +150,9 @@ def test_seeds_that_disagree_widen_every_interval() -> None:
     ]
     first, second, again, lone = with_seeds(rows)
     reach = 2.776 * 0.5**0.5
-    assert first["deviation"] == pytest.approx(0.5**0.5)
-    assert first["low"] == pytest.approx(-((0.3**2 + reach**2 / 3) ** 0.5), abs=1e-3)
-    assert first["high"] == pytest.approx((0.4**2 + reach**2 / 3) ** 0.5, abs=1e-3)
+    assert (first["deviation"], second["deviation"]) == (1.0, pytest.approx(0.5**0.5))
+    assert first["low"] == pytest.approx(-((0.3**2 + 2.776**2 / 3) ** 0.5), abs=1e-3)
+    assert first["high"] == pytest.approx((0.4**2 + 2.776**2 / 3) ** 0.5, abs=1e-3)
     assert (first["least"], first["most"], again["low"]) == (-1.0, 1.0, first["low"])
     assert second["low"] == pytest.approx(3 - reach / 3**0.5, abs=1e-3)
     # What other pairs tell about seeds holds for one that has no second.

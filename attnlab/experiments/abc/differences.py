@@ -87,18 +87,20 @@ def _gap(a: np.ndarray, b: np.ndarray) -> float:
 def with_seeds(rows: Rows) -> Rows:
     """The rows with intervals in which trainings differ by chance too, and the ``least`` and ``most`` of the seeds.
 
-    The deviation of a difference between seeds is pooled over the rows, since three values alone hardly tell it; with n
-    seeds the interval is sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make
-    the degrees of freedom fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown
-    and nothing is added.
+    The deviation s of a difference between seeds is pooled over the rows, since three values alone hardly tell it, or
+    the pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
+    sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make the degrees of freedom
+    fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown and nothing is added.
     """
-    pairs = {(row["first"], row["second"], row["sentences"]): row["each"] for row in rows if len(row["each"]) > 1}
+    keys = ("data", "first", "second", "sentences")
+    pairs = {tuple(row.get(key) for key in keys): row["each"] for row in rows if len(row["each"]) > 1}
     degrees = sum(len(each) - 1 for each in pairs.values())
-    s = (sum((len(each) - 1) * variance(each) for each in pairs.values()) / degrees) ** 0.5 if degrees else None
+    pooled = sum((len(each) - 1) * variance(each) for each in pairs.values()) / degrees if degrees else None
     found = []
     for row in rows:
-        reach = student(0.95, degrees) * s / len(row["each"]) ** 0.5 if s is not None else 0.0
-        mean = row["difference"]
+        n, mean = len(row["each"]), row["difference"]
+        s = max(pooled, variance(row["each"]) if n > 1 else 0.0) ** 0.5 if pooled is not None else None
+        reach = student(0.95, degrees) * s / n**0.5 if s is not None else 0.0
         low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
         told = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
         found.append({**{k: v for k, v in row.items() if k != "each"}, **told, "deviation": s})

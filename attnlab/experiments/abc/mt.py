@@ -25,6 +25,8 @@ __all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task"
 NAME = "abc-mt"
 # The task of the tables that stand beside the paper's.
 PRIMARY = "multi30k-en-de"
+# BLEU below which nothing was learned.
+LEARNED = 1.0
 ROW = ["model", "cross", "causal", "seed"]
 KEYS = {
     "training": ["data", "seed", "set"],
@@ -218,7 +220,8 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
 
 def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
     """The tables from every file of hypotheses below ``outs``."""
-    tables: dict[str, Rows] = {name: [] for name in (*TABLES, "table_3a_other", "differences")}
+    tables: dict[str, Rows] = {name: [] for name in (*TABLES, "table_3a_other")}
+    found: Rows = []
     for data in TASKS:
         said = hypotheses_in(outs, data)
         if not said:
@@ -232,16 +235,18 @@ def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
             seeds = {claim: {row["seed"] for row in tables[c.table]} for claim, c in COMPARISONS.items()}
         else:
             tables["table_3a_other"] += [{"data": data, "model": BY_KEY[row["variant"]].model, **row} for row in rows]
-        found = [
-            row
-            for claim, comparison in COMPARISONS.items()
+        # Who has not learned to translate has nothing to compare.
+        learned = max(row["bleu"] for row in rows) >= LEARNED
+        found += [
+            {"data": data, **row}
+            for claim, comparison in (COMPARISONS.items() if learned else ())
             for row in differences(
                 {place: lines for place, lines in said.items() if place[1] in seeds[claim]}, {claim: comparison},
                 references,
             )
         ]  # fmt: skip
-        tables["differences"] += [{"data": data, **row} for row in with_seeds(found)]
-    return tables
+    # A corpus with one seed has the spread of the others.
+    return {**tables, "differences": with_seeds(found)}
 
 
 def _scored(said: Mapping[Place, list[str]], references: Mapping[str, list[str]], *, first: int) -> Rows:
@@ -263,7 +268,7 @@ def _rows_of(name: str, rows: Rows) -> Rows:
     found = []
     for row in rows:
         if (v := BY_KEY[row["variant"]]) in variants and row["search"] == search:
-            seven = {"converged": row["bleu"] >= 1.0} if name == "table_7" else {}
+            seven = {"converged": row["bleu"] >= LEARNED} if name == "table_7" else {}
             found.append({"model": "MLP-exp" if seven and v in EXP else v.model, **row, **seven})
     return found
 
