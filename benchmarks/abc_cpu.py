@@ -1,4 +1,4 @@
-"""Bounded memory on a CPU: causal ABC_MLP against SDPA, and decoding against softmax with a preallocated KV cache.
+"""Bounded memory on a CPU: attention against SDPA, and decoding against softmax with a preallocated KV cache.
 
     python benchmarks/abc_cpu.py --output results/abc_cpu.json
 
@@ -23,6 +23,8 @@ HEADS, WIDTH, SLOTS = 8, 64, 32
 FULL: dict[str, Any] = {
     "lengths": (1024, 2048, 4096, 8192, 16384),
     "memory": (4096, 8192, 16384, 32768),
+    # An encoder's attention at RoBERTa-base's size: rows, heads, tokens.
+    "encoder": (4, 12, 512),
     # The decoder of a base transformer (Table 10), without cross-attention and with a vocabulary of 8,192.
     "model": {"width": 512, "heads": 8, "layers": 6, "hidden": 2048, "vocab": 8192},
     "batch": 16,
@@ -35,12 +37,21 @@ FULL: dict[str, Any] = {
 TINY: dict[str, Any] = {
     "lengths": (64, 128),
     "memory": (128, 256),
+    "encoder": (2, 2, 32),
     "model": {"width": 32, "heads": 2, "layers": 2, "hidden": 64, "vocab": 61},
     "batch": 2,
     "contexts": (16, 64),
     "softmax_up_to": 64,
     "vocabularies": (61, 122),
 }
+# Members of Table 4, and others that go by place.
+ENCODERS = (
+    *(f"abc-linformer:slots={n}" for n in (64, 128)),
+    "abc-random:slots=128",
+    "abc-compressive:slots=64",
+    "abc-global:slots=64",
+    *(f"abc-mlp:slots={n}" for n in (64, 128)),
+)
 # Causal memory sizes of Table 2 (32) and of the translation models (8), and the linear baselines of Figure 1.
 DECODERS = ("softmax", "abc-mlp:slots=32", "abc-mlp:slots=8", "rfa:features=32", "t2r:features=32", "kernel:elu")
 
@@ -55,6 +66,7 @@ def main() -> None:
     torch.manual_seed(0)
     tables = {
         "attention": [attention(length, args.repeats) for length in size["lengths"]],
+        "bidirectional": bidirectional(*size["encoder"], args.repeats),
         "memory": [memory(length) for length in size["memory"]],
         "decoding": decoding(size, args.repeats),
         "flatness": flatness(size, args.repeats),
@@ -103,6 +115,43 @@ def attention(length: int, repeats: int) -> dict[str, Any]:
         "sdpa_forward_backward_s": seconds["sdpa_both"],
         "forward_backward_times_faster": seconds["sdpa_both"] / seconds["abc_both"],
     }
+
+
+def bidirectional(rows: int, heads: int, length: int, repeats: int) -> list[dict[str, Any]]:
+    """One attention of an encoder: the time of each member, its control included, over softmax; plain and padded."""
+    width = heads * WIDTH
+    leaf = torch.randn(rows, length, 3 * width, requires_grad=True)
+    x, weight = torch.randn(rows, length, width), torch.randn(rows, heads, length, WIDTH)
+    seen = torch.ones(rows, length, dtype=torch.bool)
+    seen[::2, length // 2 :] = False
+    mechs = {spec: al.mechanism(spec) for spec in ("softmax", *ENCODERS)}
+
+    def attend(spec: str, padded: bool) -> Tensor:
+        # As a projection leaves them: the heads of a token side by side.
+        q, k, v = (t.unflatten(-1, (heads, WIDTH)).transpose(1, 2) for t in leaf.chunk(3, -1))
+        return mechs[spec](al.AttentionCall(q, k, v, x=x, key_visible=seen if padded else None))
+
+    def forward(spec: str, padded: bool) -> Tensor:
+        with torch.no_grad():
+            return attend(spec, padded)
+
+    jobs: dict[str, Any] = {}
+    for spec in mechs:
+        jobs[f"{spec} forward"] = lambda spec=spec: forward(spec, False)
+        jobs[f"{spec} padded"] = lambda spec=spec: forward(spec, True)
+        jobs[f"{spec} both"] = lambda spec=spec: attend(spec, False).backward(weight)
+    seconds = median_seconds(jobs, repeats=repeats)
+    return [
+        {
+            "mechanism": spec,
+            "forward_ms": 1000 * seconds[f"{spec} forward"],
+            **{
+                f"{what}_over_softmax": seconds[f"{spec} {what}"] / seconds[f"softmax {what}"]
+                for what in ("forward", "padded", "both")
+            },
+        }
+        for spec in mechs
+    ]
 
 
 def memory(length: int) -> dict[str, Any]:
