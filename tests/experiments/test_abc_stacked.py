@@ -7,9 +7,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import embedding
 
 from attnlab.data import Specials
 from attnlab.experiments.abc import mt
+from attnlab.experiments.abc.launches import few_launches
 from attnlab.experiments.abc.saying import Speaker, speakers
 from attnlab.experiments.abc.short import short_attention
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
@@ -83,20 +85,33 @@ def test_updates_of_a_stack_are_those_of_its_models() -> None:
 
 
 def test_dropout_differs_between_models_and_is_unbiased() -> None:
-    with ExitStack() as stack:
-        (model,) = alone("BASE", (0,), stack)
-        model.decoder.dropout = torch.nn.Dropout(0.25)
-        stacked = Stacked([model, model])
-        dropout = stacked._one[0].model.decoder.dropout
-        ones = torch.ones(2, 31, 37, requires_grad=True)
-        found = torch.func.vmap(dropout, randomness="different")(ones)
+    ones = torch.ones(2, 31, 37, requires_grad=True)
+    for training in (True, False):
+        with few_launches():
+            layer = torch.nn.Dropout(0.25).train(training)
+            found = torch.func.vmap(layer, randomness="different")(ones)
+        if not training:
+            assert torch.equal(found, ones)
+            continue
         assert found.unique().tolist() == [0.0, pytest.approx(4 / 3)]
         assert not torch.equal(found[0], found[1])
         assert float(found.detach().mean()) == pytest.approx(1, abs=0.05)
         found.sum().backward()
         torch.testing.assert_close(ones.grad, found.detach())
-        dropout.eval()
-        assert torch.equal(torch.func.vmap(dropout)(ones), ones)
+
+
+def test_rows_have_the_gradients_of_an_embedding() -> None:
+    """A token twice, of two models and of a table that they share."""
+    ids = torch.tensor([[[1, 2], [1, 0]], [[0, 0], [4, 2]]])
+    for shape in ((2, 5, 3), (5, 3)):
+        table = torch.arange(15.0 * (2 if len(shape) == 3 else 1)).view(shape).requires_grad_()
+        with few_launches():
+            found = torch.func.vmap(embedding, in_dims=(0, 0 if len(shape) == 3 else None))(ids, table)
+        right = torch.stack([embedding(i, t) for i, t in zip(ids, table.expand(2, 5, 3), strict=True)])
+        assert torch.equal(found, right)
+        weights = torch.arange(24.0).view(found.shape)
+        (mine,), (theirs,) = (torch.autograd.grad((t * weights).sum(), [table]) for t in (found, right))
+        assert torch.equal(mine, theirs)
 
 
 def test_sources_of_one_order_agree_in_width_and_not_in_pairs() -> None:

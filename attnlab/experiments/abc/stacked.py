@@ -7,20 +7,18 @@ along the axis; what it computes for a seed is what that seed computes alone, bu
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy, dropout, embedding, linear, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
+from torch.nn.functional import cross_entropy
 
-from attnlab import kernels
 from attnlab.data import Source
 from attnlab.data.masking import IGNORED
+from attnlab.experiments.abc.launches import few_launches
 from attnlab.experiments.together import Learner
 from attnlab.loss import Loss
 from attnlab.models import Transformer
@@ -53,10 +51,6 @@ class Stacked(nn.Module):
             for at, module in one.named_modules()
             for name, p in module.named_parameters(recurse=False)
         }
-        for module in one.modules():
-            for name, child in module.named_children():
-                if isinstance(child, nn.Dropout):
-                    setattr(module, name, _Dropout(child.p))
         # Not a part of this module: it has no weights of its own.
         self._one = (one.to("meta"),)
 
@@ -74,7 +68,7 @@ class Stacked(nn.Module):
             filled = {place: mine[name] for place, name in self.places.items()}
             return functional_call(one, filled, kwargs=batch, tie_weights=False)
 
-        with _Launches(), _no_kernels():
+        with few_launches():
             weights = self.weights.to(self.dtype if self.training else torch.float32)
             return vmap(call, randomness="different")(weights, inputs)
 
@@ -97,111 +91,6 @@ class _Logits(nn.Module):
 
     def forward(self, **inputs: Tensor) -> Tensor:
         return self.model(**inputs).logits
-
-
-class _Launches(TorchFunctionMode):
-    """Fewer of them: vmap's own rules for these functions are several kernels where one or two do."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is linear:
-            x, weight, bias = args
-            found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
-            return found if bias is None else found + bias
-        if func is embedding:
-            return _Rows.apply(*reversed(args[:2]))
-        if func is scaled_dot_product_attention:
-            options = dict(kwargs)
-            assert not options.pop("enable_gqa", False)
-            return _FusedAttention.apply(*args, options.pop("attn_mask"), tuple(options.items()))
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _no_kernels() -> Iterator[None]:
-    """vmap has no rules for ours."""
-    before = kernels.AVAILABLE
-    try:
-        kernels.AVAILABLE = False
-        yield
-    finally:
-        kernels.AVAILABLE = before
-
-
-class _Rows(torch.autograd.Function):
-    """Rows of a matrix, whose gradient is added up where it belongs: torch's own sorts the tokens first."""
-
-    @staticmethod
-    def forward(weight: Tensor, ids: Tensor) -> Tensor:
-        return weight[ids]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        weight, ids = inputs
-        ctx.save_for_backward(ids)
-        ctx.like = weight.shape, weight.dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (ids,), (shape, dtype) = ctx.saved_tensors, ctx.like
-        found = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-        return found.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, int]:
-        if in_dims[0] is None:
-            return _Rows.apply(weight, ids), in_dims[1]
-        weight, ids = (_leading(t, dim, info.batch_size) for t, dim in zip((weight, ids), in_dims, strict=True))
-        first = weight.shape[1] * torch.arange(len(weight), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
-        return _Rows.apply(weight.flatten(0, 1), ids + first), 0
-
-
-class _FusedAttention(torch.autograd.Function):
-    """A rule for vmap sees whole tensors, and autograd what the rule does: here, more rows."""
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Any) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, **dict(options))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        *tensors, options = args
-        rows: list[Any] = [
-            None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
-            for t, dim in zip(tensors, in_dims, strict=False)
-        ]
-        found = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
-        return found.unflatten(0, (info.batch_size, -1)), 0
-
-
-def _leading(t: Tensor, dim: int | None, size: int) -> Tensor:
-    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
-
-
-class _Dropout(nn.Module):
-    """Dropout that is one kernel under vmap too, where torch's own is three."""
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _FusedDropout.apply(x, self.p) if self.training and self.p else x
-
-
-class _FusedDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, p: float) -> Tensor:
-        return dropout(x, p)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
-        return dropout(x, p), in_dims[0]
 
 
 @dataclass(frozen=True)
