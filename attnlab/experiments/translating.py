@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import Specials
 from attnlab.data.parallel import padded
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
@@ -19,7 +17,6 @@ from attnlab.provenance import write_atomic
 from attnlab.training import Term
 
 __all__ = [
-    "Search",
     "bleu_counts",
     "bleu_of",
     "corpus_bleu",
@@ -69,43 +66,27 @@ def translate(
 
     Neither side is longer than ``longest``: of a longer source the end is read. One beam is greedy.
     """
-    search = Search(specials=corpus.tokeniser.specials, beams=beams, longest=longest, penalty=penalty, batch=batch)
-    return [corpus.decode(tokens) for tokens in search(model, sources)]
-
-
-@dataclass(frozen=True)
-class Search:
-    """How a model is asked for translations, as tokens: ``translate`` without the texts."""
-
-    specials: Specials
-    beams: int
-    longest: int
-    penalty: float
-    batch: int
-
-    def __call__(self, model: Transformer, sources: Sequence[Any]) -> list[list[int]]:
-        """The best output for each source, in their order."""
-        device, pad, eos = next(model.parameters()).device, self.specials.pad, self.specials.eos
-        assert pad is not None
-        assert eos is not None
-        sources = [row[-(self.longest - 1) :] for row in sources]
-        order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-        said: dict[int, list[int]] = {}
-        for lo in range(0, len(order), self.batch):
-            chosen = order[lo : lo + self.batch]
-            ids = padded([torch.tensor([*sources[i], eos]).numpy() for i in chosen], pad).to(device)
-            found = beam_search(
-                model,
-                ids,
-                attention_mask=ids != pad,
-                eos=eos,
-                bos=self.specials.bos,
-                beams=self.beams,
-                max_new=min(self.longest, int(1.5 * ids.shape[1]) + 10),
-                length_penalty=LengthPenalty(alpha=self.penalty if self.beams > 1 else 0.0),
-            )
-            said |= {i: list(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
-        return [said[i] for i in range(len(sources))]
+    specials, device = corpus.tokeniser.specials, next(model.parameters()).device
+    assert specials.pad is not None
+    assert specials.eos is not None
+    sources = [row[-(longest - 1) :] for row in sources]
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    said: dict[int, str] = {}
+    for lo in range(0, len(order), batch):
+        chosen = order[lo : lo + batch]
+        ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
+        found = beam_search(
+            model,
+            ids,
+            attention_mask=ids != specials.pad,
+            eos=specials.eos,
+            bos=specials.bos,
+            beams=beams,
+            max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
+            length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
+        )
+        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
+    return [said[i] for i in range(len(sources))]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

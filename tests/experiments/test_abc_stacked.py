@@ -1,4 +1,4 @@
-"""Seeds of a translator as one model compute what each computes alone; their batches, their clipping, who translates."""
+"""Seeds of a translator as one model compute what each computes alone; their batches and their clipping."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from attnlab.data import Specials
 from attnlab.experiments.abc import mt
 from attnlab.experiments.abc.launches import few_launches
-from attnlab.experiments.abc.saying import Speaker, speakers
 from attnlab.experiments.abc.short import short_attention
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from attnlab.experiments.abc.translators import AbcMtConfig, build
 from attnlab.experiments.pairs import ShapedSource
 from attnlab.experiments.together import Learner
-from attnlab.experiments.translating import Search
 from attnlab.models import Transformer, Translation
 from attnlab.training import Recipe
 
@@ -129,20 +126,3 @@ def test_sources_of_one_order_agree_in_width_and_not_in_pairs() -> None:
     assert not all(seen)
     widths = [both.batch(step)["input_ids"].shape[-1] for step in range(2 * sources[0].steps_per_epoch)]
     assert widths[: len(widths) // 2] != widths[len(widths) // 2 :]
-
-
-@pytest.mark.slow
-def test_another_process_says_the_same() -> None:
-    model = build(SMALL, mt.BY_KEY["ABC_MLP-8-2"], vocab=VOCAB, seed=3)
-    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    sources = [[5, 6, 7], [8], [9, 10, 11, 12]]
-    search = Search(Specials(pad=1, bos=0, eos=2), beams=2, longest=9, penalty=0.6, batch=2)
-    speaker = Speaker(SMALL, mt.BY_KEY["ABC_MLP-8-2"], VOCAB, 0, {"beam": weights}, {"beam": search}, {"beam": sources})
-    with speakers(2) as others:
-        # Who is not there yet is not asked.
-        assert others.ask(speaker) is None
-        for one in others.ready:
-            one.result()
-        asked = others.ask(speaker)
-        assert asked is not None
-        assert others.answer(speaker, asked) == speaker.say() == {"beam": search(model, sources)}

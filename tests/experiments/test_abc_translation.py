@@ -279,12 +279,14 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     pytest.importorskip("sacrebleu")
     out, work = tmp_path / "abc-mt.json", tmp_path / "work"
     small = (
-        "vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "steps=3",
+        "vocab=280", "width=16", "heads=2", "layers=2", "hidden=16", "tokens=128", "widths=[16,24]", "steps=3",
         "streams=1", "decode_batch=3",
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
     assert main(["reproduce", "abc-mt", *arguments, "--variants", "3a", "5", "7", "quarter"]) == 0
-    tables = json.loads(out.read_text())["tables"]
+    found = json.loads(out.read_text())
+    assert not any(found["parts"].values())
+    tables = found["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
     assert [r["variant"] for r in tables["table_3a_quarter"]] == [v.key for v in mt.QUARTER]
     # A look at the end of the training, and each row of Table 5 translates the validation set.

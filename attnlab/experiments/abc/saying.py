@@ -1,90 +1,20 @@
-"""What trained translators say of held-out sets, in files; several processes may ask them at once."""
+"""What trained translators say of held-out sets, in files."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
-import torch
+from attnlab.experiments.abc.translators import Variant
 
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
-from attnlab.experiments.parts import best_device
-from attnlab.experiments.translating import Search
-
-__all__ = ["SEARCHES", "Place", "Speaker", "Speakers", "hypotheses_file", "hypotheses_in", "speakers", "split_of"]
+__all__ = ["SEARCHES", "Place", "hypotheses_file", "hypotheses_in", "split_of"]
 
 Split = TypeVar("Split")
 # A variant's key, its seed, and how it translates.
 Place = tuple[str, int, str]
 # Ways of translating, and the set that is translated: greedily by the last weights, or with beams by averaged ones.
 SEARCHES = {"greedy": "valid", "beam": "tests"}
-
-
-@dataclass(frozen=True, eq=False)
-class Speaker:
-    """A trained model, as it can be sent to another process, and what it is asked: weights and sources by search."""
-
-    config: AbcMtConfig
-    variant: Variant
-    vocab: int
-    seed: int
-    weights: dict[str, dict[str, np.ndarray]]
-    searches: dict[str, Search]
-    sources: dict[str, list[Any]]
-
-    def say(self) -> dict[str, list[list[int]]]:
-        """The tokens of its translations, by search."""
-        device = best_device()
-        model = build(self.config, self.variant, vocab=self.vocab, seed=self.seed).to(device)
-        found, own = {}, dict(model.named_parameters())
-        for how, search in self.searches.items():
-            assert own.keys() == self.weights[how].keys()
-            for name, weight in self.weights[how].items():
-                own[name].data.copy_(torch.from_numpy(weight))
-            found[how] = search(model, self.sources[how])
-        return found
-
-
-class Speakers:
-    """Who translates: this process, or several others that were started before there was anything to say."""
-
-    def __init__(self, pool: ProcessPoolExecutor | None, ready: Sequence[Future[Any]] = ()) -> None:
-        self.pool, self.ready = pool, ready
-
-    def ask(self, speaker: Speaker) -> Future[Any] | None:
-        """Begin with it, if there are others and they have come."""
-        if self.pool is None or any(not x.done() or x.exception() is not None for x in self.ready):
-            return None
-        return self.pool.submit(speaker.say)
-
-    def answer(self, speaker: Speaker, asked: Future[Any] | None) -> dict[str, list[list[int]]]:
-        """What it said; where the others are gone this process asks it."""
-        try:
-            return speaker.say() if asked is None else asked.result()
-        except BrokenExecutor:
-            return speaker.say()
-
-
-@contextmanager
-def speakers(count: int) -> Iterator[Speakers]:
-    """So many processes, ready; 0: none but this one."""
-    if not count:
-        yield Speakers(None)
-        return
-    # A process that was forked cannot talk to the GPU.
-    with ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield Speakers(pool, [pool.submit(_get_ready) for _ in range(count)])
-
-
-def _get_ready() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.zeros((), device=best_device())
 
 
 def split_of(splits: Mapping[str, Split], how: str) -> Split:

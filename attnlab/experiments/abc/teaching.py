@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from attnlab.data import Specials
-from attnlab.experiments.abc.saying import Speaker, hypotheses_file, speakers, split_of
+from attnlab.experiments.abc.saying import hypotheses_file, split_of
 from attnlab.experiments.abc.short import short_attention
 from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
 from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.experiments.parts import Part, best_device
 from attnlab.experiments.together import fit
-from attnlab.experiments.translating import Search, mean_loss, write_lines
+from attnlab.experiments.translating import mean_loss, translate, write_lines
+from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
 
 __all__ = ["average", "run_variants"]
@@ -52,26 +53,30 @@ def run_variants(
     }
     if not todo:
         return
-    with speakers(config.speakers) as others:
-        kept = _trained(name, list(todo), config, corpus, part, seconds=seconds, label=label, seeds=seeds)
-        asked = []
-        for v, searches in todo.items():
-            weights = {"greedy": kept[v.key][-1], "beam": average(kept[v.key])}
-            for i, seed in enumerate(seeds):
-                speaker = _speaker(
-                    config, v, corpus, seed, {how: {n: t[i] for n, t in weights[how].items()} for how in searches}
-                )
-                asked.append((speaker, others.ask(speaker)))
-        for speaker, future in asked:
-            v, seed, started = speaker.variant, speaker.seed, time.monotonic()
+    kept = _trained(name, list(todo), config, corpus, part, seconds=seconds, label=label, seeds=seeds)
+    for v, searches in todo.items():
+        weights = {"greedy": kept[v.key][-1], "beam": average(kept[v.key])}
+        for i, seed in enumerate(seeds):
+            started = time.monotonic()
+            model = build(config, v, vocab=corpus.tokeniser.vocab_size, seed=seed).to(best_device())
             try:
-                for how, said in others.answer(speaker, future).items():
-                    write_lines(hypotheses_file(out, name, v, seed, how), map(corpus.decode, said))
+                for how in searches:
+                    _put_weights(model, {n: t[i] for n, t in weights[how].items()})
+                    said = translate(
+                        model,
+                        corpus,
+                        split_of(corpus.ids, how)[0][: config.held_out],
+                        beams=1 if how == "greedy" else config.beams,
+                        longest=config.longest,
+                        penalty=config.penalty,
+                        batch=config.decode_batch,
+                    )
+                    write_lines(hypotheses_file(out, name, v, seed, how), said)
             except (RuntimeError, ValueError) as error:
                 # A model that diverged has nothing to say; the others go on.
                 part.fact(f"failed: {v.key}, seed {seed}", str(error).strip().partition("\n")[0])
-            waited = round(time.monotonic() - started, 1)
-            part.row("translating", data=name, variant=v.key, seed=seed, seconds=waited)
+            took = round(time.monotonic() - started, 1)
+            part.row("translating", data=name, variant=v.key, seed=seed, seconds=took)
 
 
 def _trained(
@@ -172,24 +177,11 @@ def _expanded(batch: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
     return {name: t.expand(size, *t.shape) for name, t in batch.items()}
 
 
-def _speaker(
-    config: AbcMtConfig, v: Variant, corpus: Corpus, seed: int, weights: Mapping[str, Mapping[str, Tensor]]
-) -> Speaker:
-    def search(how: str) -> Search:
-        return Search(
-            corpus.tokeniser.specials, 1 if how == "greedy" else config.beams, config.longest, config.penalty,
-            config.decode_batch,
-        )  # fmt: skip
-
-    return Speaker(
-        config,
-        v,
-        corpus.tokeniser.vocab_size,
-        seed,
-        {how: {n: t.cpu().numpy() for n, t in some.items()} for how, some in weights.items()},
-        {how: search(how) for how in weights},
-        {how: list(split_of(corpus.ids, how)[0][: config.held_out]) for how in weights},
-    )
+def _put_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    own = dict(model.named_parameters())
+    assert own.keys() == weights.keys()
+    for name, p in own.items():
+        p.data.copy_(weights[name])
 
 
 def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

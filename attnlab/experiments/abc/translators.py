@@ -73,8 +73,6 @@ class AbcMtConfig:
     longest: int = LONGEST
     streams: int = 8
     decode_batch: int = 3100
-    # Processes that translate when training is over; 0: this one.
-    speakers: int = 0
     # Sentences of the held-out sets; None: all.
     held_out: int | None = None
 
