@@ -61,7 +61,9 @@ class AbcDocMtConfig:
 
     translation: AbcMtConfig = field(
         default_factory=lambda: AbcMtConfig(
+            tokens=4096,
             widths=(64, 96, 128, 160),
+            lr=3e-3,
             longest=LONGEST,
             # An epoch shows each sentence four times.
             snapshots_per_epoch=4,
