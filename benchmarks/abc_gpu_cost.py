@@ -23,7 +23,7 @@ def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
     }
 
 
-def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> dict[str, float]:
+def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, train: bool = True) -> dict[str, float]:
     """MB that each kernel reads and writes, if what one launch reads twice comes from the cache the second time.
 
     "saved" is what reading writes only where gradients are wanted.
@@ -32,11 +32,13 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) 
 
     b, h, t, d, n = shape
     g = h if groups is None else groups
-    plan = plan_for(d, n, torch.bfloat16)
+    plan = plan_for(d, n, torch.bfloat16, train)
     form = Form(True, packed == 1, packed > 1, False, groups=h // g)
     write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
     # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
     state, later = (2 * n * d * kind.itemsize / plan.C * g for kind in (plan.state, plan.sums))
+    # Where sums are rounded, states are read to mend it.
+    mend = state if plan.sums != torch.float32 else 0
     q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
     per_token = {
         "weigh_logits": 2 * s,
@@ -44,14 +46,14 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) 
         "read_states": 2 * q + 2 * k + s + state,
         "saved": score,
         "query_gradients": 2 * q + 2 * k + s + state + 2 * score + 2 * share,
-        "sum_back": back * (2 * q + 2 * share) + later,
+        "sum_back": back * (2 * q + 2 * share) + later + mend,
         "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + later,
     }
     return {name: b * t * size / 1e6 for name, size in per_token.items()}
 
 
 def moved(shape: tuple[int, ...], groups: int | None = None, packed: int = 1) -> Row:
-    """What all kernels read and write."""
-    parts = traffic(shape, groups, packed)
-    forward = sum(parts[name] for name in ("weigh_logits", "write_states", "read_states"))
-    return {"moved MB forward": forward, "moved MB both": sum(parts.values())}
+    """What all kernels read and write: forward alone, without gradients, and both."""
+    alone, both = (traffic(shape, groups, packed, train) for train in (False, True))
+    forward = sum(alone[name] for name in ("weigh_logits", "write_states", "read_states"))
+    return {"moved MB forward": forward, "moved MB both": sum(both.values())}

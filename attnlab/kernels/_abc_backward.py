@@ -142,15 +142,15 @@ def query_gradients(
         tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & real)
 
 
-@triton.jit(do_not_specialize=["T", "NT", "G", "N"])
+@triton.jit(do_not_specialize=["T", "NT", "G", "N", "PARTS"])
 def key_gradients(
     q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, table,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, scale,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, PARTS, scale,
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and ds of a chunk, from all query heads of its head."""
+    """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8."""
     unit, g = tl.program_id(0), tl.program_id(1)
     n = NP if FULL else N
     if WIDE and tl.load(wide + unit * G + g) == 0:
@@ -171,7 +171,9 @@ def key_gradients(
     ref = reference_of(x, z, z_end, WIDE) if CAUSAL else tl.maximum(z, HALF_EMPTY)
     weight = exp(tl.minimum(x - z_end[None, :], 0.0) if WIDE or not CAUSAL else x - ref[None, :]).to(CT)
     # What queries give its logits before that factor; in a wide chunk, what its own give.
-    after = tl.zeros([C, NP], tl.float32) - tl.load(cs + at * n + slots, mask=real_slots, other=0.0)[None, :]
+    of_c = tl.arange(0, 8)[:, None]
+    c = tl.load(cs + (at * PARTS + of_c) * n + slots, mask=(of_c < PARTS) & real_slots, other=0.0)
+    after = tl.zeros([C, NP], tl.float32) - tl.sum(c, 0)[None, :]
     logits = tl.zeros([C, NP], tl.float32)
     if CAUSAL and not WIDE:
         for r in range(R):
@@ -277,5 +279,5 @@ def _of(which: tl.constexpr, score, dp, scale):
 
 # For more than 128 slots in several references: one kernel for all, since Triton 3.6 could not lay out key_gradients of
 # rows that it knew to be multiples of 16.
-loose_key_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "N", "sst"])(key_gradients.fn)
+loose_key_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "N", "PARTS", "sst"])(key_gradients.fn)
 loose_query_gradients = triton.jit(do_not_specialize=["T", "NT", "G", "R", "N", "sst"])(query_gradients.fn)

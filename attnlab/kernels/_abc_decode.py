@@ -9,18 +9,86 @@ import triton.language as tl
 
 from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, within
 
-__all__ = ["fold_and_read"]
+__all__ = ["fold_and_read", "fold_and_read_group"]
 
 
 @triton.jit
 def fold_and_read(
     q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
     sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
+    NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    FULL: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """K~, V~, z after the token, and the output of the one query head that reads them, over tiles of slots.
+
+    One warp does it: each slot of a tile has a softmax of its own, and they are put together at the end, so that no
+    thread waits for another. The next tile is asked for before this one is stored.
+    """
+    g, b = tl.program_id(0), tl.program_id(1)
+    row = b.to(tl.int64)
+    at = (row * G + g) * N
+    memory_k += at * D
+    memory_v += at * D
+    memory_z += at
+    s += row * ssb + g * ssh
+    cols = tl.arange(0, BD)
+    inside = within(cols, D, FULL)
+    mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, 0, N, D, cols, inside, BN, FULL)
+    kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
+    vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
+    query = tl.load(q + row * sqb + g * sqh + cols, mask=inside, other=0.0).to(tl.float32) * scale
+    seen = 1
+    if MASKED:
+        seen = tl.load(visible + b).to(tl.int32)
+        # What nobody may see may be anything.
+        kd = tl.where(seen != 0, kd, 0.0)
+        vd = tl.where(seen != 0, vd, 0.0)
+    top = tl.full([BN], float("-inf"), tl.float32)
+    total = tl.zeros([BN], tl.float32)
+    out = tl.zeros([BN, BD], tl.float32)
+    for i in tl.range(0, NP, BN, num_stages=1):
+        later = tl.minimum(i + BN, NP - BN)
+        next_k, next_v, next_z, next_x = _tile(memory_k, memory_v, memory_z, s, later, N, D, cols, inside, BN, FULL)
+        if MASKED:
+            x = tl.where(seen != 0, x, EMPTY)
+        keep, write, new = _fold(z, x)
+        mk = mk * keep[:, None] + write[:, None] * kd[None, :]
+        mv = mv * keep[:, None] + write[:, None] * vd[None, :]
+        slots = i + tl.arange(0, BN)
+        there = within(slots, N, FULL)
+        place = slots[:, None] * D + cols
+        # It is long until they are read again.
+        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
+        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
+        tl.store(memory_z + slots, new, mask=there)
+        scores = tl.where(new > HALF_EMPTY, tl.sum(query[None, :] * mk, 1), float("-inf"))
+        higher = tl.maximum(top, scores)
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(scores - base)
+        fade = tl.exp(top - base)
+        total = total * fade + p
+        out = out * fade[:, None] + p[:, None] * mv
+        top = higher
+        mk, mv, z, x = next_k, next_v, next_z, next_x
+    best = tl.max(top, 0)
+    fade = tl.exp(top - tl.where(best == float("-inf"), 0.0, best))
+    whole = tl.sum(total * fade, 0)
+    out = tl.sum(out * fade[:, None], 0) / tl.where(whole > 0, whole, 1.0)
+    tl.store(o + row * sob + g * soh + cols, out.to(o.dtype.element_ty), mask=inside)
+    if COUNTED:  # noqa: SIM102
+        if g == 0:
+            tl.store(count + b, tl.load(count + b) + seen)
+
+
+@triton.jit
+def fold_and_read_group(
+    q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
+    sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
     R: tl.constexpr, RP: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     FULL: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """K~, V~, z after the token, and the output of the query heads that read them, over tiles of slots."""
-    b, g = tl.program_id(0), tl.program_id(1)
+    """The same for R query heads that read one memory."""
+    g, b = tl.program_id(0), tl.program_id(1)
     row = b.to(tl.int64)
     at = (row * G + g) * N
     memory_k += at * D
@@ -32,70 +100,59 @@ def fold_and_read(
     inside = within(cols, D, FULL)
     kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
     vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
-    if R == 1:
-        # A single head without an axis of its own: with one of length 1, Triton keeps tiles in two layouts.
-        queries = tl.load(q + row * sqb + g * sqh + cols, mask=inside, other=0.0).to(tl.float32)
-        top, total = float("-inf"), 0.0
-        out = tl.zeros([BD], tl.float32)
-    else:
-        at_heads = (g * R + heads)[:, None]
-        mine = (heads < R)[:, None] & inside
-        queries = tl.load(q + row * sqb + at_heads * sqh + cols, mask=mine, other=0.0).to(tl.float32)
-        top = tl.full([RP], float("-inf"), tl.float32)
-        total = tl.zeros([RP], tl.float32)
-        out = tl.zeros([RP, BD], tl.float32)
+    at_heads = (g * R + heads)[:, None]
+    mine = (heads < R)[:, None] & inside
+    queries = tl.load(q + row * sqb + at_heads * sqh + cols, mask=mine, other=0.0).to(tl.float32) * scale
     seen = 1
     if MASKED:
         seen = tl.load(visible + b).to(tl.int32)
-        # What nobody may see may be anything.
         kd = tl.where(seen != 0, kd, 0.0)
         vd = tl.where(seen != 0, vd, 0.0)
+    top = tl.full([RP], float("-inf"), tl.float32)
+    total = tl.zeros([RP], tl.float32)
+    out = tl.zeros([RP, BD], tl.float32)
     for i in tl.static_range(0, NP, BN):
-        slots = i + tl.arange(0, BN)
-        there = within(slots, N, FULL)
-        wanted = there[:, None] & inside
-        place = slots[:, None] * D + cols
-        mk = tl.load(memory_k + place, mask=wanted, other=0.0)
-        mv = tl.load(memory_v + place, mask=wanted, other=0.0)
-        # z may be float64: it lives through every step, and its rounding would add up.
-        z = tl.load(memory_z + slots, mask=there, other=EMPTY)
-        x = tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
+        mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i, N, D, cols, inside, BN, FULL)
         if MASKED:
             x = tl.where(seen != 0, x, EMPTY)
         keep, write, new = _fold(z, x)
         mk = mk * keep[:, None] + write[:, None] * kd[None, :]
         mv = mv * keep[:, None] + write[:, None] * vd[None, :]
-        # It is long until they are read again.
-        tl.store(memory_k + place, mk, mask=wanted, cache_modifier=".cs")
-        tl.store(memory_v + place, mv, mask=wanted, cache_modifier=".cs")
+        slots = i + tl.arange(0, BN)
+        there = within(slots, N, FULL)
+        place = slots[:, None] * D + cols
+        # Several threads may have the same numbers; all must have loaded them.
+        tl.debug_barrier()
+        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
+        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
         tl.store(memory_z + slots, new, mask=there)
-        if R == 1:
-            scores = tl.where(new > HALF_EMPTY, tl.sum(queries[None, :] * mk, 1) * scale, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 0))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            p = tl.exp(scores - base)
-            fade = tl.exp(top - base)
-            total = total * fade + tl.sum(p, 0)
-            out = out * fade + tl.sum(p[:, None] * mv, 0)
-        else:
-            scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2) * scale
-            scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
-            higher = tl.maximum(top, tl.max(scores, 1))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            p = tl.exp(scores - base[:, None])
-            fade = tl.exp(top - base)
-            total = total * fade + tl.sum(p, 1)
-            out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
+        scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2)
+        scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(scores - base[:, None])
+        fade = tl.exp(top - base)
+        total = total * fade + tl.sum(p, 1)
+        out = out * fade[:, None] + tl.sum(p[:, :, None] * mv[None, :, :], 1)
         top = higher
-    whole = tl.where(total > 0, total, 1.0)
-    if R == 1:
-        tl.store(o + row * sob + g * soh + cols, (out / whole).to(o.dtype.element_ty), mask=inside)
-    else:
-        out = (out / whole[:, None]).to(o.dtype.element_ty)
-        tl.store(o + row * sob + at_heads * soh + cols, out, mask=mine)
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(o + row * sob + at_heads * soh + cols, out.to(o.dtype.element_ty), mask=mine)
     if COUNTED:  # noqa: SIM102
         if g == 0:
             tl.store(count + b, tl.load(count + b) + seen)
+
+
+@triton.jit
+def _tile(memory_k, memory_v, memory_z, s, i, N, D: tl.constexpr, cols, inside, BN: tl.constexpr, FULL: tl.constexpr):
+    """K~, V~ and z of BN slots from the i-th on, and their logits."""
+    slots = i + tl.arange(0, BN)
+    there = within(slots, N, FULL)
+    place = slots[:, None] * D + cols
+    mk = tl.load(memory_k + place, mask=there[:, None] & inside, other=0.0)
+    mv = tl.load(memory_v + place, mask=there[:, None] & inside, other=0.0)
+    # z may be float64: it lives through every step, and its rounding would add up.
+    z = tl.load(memory_z + slots, mask=there, other=EMPTY)
+    return mk, mv, z, tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
 
 
 @triton.jit

@@ -88,7 +88,7 @@ def forward(
     calls = Calls(q.device)
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
-    plan = plan_for(d, n, q.dtype)
+    plan = plan_for(d, n, q.dtype, train)
     units = units_of(calls, b, n_k, plan.C, cu)
     sizes = (q, s, plan, units.count, units.sequences, causal, train)
     kinds = _saved_kinds(*sizes)
@@ -172,7 +172,7 @@ def backward(
 ) -> Sequence[Tensor]:
     """Gradients of q, k, v, s, and of the first state where there was one; ``key`` is that of the forward pass."""
     q, k, v, s, visible, *first, cu = inputs
-    key, given = (do.stride(), do.dtype, key or key_of(inputs, causal, scale, True)), (*inputs, do, buffer)
+    key, given = (do.stride(), do.dtype, key or key_of(inputs, causal, scale, True)), (*inputs, do, buffer, *last)
     plain = causal and first[0] is None and all(grad is None for grad in d_last)
     if plain:
         found = recall(key, given)
@@ -181,7 +181,7 @@ def backward(
     calls = Calls(q.device)
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
-    plan = plan_for(d, n, q.dtype)
+    plan = plan_for(d, n, q.dtype, True)
     if do.stride(3) != 1:
         do = do.contiguous()
     units = units_of(calls, b, n_q, plan.C, cu)
@@ -212,16 +212,20 @@ def backward(
     seeds = _seeded(d_last, last) or (None, None)
     sums, cs, to, to_c, *rest = room
     parts = rest if len(passes) > 1 else [None] * 3
+    tensors = (
+        q, do, shares, rests, wide, wide_cs, states, *last[:2], zs, ends, sums, cs, *seeds, to, to_c, *parts,
+        units.bounds, cu,
+    )  # fmt: skip
     for walk in passes:
         calls.launch(
             sum_back,
             (walk.programs, 1, 1),
-            (q, do, shares, rests, wide, wide_cs, zs, ends, sums, cs, *seeds, to, to_c, *parts, units.bounds, cu),
+            tensors,
             (*q.stride()[:3], *do.stride()[:3], each, n_q, units.per_row, g, n, d, walk.segments),
             walk.options,
         )
     if not causal:
-        sums, cs = to.to(plan.sums), to_c
+        sums, cs = to, to_c.unsqueeze(2)
         units = units_of(calls, b, n_k, plan.C, cu)
         form = Form(causal, cu is None and n_k % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     dk, dv = (calls.empty((b, g, n_k, d), k.dtype) for _ in range(2))
@@ -231,7 +235,7 @@ def backward(
             loose_key_gradients if again and plan.loose else key_gradients,
             (units.count, g, 1),
             (q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, units.table),
-            (*strides, each, _row(visible), n_k, units.per_row, g, n, d, scale),
+            (*strides, each, _row(visible), n_k, units.per_row, g, n, d, cs.shape[2], scale),
             tiles("key", plan, form, again),
         )
     if plain:
@@ -251,9 +255,11 @@ def _sums(plan: Plan, form: Form, units: Units, g: int, seeded: bool) -> tuple[t
     rows, count = units.sequences * g, units.count if form.causal else 0
     passes = walks("sum", plan, form, rows, units.count // max(1, units.sequences))
     segments = passes[0].segments if len(passes) > 1 else 0
+    # Each tile of rounded sums has its part of what is added to logits.
+    c_parts = 1 if plan.sums == torch.float32 else 2 * -(-d // dict(passes[0].options)["BD"])
     return passes, (
         ((count, g, 2, n, d), plan.sums),
-        ((count, g, n), torch.float32),
+        ((count, g, c_parts, n), torch.float32),
         ((units.sequences, g, 2, n, d), torch.float32),
         ((units.sequences, g, n), torch.float32),
         ((rows, segments, 2, n, d), torch.float32),

@@ -31,7 +31,7 @@ def _(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     b, d = q.shape[0], q.shape[3]
     g, n = k.shape[1], s.shape[3]
-    plan = plan_for(d, n, q.dtype)
+    plan = plan_for(d, n, q.dtype, train)
     rows = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
     units = unit_count(b, s.shape[2], plan.C, None if cu_seqlens is None else rows)
     size = buffer_bytes(q, s, plan, units, rows, causal, train)

@@ -28,10 +28,13 @@ def read_states(
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr,
+    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query."""
+    """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query.
+
+    EARLY asks for logits and z before the products that come first: it is long until they are there.
+    """
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
     n = NP if FULL else N
@@ -53,6 +56,13 @@ def read_states(
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
 
+    if CAUSAL and EARLY:
+        raw_x = tl.load(s + rows[:, None] * sst + slots, mask=ok[:, None] & real_slots, other=EMPTY)
+        z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
+        shown = real_slots
+        if MASKED:
+            shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
+        x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
     for i in range(0, D, BD):
@@ -66,16 +76,20 @@ def read_states(
             products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
 
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, real_slots)
-        z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
+        if EARLY:
+            x = raw_x.to(tl.float32)
+        else:
+            x = load_logits(s, sst, rows, ok, slots, real_slots)
+            z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
         ref = reference_of(x, z, z_end, WIDE)
         score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
         if not WIDE:
             # Weights only grow along the rows: the first one tells whether one reference is enough.
-            shown = real_slots
-            if MASKED:
-                shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
-            x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
+            if not EARLY:
+                shown = real_slots
+                if MASKED:
+                    shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
+                x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
             small = tl.min(tl.where(real_slots, exp(x_first - ref) + exp(z - ref), 1.0), 0)
             tl.store(wide + unit * G + g, (small < LEAST).to(tl.int32))
         if SAVED:

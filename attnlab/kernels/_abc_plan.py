@@ -46,6 +46,8 @@ NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
 FINE: dict[tuple[str, int], Settings] = {("query", 64): (128, 1, None, 4)}
 # Programs that keep the card busy.
 BUSY = 264
+# Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
+FIT, FIT_BY_LESS, LESS = 396, 528, {"num_stages": 3, "maxnreg": 128}
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +110,11 @@ class Walk:
 
 
 @cache
-def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
+def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16
+    # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient.
+    fine = half and slots <= 32 and train
     # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
     NP = max(64, triton.next_power_of_2(slots))
     C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 else 16)
@@ -125,11 +129,10 @@ def plan_for(d: int, slots: int, dtype: torch.dtype) -> Plan:
         CT=tl.bfloat16 if half else tl.float32,
         PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
-        # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient.
-        fine=half and slots <= 32,
-        state=torch.bfloat16 if half and slots > 32 else torch.float32,
-        # So are bf16 sums, but where a slot's keys are many and wide they are good enough, and half the bytes.
-        sums=torch.bfloat16 if half and 32 < slots <= 64 and d >= 64 else torch.float32,
+        fine=fine,
+        state=torch.bfloat16 if half and not fine else torch.float32,
+        # What rounding does to sums is mended, but with very few slots all errors are larger.
+        sums=torch.bfloat16 if half and slots > 16 else torch.float32,
         weight=torch.bfloat16 if half else torch.float32,
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
@@ -173,13 +176,14 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
     if kernel == "key":
-        fine = plan.half and plan.sums == torch.float32
+        fine = plan.half and (plan.sums == torch.float32 or not form.causal)
         options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
     else:
         sure = form.causal and form.even and full and not form.masked and not wide
         options |= {"SURE": sure, "FINE": plan.fine}
     if kernel == "read":
-        options["SAVED"] = saved
+        # Those of several references have no registers for it.
+        options |= {"SAVED": saved, "EARLY": plan.half and form.causal and not wide}
     if wide and plan.loose:
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
         options |= {"EVEN": False, "FULL": False, "WHOLE": False}
@@ -195,13 +199,16 @@ def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[
     options = _launch_of(plan, kernel, False)
     parts = 2 * triton.cdiv(plan.d, options["BD"]) * triton.cdiv(plan.slots, plan.BN)
     segments = segments_of(rows * parts, chunks)
+    if plan.half and kernel == "write" and FIT < rows * parts * segments <= FIT_BY_LESS:
+        options |= LESS
     options |= {
         "BN": plan.BN, "EVEN": form.even, "FULL": plan.slots % plan.BN == 0 and plan.half, "VARLEN": form.packed,
     }  # fmt: skip
     if kernel == "write":
         options |= {"MASKED": form.masked, "STARTED": form.started}
     else:
-        options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started}
+        mend = form.causal and plan.sums != torch.float32
+        options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started, "MEND": mend}
 
     def walk(stage: str, share: int, join: bool) -> Walk:
         given = {**options, "STAGE": stage, "JOIN": join}

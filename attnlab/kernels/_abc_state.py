@@ -70,7 +70,7 @@ def write_states(
             old, new, z = _merge(z, tl.load(part_zs + at + slots, mask=ok, other=EMPTY), 1.0)
             acc = acc * old[:, None] + x * new[:, None]
     if STAGE != "join":
-        b, head, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        b, head, _, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
         if which == 0:
             source = k + b.to(tl.int64) * skb + g * skh
             across = skt
@@ -80,15 +80,13 @@ def write_states(
         source += start.to(tl.int64) * across
         weights += ((b.to(tl.int64) * G + g) * T + start) * N
         unit = (head + begin).to(tl.int64) * G + g
-        some = slots < tl.where(end > begin, N, 0)
-        top = tl.load(tops + unit * N + slots, mask=some, other=EMPTY)
-        total = tl.load(totals + unit * N + slots, mask=some, other=0.0)
+        top, total = _weighed(tops, totals, unit, begin, end, N, slots)
+        top_1, total_1 = _weighed(tops, totals, unit + G, begin + 1, end, N, slots)
+        top_2, total_2 = _weighed(tops, totals, unit + 2 * G, begin + 2, end, N, slots)
         for i in range(begin, end):
             unit = (head + i).to(tl.int64) * G + g
-            # One chunk ahead.
-            some = slots < tl.where(i + 1 < end, N, 0)
-            next_top = tl.load(tops + (unit + G) * N + slots, mask=some, other=EMPTY)
-            next_total = tl.load(totals + (unit + G) * N + slots, mask=some, other=0.0)
+            # Chunks ahead: it is long until they come.
+            top_3, total_3 = _weighed(tops, totals, unit + 3 * G, i + 3, end, N, slots)
             rows = i * C + tl.arange(0, C)
             there = within(rows, length, EVEN)
             shown = there
@@ -105,7 +103,10 @@ def write_states(
             acc = acc * old[:, None] + tl.dot(tl.trans(e), kd, input_precision=PREC) * new[:, None]
             if STAGE == "keep":
                 tl.store(ends + unit * N + slots, z, mask=lead)
-            top, total = next_top, next_total
+            # Handed on unchanged they would keep Triton from pipelining the loop.
+            top, total = top_1 + 0.0, total_1 + 0.0
+            top_1, total_1 = top_2 + 0.0, total_2 + 0.0
+            top_2, total_2 = top_3, total_3
     if STAGE == "part":
         at = mine * SEGMENTS + segment * N
         tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
@@ -118,16 +119,20 @@ def write_states(
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
 def sum_back(
-    q, do, shares, rests, wide, wide_cs, zs, ends, sums, cs, seeds, seed_c, to, to_c, parts, part_cs, fades, bounds, cu,
+    q, do, shares, rests, wide, wide_cs, states, last_k, last_v, zs, ends, sums, cs, seeds, seed_c, to, to_c,
+    parts, part_cs, fades, bounds, cu,
     sqb, sqh, sqt, sob, soh, sot, SHARE, T, NT, G, N, D, SEGMENTS,
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SEEDED: tl.constexpr, DECAY: tl.constexpr,
-    VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    MEND: tl.constexpr, VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """What all queries after a chunk hand to its slots: sum_t share_t q_t (and do_t), relative to z after the chunk.
 
     Stages as in ``write_states``, from the last chunk to the first. Without DECAY (all queries read one state) the
     shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
+
+    Sums are stored rounded, and a key's logit gets k_i sums - c. MEND adds what rounding adds to K~ sums to c, a part
+    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot.
     """
     row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
@@ -146,7 +151,7 @@ def sum_back(
             c = c * old + tl.load(part_cs + at + slots, mask=ok, other=0.0)
             acc = acc * old[:, None] + tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
     if STAGE != "join":
-        b, head, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        b, head, count, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
         first = b.to(tl.int64) * G * R + g * R
         if which == 0:
             source = q + b.to(tl.int64) * sqb + g * R * sqh + start.to(tl.int64) * sqt
@@ -156,22 +161,39 @@ def sum_back(
             across, heads = sot, soh
         side = (first * T + start) * N
         taken = shares + which.to(tl.int64) * SHARE + side
-        final = (head + tl.maximum(end, 1) - 1).to(tl.int64) * G + g
-        some = slots < tl.where(end > begin, N, 0)
+        final = (head + end - 1).to(tl.int64) * G + g
         z, z_end, is_wide, own, own_wide = _fetch(
-            zs, ends, wide, rests + side, wide_cs, final, end - 1, T, N, slots, some, lead, C, R, DECAY
+            zs, ends, wide, rests + side, wide_cs, final, end - 1, begin, T, N, slots, lead, C, R, DECAY
         )
+        z_1, z_end_1, is_wide_1, own_1, own_wide_1 = _fetch(
+            zs, ends, wide, rests + side, wide_cs, final - G, end - 2, begin, T, N, slots, lead, C, R, DECAY
+        )
+        if MEND and STAGE == "keep":
+            tiles = 2 * tl.cdiv(D, BD)
+            cs += tl.program_id(0) % tiles * N
+            # The state after the segment.
+            last = tl.where(which == 0, last_k, last_v)
+            no_more, more = slots < tl.where(end == count, N, 0), slots < tl.where(end < count, N, 0)
+            memory = tl.load(last + mine * D + here, mask=no_more[:, None] & real, other=0.0)
+            memory += tl.load(
+                states + (2 * (final + G) + which) * N * D + here, mask=more[:, None] & real, other=0.0
+            ).to(tl.float32)  # fmt: skip
         for j in range(begin, end):
             i = begin + end - 1 - j
             unit = (head + i).to(tl.int64) * G + g
-            # One chunk ahead.
-            some = slots < tl.where(i > begin, N, 0)
-            next_z, next_end, next_wide, next_own, next_own_wide = _fetch(
-                zs, ends, wide, rests + side, wide_cs, unit - G, i - 1, T, N, slots, some, lead, C, R, DECAY
+            # Chunks ahead, as in writing.
+            z_2, z_end_2, is_wide_2, own_2, own_wide_2 = _fetch(
+                zs, ends, wide, rests + side, wide_cs, unit - 2 * G, i - 2, begin, T, N, slots, lead, C, R, DECAY
             )
             if STAGE == "keep":
-                tl.store(sums + (2 * unit + which) * N * D + here, acc.to(sums.dtype.element_ty), mask=wanted)
-                tl.store(cs + unit * N + slots, c, mask=lead)
+                kept = acc.to(sums.dtype.element_ty)
+                tl.store(sums + (2 * unit + which) * N * D + here, kept, mask=wanted)
+                if MEND:
+                    error = tl.sum((kept.to(tl.float32) - acc) * memory, 1)
+                    tl.store(cs + unit * tiles * N + slots, tl.where(lead, c, 0.0) + error, mask=ok)
+                    memory = tl.load(states + (2 * unit + which) * N * D + here, mask=wanted, other=0.0).to(tl.float32)
+                else:
+                    tl.store(cs + unit * N + slots, c, mask=lead)
             if DECAY:
                 keep = tl.where(z > HALF_EMPTY, exp(z - z_end), 0.0)
                 # Shares of a wide chunk are relative to z before it, those of others to z after it.
@@ -195,7 +217,8 @@ def sum_back(
                 acc = tl.dot(tl.trans(share), x, acc, input_precision=PREC)
             if DECAY:
                 acc = acc * late[:, None]
-            z, z_end, is_wide, own, own_wide = next_z, next_end, next_wide, next_own, next_own_wide
+            z, z_end, is_wide, own, own_wide = z_1 + 0.0, z_end_1 + 0.0, is_wide_1 + 0.0, own_1 + 0.0, own_wide_1 + 0.0
+            z_1, z_end_1, is_wide_1, own_1, own_wide_1 = z_2, z_end_2, is_wide_2, own_2, own_wide_2
     if STAGE == "part":
         at = mine * SEGMENTS + segment * N
         tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
@@ -207,11 +230,23 @@ def sum_back(
 
 
 @triton.jit
+def _weighed(tops, totals, unit, i, end, N, slots):
+    """The largest logits of a chunk and the sums of its weights; nothing from ``end`` on."""
+    some = slots < tl.where(i < end, N, 0)
+    top = tl.load(tops + unit * N + slots, mask=some, other=EMPTY)
+    return top, tl.load(totals + unit * N + slots, mask=some, other=0.0)
+
+
+@triton.jit
 def _fetch(
-    zs, ends, wide, rests, wide_cs, unit, i, T, N, slots, some, lead,
+    zs, ends, wide, rests, wide_cs, unit, i, begin, T, N, slots, lead,
     C: tl.constexpr, R: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """z before and after a chunk, whether it is wide (the same for all slots), and what it adds to c if not, and if."""
+    """z before and after a chunk, whether it is wide (the same for all slots), and what it adds to c if not, and if.
+
+    Nothing of chunks before ``begin``.
+    """
+    some = slots < tl.where(i >= begin, N, 0)
     own = tl.zeros(slots.shape, tl.float32)
     own_wide = tl.zeros(slots.shape, tl.float32)
     for r in tl.static_range(R):
@@ -225,7 +260,7 @@ def _fetch(
     if DECAY:
         z = tl.load(zs + unit * N + slots, mask=some, other=EMPTY)
         z_end = tl.load(ends + unit * N + slots, mask=some, other=EMPTY)
-        is_wide = tl.load(wide + unit + 0 * slots, mask=some, other=0)
+        is_wide = tl.load(wide + unit + 0 * slots, mask=some, other=0).to(tl.float32)
     return z, z_end, is_wide, own, own_wide
 
 
@@ -245,7 +280,7 @@ def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
-    """The batch row, the sequence's first chunk of all, the segment's chunks in it, its first token and its length."""
+    """The batch row, the sequence's first chunk and their number, the segment's chunks in it, first token and length."""
     if VARLEN:
         b = seq * 0
         head = tl.load(bounds + seq)
@@ -260,7 +295,7 @@ def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
         length = T
     each = (count + SEGMENTS - 1) // SEGMENTS
     begin = tl.minimum(segment * each, count)
-    return b, head, begin, tl.minimum(begin + each, count), start, length
+    return b, head, count, begin, tl.minimum(begin + each, count), start, length
 
 
 @triton.jit

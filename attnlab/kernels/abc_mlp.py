@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels._abc_decode import fold_and_read
+from attnlab.kernels._abc_decode import fold_and_read, fold_and_read_group
 from attnlab.kernels._abc_launch import Inputs, State, backward, forward, key_of
 from attnlab.kernels._abc_ops import abc_forward
 from attnlab.kernels._launcher import Options, launch
@@ -19,8 +19,9 @@ __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes
 HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Numbers of a tile and warps of a decoding step, for one query head and for several; measured on an H200.
-STEP, GROUPED_STEP = (2048, 4), (4096, 8)
+# The most numbers and slots of a tile and warps of a decoding step, for one query head and for several; measured on an
+# H200.
+STEP, GROUPED_STEP = (1024, 8, 1), (4096, 256, 8)
 
 
 def abc_attention(
@@ -126,23 +127,20 @@ def _launch_step(
     numbers = (
         *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2], g, n, scale,
     )  # fmt: skip
-    launch(
-        fold_and_read, (b, g, 1), tensors, numbers, _step_options(h // g, n, d, visible is not None, count is not None)
-    )  # fmt: skip
+    kernel = fold_and_read if h == g else fold_and_read_group
+    launch(kernel, (g, b, 1), tensors, numbers, _step_options(h // g, n, d, visible is not None, count is not None))
 
 
 @lru_cache(maxsize=4096)
 def _step_options(heads: int, slots: int, d: int, masked: bool, counted: bool) -> Options:
     """Constants of a decoding step."""
     wide, several, padded = (triton.next_power_of_2(size) for size in (d, heads, slots))
-    numbers, warps = STEP if heads == 1 else GROUPED_STEP
-    return tuple(
-        {
-            "R": heads, "RP": several, "NP": padded, "BN": max(1, min(padded, numbers // (wide * several))),
-            "D": d, "BD": wide, "FULL": d == wide and slots == padded, "MASKED": masked, "COUNTED": counted,
-            "num_warps": warps,
-        }.items()
-    )  # fmt: skip
+    numbers, most, warps = STEP if heads == 1 else GROUPED_STEP
+    options = {
+        "NP": padded, "BN": max(1, min(padded, most, numbers // (wide * several))), "D": d, "BD": wide,
+        "FULL": d == wide and slots == padded, "MASKED": masked, "COUNTED": counted, "num_warps": warps,
+    }  # fmt: skip
+    return tuple((options if heads == 1 else {"R": heads, "RP": several, **options}).items())
 
 
 def _in_rows(t: Tensor) -> Tensor:

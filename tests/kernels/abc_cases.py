@@ -110,6 +110,9 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
     out, last = abc_attention(
         *ours[:4], causal=case.causal, key_visible=seen, cu_seqlens=bounds, state=state
     )  # fmt: skip
+    with torch.no_grad():
+        # Where no gradients are wanted, other kernels may read.
+        alone, _ = abc_attention(*ours[:4], causal=case.causal, key_visible=seen, cu_seqlens=bounds, state=state)
     expected, end = _packed(case, theirs) if case.packed else dense(
         *theirs[:4], causal=case.causal, seen=seen, state=tuple(theirs[4:]) or None
     )  # fmt: skip
@@ -121,7 +124,7 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
             ours_loss, their_loss = ours_loss + (got * by).sum(), their_loss + (want * by.double()).sum()
     names = ("dq", "dk", "dv", "ds", "first K", "first V", "first z")
     found = zip(torch.autograd.grad(ours_loss, ours), torch.autograd.grad(their_loss, theirs), strict=True)
-    pairs: dict[str, tuple[Any, Any]] = {"out": (out, expected)}
+    pairs: dict[str, tuple[Any, Any]] = {"out": (out, expected), "out alone": (alone, expected)}
     pairs |= {f"last {name}": pair for name, pair in zip("KVz", zip(last, end, strict=True), strict=True)}
     pairs |= dict(zip(names, found, strict=False))
     result = {name: relative(got, want) for name, (got, want) in pairs.items()}

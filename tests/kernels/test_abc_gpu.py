@@ -47,7 +47,7 @@ def worst(pair: tuple[int, int, str]) -> dict[str, Any]:
                     started=i == 2, ended=i == 2)  # fmt: skip
         try:
             with poisoned():
-                found = errors(case, seed=int(time.time()) % 1000)
+                found = errors(case, seed=time.time_ns() // 1000 % 100000)
         except Exception as error:
             return row | {"beyond": f"{type(error).__name__}: {error}"[:500]}
         beyond += [f"{name} {e:.4f} at {scale:g}" for name, e in found.items() if not e < bound(name, case)]

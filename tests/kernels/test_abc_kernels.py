@@ -10,9 +10,10 @@ import torch
 pytest.importorskip("triton")
 
 from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan
+from attnlab.kernels._launcher import Options
 from attnlab.kernels._recipes import Calls
 from attnlab.kernels.abc_mlp import abc_attention, abc_step
-from tests.kernels.abc_cases import EMPTY, Case, check, dense, inputs, poisoned, relative
+from tests.kernels.abc_cases import EMPTY, Case, check, dense, errors, inputs, poisoned, relative
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are tested there"),
@@ -75,6 +76,39 @@ def test_sequences_cut_into_segments_equal_the_equations(case: Case, monkeypatch
     """Also where a sequence has fewer chunks than segments."""
     monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: 3)
     check(case)
+
+
+@pytest.mark.parametrize("case", CAUSAL[2:], ids=str)
+def test_reading_that_asks_early_equals_the_equations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in bf16, where logits and z are loaded before the first products."""
+    tiles = _abc_launch.tiles
+
+    def early(kernel: str, plan: _abc_plan.Plan, form: _abc_plan.Form, wide: bool, saved: bool = False) -> Options:
+        options = tiles(kernel, plan, form, wide, saved)
+        return (*options, ("EARLY", True)) if kernel == "read" and form.causal and not wide else options
+
+    monkeypatch.setattr(_abc_launch, "tiles", early)
+    check(case)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(d=80, slots=20, length=99, scale=30, started=True, ended=True),
+        Case(length=95, packed=(5, 40, 50), scale=30, heads=2, groups=2, started=True, ended=True),
+    ],
+    ids=str,
+)
+def test_what_rounding_does_to_sums_is_mended(case: Case, segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in bf16: without it, the logits' gradient would be off by more than 1e-2."""
+    plan = _abc_launch.plan_for
+    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
+    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(plan(*key), sums=torch.bfloat16))
+    found = errors(case)
+    assert found["ds"] < 4e-3
+    assert max(found["dk"], found["dv"]) < 4e-3
+    assert found["dq"] < 1e-5
 
 
 def test_logits_may_climb_any_distance_in_a_chunk() -> None:
