@@ -213,6 +213,9 @@ def beside_pytorch(row: Row, tensors: list[Tensor]) -> Row:
         def control(self, _call: al.AttentionCall, _places: Tensor) -> Control:
             return Control(tensors[3])
 
+        def fused(self, *_given: Any, **_how: Any) -> None:
+            return None
+
     q, k, v, _ = tensors
     mech = Given()
     ahead, both = forward_and_both(

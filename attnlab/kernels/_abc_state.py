@@ -280,7 +280,7 @@ def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
-    """The batch row, the sequence's first chunk and their number, the segment's chunks in it, first token and length."""
+    """The batch row, the sequence's first chunk and their number, the segment's in it, first token and length."""
     if VARLEN:
         b = seq * 0
         head = tl.load(bounds + seq)
