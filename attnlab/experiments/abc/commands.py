@@ -110,7 +110,7 @@ def _mt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
     parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
     parser.add_argument(
-        "--variants", nargs="+", default=["3a", "5", "7", "quarter"],
+        "--variants", nargs="+", default=["3a+quarter+5+7"],
         help="what is trained at once: sets (3a, 5, 7, quarter, few) and models (BASE, ABC_MLP-8-8, ...), joined by +",
     )  # fmt: skip
     _seeds(parser)

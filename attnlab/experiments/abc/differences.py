@@ -108,18 +108,24 @@ def with_seeds(rows: Rows) -> Rows:
 
 
 def undecided(
-    rows: Rows, comparisons: Mapping[str, Comparison], *, looks: Mapping[str, Looks] | None = None
+    rows: Rows,
+    comparisons: Mapping[str, Comparison],
+    *,
+    looks: Mapping[str, Looks] | None = None,
+    sets: Mapping[str, Mapping[int, str]] | None = None,
 ) -> dict[str, str]:
-    """The claims that are not decided, and why: an interval on both sides, or a model that wins was trained longer.
+    """The claims that are not decided, and why: an interval on both sides, or trainings that were not alike.
 
-    ``looks`` are each model's losses on the validation set by seed and update: a winner that was ahead after equally
-    many of them does not owe it to the rest. Where one pair speaks against a claim, the claim is decided.
+    ``looks`` are each model's losses on the validation set by seed and update: a winner that was trained longer, but
+    was ahead after equally many of them, does not owe it to the rest. ``sets`` says what each model was trained beside:
+    the schedule of a run ends where its time does, so that two runs differ in more than their models. Where one pair
+    speaks against a claim, the claim is decided.
     """
     found = {}
     for claim, comparison in comparisons.items():
         mine = [row for row in rows if row["claim"] == claim]
         verdicts = [_verdict(row, comparison.within) for row in mine]
-        longer = [_longer(row, looks or {}, comparison.within is not None) for row in mine]
+        longer = [_apart(row, sets or {}) or _longer(row, looks or {}, comparison.within is not None) for row in mine]
         if any(v is False and why is None for v, why in zip(verdicts, longer, strict=True)):
             continue
         open_ = [row for row, verdict in zip(mine, verdicts, strict=True) if verdict is None]
@@ -129,6 +135,13 @@ def undecided(
             told = "; ".join(f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in open_)
             found[claim] = f"BLEU with other sentences and seeds: {told}"
     return found
+
+
+def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str | None:
+    first, second = (sets.get(row[which], {}) for which in ("first", "second"))
+    if any(first[seed] != second[seed] for seed in first.keys() & second.keys()):
+        return f"{row['first']} and {row['second']} were trained in different runs"
+    return None
 
 
 def _longer(row: Mapping[str, Any], looks: Mapping[str, Looks], close: bool) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlab.experiments.abc.summaries import Rows
 
-__all__ = ["FLAT", "Looks", "last_looks", "looks_of", "with_curves"]
+__all__ = ["FLAT", "Looks", "last_looks", "looks_of", "sets_of", "with_curves"]
 
 # {seed: {update: loss}}
 Looks = dict[int, dict[int, float]]
@@ -22,6 +22,15 @@ def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, Looks]:
     for row in rows:
         if data in (None, row["data"]) and row["nll"] is not None:
             found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
+    return found
+
+
+def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
+    """What each model was trained beside, by seed; a later training counts."""
+    found: dict[str, dict[int, str]] = {}
+    for row in rows:
+        if data in (None, row["data"]) and "set" in row:
+            found.setdefault(row["variant"], {})[row["seed"]] = row["set"]
     return found
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
-from attnlab.experiments.abc.looks import last_looks, looks_of, with_curves
+from attnlab.experiments.abc.looks import last_looks, looks_of, sets_of, with_curves
 from attnlab.experiments.abc.saying import SEARCHES, Place, hypotheses_in, split_of
 from attnlab.experiments.abc.summaries import Rows, means, spread
 from attnlab.experiments.abc.teaching import run_variants
@@ -31,7 +31,7 @@ ROW = ["model", "cross", "causal", "seed"]
 KEYS = {
     "training": ["data", "seed", "set"],
     "translating": ["data", "variant", "seed"],
-    "validation": ["data", "variant", "seed", "step"],
+    "validation": ["data", "set", "variant", "seed", "step"],
     "table_3a": ROW,
     "table_3a_other": ["data", *ROW],
     "table_3a_quarter": ROW,
@@ -188,9 +188,11 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     found, looks = {}, tables.get("validation", [])
     keys = ["variant", *ROW[:-1]]
     for name in (name for name in TABLES if name in tables):
-        seeds = {row["seed"] for row in tables[name]}
+        places = {(row["variant"], row["seed"]) for row in tables[name]}
         rows = means(tables[name], keys, "bleu", also=() if name == "table_5" else ("bleu_2016",))
-        found[f"{name}_means"] = with_curves(rows, [x for x in looks if x["seed"] in seeds], data=PRIMARY)
+        found[f"{name}_means"] = with_curves(
+            rows, [x for x in looks if (x["variant"], x["seed"]) in places], data=PRIMARY
+        )
     if other := tables.get("table_3a_other"):
         rows = means(other, ["data", *keys], "bleu")
         found["table_3a_other_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
@@ -200,17 +202,33 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
         )
     if looks:
         found["last_looks"] = last_looks(looks)
+        found["table_7_losses"] = _side_by_side([row for row in looks if row["data"] == PRIMARY])
     return found
+
+
+def _side_by_side(looks: Rows) -> Rows:
+    """The losses of Table 7's models at the end of the run that trained most of them, seeds averaged."""
+    variants = {v.key: v for v in TABLES["table_7"][0]}
+    mine = [row for row in looks if row["variant"] in variants]
+    sizes = {label: len({r["variant"] for r in mine if r["set"] == label}) for label in {row["set"] for row in mine}}
+    largest = max(sizes, key=sizes.__getitem__, default=None)
+    ends = last_looks([row for row in mine if row["set"] == largest])
+    rows = [
+        {"model": v.model, "cross": v.cross, "causal": v.causal, **end}
+        for end in ends
+        if (v := variants[end["variant"]]) and end["nll"] is not None
+    ]
+    return means(rows, ROW[:-1], "nll")
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
-    looks = looks_of(tables.get("validation", []), data=PRIMARY)
-    rows = tables.get("differences", [])
-    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, looks=looks)
+    validation, rows = tables.get("validation", []), tables.get("differences", [])
+    looks, sets = looks_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
+    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, looks=looks, sets=sets)
     for claim, (data, same) in ELSEWHERE.items():
         mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
-        found |= undecided(mine, {claim: COMPARISONS[same]}, looks=looks_of(tables.get("validation", []), data=data))
+        found |= undecided(mine, {claim: COMPARISONS[same]}, looks=looks_of(validation, data=data))
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
