@@ -17,7 +17,10 @@ from attnlab.attention import AttentionCall, repeat_groups
 from attnlab.mechanisms._slot_memory import FLOOR, Control
 from attnlab.shapes import Bool, Float
 
-__all__ = ["Pooling", "alpha_by_place", "attend_pooled", "pooling", "pooling_by_place", "pooling_of_visible"]
+__all__ = ["Pooling", "alpha_by_place", "attend_pooled", "held", "pooling", "pooling_by_place", "pooling_of_visible"]
+
+# What captured graphs read, by its id.
+_READ_BY_GRAPHS: dict[int, Tensor] = {}
 
 
 class Pooling(NamedTuple):
@@ -59,6 +62,13 @@ def alpha_by_place(mech: Any, n_k: int, dtype: torch.dtype, device: torch.device
     """alpha of the first ``n_k`` places, kept likewise."""
     with torch.inference_mode(False):
         return _control_by_place(mech, n_k, dtype).log[0, 0].exp().to(device, dtype)
+
+
+def held(t: Tensor) -> Tensor:
+    """The same tensor; if a CUDA graph is being captured it lives for good, since the graph goes on reading it."""
+    if t.is_cuda and torch.cuda.is_current_stream_capturing():
+        _READ_BY_GRAPHS[id(t)] = t
+    return t
 
 
 def _control_by_place(mech: Any, n_k: int, dtype: torch.dtype) -> Control:

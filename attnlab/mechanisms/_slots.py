@@ -17,6 +17,7 @@ from attnlab.mechanisms._pooled import (
     Pooling,
     alpha_by_place,
     attend_pooled,
+    held,
     pooling,
     pooling_by_place,
     pooling_of_visible,
@@ -109,13 +110,13 @@ class SlotMechanism(Mechanism):
         # A compiled graph makes it itself: it cannot hold what is kept from call to call.
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
-        return pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device)
+        return Pooling(held(pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device).phi))
 
     def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"] | None:
         """What the t-th visible token writes, if that depends on t alone, for all that the call may have; else None."""
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
-        return alpha_by_place(self, call.k.shape[2], call.q.dtype, call.q.device)
+        return held(alpha_by_place(self, call.k.shape[2], call.q.dtype, call.q.device))
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
         """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
