@@ -34,33 +34,16 @@ def fold_and_read(
     cols = tl.arange(0, BD)
     inside = within(cols, D, FULL)
     mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, 0, N, D, cols, inside, BN, FULL)
-    kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
-    vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
+    kd, vd, seen = _token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
     query = tl.load(q + row * sqb + g * sqh + cols, mask=inside, other=0.0).to(tl.float32) * scale
-    seen = 1
-    if MASKED:
-        seen = tl.load(visible + b).to(tl.int32)
-        # What nobody may see may be anything.
-        kd = tl.where(seen != 0, kd, 0.0)
-        vd = tl.where(seen != 0, vd, 0.0)
     top = tl.full([BN], float("-inf"), tl.float32)
     total = tl.zeros([BN], tl.float32)
     out = tl.zeros([BN, BD], tl.float32)
     for i in tl.range(0, NP, BN, num_stages=1):
         later = tl.minimum(i + BN, NP - BN)
         next_k, next_v, next_z, next_x = _tile(memory_k, memory_v, memory_z, s, later, N, D, cols, inside, BN, FULL)
-        if MASKED:
-            x = tl.where(seen != 0, x, EMPTY)
-        keep, write, new = _fold(z, x)
-        mk = mk * keep[:, None] + write[:, None] * kd[None, :]
-        mv = mv * keep[:, None] + write[:, None] * vd[None, :]
-        slots = i + tl.arange(0, BN)
-        there = within(slots, N, FULL)
-        place = slots[:, None] * D + cols
-        # It is long until they are read again.
-        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
-        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
-        tl.store(memory_z + slots, new, mask=there)
+        mk, mv, new = _fold(mk, mv, z, x, kd, vd, seen, MASKED)
+        _keep(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, FULL)
         scores = tl.where(new > HALF_EMPTY, tl.sum(query[None, :] * mk, 1), float("-inf"))
         higher = tl.maximum(top, scores)
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -98,34 +81,19 @@ def fold_and_read_group(
     cols = tl.arange(0, BD)
     heads = tl.arange(0, RP)
     inside = within(cols, D, FULL)
-    kd = tl.load(k + row * skb + g * skh + cols, mask=inside, other=0.0).to(tl.float32)
-    vd = tl.load(v + row * svb + g * svh + cols, mask=inside, other=0.0).to(tl.float32)
+    kd, vd, seen = _token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
     at_heads = (g * R + heads)[:, None]
     mine = (heads < R)[:, None] & inside
     queries = tl.load(q + row * sqb + at_heads * sqh + cols, mask=mine, other=0.0).to(tl.float32) * scale
-    seen = 1
-    if MASKED:
-        seen = tl.load(visible + b).to(tl.int32)
-        kd = tl.where(seen != 0, kd, 0.0)
-        vd = tl.where(seen != 0, vd, 0.0)
     top = tl.full([RP], float("-inf"), tl.float32)
     total = tl.zeros([RP], tl.float32)
     out = tl.zeros([RP, BD], tl.float32)
     for i in tl.static_range(0, NP, BN):
         mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i, N, D, cols, inside, BN, FULL)
-        if MASKED:
-            x = tl.where(seen != 0, x, EMPTY)
-        keep, write, new = _fold(z, x)
-        mk = mk * keep[:, None] + write[:, None] * kd[None, :]
-        mv = mv * keep[:, None] + write[:, None] * vd[None, :]
-        slots = i + tl.arange(0, BN)
-        there = within(slots, N, FULL)
-        place = slots[:, None] * D + cols
+        mk, mv, new = _fold(mk, mv, z, x, kd, vd, seen, MASKED)
         # Several threads may have the same numbers; all must have loaded them.
         tl.debug_barrier()
-        tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
-        tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
-        tl.store(memory_z + slots, new, mask=there)
+        _keep(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, FULL)
         scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2)
         scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -156,8 +124,38 @@ def _tile(memory_k, memory_v, memory_z, s, i, N, D: tl.constexpr, cols, inside, 
 
 
 @triton.jit
-def _fold(z, x):
-    """What is kept of each slot, what the token adds to it, and z after it."""
+def _keep(
+    memory_k, memory_v, memory_z, i, mk, mv, z, N, D: tl.constexpr, cols, inside, BN: tl.constexpr, FULL: tl.constexpr
+):  # fmt: skip
+    """Store K~, V~ and z of BN slots from the i-th on."""
+    slots = i + tl.arange(0, BN)
+    there = within(slots, N, FULL)
+    place = slots[:, None] * D + cols
+    # It is long until they are read again.
+    tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
+    tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
+    tl.store(memory_z + slots, z, mask=there)
+
+
+@triton.jit
+def _token(k, v, visible, b, cols, inside, MASKED: tl.constexpr):
+    """A token's key and value, and whether it may be seen."""
+    kd = tl.load(k + cols, mask=inside, other=0.0).to(tl.float32)
+    vd = tl.load(v + cols, mask=inside, other=0.0).to(tl.float32)
+    seen = 1
+    if MASKED:
+        seen = tl.load(visible + b).to(tl.int32)
+        # What nobody may see may be anything.
+        kd = tl.where(seen != 0, kd, 0.0)
+        vd = tl.where(seen != 0, vd, 0.0)
+    return kd, vd, seen
+
+
+@triton.jit
+def _fold(mk, mv, z, x, kd, vd, seen, MASKED: tl.constexpr):
+    """K~, V~ and z after the token."""
+    if MASKED:
+        x = tl.where(seen != 0, x, EMPTY)
     new = tl.maximum(z, x)
     old_part = tl.exp((z - new).to(tl.float32))
     new_part = tl.where(x > HALF_EMPTY, tl.exp((x - new).to(tl.float32)), 0.0)
@@ -165,4 +163,5 @@ def _fold(z, x):
     whole = tl.maximum(old_part + new_part, 1e-30)
     over = 1.0 / whole
     new = tl.where(new > HALF_EMPTY, new + tl.log(whole).to(z.dtype), EMPTY)
-    return old_part * over, new_part * over, new
+    keep, write = (old_part * over)[:, None], (new_part * over)[:, None]
+    return mk * keep + write * kd[None, :], mv * keep + write * vd[None, :], new
