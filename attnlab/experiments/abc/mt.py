@@ -46,6 +46,7 @@ NOTES = {
     "table_3a_other": "As Table 3a on other corpora, with a quarter of the paper's slots.",
     "differences": "What each claim compares: BLEU of the first less that of the second, and its 95 % interval over "
     "sentences and seeds.",
+    "losses": "-log p of a token of the validation set at the end of the run that trained most models of a corpus.",
     "table_5": "Validation SacreBLEU, greedy, the last weights without averaging.",
     "table_7": "As Table 3a. k-means is not causal, so the row Cluster has clusters in the cross-attention and "
     "ABC_MLP in the causal attention.",
@@ -202,23 +203,24 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
         )
     if looks:
         found["last_looks"] = last_looks(looks)
-        found["table_7_losses"] = _side_by_side([row for row in looks if row["data"] == PRIMARY])
+        found["losses"] = [x for data in dict.fromkeys(r["data"] for r in looks) for x in _side_by_side(looks, data)]
+        seven = {v.key for v in TABLES["table_7"][0]}
+        rows = [row for row in found["losses"] if row["data"] == PRIMARY and row["variant"] in seven]
+        found["table_7_losses"] = means(rows, ROW[:-1], "nll")
     return found
 
 
-def _side_by_side(looks: Rows) -> Rows:
-    """The losses of Table 7's models at the end of the run that trained most of them, seeds averaged."""
-    variants = {v.key: v for v in TABLES["table_7"][0]}
-    mine = [row for row in looks if row["variant"] in variants]
-    sizes = {label: len({r["variant"] for r in mine if r["set"] == label}) for label in {row["set"] for row in mine}}
-    largest = max(sizes, key=sizes.__getitem__, default=None)
-    ends = last_looks([row for row in mine if row["set"] == largest])
-    rows = [
-        {"model": v.model, "cross": v.cross, "causal": v.causal, **end}
+def _side_by_side(looks: Rows, data: str) -> Rows:
+    """The losses of models and seeds at the end of the run that trained most of them on a corpus."""
+    mine = [row for row in looks if row["data"] == data]
+    size = Counter(label for label, _ in {(row["set"], row["variant"]) for row in mine})
+    ends = last_looks([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
+    return [
+        {"data": data, "variant": v.key, "model": v.model, "cross": v.cross, "causal": v.causal, "seed": end["seed"],
+         "nll": end["nll"]}
         for end in ends
-        if (v := variants[end["variant"]]) and end["nll"] is not None
-    ]
-    return means(rows, ROW[:-1], "nll")
+        if (v := BY_KEY[end["variant"]])
+    ]  # fmt: skip
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
