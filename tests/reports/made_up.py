@@ -93,6 +93,15 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
                 ("ABC_MLP", 8, 8, 27.3),
             )),
         ),
+        "losses": _rows(
+            "data model cross causal nll",
+            *(("multi30k-en-de", *row) for row in (
+                ("ABC_MLP", 8, 2, 1.6), ("ABC_MLP", 8, 8, 1.6), ("ABC_MLP", 32, 8, 1.5), ("ABC_MLP", 32, 32, 1.5),
+                ("Window", 8, 8, 1.8), ("Cluster", 8, 8, 1.7), ("MLP-ReLU", 32, 32, 1.7), ("MLP-sigmoid", 32, 32, 1.6),
+                ("MLP-exp-all", 32, 32, 1.6), *((m, n, n, 1.9) for m in ("Linformer", "ABC_RD") for n in (8, 16, 32, 64)),
+            )),
+            *(("wmt10k-en-de", m, 8, 8, nll) for m, nll in (("ABC_MLP", 4.0), ("Linformer", 4.2), ("ABC_RD", 4.3))),
+        ),
     },
     "abc-doc-mt": {
         "table_3b": _rows(
@@ -206,6 +215,14 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "abc-mt-exp-beats-relu-and-sigmoid": ("abc-mt", "table_7", {"model": "MLP-sigmoid", "causal": 32}, {"bleu": 28.0}),
     "abc-mt-relu-fails": ("abc-mt", "table_7", {"model": "MLP-ReLU", "causal": 8}, {"bleu": 26.0, "converged": True}),
     "abc-mt-all-abc": ("abc-mt", "table_7", {"model": "MLP-exp-all"}, {"bleu": 28.0}),
+    "abc-mt-loss-beats-agnostic": ("abc-mt", "losses", {"model": "Linformer", "cross": 32}, {"nll": 1.4}),
+    "abc-mt-loss-beats-larger": ("abc-mt", "losses", {"model": "ABC_RD", "cross": 64}, {"nll": 1.4}),
+    "abc-mt-loss-beats-agnostic-quarter": ("abc-mt", "losses", {"model": "ABC_RD", "cross": 8}, {"nll": 1.4}),
+    "abc-mt-loss-beats-larger-quarter": ("abc-mt", "losses", {"model": "Linformer", "cross": 16}, {"nll": 1.4}),
+    "abc-mt-loss-beats-window-and-cluster-quarter": ("abc-mt", "losses", {"model": "Cluster"}, {"nll": 1.5}),
+    "abc-mt-loss-news-beats-agnostic": ("abc-mt", "losses", {"data": "wmt10k-en-de", "model": "Linformer"}, {"nll": 3.9}),
+    "abc-mt-loss-exp-beats-relu-and-sigmoid": ("abc-mt", "losses", {"model": "MLP-sigmoid"}, {"nll": 1.4}),
+    "abc-mt-loss-all-abc": ("abc-mt", "losses", {"model": "MLP-exp-all"}, {"nll": 1.4}),
     "abc-doc-mt-beats-random": ("abc-doc-mt", "table_3b", {"model": "ABC_RD", "cross": 128}, {"bleu": 40.0}),
     "abc-doc-mt-close-to-base": ("abc-doc-mt", "table_3b", {"model": "BASE"}, {"bleu": 42.0}),
     "abc-doc-mt-linformer-fails": ("abc-doc-mt", "table_3b", {"model": "Linformer", "cross": 128}, {"bleu": 38.0, "converged": True}),
