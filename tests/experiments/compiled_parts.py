@@ -52,7 +52,8 @@ def check(table: str, variant: lm.Variant) -> None:
     assert all(block._compiled_call_impl is None for block in model.decoder.blocks)
 
 
-for table, rows in lm.TABLES.items():
-    for variant in rows:
-        torch.compiler.reset()
-        check(table, variant)
+if __name__ == "__main__":
+    for table, rows in lm.TABLES.items():
+        for variant in rows:
+            torch.compiler.reset()
+            check(table, variant)
