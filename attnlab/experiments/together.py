@@ -59,8 +59,8 @@ class Learner:
         self.stream, self.pool = stream, pool
         self.lr = torch.zeros((), device=self.device)
         self.optimizer = torch.optim.AdamW(
-            self._groups(), lr=self.lr if self.cuda else 1.0, betas=recipe.betas, eps=recipe.eps, fused=self.cuda,
-            capturable=self.cuda,
+            parameter_groups(model, recipe), lr=self.lr if self.cuda else 1.0, betas=recipe.betas, eps=recipe.eps,
+            fused=self.cuda, capturable=self.cuda,
         )  # fmt: skip
         self.loss = torch.zeros((), device=self.device)
         self.graphs: dict[tuple[Any, ...], tuple[Any, dict[str, Tensor]]] = {}
@@ -111,10 +111,6 @@ class Learner:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.loss.copy_(loss.detach())
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """The parameters as the optimiser takes them."""
-        return parameter_groups(self.model, self.recipe)
 
     def _clip(self, most: float) -> None:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), most, foreach=True)

@@ -8,7 +8,8 @@ What the linear forms gain in memory they lose in launches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.hf.interface import installed_in
+from attnlab.mechanisms._device import unrounded
 from attnlab.mechanisms._linear import LinearCache, divided
+from attnlab.mechanisms._pooled import attend_pooled, pooling
 from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, one_hot
 from attnlab.mechanisms.abc_random import AbcRandom, random_slot
 from attnlab.mechanisms.kernelized import Kernelized
@@ -62,20 +65,12 @@ class DenseSlots(_Dense):
             return self.inner(call)
         self.refuse(call)
         call = hide_unseen(call)
-        with _full_precision(call):
-            E, Z = _written(self.inner, call)
-        return self._causal(call, E, Z) if call.causal else self._bidirectional(call, E, Z)
-
-    def _bidirectional(self, call: AttentionCall, E: Tensor, Z: Tensor) -> Tensor:
-        """All queries read what the last token left."""
-        E = E.expand(*call.k.shape[:2], -1, -1)
-        empty = Z[:, :, -1:].mT < LEAST
-        share = self._share(Z[:, :, -1:].mT, empty)
-        k, v = ((E.mT @ t) * share for t in (call.k, call.v))
-        s = call.softmax_scale * grouped(call.q, call.groups) @ k.to(call.q.dtype).unsqueeze(2).mT
-        empty = empty.mT.unsqueeze(2)
-        P = s.float().masked_fill(empty, FLOOR).softmax(-1).masked_fill(empty, 0)
-        return ungrouped(P.to(call.q.dtype) @ v.to(call.q.dtype).unsqueeze(2))
+        with unrounded(call.q):
+            c = _control(self.inner, call)
+            if not call.causal:
+                return attend_pooled(call, pooling(c, self.inner.normalise, sparse=self.inner.sparse))
+            E, Z = _written(c, call.q.dtype)
+        return self._causal(call, E, Z)
 
     def _share(self, Z: Tensor, empty: Tensor) -> Tensor:
         """What a slot is multiplied by when it is read: 1 / Z, or 1 where alpha is taken as it is; empty ones 0."""
@@ -108,20 +103,15 @@ class DenseKernel(_Dense):
         cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)
         phi, phi_k = cache.maps(call)
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
-        with _full_precision(call):
+        with unrounded(call.q):
             q, k = phi(grouped(call.q, call.groups)).to(call.q.dtype), phi_k(call.k).unsqueeze(2).to(call.q.dtype)
         kappa = (q @ k.mT).masked_fill(~past, 0)
         total = kappa.sum(-1, keepdim=True, dtype=torch.float32)
         return ungrouped(divided(kappa @ call.v.unsqueeze(2), total, least=cache.least)).to(call.q.dtype)
 
 
-def _full_precision(call: AttentionCall) -> AbstractContextManager[Any]:
-    """Controls, features and sums are made in float32, as in the linear forms; the products are not."""
-    return torch.autocast("cpu" if call.q.is_meta else call.q.device.type, enabled=False)
-
-
-def _written(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b g k n"], Float[Tensor, "b g k n"]]:
-    """(alpha up to a factor for each slot, its sums over prefixes; counts of what was written if alpha is signed)."""
+def _control(mech: SlotMechanism, call: AttentionCall) -> Control:
+    """The control in float32; padding writes nothing."""
     b, n_k = call.k.shape[0], call.k.shape[2]
     seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
     if isinstance(mech, AbcRandom) and call.key_visible is None:
@@ -131,11 +121,17 @@ def _written(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b
     log = c.log.float()
     if call.key_visible is not None:
         log = log.masked_fill(~seen[:, None, :, None], FLOOR)
+    return replace(c, log=log)
+
+
+def _written(c: Control, dtype: torch.dtype) -> tuple[Float[Tensor, "b g k n"], Float[Tensor, "b g k n"]]:
+    """(alpha up to a factor for each slot, its sums over prefixes; counts of what was written if alpha is signed)."""
     if c.value is None:
-        alpha = (log - log.detach().amax(2, keepdim=True)).exp().masked_fill(log <= FLOOR / 2, 0).to(call.q.dtype)
+        log = c.log - c.log.detach().amax(2, keepdim=True)
+        alpha = log.exp().masked_fill(c.log <= FLOOR / 2, 0).to(dtype)
         return alpha, _prefix_sums(alpha)
-    written = log > FLOOR / 2
-    return (c.value * written).to(call.q.dtype), _prefix_sums(written)
+    written = c.log > FLOOR / 2
+    return (c.value * written).to(dtype), _prefix_sums(written)
 
 
 def _drawn(mech: AbcRandom, call: AttentionCall) -> Control:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from attnlab.experiments.abc.looks import Looks
 from attnlab.experiments.abc.summaries import Rows
 from attnlab.experiments.translating import bleu_counts, bleu_of
-from attnlab.reports.claims import paired_bootstrap, student
+from attnlab.reports.claims import paired_bootstrap, pooled_deviation, student
 from attnlab.reports.numbers import number
 
 __all__ = ["Comparison", "differences", "undecided", "with_seeds"]
@@ -94,12 +94,11 @@ def with_seeds(rows: Rows) -> Rows:
     """
     keys = ("data", "first", "second", "sentences")
     pairs = {tuple(row.get(key) for key in keys): row["each"] for row in rows if len(row["each"]) > 1}
-    degrees = sum(len(each) - 1 for each in pairs.values())
-    pooled = sum((len(each) - 1) * variance(each) for each in pairs.values()) / degrees if degrees else None
+    pooled, degrees = pooled_deviation(pairs.values())
     found = []
     for row in rows:
         n, mean = len(row["each"]), row["difference"]
-        s = max(pooled, variance(row["each"]) if n > 1 else 0.0) ** 0.5 if pooled is not None else None
+        s = max(pooled, stdev(row["each"]) if n > 1 else 0.0) if pooled is not None else None
         reach = student(0.95, degrees) * s / n**0.5 if s is not None else 0.0
         low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
         told = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}

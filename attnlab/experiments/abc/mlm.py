@@ -33,7 +33,7 @@ from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import MaskedLM, Transformer, TransformerConfig, count_parameters, named_config
 from attnlab.models.attention import attentions, put_mechanism
-from attnlab.reports.claims import student
+from attnlab.reports.claims import pooled_deviation, student
 from attnlab.shapes import Float
 from attnlab.training import Recipe, Schedule
 
@@ -154,15 +154,13 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     every = {(v, True): models[v.key] for v in VARIANTS}
     # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
-    shares = {task: LARGE if task == "SST-2" else 1.0 for task in config.tasks}
-    while shares:
-        left = seconds - (time.monotonic() - began)
+    shares = [LARGE if task == "SST-2" else 1.0 for task in config.tasks]
+    for i, task in enumerate(config.tasks):
         # What one task leaves of its share is for the others.
-        part_of_it = left / sum(shares.values())
-        task, share = next(iter(shares.items()))
-        del shares[task]
+        left = seconds - (time.monotonic() - began)
         if left > 0:
-            _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=share * part_of_it)
+            mine = left * shares[i] / sum(shares[i:])
+            _fine_tune(task, config, every, loaded.tokenizer, glue, part, seconds=mine)
         else:
             part.fact(f"not fine-tuned: {task}", "no time was left")
 
@@ -252,12 +250,13 @@ def noise(rows: Rows) -> Rows:
     """
     found = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        settings = means([row for row in rows if row["task"] == task], ["model", "n", "continued"], "accuracy")
-        several = [row for row in settings if row["seeds"] > 1]
-        if several:
-            degrees = sum(row["seeds"] - 1 for row in several)
-            s = math.sqrt(sum((row["seeds"] - 1) * row["deviation"] ** 2 for row in several) / degrees)
-            seeds = min(row["seeds"] for row in several)
+        settings: dict[tuple[Any, ...], list[float]] = {}
+        for row in rows:
+            if row["task"] == task:
+                settings.setdefault((row["model"], row["n"], row["continued"]), []).append(row["accuracy"])
+        s, degrees = pooled_deviation(settings.values())
+        if s is not None:
+            seeds = min(len(each) for each in settings.values() if len(each) > 1)
             reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
             found.append({"task": task, "seeds": seeds, "deviation": s, "told_from": reach})
     return found

@@ -21,7 +21,7 @@ from attnlab.reports.claims.ledger import (
     Verdict,
     judge,
 )
-from attnlab.reports.claims.statistics import Interval, paired_bootstrap, seed_interval, student
+from attnlab.reports.claims.statistics import Interval, paired_bootstrap, pooled_deviation, seed_interval, student
 
 __all__ = [
     "HELD",
@@ -38,6 +38,7 @@ __all__ = [
     "all_claims",
     "judge",
     "paired_bootstrap",
+    "pooled_deviation",
     "seed_interval",
     "student",
     "tables_wanted",

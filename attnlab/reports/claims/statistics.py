@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import variance
 
 import numpy as np
 
-__all__ = ["Interval", "paired_bootstrap", "seed_interval", "student"]
+__all__ = ["Interval", "paired_bootstrap", "pooled_deviation", "seed_interval", "student"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,19 @@ def paired_bootstrap(
     low, high = np.quantile(drawn, [tail, 1 - tail])
     whole = (first - second).mean() if statistic is None else statistic(first, second)
     return Interval(float(whole), float(low), float(high))
+
+
+def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
+    """How much values of a group differ, one deviation for all groups, and its degrees of freedom; None without any.
+
+    >>> pooled_deviation([[1.0, 3.0], [5.0, 5.0, 5.0], [7.0]])
+    (0.816496580927726, 3)
+    """
+    several = [group for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in several)
+    if not degrees:
+        return None, 0
+    return math.sqrt(sum((len(group) - 1) * variance(group) for group in several) / degrees), degrees
 
 
 def student(level: float, degrees: int) -> float:
