@@ -26,7 +26,8 @@ def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
 def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, train: bool = True) -> dict[str, float]:
     """MB that each kernel reads and writes, if what one launch reads twice comes from the cache the second time.
 
-    "saved" is what reading writes only where gradients are wanted.
+    "saved" is what reading writes only where gradients are wanted. What mends rounding moves is not counted: it is
+    nearly nothing unless single keys fill slots.
     """
     from attnlab.kernels._abc_plan import Form, plan_for, walks
 
@@ -37,8 +38,6 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, 
     write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
     # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
     state, later = (2 * n * d * kind.itemsize / plan.C * g for kind in (plan.state, plan.sums))
-    # Where sums are rounded, states are read to mend it.
-    mend = state if plan.sums != torch.float32 else 0
     q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
     per_token = {
         "weigh_logits": 2 * s,
@@ -46,7 +45,7 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, 
         "read_states": 2 * q + 2 * k + s + state,
         "saved": score,
         "query_gradients": 2 * q + 2 * k + s + state + 2 * score + 2 * share,
-        "sum_back": back * (2 * q + 2 * share) + later + mend,
+        "sum_back": back * (2 * q + 2 * share) + later,
         "key_gradients": 2 * q + 4 * k + 2 * s + score + 2 * share + later,
     }
     return {name: b * t * size / 1e6 for name, size in per_token.items()}

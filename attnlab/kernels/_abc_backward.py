@@ -16,10 +16,12 @@ from attnlab.kernels._abc_chunk import (
     rest_of,
     score_chunk,
     soften,
+    solid_slots,
 )
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
+    IS_WIDE,
     chunk_masks,
     exp,
     inverse,
@@ -31,9 +33,9 @@ from attnlab.kernels._abc_control import (
 __all__ = ["key_gradients", "loose_key_gradients", "loose_query_gradients", "query_gradients"]
 
 
-@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
+@triton.jit(do_not_specialize=["T", "NT", "G", "R"])
 def query_gradients(
-    q, k, v, s, do, visible, states, zs, ends, wide, dq, scores, shares, rests, wide_cs, table,
+    q, k, v, s, do, visible, states, lows, peaks, zs, ends, wide, dq, scores, shares, rests, wide_cs, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
     SHARE, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
@@ -48,7 +50,7 @@ def query_gradients(
     unit, h = tl.program_id(0), tl.program_id(1)
     g_head, heads = h // R, G * R
     n = NP if FULL else N
-    if WIDE and tl.load(wide + unit * G + g_head) == 0:
+    if WIDE and (tl.load(wide + unit * G + g_head) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     if VARLEN and length == 0:
@@ -67,6 +69,9 @@ def query_gradients(
     at = ((unit if CAUSAL else seq).to(tl.int64) * G + g_head) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
+    if FINE:
+        lows += at * 2 * D
+        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)[:, None]
 
     past_k = tl.zeros([C, NP], tl.float32)
     past_v = tl.zeros([C, NP], tl.float32)
@@ -77,15 +82,22 @@ def query_gradients(
         here = inside[:, None] & real
         there = real_slots[:, None] & real
         dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
-        memory_v = tl.load(states + n * D + slots[:, None] * D + cols, mask=there, other=0.0)
-        past_v = against(dod, memory_v, past_v, FINE, CT, PREC)
+        place = slots[:, None] * D + cols
+        memory_v = tl.load(states + n * D + place, mask=there, other=0.0).to(CT)
+        past_v = tl.dot(dod, tl.trans(memory_v), past_v, input_precision=PREC)
+        if FINE:
+            low_v = tl.load(lows + n * D + place, mask=solid & real, other=0.0).to(CT)
+            past_v = tl.dot(dod, tl.trans(low_v), past_v, input_precision=PREC)
         if CAUSAL:
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
         else:
             qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
-            memory_k = tl.load(states + slots[:, None] * D + cols, mask=there, other=0.0)
-            past_k = against(qd, memory_k, past_k, FINE, CT, PREC)
+            memory_k = tl.load(states + place, mask=there, other=0.0).to(CT)
+            past_k = tl.dot(qd, tl.trans(memory_k), past_k, input_precision=PREC)
+            if FINE:
+                low_k = tl.load(lows + place, mask=solid & real, other=0.0).to(CT)
+                past_k = tl.dot(qd, tl.trans(low_k), past_k, input_precision=PREC)
 
     side = ((row * heads + h) * T + first) * n
     spot = rows[:, None] * n + slots
@@ -142,7 +154,7 @@ def query_gradients(
         tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & real)
 
 
-@triton.jit(do_not_specialize=["T", "NT", "G", "N", "PARTS"])
+@triton.jit(do_not_specialize=["T", "NT", "G", "PARTS"])
 def key_gradients(
     q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, PARTS, scale,
@@ -153,7 +165,7 @@ def key_gradients(
     """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8."""
     unit, g = tl.program_id(0), tl.program_id(1)
     n = NP if FULL else N
-    if WIDE and tl.load(wide + unit * G + g) == 0:
+    if WIDE and (tl.load(wide + unit * G + g) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     if VARLEN and length == 0:

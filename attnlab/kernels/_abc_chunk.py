@@ -17,8 +17,10 @@ import triton
 import triton.language as tl
 
 from attnlab.kernels._abc_control import (
+    EMPTY,
     HALF_EMPTY,
     LEAST,
+    LOG_QUARTER,
     exp,
     inverse,
     lowest,
@@ -36,6 +38,7 @@ __all__ = [
     "rest_of",
     "score_chunk",
     "soften",
+    "solid_slots",
     "triangle",
 ]
 
@@ -58,6 +61,14 @@ def gradients(scores, dp, scale, SURE: tl.constexpr):
     """p, and g = dL/d(K~ q) from S and dP."""
     p = soften(scores, scale, SURE)
     return p, p * ((dp - tl.sum(p * dp, 1)[:, None]) * scale)
+
+
+@triton.jit
+def solid_slots(peaks, z, slots, real, CAUSAL: tl.constexpr):
+    """The slots of which a state has more digits: those that are mostly one key; of a state at the end, all."""
+    if CAUSAL:
+        return real & (tl.load(peaks + slots, mask=real, other=EMPTY) > z + LOG_QUARTER)
+    return real
 
 
 @triton.jit

@@ -17,7 +17,11 @@ import triton.language as tl
 __all__ = [
     "EMPTY",
     "HALF_EMPTY",
+    "IS_WIDE",
     "LEAST",
+    "LOG_HALF",
+    "LOG_QUARTER",
+    "MENDS",
     "chunk_masks",
     "exp",
     "inverse",
@@ -37,6 +41,13 @@ HALF_EMPTY = tl.constexpr(-5e29)
 WIDTH = tl.constexpr(60.0)
 # exp(-WIDTH), and room for rounding.
 LEAST = tl.constexpr(4e-27)
+# What is kept of a chunk: whether it needs several references, and whether its keys may fill a slot, which then is less
+# than a half of what it was: sums over later queries are mended for it.
+IS_WIDE = tl.constexpr(1)
+MENDS = tl.constexpr(2)
+LOG_HALF = tl.constexpr(-0.6931471805599453)
+# A slot of which one key is more than a quarter keeps more digits, where there are few slots.
+LOG_QUARTER = tl.constexpr(-1.3862943611198906)
 LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 

@@ -35,7 +35,8 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
 
 
 def _saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> Kinds:
-    """What reading needs and the backward pass again: states, z before and after each chunk, which are wide, scores.
+    """What reading needs and the backward pass again: states, and what rounding takes of them with each slot's largest
+    logit; z before and after each chunk, what kind it is, scores.
 
     Without ``causal`` there is one state for each sequence, and its z.
     """
@@ -43,6 +44,8 @@ def _saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, c
     count, own = (units, units) if causal else (sequences, 0)
     return (
         ((count, g, 2, n, d), plan.state),
+        ((count if plan.fine else 0, g, 2, n, d), plan.state),
+        ((own if plan.fine else 0, g, n), torch.float32),
         ((count, g, n), torch.float32),
         ((own, g, n), torch.float32),
         ((own, g), torch.int32),
@@ -96,14 +99,17 @@ def forward(
     saved = calls.parts(buffer, kinds)
     weights = calls.parts(buffer, _weight_kinds(s, plan, units.count), bytes_of(kinds[:-1]))
     last = _make_states(calls, inputs, units, plan, weights, saved if causal else None)
-    states, zs, ends, wide, scores = saved
+    states, lows, peaks, zs, ends, wide, scores = saved
     if not causal:
-        states.copy_(torch.stack(last[:2], 2))
+        exact = torch.stack(last[:2], 2)
+        states.copy_(exact)
+        if plan.fine:
+            lows.copy_(exact - states)
         zs.copy_(last[2])
         units = units_of(calls, b, n_q, plan.C, cu)
     out = calls.like(q)
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None)
-    tensors = (q, k, v, s, visible, states, zs, ends, scores, wide, out, units.table)
+    tensors = (q, k, v, s, visible, states, lows, peaks, zs, ends, scores, wide, out, units.table)
     numbers = (
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *out.stride()[:3],
         _row(visible), n_q, units.per_row, g, h // g, n, d, scale,
@@ -121,7 +127,7 @@ def forward(
 def _make_states(
     calls: Calls, inputs: Inputs, units: Units, plan: Plan, weights: list[Tensor], saved: list[Tensor] | None
 ) -> State:  # fmt: skip
-    """The state after the last chunk; into ``saved``, if causal, that before each and z before and after it."""
+    """The state after the last chunk; into ``saved``, if causal, what there is before each and z after it."""
     _, k, v, s, visible, *first, cu = inputs
     _, g, n_k, d = k.shape
     n, rows = plan.slots, units.sequences * g
@@ -140,16 +146,16 @@ def _make_states(
     )
     form = Form(saved is not None, even, packed, masked, first[0] is not None)
     passes = walks("write", plan, form, rows, units.count // max(1, units.sequences))
-    parts: list[Tensor] | list[None] = [None] * 2
+    parts: list[Tensor] | list[None] = [None] * 3
     if len(passes) > 1:
         segments = passes[0].segments
-        kinds = ((rows, segments, 2, n, d), torch.float32), ((rows, segments, n), torch.float32)
-        _, parts = calls.several(kinds)
+        each = (rows, segments, n), torch.float32
+        _, parts = calls.several((((rows, segments, 2, n, d), torch.float32), each, each))
     for walk in passes:
         calls.launch(
             write_states,
             (walk.programs, 1, 1),
-            (k, v, *weights, visible, *(saved or (None, None, None))[:3], *first, *last, *parts, units.bounds, cu),
+            (k, v, *weights, visible, *(saved or [None] * 5)[:5], *first, *last, *parts, units.bounds, cu),
             (*k.stride()[:3], *v.stride()[:3], _row(visible), n_k, units.per_row, g, n, d, walk.segments),
             walk.options,
         )
@@ -185,7 +191,7 @@ def backward(
     if do.stride(3) != 1:
         do = do.contiguous()
     units = units_of(calls, b, n_q, plan.C, cu)
-    states, zs, ends, wide, scores = calls.parts(
+    states, lows, peaks, zs, ends, wide, scores = calls.parts(
         buffer, _saved_kinds(q, s, plan, units.count, units.sequences, causal, True)
     )
     form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None, groups=h // g)
@@ -205,7 +211,10 @@ def backward(
         calls.launch(
             loose_query_gradients if again and plan.loose else query_gradients,
             (units.count, h, 1),
-            (q, k, v, s, do, visible, states, zs, ends, wide, dq, scores, shares, rests, wide_cs, units.table),
+            (
+                q, k, v, s, do, visible, states, lows, peaks, zs, ends, wide, dq, scores, shares, rests, wide_cs,
+                units.table,
+            ),  # fmt: skip
             (*strides, *dq.stride()[:3], each, _row(visible), n_q, units.per_row, g, h // g, n, d, scale),
             tiles("query", plan, form, again),
         )

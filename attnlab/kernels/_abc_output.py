@@ -7,11 +7,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import against, mix_chunk, reference_of, score_chunk, soften
+from attnlab.kernels._abc_chunk import mix_chunk, reference_of, score_chunk, soften, solid_slots
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
+    IS_WIDE,
     LEAST,
+    LOG_HALF,
+    MENDS,
     chunk_masks,
     exp,
     load_logits,
@@ -22,9 +25,9 @@ from attnlab.kernels._abc_control import (
 __all__ = ["loose_read_states", "read_states"]
 
 
-@triton.jit(do_not_specialize=["T", "NT", "G", "R", "N"])
+@triton.jit(do_not_specialize=["T", "NT", "G", "R"])
 def read_states(
-    q, k, v, s, visible, states, zs, ends, scores, wide, o, table,
+    q, k, v, s, visible, states, lows, peaks, zs, ends, scores, wide, o, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
@@ -38,7 +41,7 @@ def read_states(
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
     n = NP if FULL else N
-    if WIDE and tl.load(wide + unit * G + g) == 0:
+    if WIDE and (tl.load(wide + unit * G + g) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     if VARLEN and length == 0:
@@ -55,6 +58,9 @@ def read_states(
     at = ((unit if CAUSAL else seq).to(tl.int64) * G + g) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
+    if FINE:
+        lows += at * 2 * D
+        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
 
     if CAUSAL and EARLY:
         raw_x = tl.load(s + rows[:, None] * sst + slots, mask=ok[:, None] & real_slots, other=EMPTY)
@@ -69,8 +75,11 @@ def read_states(
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-        raw = tl.load(states + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
-        past = against(qd, raw, past, FINE, CT, PREC)
+        memory = tl.load(states + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0).to(CT)
+        past = tl.dot(qd, tl.trans(memory), past, input_precision=PREC)
+        if FINE:
+            low = tl.load(lows + slots[:, None] * D + cols, mask=solid[:, None] & real, other=0.0).to(CT)
+            past = tl.dot(qd, tl.trans(low), past, input_precision=PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
@@ -91,7 +100,10 @@ def read_states(
                     shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
                 x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
             small = tl.min(tl.where(real_slots, exp(x_first - ref) + exp(z - ref), 1.0), 0)
-            tl.store(wide + unit * G + g, (small < LEAST).to(tl.int32))
+            kind = tl.where(small < LEAST, IS_WIDE, 0)
+            if SAVED:
+                kind += MENDS * tl.max((real_slots & (z < z_end + LOG_HALF)).to(tl.int32), 0)
+            tl.store(wide + unit * G + g, kind)
         if SAVED:
             side = ((row * G * R + h) * T + first) * n + rows[:, None] * n + slots
             tl.store(scores + side, score, mask=inside[:, None] & real_slots)

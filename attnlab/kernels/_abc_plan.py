@@ -41,11 +41,11 @@ TUNED: dict[tuple[str, int], Settings] = {
     ("query", 128): (64, 2, None, 4),
     ("key", 128): (64, 1, None, 4),
 }
-# Others for heads of up to 64, and for states in float32.
+# Others for heads of up to 64, and for states in two parts.
 NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
-FINE: dict[tuple[str, int], Settings] = {("query", 64): (128, 1, None, 4)}
-# Programs that keep the card busy.
-BUSY = 264
+FINE: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4), ("query", 64): (64, 3, None, 4)}
+# Programs that keep the card busy: two on nearly every multiprocessor, and never a third on a few.
+BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
 FIT, FIT_BY_LESS, LESS = 396, 528, {"num_stages": 3, "maxnreg": 128}
 
@@ -113,7 +113,8 @@ class Walk:
 def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16
-    # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient.
+    # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. More slots
+    # would have no room for more digits.
     fine = half and slots <= 32 and train
     # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
     NP = max(64, triton.next_power_of_2(slots))
@@ -130,7 +131,7 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
         fine=fine,
-        state=torch.bfloat16 if half and not fine else torch.float32,
+        state=torch.bfloat16 if half else torch.float32,
         # What rounding does to sums is mended, but with very few slots all errors are larger.
         sums=torch.bfloat16 if half and slots > 16 else torch.float32,
         weight=torch.bfloat16 if half else torch.float32,
@@ -151,9 +152,6 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
         settings = NARROW.get(case, settings) if plan.d <= 64 else settings
         settings = FINE.get(case, settings) if plan.fine else settings
     columns, stages, registers, warps = settings
-    if plan.fine and not wide:
-        # Shared memory has room for two programs only, and they may as well have all registers.
-        registers = None
     if triton.cdiv(plan.d, 64) % 2:
         # Half of the last columns would be padding.
         columns = min(columns, 64)
@@ -205,20 +203,20 @@ def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[
         "BN": plan.BN, "EVEN": form.even, "FULL": plan.slots % plan.BN == 0 and plan.half, "VARLEN": form.packed,
     }  # fmt: skip
     if kernel == "write":
-        options |= {"MASKED": form.masked, "STARTED": form.started}
+        options |= {"MASKED": form.masked, "STARTED": form.started, "FINE": plan.fine and form.causal}
     else:
         mend = form.causal and plan.sums != torch.float32
         options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started, "MEND": mend}
 
-    def walk(stage: str, share: int, join: bool) -> Walk:
-        given = {**options, "STAGE": stage, "JOIN": join}
-        return Walk(rows * parts * share, segments, tuple(given.items()))
+    def walk(stage: str, share: int, join: bool, less: int = 0) -> Walk:
+        given = {**options, "STAGE": stage, "JOIN": join, "LESS": less}
+        return Walk(rows * parts * (share - less), segments, tuple(given.items()))
 
     if segments == 1:
         return (walk("keep" if form.causal else "whole", 1, False),)
     # The second pass stores what it meets, or only puts the parts together.
     second = walk("keep", segments, True) if form.causal else walk("join", 1, True)
-    return walk("part", segments, False), second
+    return walk("part", segments, False, int(form.causal)), second
 
 
 def segments_of(programs: int, chunks: int) -> int:

@@ -12,7 +12,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, chunk_masks, exp, load_logits, locate, within
+from attnlab.kernels._abc_control import (
+    EMPTY,
+    HALF_EMPTY,
+    IS_WIDE,
+    LOG_HALF,
+    LOG_QUARTER,
+    MENDS,
+    chunk_masks,
+    exp,
+    load_logits,
+    locate,
+    within,
+)
 
 __all__ = ["sum_back", "weigh_logits", "write_states"]
 
@@ -42,25 +54,29 @@ def weigh_logits(
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
 def write_states(
-    k, v, weights, tops, totals, visible, states, zs, ends, first_k, first_v, first_z, last_k, last_v, last_z,
-    parts, part_zs, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
-    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr,
+    k, v, weights, tops, totals, visible, states, lows, peaks, zs, ends,
+    first_k, first_v, first_z, last_k, last_v, last_z, parts, part_zs, part_peaks, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
+    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
+    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr, FINE: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """(K~, V~, z) as averages and the logarithm of their weight.
 
     STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
-    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first.
+    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first, so that the last
+    segment's own is not needed: then there is one LESS. FINE keeps what rounding takes of a state, too, where one key
+    makes more than a quarter of a slot, and the largest logit of each slot, which tells them.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
     z = tl.full([BN], EMPTY, tl.float32)
+    peak = z
     acc = tl.zeros([BN, BD], tl.float32)
     if STARTED and STAGE != "part":
         z = tl.load(first_z + mine + slots, mask=ok, other=EMPTY)
+        peak = z
         first = tl.where(which == 0, first_k, first_v)
         acc = tl.load(first + mine * D + here, mask=wanted, other=0.0)
     if JOIN:
@@ -69,6 +85,8 @@ def write_states(
             x = tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
             old, new, z = _merge(z, tl.load(part_zs + at + slots, mask=ok, other=EMPTY), 1.0)
             acc = acc * old[:, None] + x * new[:, None]
+            if FINE:
+                peak = tl.maximum(peak, tl.load(part_peaks + at + slots, mask=ok, other=EMPTY))
     if STAGE != "join":
         b, head, _, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
         if which == 0:
@@ -97,8 +115,16 @@ def write_states(
             e = tl.load(weights + rows[:, None] * N + slots, mask=there[:, None] & ok, other=0.0)
             kd = tl.load(source + rows[:, None] * across + cols, mask=shown[:, None] & real, other=0.0).to(CT)
             if STAGE == "keep":
-                tl.store(states + (2 * unit + which) * N * D + here, acc.to(states.dtype.element_ty), mask=wanted)
+                kept = acc.to(states.dtype.element_ty)
+                tl.store(states + (2 * unit + which) * N * D + here, kept, mask=wanted)
                 tl.store(zs + unit * N + slots, z, mask=lead)
+                if FINE:
+                    if tl.max((peak > z + LOG_QUARTER).to(tl.int32), 0) > 0:
+                        low = (acc - kept.to(tl.float32)).to(lows.dtype.element_ty)
+                        tl.store(lows + (2 * unit + which) * N * D + here, low, mask=wanted)
+                    tl.store(peaks + unit * N + slots, peak, mask=lead)
+            if FINE:
+                peak = tl.maximum(peak, top)
             old, new, z = _merge(z, top, total)
             acc = acc * old[:, None] + tl.dot(tl.trans(e), kd, input_precision=PREC) * new[:, None]
             if STAGE == "keep":
@@ -111,6 +137,8 @@ def write_states(
         at = mine * SEGMENTS + segment * N
         tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
         tl.store(part_zs + at + slots, z, mask=lead)
+        if FINE:
+            tl.store(part_peaks + at + slots, peak, mask=lead)
     elif segment == (SEGMENTS - 1 if STAGE != "join" else 0):
         last = tl.where(which == 0, last_k, last_v)
         tl.store(last + mine * D + here, acc, mask=wanted)
@@ -122,7 +150,8 @@ def sum_back(
     q, do, shares, rests, wide, wide_cs, states, last_k, last_v, zs, ends, sums, cs, seeds, seed_c, to, to_c,
     parts, part_cs, fades, bounds, cu,
     sqb, sqh, sqt, sob, soh, sot, SHARE, T, NT, G, N, D, SEGMENTS,
-    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr,
+    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
+    STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SEEDED: tl.constexpr, DECAY: tl.constexpr,
     MEND: tl.constexpr, VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
@@ -132,9 +161,11 @@ def sum_back(
     shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
 
     Sums are stored rounded, and a key's logit gets k_i sums - c. MEND adds what rounding adds to K~ sums to c, a part
-    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot.
+    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot. It is done
+    in the slots that a chunk's keys may fill, those of which at most half was there before it, and there may be none.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS if STAGE != "join" else 1, N, D, BN, BD)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD)
+    segment += LESS
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
@@ -171,13 +202,15 @@ def sum_back(
         if MEND and STAGE == "keep":
             tiles = 2 * tl.cdiv(D, BD)
             cs += tl.program_id(0) % tiles * N
-            # The state after the segment.
+            # The state after the segment, as far as it is needed.
             last = tl.where(which == 0, last_k, last_v)
-            no_more, more = slots < tl.where(end == count, N, 0), slots < tl.where(end < count, N, 0)
-            memory = tl.load(last + mine * D + here, mask=no_more[:, None] & real, other=0.0)
-            memory += tl.load(
+            fresh = ok & (z < z_end + LOG_HALF)
+            no_more, more = fresh & (slots < tl.where(end == count, N, 0)), fresh & (slots < tl.where(end < count, N, 0))
+            memory = tl.load(
                 states + (2 * (final + G) + which) * N * D + here, mask=more[:, None] & real, other=0.0
-            ).to(tl.float32)  # fmt: skip
+            )  # fmt: skip
+            memory += tl.load(last + mine * D + here, mask=no_more[:, None] & real, other=0.0).to(memory.dtype)
+            mends = tl.load(wide + final, mask=end > begin, other=0) & MENDS
         for j in range(begin, end):
             i = begin + end - 1 - j
             unit = (head + i).to(tl.int64) * G + g
@@ -189,9 +222,16 @@ def sum_back(
                 kept = acc.to(sums.dtype.element_ty)
                 tl.store(sums + (2 * unit + which) * N * D + here, kept, mask=wanted)
                 if MEND:
-                    error = tl.sum((kept.to(tl.float32) - acc) * memory, 1)
+                    error = tl.zeros([BN], tl.float32)
+                    if mends != 0:
+                        error = tl.sum((kept.to(tl.float32) - acc) * memory.to(tl.float32), 1)
                     tl.store(cs + unit * tiles * N + slots, tl.where(lead, c, 0.0) + error, mask=ok)
-                    memory = tl.load(states + (2 * unit + which) * N * D + here, mask=wanted, other=0.0).to(tl.float32)
+                    # For the chunk before this.
+                    fresh = ok & (z_1 < z_end_1 + LOG_HALF)
+                    memory = tl.load(
+                        states + (2 * unit + which) * N * D + here, mask=fresh[:, None] & real, other=0.0
+                    )  # fmt: skip
+                    mends = tl.load(wide + unit - G, mask=i > begin, other=0) & MENDS
                 else:
                     tl.store(cs + unit * N + slots, c, mask=lead)
             if DECAY:
@@ -260,7 +300,7 @@ def _fetch(
     if DECAY:
         z = tl.load(zs + unit * N + slots, mask=some, other=EMPTY)
         z_end = tl.load(ends + unit * N + slots, mask=some, other=EMPTY)
-        is_wide = tl.load(wide + unit + 0 * slots, mask=some, other=0).to(tl.float32)
+        is_wide = (tl.load(wide + unit + 0 * slots, mask=some, other=0) & IS_WIDE).to(tl.float32)
     return z, z_end, is_wide, own, own_wide
 
 

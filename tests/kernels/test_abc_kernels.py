@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -109,6 +110,37 @@ def test_what_rounding_does_to_sums_is_mended(case: Case, segments: int, monkeyp
     assert found["ds"] < 4e-3
     assert max(found["dk"], found["dv"]) < 4e-3
     assert found["dq"] < 1e-5
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(d=80, slots=20, length=99, scale=30, started=True, ended=True),
+        Case(length=95, packed=(5, 40, 50), scale=8, heads=2, groups=2, started=True, ended=True),
+        Case(d=48, slots=20, length=70, causal=False, keys=40, scale=8),
+    ],
+    ids=str,
+)
+def test_states_of_few_slots_keep_what_rounding_takes(
+    case: Case, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in bf16: in two parts, the second only for slots that are mostly one key, where it matters."""
+    plan = _abc_launch.plan_for
+    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
+
+    def rounded(fine: bool) -> dict[str, float]:
+        def made(*key: Any) -> _abc_plan.Plan:
+            return replace(plan(*key), state=torch.bfloat16, fine=fine and key[3])
+
+        monkeypatch.setattr(_abc_launch, "plan_for", made)
+        return errors(case)
+
+    coarse, found = rounded(False), rounded(True)
+    assert coarse["ds"] > 1e-3
+    assert found["ds"] < 0.25 * coarse["ds"]
+    assert found["ds"] < 6e-4
+    assert max(found["dk"], found["dv"]) < 2e-3
 
 
 def test_logits_may_climb_any_distance_in_a_chunk() -> None:
