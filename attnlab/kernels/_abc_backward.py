@@ -27,6 +27,7 @@ from attnlab.kernels._abc_control import (
     inverse,
     load_logits,
     locate,
+    rounded,
     within,
 )
 
@@ -120,8 +121,9 @@ def query_gradients(
     middle = tl.sum(p * dp, 1)[:, None]
     if CAUSAL and not WIDE:
         p = p * inverse(total)
-        p_share = p.to(CT)
-        share = (p * ((dp - middle) * scale)).to(CT)
+        p_share = rounded(p, CT)
+        share = rounded(p * ((dp - middle) * scale), CT)
+        _store_shares(shares + side + spot, share, p_share, SHARE, kept)
         taken = share.to(tl.float32) * score + p_share.to(tl.float32) * dp
         grad_past = (share.to(tl.float32) * exp(z - ref)[None, :]).to(CT)
         grad_own = tl.dot(share, tl.trans(exp(x - ref[None, :]).to(CT)), input_precision=PREC)
@@ -139,8 +141,7 @@ def query_gradients(
         share = grad_past
         c = tl.sum(share.to(tl.float32) * score + p_share.to(tl.float32) * dp, 0)
         tl.store(wide_cs + (unit.to(tl.int64) * heads + h) * n + slots, c, mask=real_slots)
-    tl.store(shares + side + spot, share.to(shares.dtype.element_ty), mask=kept)
-    tl.store(shares + SHARE + side + spot, p_share.to(shares.dtype.element_ty), mask=kept)
+        _store_shares(shares + side + spot, share, p_share, SHARE, kept)
 
     for i in range(0, D, BD):
         cols = i + tl.arange(0, BD)
@@ -268,6 +269,13 @@ def key_gradients(
     if WIDE:
         after += logits
     tl.store(ds + ((row * G + g) * T + first) * n + spot, after.to(ds.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _store_shares(place, share, p_share, SHARE, kept):
+    """As soon as they are known, or they would be kept in two layouts until then."""
+    tl.store(place, share.to(place.dtype.element_ty), mask=kept)
+    tl.store(place + SHARE, p_share.to(place.dtype.element_ty), mask=kept)
 
 
 @triton.jit

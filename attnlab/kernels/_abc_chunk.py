@@ -21,7 +21,7 @@ from attnlab.kernels._abc_control import (
     HALF_EMPTY,
     LEAST,
     LOG_QUARTER,
-    exp,
+    exp_below,
     inverse,
     lowest,
     next_reference,
@@ -49,7 +49,7 @@ def soften(scores, scale, SURE: tl.constexpr):
     top = tl.max(scores, 1)
     if not SURE:
         top = tl.where(top == float("-inf"), 0.0, top)
-    p = exp((scores - top[:, None]) * scale)
+    p = exp_below(scores, top[:, None], scale)
     total = tl.sum(p, 1)
     if not SURE:
         total = tl.where(total > 0, total, 1.0)

@@ -24,12 +24,14 @@ __all__ = [
     "MENDS",
     "chunk_masks",
     "exp",
+    "exp_below",
     "inverse",
     "load_logits",
     "locate",
     "lowest",
     "next_reference",
     "references",
+    "rounded",
     "weigh",
     "within",
 ]
@@ -59,6 +61,27 @@ def exp(x):
         return tl.exp(x)
     return tl.inline_asm_elementwise(
         "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2E], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def exp_below(x, top, scale):
+    """exp(scale (x - top)) by one product-and-sum and one instruction."""
+    if INTERPRETED:
+        return tl.exp((x - top) * scale)
+    scale = scale * LOG2E
+    return tl.inline_asm_elementwise(
+        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * scale - top * scale], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
+def rounded(x, CT: tl.constexpr):
+    """x in CT, two numbers at a time: those that are wanted in float32 again would be rounded one by one, slowly."""
+    if INTERPRETED or CT != tl.bfloat16:
+        return x.to(CT)
+    return tl.inline_asm_elementwise(
+        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
     )
 
 

@@ -23,6 +23,7 @@ from attnlab.kernels._abc_control import (
     exp,
     load_logits,
     locate,
+    rounded,
     within,
 )
 
@@ -44,7 +45,7 @@ def weigh_logits(
     rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
     x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
     top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
-    e = exp(x - top[None, :]).to(weights.dtype.element_ty)
+    e = rounded(exp(x - top[None, :]), weights.dtype.element_ty)
     place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
     tl.store(place, e, mask=inside[:, None] & real)
     at = (unit.to(tl.int64) * G + g) * N + slots
@@ -219,7 +220,7 @@ def sum_back(
                 zs, ends, wide, rests + side, wide_cs, unit - 2 * G, i - 2, begin, T, N, slots, lead, C, R, DECAY
             )
             if STAGE == "keep":
-                kept = acc.to(sums.dtype.element_ty)
+                kept = rounded(acc, sums.dtype.element_ty)
                 tl.store(sums + (2 * unit + which) * N * D + here, kept, mask=wanted)
                 if MEND:
                     error = tl.zeros([BN], tl.float32)
