@@ -10,7 +10,9 @@ import triton.language as tl
 from attnlab.kernels._abc_chunk import (
     against,
     back_chunk,
+    beside,
     gradients,
+    half_row,
     mix_chunk,
     reference_of,
     rest_of,
@@ -42,6 +44,7 @@ def query_gradients(
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    EARLY: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     """dq, the shares g / weight and p / weight of each query and slot, and what is left of share S + share dP.
 
@@ -74,10 +77,26 @@ def query_gradients(
         lows += at * 2 * D
         solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)[:, None]
 
+    side = ((row * heads + h) * T + first) * n
+    spot = rows[:, None] * n + slots
+    if EARLY & 1:
+        raw_x = tl.load(s + rows[:, None] * sst + slots, mask=ok[:, None] & real_slots, other=EMPTY)
+        z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
+    if EARLY & 4:
+        raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
     past_k = tl.zeros([C, NP], tl.float32)
     past_v = tl.zeros([C, NP], tl.float32)
     own_v = tl.zeros([C, C], tl.float32)
-    for i in range(0, D, BD):
+    if PAIR:
+        dod = half_row(do, sot, rows, inside, True, PAIR).to(CT)
+        memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
+        both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
+        past_v = tl.dot(dod, tl.trans(memories), input_precision=PREC)
+        if FINE:
+            low = half_row(lows + n * D, D, slots, solid_slots(peaks + at, z, slots, real_slots, True), True, PAIR)
+            past_v = tl.dot(dod, tl.trans(low.to(CT)), past_v, input_precision=PREC)
+        own_v = tl.dot(dod, tl.trans(both), input_precision=PREC)
+    for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
         here = inside[:, None] & real
@@ -100,15 +119,21 @@ def query_gradients(
                 low_k = tl.load(lows + place, mask=solid & real, other=0.0).to(CT)
                 past_k = tl.dot(qd, tl.trans(low_k), past_k, input_precision=PREC)
 
-    side = ((row * heads + h) * T + first) * n
-    spot = rows[:, None] * n + slots
     if CAUSAL:
-        x = load_logits(s, sst, rows, ok, slots, real_slots)
-        ref = reference_of(x, z, tl.load(ends + at + slots, mask=real_slots, other=EMPTY), WIDE)
+        if EARLY & 1:
+            x = raw_x.to(tl.float32)
+        else:
+            x = load_logits(s, sst, rows, ok, slots, real_slots)
+            z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
+        if EARLY & 2:
+            raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
+        ref = reference_of(x, z, z_end, WIDE)
         dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, CT, PREC)
-        tl.debug_barrier()
+        if EARLY & 6 == 0:
+            tl.debug_barrier()
+            raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
         # Always so: it makes the scores lie in the registers as the product does, and the softmax with them.
-        score = tl.where(total >= 0, tl.load(scores + side + spot, mask=kept, other=float("-inf")), float("-inf"))
+        score = tl.where(total >= 0, raw_score, float("-inf"))
     else:
         score = tl.where((z > HALF_EMPTY)[None, :] & inside[:, None], past_k, float("-inf"))
         dp = past_v
@@ -143,7 +168,11 @@ def query_gradients(
         tl.store(wide_cs + (unit.to(tl.int64) * heads + h) * n + slots, c, mask=real_slots)
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
 
-    for i in range(0, D, BD):
+    if PAIR:
+        out = tl.dot(grad_own, both, tl.dot(grad_past, memories, input_precision=PREC), input_precision=PREC)
+        cols = tl.arange(0, 2 * PAIR)
+        tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & (cols < PAIR))
+    for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
         there = real_slots[:, None] & real
@@ -162,6 +191,7 @@ def key_gradients(
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    EARLY: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8."""
     unit, g = tl.program_id(0), tl.program_id(1)
@@ -191,7 +221,30 @@ def key_gradients(
     if CAUSAL and not WIDE:
         for r in range(R):
             after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-    for which in tl.static_range(2):
+    if PAIR:
+        memories = beside(sums + 2 * at * n * D, D, sums + (2 * at + 1) * n * D, D, slots, real_slots, PAIR)
+        both = beside(
+            k + row * skb + g * skh + first * skt, skt, v + row * svb + g * svh + first * svt, svt, rows, ok, PAIR
+        ).to(CT)  # fmt: skip
+        out = tl.zeros([C, 2 * PAIR], tl.float32)
+        for r in range(R):
+            for which in tl.static_range(2):
+                if which == 0:
+                    ad = half_row(q + row * sqb + (g * R + r) * sqh + first * sqt, sqt, rows, inside, False, PAIR).to(CT)
+                else:
+                    ad = half_row(do + row * sob + (g * R + r) * soh + first * sot, sot, rows, inside, True, PAIR).to(CT)
+                share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
+                pairs = tl.dot(both, tl.trans(ad), input_precision=PREC)
+                pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
+                after = tl.dot(pairs, share, after, input_precision=PREC)
+                out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+        after = against(both, memories, after, FINE, CT, PREC)
+        out = tl.dot(weight, memories.to(CT), out, input_precision=PREC)
+        cols = tl.arange(0, 2 * PAIR)
+        line = ((row * G + g) * T + first + rows)[:, None] * D
+        place = tl.where((cols < PAIR)[None, :], dk + line + cols, dv + line + (cols - PAIR))
+        tl.store(place, out.to(dk.dtype.element_ty), mask=inside[:, None] & (cols >= 0))
+    for which in tl.static_range(0 if PAIR else 2):
         if which == 0:
             a = q + row * sqb + g * R * sqh + first * sqt
             keys = k + row * skb + g * skh + first * skt
@@ -204,8 +257,13 @@ def key_gradients(
             to = dv
         to_own = tl.zeros([C, C], CT)
         cols = tl.arange(0, BD)
+        memory = sums + (2 * at + which) * n * D
+        if EARLY & 1:
+            first_share = tl.load(shares + which * SHARE + side + spot, mask=kept, other=0.0)
         if ONE:
             real = within(cols, D, WHOLE)
+            if EARLY & 2:
+                first_raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
             all_keys = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             all_a = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
         if CAUSAL:
@@ -227,15 +285,20 @@ def key_gradients(
                     to_own, part = back_chunk(pairs, y, other, x, z, ref, CT, PREC)
                     logits += part
                 else:
-                    share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
+                    if EARLY & 1:
+                        share = first_share.to(CT)
+                    else:
+                        share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
                     pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
                     after = tl.dot(pairs, share, after, input_precision=PREC)
                     to_own = tl.trans(_own(share, weight, PREC))
-        memory = sums + (2 * at + which) * n * D
         for i in range(0, BD if ONE else D, BD):
             cols = i + tl.arange(0, BD)
             real = within(cols, D, WHOLE)
-            raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
+            if ONE and EARLY & 2:
+                raw = first_raw
+            else:
+                raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
             if ONE:
                 kd = all_keys
             else:

@@ -32,7 +32,9 @@ from attnlab.kernels._abc_control import (
 __all__ = [
     "against",
     "back_chunk",
+    "beside",
     "gradients",
+    "half_row",
     "mix_chunk",
     "reference_of",
     "rest_of",
@@ -61,6 +63,29 @@ def gradients(scores, dp, scale, SURE: tl.constexpr):
     """p, and g = dL/d(K~ q) from S and dP."""
     p = soften(scores, scale, SURE)
     return p, p * ((dp - tl.sum(p * dp, 1)[:, None]) * scale)
+
+
+@triton.jit
+def beside(left, left_step, right, right_step, rows, ok, W: tl.constexpr):
+    """Rows of two tensors of width W side by side, as one tile.
+
+    So heads of 32 have tiles of 64 columns, as products need them, without padding: a query with zeros on the right
+    (``half_row``) reads only what is on the left, and of a product with such a tile one half is wanted.
+    """
+    cols = tl.arange(0, 2 * W)
+    place = tl.where(
+        (cols < W)[None, :], left + rows[:, None] * left_step + cols, right + rows[:, None] * right_step + (cols - W)
+    )  # fmt: skip
+    return tl.load(place, mask=ok[:, None] & (cols >= 0), other=0.0)
+
+
+@triton.jit
+def half_row(x, step, rows, ok, RIGHT: tl.constexpr, W: tl.constexpr):
+    """Rows of width W with as many zeros on their right, or left."""
+    cols = tl.arange(0, 2 * W)
+    if RIGHT:
+        return tl.load(x + rows[:, None] * step + (cols - W), mask=ok[:, None] & (cols >= W), other=0.0)
+    return tl.load(x + rows[:, None] * step + cols, mask=ok[:, None] & (cols < W), other=0.0)
 
 
 @triton.jit

@@ -78,11 +78,13 @@ def exp_below(x, top, scale):
 @triton.jit
 def rounded(x, CT: tl.constexpr):
     """x in CT, two numbers at a time: those that are wanted in float32 again would be rounded one by one, slowly."""
-    if INTERPRETED or CT != tl.bfloat16:
-        return x.to(CT)
-    return tl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
-    )
+    if CT == tl.bfloat16 and not INTERPRETED:  # noqa: SIM300
+        result = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        result = x.to(CT)
+    return result
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import mix_chunk, reference_of, score_chunk, soften, solid_slots
+from attnlab.kernels._abc_chunk import beside, half_row, mix_chunk, reference_of, score_chunk, soften, solid_slots
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
@@ -31,12 +31,13 @@ def read_states(
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, PAIR: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query.
 
-    EARLY asks for logits and z before the products that come first: it is long until they are there.
+    EARLY asks for logits and z before the products that come first: it is long until they are there. PAIR is the width
+    of heads that have keys and values in one tile, or 0.
     """
     unit, h = tl.program_id(0), tl.program_id(1)
     g = h // R
@@ -71,7 +72,15 @@ def read_states(
         x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
-    for i in range(0, D, BD):
+    if PAIR:
+        qd = half_row(q, sqt, rows, inside, False, PAIR).to(CT)
+        memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
+        both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
+        past = tl.dot(qd, tl.trans(memories), input_precision=PREC)
+        if FINE:
+            past = tl.dot(qd, tl.trans(half_row(lows, D, slots, solid, False, PAIR).to(CT)), past, input_precision=PREC)
+        products = tl.dot(qd, tl.trans(both), input_precision=PREC)
+    for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & real, other=0.0).to(CT)
@@ -111,7 +120,12 @@ def read_states(
     else:
         to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past, float("-inf")), scale, False).to(CT)
 
-    for i in range(0, D, BD):
+    if PAIR:
+        out = tl.dot(to_own, both, tl.dot(to_past, memories, input_precision=PREC), input_precision=PREC)
+        cols = tl.arange(0, 2 * PAIR)
+        place = o + rows[:, None] * sot + (cols - PAIR)
+        tl.store(place, out.to(o.dtype.element_ty), mask=inside[:, None] & (cols >= PAIR))
+    for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
         memory = tl.load(

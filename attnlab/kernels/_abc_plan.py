@@ -44,6 +44,7 @@ TUNED: dict[tuple[str, int], Settings] = {
 # Others for heads of up to 64, and for states in two parts.
 NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
 FINE: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4), ("query", 64): (64, 3, None, 4)}
+EARLY: dict[tuple[str, int], int] = {}
 # Programs that keep the card busy: two on nearly every multiprocessor, and never a third on a few.
 BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
@@ -64,6 +65,7 @@ class Plan:
     PREC: str
     half: bool
     fine: bool
+    paired: bool
     state: torch.dtype
     sums: torch.dtype
     weight: torch.dtype
@@ -131,6 +133,7 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
         fine=fine,
+        paired=half and d == 32,
         state=torch.bfloat16 if half else torch.float32,
         # What rounding does to sums is mended, but with very few slots all errors are larger.
         sums=torch.bfloat16 if half and slots > 16 else torch.float32,
@@ -173,7 +176,12 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
+    early = plan.half and form.causal and not wide
+    options |= {"EARLY": EARLY.get((kernel, plan.NP), 0) if early else 0}
+    options |= {"PAIR": plan.d if plan.paired and form.causal and not wide else 0}
     if kernel == "key":
+        if form.groups > 1:
+            options["EARLY"] &= 2
         fine = plan.half and (plan.sums == torch.float32 or not form.causal)
         options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
     else:
@@ -181,7 +189,7 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         options |= {"SURE": sure, "FINE": plan.fine}
     if kernel == "read":
         # Those of several references have no registers for it.
-        options |= {"SAVED": saved, "EARLY": plan.half and form.causal and not wide}
+        options |= {"SAVED": saved, "EARLY": early}
     if wide and plan.loose:
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
         options |= {"EVEN": False, "FULL": False, "WHOLE": False}
@@ -195,7 +203,11 @@ def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[
     There are ``rows`` of them, sequences by heads, of ``chunks`` on average.
     """
     options = _launch_of(plan, kernel, False)
+    paired = plan.paired and kernel == "write"
     parts = 2 * triton.cdiv(plan.d, options["BD"]) * triton.cdiv(plan.slots, plan.BN)
+    if paired:
+        parts //= 2
+        options["BD"] = 2 * plan.d
     segments = segments_of(rows * parts, chunks)
     if plan.half and kernel == "write" and FIT < rows * parts * segments <= FIT_BY_LESS:
         options |= LESS
@@ -204,6 +216,7 @@ def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[
     }  # fmt: skip
     if kernel == "write":
         options |= {"MASKED": form.masked, "STARTED": form.started, "FINE": plan.fine and form.causal}
+        options["PAIR"] = plan.d if paired else 0
     else:
         mend = form.causal and plan.sums != torch.float32
         options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started, "MEND": mend}

@@ -59,27 +59,35 @@ def write_states(
     first_k, first_v, first_z, last_k, last_v, last_z, parts, part_zs, part_peaks, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr, FINE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
     """(K~, V~, z) as averages and the logarithm of their weight.
 
     STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
     is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first, so that the last
     segment's own is not needed: then there is one LESS. FINE keeps what rounding takes of a state, too, where one key
-    makes more than a quarter of a slot, and the largest logit of each slot, which tells them.
+    makes more than a quarter of a slot, and the largest logit of each slot, which tells them. PAIR is the width of heads
+    that have K~ and V~ in one tile, or 0.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, PAIR)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
+    of_values = which > 0
+    if PAIR:
+        of_values = (cols >= PAIR)[None, :]
+        cols %= PAIR
+        real = cols >= 0
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
+    alone = here
+    if PAIR:
+        here = tl.where(of_values, here + N * D, here)
     z = tl.full([BN], EMPTY, tl.float32)
     peak = z
     acc = tl.zeros([BN, BD], tl.float32)
     if STARTED and STAGE != "part":
         z = tl.load(first_z + mine + slots, mask=ok, other=EMPTY)
         peak = z
-        first = tl.where(which == 0, first_k, first_v)
-        acc = tl.load(first + mine * D + here, mask=wanted, other=0.0)
+        acc = tl.load(tl.where(of_values, first_v, first_k) + mine * D + alone, mask=wanted, other=0.0)
     if JOIN:
         for i in range(SEGMENTS if STAGE == "join" else segment):
             at = mine * SEGMENTS + i * N
@@ -90,13 +98,9 @@ def write_states(
                 peak = tl.maximum(peak, tl.load(part_peaks + at + slots, mask=ok, other=EMPTY))
     if STAGE != "join":
         b, head, _, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
-        if which == 0:
-            source = k + b.to(tl.int64) * skb + g * skh
-            across = skt
-        else:
-            source = v + b.to(tl.int64) * svb + g * svh
-            across = svt
-        source += start.to(tl.int64) * across
+        from_k = k + b.to(tl.int64) * skb + g * skh + start.to(tl.int64) * skt
+        from_v = v + b.to(tl.int64) * svb + g * svh + start.to(tl.int64) * svt
+        source, across = tl.where(of_values, from_v, from_k), tl.where(of_values, svt, skt)
         weights += ((b.to(tl.int64) * G + g) * T + start) * N
         unit = (head + begin).to(tl.int64) * G + g
         top, total = _weighed(tops, totals, unit, begin, end, N, slots)
@@ -141,8 +145,7 @@ def write_states(
         if FINE:
             tl.store(part_peaks + at + slots, peak, mask=lead)
     elif segment == (SEGMENTS - 1 if STAGE != "join" else 0):
-        last = tl.where(which == 0, last_k, last_v)
-        tl.store(last + mine * D + here, acc, mask=wanted)
+        tl.store(tl.where(of_values, last_v, last_k) + mine * D + alone, acc, mask=wanted)
         tl.store(last_z + mine + slots, z, mask=lead)
 
 
@@ -165,7 +168,7 @@ def sum_back(
     for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot. It is done
     in the slots that a chunk's keys may fill, those of which at most half was there before it, and there may be none.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD)
+    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, 0)
     segment += LESS
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
@@ -306,13 +309,17 @@ def _fetch(
 
 
 @triton.jit
-def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr):
+def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr, PAIR: tl.constexpr):
     """A program's row (sequence and head), segment, keys or values, slots, columns; whether it writes what has none."""
     pid = tl.program_id(0)
-    which = pid % 2
-    wide, high = tl.cdiv(D, BD), tl.cdiv(N, BN)
-    tile = pid // 2 % wide
-    pid = pid // (2 * wide)
+    high = tl.cdiv(N, BN)
+    which = pid * 0
+    tile = which
+    if not PAIR:
+        which = pid % 2
+        wide = tl.cdiv(D, BD)
+        tile = pid // 2 % wide
+        pid = pid // (2 * wide)
     slots = (pid % high) * BN + tl.arange(0, BN)
     pid = pid // high
     lead = slots + (which + tile) * 65536 < N

@@ -116,6 +116,27 @@ def test_what_rounding_does_to_sums_is_mended(case: Case, segments: int, monkeyp
 @pytest.mark.parametrize(
     "case",
     [
+        Case(d=32, slots=20, length=99, started=True, ended=True),
+        Case(d=32, slots=64, length=128, batch=2, heads=4, groups=2, masked=True, scale=8),
+        Case(d=32, slots=70, length=95, packed=(5, 0, 40, 50), heads=2, groups=1, started=True, ended=True),
+        Case(d=32, slots=16, length=64, scale=30),
+    ],
+    ids=str,
+)
+def test_heads_of_32_have_keys_and_values_side_by_side(
+    case: Case, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in bf16, where products need 64 columns."""
+    plan = _abc_launch.plan_for
+    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
+    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(plan(*key), paired=True))
+    check(case)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
         Case(d=80, slots=20, length=99, scale=30, started=True, ended=True),
         Case(length=95, packed=(5, 40, 50), scale=8, heads=2, groups=2, started=True, ended=True),
         Case(d=48, slots=20, length=70, causal=False, keys=40, scale=8),
