@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from attnlab.kernels._abc_chunk import (
+    add_lows,
     against,
     back_chunk,
     beside,
@@ -73,9 +74,6 @@ def query_gradients(
     at = ((unit if CAUSAL else seq).to(tl.int64) * G + g_head) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
-    if FINE:
-        lows += at * 2 * D
-        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)[:, None]
 
     side = ((row * heads + h) * T + first) * n
     spot = rows[:, None] * n + slots
@@ -92,9 +90,6 @@ def query_gradients(
         memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
         both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
         past_v = tl.dot(dod, tl.trans(memories), input_precision=PREC)
-        if FINE:
-            low = half_row(lows + n * D, D, slots, solid_slots(peaks + at, z, slots, real_slots, True), True, PAIR)
-            past_v = tl.dot(dod, tl.trans(low.to(CT)), past_v, input_precision=PREC)
         own_v = tl.dot(dod, tl.trans(both), input_precision=PREC)
     for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
@@ -105,9 +100,6 @@ def query_gradients(
         place = slots[:, None] * D + cols
         memory_v = tl.load(states + n * D + place, mask=there, other=0.0).to(CT)
         past_v = tl.dot(dod, tl.trans(memory_v), past_v, input_precision=PREC)
-        if FINE:
-            low_v = tl.load(lows + n * D + place, mask=solid & real, other=0.0).to(CT)
-            past_v = tl.dot(dod, tl.trans(low_v), past_v, input_precision=PREC)
         if CAUSAL:
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
@@ -115,10 +107,13 @@ def query_gradients(
             qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
             memory_k = tl.load(states + place, mask=there, other=0.0).to(CT)
             past_k = tl.dot(qd, tl.trans(memory_k), past_k, input_precision=PREC)
-            if FINE:
-                low_k = tl.load(lows + place, mask=solid & real, other=0.0).to(CT)
-                past_k = tl.dot(qd, tl.trans(low_k), past_k, input_precision=PREC)
 
+    if FINE:
+        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
+        lows += at * 2 * D
+        past_v = add_lows(past_v, do, sot, lows + n * D, D, rows, inside, slots, solid, BD, CT, PREC)
+        if not CAUSAL:
+            past_k = add_lows(past_k, q, sqt, lows, D, rows, inside, slots, solid, BD, CT, PREC)
     if CAUSAL:
         if EARLY & 1:
             x = raw_x.to(tl.float32)
@@ -191,9 +186,12 @@ def key_gradients(
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
-    EARLY: tl.constexpr, PAIR: tl.constexpr,
+    PAIR: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8."""
+    """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8.
+
+    ONE takes all columns at once, and PAIR those of keys and values (see ``beside``), if it is not 0.
+    """
     unit, g = tl.program_id(0), tl.program_id(1)
     n = NP if FULL else N
     if WIDE and (tl.load(wide + unit * G + g) & IS_WIDE) == 0:
@@ -222,24 +220,22 @@ def key_gradients(
         for r in range(R):
             after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
     if PAIR:
-        memories = beside(sums + 2 * at * n * D, D, sums + (2 * at + 1) * n * D, D, slots, real_slots, PAIR)
+        raw = beside(sums + 2 * at * n * D, D, sums + (2 * at + 1) * n * D, D, slots, real_slots, PAIR)
         both = beside(
             k + row * skb + g * skh + first * skt, skt, v + row * svb + g * svh + first * svt, svt, rows, ok, PAIR
         ).to(CT)  # fmt: skip
         out = tl.zeros([C, 2 * PAIR], tl.float32)
         for r in range(R):
-            for which in tl.static_range(2):
-                if which == 0:
-                    ad = half_row(q + row * sqb + (g * R + r) * sqh + first * sqt, sqt, rows, inside, False, PAIR).to(CT)
-                else:
-                    ad = half_row(do + row * sob + (g * R + r) * soh + first * sot, sot, rows, inside, True, PAIR).to(CT)
-                share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
-                pairs = tl.dot(both, tl.trans(ad), input_precision=PREC)
-                pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
-                after = tl.dot(pairs, share, after, input_precision=PREC)
-                out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
-        after = against(both, memories, after, FINE, CT, PREC)
-        out = tl.dot(weight, memories.to(CT), out, input_precision=PREC)
+            share = tl.load(shares + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
+            ad = half_row(q + row * sqb + (g * R + r) * sqh + first * sqt, sqt, rows, inside, False, PAIR).to(CT)
+            after = _back_logits(both, ad, share, after, PREC)
+            out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+            share = tl.load(shares + SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
+            ad = half_row(do + row * sob + (g * R + r) * soh + first * sot, sot, rows, inside, True, PAIR).to(CT)
+            after = _back_logits(both, ad, share, after, PREC)
+            out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+        after = against(both, raw, after, FINE, CT, PREC)
+        out = tl.dot(weight, raw.to(CT), out, input_precision=PREC)
         cols = tl.arange(0, 2 * PAIR)
         line = ((row * G + g) * T + first + rows)[:, None] * D
         place = tl.where((cols < PAIR)[None, :], dk + line + cols, dv + line + (cols - PAIR))
@@ -255,29 +251,41 @@ def key_gradients(
             keys = v + row * svb + g * svh + first * svt
             across, down, step = soh, sot, svt
             to = dv
-        to_own = tl.zeros([C, C], CT)
-        cols = tl.arange(0, BD)
         memory = sums + (2 * at + which) * n * D
-        if EARLY & 1:
-            first_share = tl.load(shares + which * SHARE + side + spot, mask=kept, other=0.0)
+        own_shares = shares + which * SHARE + side + spot
+        to += ((row * G + g) * T + first) * D
         if ONE:
+            cols = tl.arange(0, BD)
             real = within(cols, D, WHOLE)
-            if EARLY & 2:
-                first_raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
-            all_keys = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            all_a = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-        if CAUSAL:
+            # All is asked for before anything is waited for.
+            share = tl.load(own_shares, mask=kept, other=0.0).to(CT)
+            raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
+            kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
+            ad = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
+            after = _back_logits(kd, ad, share, after, PREC)
+            to_own = tl.trans(_own(share, weight, PREC))
+            after = against(kd, raw, after, FINE, CT, PREC)
+            out = tl.dot(weight, raw.to(CT), input_precision=PREC)
+            out = tl.dot(to_own, ad, out, input_precision=PREC)
+            for r in range(1, R):
+                share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
+                place = a + r * across + rows[:, None] * down + cols
+                ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
+                after = _back_logits(kd, ad, share, after, PREC)
+                out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+            tl.store(to + rows[:, None] * D + cols, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
+        to_own = tl.zeros([C, C], CT)
+        if CAUSAL and not ONE:
             for r in range(R):
+                if not WIDE:
+                    share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
                 pairs = tl.zeros([C, C], tl.float32)
-                if ONE and R == 1:
-                    pairs = tl.dot(all_keys, tl.trans(all_a), input_precision=PREC)
-                else:
-                    for i in range(0, D, BD):
-                        cols = i + tl.arange(0, BD)
-                        here, there = inside[:, None] & within(cols, D, WHOLE), ok[:, None] & within(cols, D, WHOLE)
-                        ad = tl.load(a + r * across + rows[:, None] * down + cols, mask=here, other=0.0)
-                        kd = tl.load(keys + rows[:, None] * step + cols, mask=there, other=0.0)
-                        pairs = tl.dot(kd.to(CT), tl.trans(ad.to(CT)), pairs, input_precision=PREC)
+                for i in range(0, D, BD):
+                    cols = i + tl.arange(0, BD)
+                    here, there = inside[:, None] & within(cols, D, WHOLE), ok[:, None] & within(cols, D, WHOLE)
+                    ad = tl.load(a + r * across + rows[:, None] * down + cols, mask=here, other=0.0)
+                    kd = tl.load(keys + rows[:, None] * step + cols, mask=there, other=0.0)
+                    pairs = tl.dot(kd.to(CT), tl.trans(ad.to(CT)), pairs, input_precision=PREC)
                 if WIDE:
                     score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                     dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
@@ -285,24 +293,14 @@ def key_gradients(
                     to_own, part = back_chunk(pairs, y, other, x, z, ref, CT, PREC)
                     logits += part
                 else:
-                    if EARLY & 1:
-                        share = first_share.to(CT)
-                    else:
-                        share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
                     pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
                     after = tl.dot(pairs, share, after, input_precision=PREC)
                     to_own = tl.trans(_own(share, weight, PREC))
-        for i in range(0, BD if ONE else D, BD):
+        for i in range(0, 0 if ONE else D, BD):
             cols = i + tl.arange(0, BD)
             real = within(cols, D, WHOLE)
-            if ONE and EARLY & 2:
-                raw = first_raw
-            else:
-                raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
-            if ONE:
-                kd = all_keys
-            else:
-                kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
+            raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
+            kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             after = against(kd, raw, after, FINE, CT, PREC)
             out = tl.dot(weight, raw.to(CT), input_precision=PREC)
             if CAUSAL:
@@ -316,18 +314,12 @@ def key_gradients(
                             _, to_own = mix_chunk(y, x, z, ref, tl.zeros([C, C], tl.float32), WIDE, CT, PREC)
                             to_own = tl.trans(to_own)
                         else:
-                            share = tl.load(shares + which * SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(
-                                CT
-                            )
+                            share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
                             to_own = tl.trans(_own(share, weight, PREC))
-                    if ONE and R == 1:
-                        out = tl.dot(to_own, all_a, out, input_precision=PREC)
-                    else:
-                        place = a + r * across + rows[:, None] * down + cols
-                        ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
-                        out = tl.dot(to_own, ad, out, input_precision=PREC)
-            place = to + ((row * G + g) * T + first) * D + (rows[:, None] * D + cols)
-            tl.store(place, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
+                    place = a + r * across + rows[:, None] * down + cols
+                    ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
+                    out = tl.dot(to_own, ad, out, input_precision=PREC)
+            tl.store(to + rows[:, None] * D + cols, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
     after = after * weight.to(tl.float32)
     if WIDE:
         after += logits
@@ -339,6 +331,15 @@ def _store_shares(place, share, p_share, SHARE, kept):
     """As soon as they are known, or they would be kept in two layouts until then."""
     tl.store(place, share.to(place.dtype.element_ty), mask=kept)
     tl.store(place + SHARE, p_share.to(place.dtype.element_ty), mask=kept)
+
+
+@triton.jit
+def _back_logits(keys, ad, share, after, PREC: tl.constexpr):
+    """after, with what the queries of one head give the logits of their own chunk."""
+    rows = tl.arange(0, share.shape[0])
+    pairs = tl.dot(keys, tl.trans(ad), input_precision=PREC)
+    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(share.dtype)
+    return tl.dot(pairs, share, after, input_precision=PREC)
 
 
 @triton.jit

@@ -30,6 +30,7 @@ from attnlab.kernels._abc_control import (
 )
 
 __all__ = [
+    "add_lows",
     "against",
     "back_chunk",
     "beside",
@@ -94,6 +95,20 @@ def solid_slots(peaks, z, slots, real, CAUSAL: tl.constexpr):
     if CAUSAL:
         return real & (tl.load(peaks + slots, mask=real, other=EMPTY) > z + LOG_QUARTER)
     return real
+
+
+@triton.jit
+def add_lows(
+    past, a, step, lows, D, rows, inside, slots, solid, BD: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr
+):  # fmt: skip
+    """past + a lows^T, with what rounding took of the solid slots' states; mostly there are none."""
+    if tl.max(solid.to(tl.int32), 0) > 0:
+        for i in range(0, D, BD):
+            cols = i + tl.arange(0, BD)
+            ad = tl.load(a + rows[:, None] * step + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
+            low = tl.load(lows + slots[:, None] * D + cols, mask=solid[:, None] & (cols < D), other=0.0).to(CT)
+            past = tl.dot(ad, tl.trans(low), past, input_precision=PREC)
+    return past
 
 
 @triton.jit

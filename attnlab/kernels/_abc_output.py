@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import beside, half_row, mix_chunk, reference_of, score_chunk, soften, solid_slots
+from attnlab.kernels._abc_chunk import add_lows, beside, half_row, mix_chunk, reference_of, score_chunk, soften, solid_slots
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
@@ -59,9 +59,6 @@ def read_states(
     at = ((unit if CAUSAL else seq).to(tl.int64) * G + g) * n
     states += at * 2 * D
     z = tl.load(zs + at + slots, mask=real_slots, other=EMPTY)
-    if FINE:
-        lows += at * 2 * D
-        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
 
     if CAUSAL and EARLY:
         raw_x = tl.load(s + rows[:, None] * sst + slots, mask=ok[:, None] & real_slots, other=EMPTY)
@@ -77,8 +74,6 @@ def read_states(
         memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
         both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
         past = tl.dot(qd, tl.trans(memories), input_precision=PREC)
-        if FINE:
-            past = tl.dot(qd, tl.trans(half_row(lows, D, slots, solid, False, PAIR).to(CT)), past, input_precision=PREC)
         products = tl.dot(qd, tl.trans(both), input_precision=PREC)
     for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
@@ -86,13 +81,13 @@ def read_states(
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & real, other=0.0).to(CT)
         memory = tl.load(states + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0).to(CT)
         past = tl.dot(qd, tl.trans(memory), past, input_precision=PREC)
-        if FINE:
-            low = tl.load(lows + slots[:, None] * D + cols, mask=solid[:, None] & real, other=0.0).to(CT)
-            past = tl.dot(qd, tl.trans(low), past, input_precision=PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
 
+    if FINE:
+        solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
+        past = add_lows(past, q, sqt, lows + at * 2 * D, D, rows, inside, slots, solid, BD, CT, PREC)
     if CAUSAL:
         if EARLY:
             x = raw_x.to(tl.float32)

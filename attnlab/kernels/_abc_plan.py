@@ -38,13 +38,14 @@ TUNED: dict[tuple[str, int], Settings] = {
     ("query", 64): (64, 3, None, 4),
     ("key", 64): (128, 1, None, 4),
     ("read", 128): (64, 2, None, 4),
-    ("query", 128): (64, 2, None, 4),
+    ("query", 128): (64, 1, None, 4),
     ("key", 128): (64, 1, None, 4),
 }
-# Others for heads of up to 64, and for states in two parts.
+# Others for heads of up to 64, for few slots, and for heads that have keys and values side by side.
 NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
-FINE: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4), ("query", 64): (64, 3, None, 4)}
-EARLY: dict[tuple[str, int], int] = {}
+FEW: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4)}
+PAIRED: dict[tuple[str, int], Settings] = {("read", 64): (64, 1, 128, 4), ("query", 64): (64, 1, None, 4)}
+EARLY: dict[tuple[str, int], int] = {("query", 64): 5, ("query", 128): 2}
 # Programs that keep the card busy: two on nearly every multiprocessor, and never a third on a few.
 BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
@@ -148,12 +149,13 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
     settings: Settings = (plan.BD, plan.stages, None, plan.warps)
     if plan.half and wide:
         # Many programs at a time, since nearly all find that there is nothing to do.
-        settings = plan.BD, 1, 128 if plan.warps == 4 else None, plan.warps
+        settings = plan.BD, 1, 128 if plan.NP <= 128 else None, plan.warps
     elif plan.half:
         case = kernel, 64 if kernel in ("write", "sum") else plan.NP
         settings = TUNED.get(case, settings)
         settings = NARROW.get(case, settings) if plan.d <= 64 else settings
-        settings = FINE.get(case, settings) if plan.fine else settings
+        settings = PAIRED.get(case, settings) if plan.paired else settings
+        settings = FEW.get(case, settings) if plan.slots < 64 and not plan.paired else settings
     columns, stages, registers, warps = settings
     if triton.cdiv(plan.d, 64) % 2:
         # Half of the last columns would be padding.
@@ -176,20 +178,18 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
-    early = plan.half and form.causal and not wide
-    options |= {"EARLY": EARLY.get((kernel, plan.NP), 0) if early else 0}
-    options |= {"PAIR": plan.d if plan.paired and form.causal and not wide else 0}
+    alone = plan.half and form.causal and not wide
+    options["PAIR"] = plan.d if plan.paired and form.causal and not wide else 0
     if kernel == "key":
-        if form.groups > 1:
-            options["EARLY"] &= 2
         fine = plan.half and (plan.sums == torch.float32 or not form.causal)
-        options |= {"R": form.groups, "ONE": plan.d <= options["BD"], "FINE": fine}
+        one = form.causal and not wide and plan.d <= options["BD"]
+        options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": fine}
     else:
-        sure = form.causal and form.even and full and not form.masked and not wide
-        options |= {"SURE": sure, "FINE": plan.fine}
+        sure = alone and form.even and full and not form.masked
+        options |= {"SURE": sure, "FINE": plan.fine, "EARLY": EARLY.get((kernel, plan.NP), 0) if alone else 0}
     if kernel == "read":
         # Those of several references have no registers for it.
-        options |= {"SAVED": saved, "EARLY": early}
+        options |= {"SAVED": saved, "EARLY": alone}
     if wide and plan.loose:
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
         options |= {"EVEN": False, "FULL": False, "WHOLE": False}
