@@ -30,6 +30,7 @@ from attnlab.kernels._abc_control import (
     inverse,
     load_logits,
     locate,
+    place_of,
     rounded,
     within,
 )
@@ -43,18 +44,19 @@ def query_gradients(
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sdb, sdh, sdt,
     SHARE, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
+    EVEN: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
-    EARLY: tl.constexpr, PAIR: tl.constexpr,
+    EARLY: tl.constexpr, PAIR: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
     """dq, the shares g / weight and p / weight of each query and slot, and what is left of share S + share dP.
 
     They are relative to z after the chunk; of a wide chunk, shares are relative to z before it, and dP stands for the
     rest.
     """
-    unit, h = tl.program_id(0), tl.program_id(1)
-    g_head, heads = h // R, G * R
-    n = NP if FULL else N
+    heads = G * R
+    unit, h = place_of(heads, GROUPED)
+    g_head = h // R
+    n = SLOTS if SLOTS else N
     if WIDE and (tl.load(wide + unit * G + g_head) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
@@ -65,7 +67,7 @@ def query_gradients(
     do += row * sob + h * soh + first * sot
     dq += row * sdb + h * sdh + first * sdt
     rows, slots, inside, ok, real_slots = chunk_masks(
-        length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED and CAUSAL
+        length, visible, b, sm, start, n, C, NP, EVEN, SLOTS == NP, MASKED and CAUSAL
     )  # fmt: skip
     kept = inside[:, None] & real_slots
     k += row * skb + g_head * skh + first * skt
@@ -184,7 +186,7 @@ def key_gradients(
     q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, PARTS, scale,
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
+    EVEN: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
     PAIR: tl.constexpr,
 ):  # fmt: skip
@@ -193,14 +195,14 @@ def key_gradients(
     ONE takes all columns at once, and PAIR those of keys and values (see ``beside``), if it is not 0.
     """
     unit, g = tl.program_id(0), tl.program_id(1)
-    n = NP if FULL else N
+    n = SLOTS if SLOTS else N
     if WIDE and (tl.load(wide + unit * G + g) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
     if VARLEN and length == 0:
         return
     first, row = start.to(tl.int64), b.to(tl.int64)
-    rows, slots, inside, ok, real_slots = chunk_masks(length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED)
+    rows, slots, inside, ok, real_slots = chunk_masks(length, visible, b, sm, start, n, C, NP, EVEN, SLOTS == NP, MASKED)
     kept = inside[:, None] & real_slots
     # Of the group's first query head; the next is T rows further.
     side = ((row * G + g) * R * T + first) * n

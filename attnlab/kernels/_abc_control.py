@@ -30,6 +30,7 @@ __all__ = [
     "locate",
     "lowest",
     "next_reference",
+    "place_of",
     "references",
     "rounded",
     "weigh",
@@ -94,6 +95,14 @@ def inverse(x):
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def place_of(heads, GROUPED: tl.constexpr):
+    """A program's unit and query head; where several heads read one memory, heads come first, and meet it in the cache."""
+    if GROUPED:
+        return tl.program_id(0) // heads, tl.program_id(0) % heads
+    return tl.program_id(0), tl.program_id(1)
 
 
 @triton.jit

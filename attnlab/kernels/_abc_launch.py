@@ -14,7 +14,7 @@ from attnlab.kernels._abc_backward import (
     query_gradients,
 )
 from attnlab.kernels._abc_output import loose_read_states, read_states
-from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, plan_for, tiles, units_of, walks
+from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, grid_of, plan_for, tiles, units_of, walks
 from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
 from attnlab.kernels._recipes import Calls, Kinds, bytes_of, recall
 
@@ -108,7 +108,7 @@ def forward(
         zs.copy_(last[2])
         units = units_of(calls, b, n_q, plan.C, cu)
     out = calls.like(q)
-    form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None)
+    form = Form(causal, cu is None and n_q % plan.C == 0, cu is not None, visible is not None, groups=h // g)
     tensors = (q, k, v, s, visible, states, lows, peaks, zs, ends, scores, wide, out, units.table)
     numbers = (
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *s.stride()[:3], *out.stride()[:3],
@@ -118,7 +118,7 @@ def forward(
     for again in (False, True) if causal else (False,):
         options = tiles("read", plan, form, again, causal and train)
         kernel = loose_read_states if again and plan.loose else read_states
-        calls.launch(kernel, (units.count, h, 1), tensors, numbers, options)
+        calls.launch(kernel, grid_of(options, units.count, h), tensors, numbers, options)
     if causal:
         calls.keep(key, inputs, (out, *last, buffer))
     return out, last, buffer
@@ -208,15 +208,16 @@ def backward(
     dq, each = calls.like(q), b * h * n_q * n
     again_too = (False, True) if causal else (False,)
     for again in again_too:
+        options = tiles("query", plan, form, again)
         calls.launch(
             loose_query_gradients if again and plan.loose else query_gradients,
-            (units.count, h, 1),
+            grid_of(options, units.count, h),
             (
                 q, k, v, s, do, visible, states, lows, peaks, zs, ends, wide, dq, scores, shares, rests, wide_cs,
                 units.table,
             ),  # fmt: skip
             (*strides, *dq.stride()[:3], each, _row(visible), n_q, units.per_row, g, h // g, n, d, scale),
-            tiles("query", plan, form, again),
+            options,
         )
     seeds = _seeded(d_last, last) or (None, None)
     sums, cs, to, to_c, *rest = room

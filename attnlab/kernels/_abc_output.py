@@ -19,6 +19,7 @@ from attnlab.kernels._abc_control import (
     exp,
     load_logits,
     locate,
+    place_of,
     within,
 )
 
@@ -30,18 +31,20 @@ def read_states(
     q, k, v, s, visible, states, lows, peaks, zs, ends, scores, wide, o, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, sm, T, NT, G, R, N, D, scale,
     C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
-    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, PAIR: tl.constexpr,
+    EVEN: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr, SURE: tl.constexpr,
+    SAVED: tl.constexpr, FINE: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    PAIR: tl.constexpr, GROUPED: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query.
 
     EARLY asks for logits and z before the products that come first: it is long until they are there. PAIR is the width
-    of heads that have keys and values in one tile, or 0.
+    of heads that have keys and values in one tile, or 0. SLOTS is their number, if the kernel is made for it, or 0; SURE
+    that every slot is written in every row, but those that only pad.
     """
-    unit, h = tl.program_id(0), tl.program_id(1)
+    unit, h = place_of(G * R, GROUPED)
     g = h // R
-    n = NP if FULL else N
+    n = SLOTS if SLOTS else N
     if WIDE and (tl.load(wide + unit * G + g) & IS_WIDE) == 0:
         return
     b, seq, start, length = locate(unit, table, T, NT, C, VARLEN)
@@ -51,7 +54,7 @@ def read_states(
     q += row * sqb + h * sqh + first * sqt
     o += row * sob + h * soh + first * sot
     rows, slots, inside, ok, real_slots = chunk_masks(
-        length, visible, b, sm, start, n, C, NP, EVEN, FULL, MASKED and CAUSAL
+        length, visible, b, sm, start, n, C, NP, EVEN, SLOTS == NP, MASKED and CAUSAL
     )  # fmt: skip
     k += row * skb + g * skh + first * skt
     v += row * svb + g * svh + first * svt
@@ -96,6 +99,8 @@ def read_states(
             z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
         ref = reference_of(x, z, z_end, WIDE)
         score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
+        if SURE and SLOTS != NP:
+            score += tl.where(real_slots, 0.0, float("-inf"))[None, :]
         if not WIDE:
             # Weights only grow along the rows: the first one tells whether one reference is enough.
             if not EARLY:

@@ -20,6 +20,7 @@ __all__ = [
     "Plan",
     "Units",
     "Walk",
+    "grid_of",
     "plan_for",
     "segments_of",
     "tiles",
@@ -41,11 +42,12 @@ TUNED: dict[tuple[str, int], Settings] = {
     ("query", 128): (64, 1, None, 4),
     ("key", 128): (64, 1, None, 4),
 }
-# Others for heads of up to 64, for few slots, and for heads that have keys and values side by side.
+# Others for heads of up to 64, for few slots and gradients, and for heads that have keys and values side by side.
 NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
 FEW: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4)}
 PAIRED: dict[tuple[str, int], Settings] = {("read", 64): (64, 1, 128, 4), ("query", 64): (64, 1, None, 4)}
-EARLY: dict[tuple[str, int], int] = {("query", 64): 5, ("query", 128): 2}
+# What ``query_gradients`` asks for before it needs it: logits (1), scores before it needs logits (2) or at once (4).
+EARLY: dict[int | str, int] = {64: 5, "narrow": 1, 128: 2}
 # Programs that keep the card busy: two on nearly every multiprocessor, and never a third on a few.
 BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
@@ -155,7 +157,7 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
         settings = TUNED.get(case, settings)
         settings = NARROW.get(case, settings) if plan.d <= 64 else settings
         settings = PAIRED.get(case, settings) if plan.paired else settings
-        settings = FEW.get(case, settings) if plan.slots < 64 and not plan.paired else settings
+        settings = FEW.get(case, settings) if plan.fine and not plan.paired else settings
     columns, stages, registers, warps = settings
     if triton.cdiv(plan.d, 64) % 2:
         # Half of the last columns would be padding.
@@ -169,13 +171,14 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
 @lru_cache(maxsize=4096)
 def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) -> Options:
     """Constants of a kernel that takes a chunk by itself."""
-    # Kernels of their own for full tiles only where they are worth their compilation.
-    full = plan.slots == plan.NP and plan.half
     if kernel == "weigh":
+        full = plan.slots == plan.NP and plan.half
         flags = {"EVEN": form.even, "FULL": full, "VARLEN": form.packed, "MASKED": form.masked}
         return tuple({"C": plan.C, "NP": plan.NP, **flags, "num_warps": plan.warps // 2}.items())
+    # Kernels of their own for a number of slots only where they are worth their compilation.
+    slots = plan.slots if plan.slots % 16 == 0 and plan.half else 0
     options = {
-        **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "FULL": full,
+        **_launch_of(plan, kernel, wide), "NP": plan.NP, "CAUSAL": form.causal, "EVEN": form.even, "SLOTS": slots,
         "WIDE": wide, "VARLEN": form.packed, "MASKED": form.masked,
     }  # fmt: skip
     alone = plan.half and form.causal and not wide
@@ -185,15 +188,22 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         one = form.causal and not wide and plan.d <= options["BD"]
         options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": fine}
     else:
-        sure = alone and form.even and full and not form.masked
-        options |= {"SURE": sure, "FINE": plan.fine, "EARLY": EARLY.get((kernel, plan.NP), 0) if alone else 0}
+        sure = alone and form.even and not form.masked
+        early = "narrow" if 32 < plan.d <= 64 and plan.NP == 64 else plan.NP
+        options |= {"SURE": sure, "FINE": plan.fine, "EARLY": EARLY.get(early, 0) if alone else 0}
+        options["GROUPED"] = form.groups > 1 and not wide
     if kernel == "read":
         # Those of several references have no registers for it.
         options |= {"SAVED": saved, "EARLY": alone}
     if wide and plan.loose:
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
-        options |= {"EVEN": False, "FULL": False, "WHOLE": False}
+        options |= {"EVEN": False, "SLOTS": 0, "WHOLE": False}
     return tuple(options.items())
+
+
+def grid_of(options: Options, units: int, heads: int) -> tuple[int, int, int]:
+    """The programs of a kernel that has one for each unit and query head."""
+    return (units * heads, 1, 1) if dict(options)["GROUPED"] else (units, heads, 1)
 
 
 @lru_cache(maxsize=4096)

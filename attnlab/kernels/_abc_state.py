@@ -89,23 +89,13 @@ def write_states(
         peak = z
         acc = tl.load(tl.where(of_values, first_v, first_k) + mine * D + alone, mask=wanted, other=0.0)
     if JOIN:
-        count = SEGMENTS if STAGE == "join" else segment
-        of = mine * SEGMENTS
-        for i in range(0, count, 2):
-            # Two at a time, so that one is waited for less often.
-            at = of + i * N
-            more = slots < tl.where(i + 1 < count, N, 0)
+        for i in range(SEGMENTS if STAGE == "join" else segment):
+            at = mine * SEGMENTS + i * N
             x = tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
-            y = tl.load(parts + (2 * (at + N) + which * N) * D + here, mask=more[:, None] & wanted, other=0.0)
-            z_x = tl.load(part_zs + at + slots, mask=ok, other=EMPTY)
-            z_y = tl.load(part_zs + at + N + slots, mask=more, other=EMPTY)
-            old, new, z = _merge(z, z_x, 1.0)
+            old, new, z = _merge(z, tl.load(part_zs + at + slots, mask=ok, other=EMPTY), 1.0)
             acc = acc * old[:, None] + x * new[:, None]
-            old, new, z = _merge(z, z_y, 1.0)
-            acc = acc * old[:, None] + y * new[:, None]
             if FINE:
                 peak = tl.maximum(peak, tl.load(part_peaks + at + slots, mask=ok, other=EMPTY))
-                peak = tl.maximum(peak, tl.load(part_peaks + at + N + slots, mask=more, other=EMPTY))
     if STAGE != "join":
         b, head, _, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
         from_k = k + b.to(tl.int64) * skb + g * skh + start.to(tl.int64) * skt
