@@ -51,7 +51,8 @@ def query_gradients(
     """dq, the shares g / weight and p / weight of each query and slot, and what is left of share S + share dP.
 
     They are relative to z after the chunk; of a wide chunk, shares are relative to z before it, and dP stands for the
-    rest.
+    rest. EARLY asks for logits first (1), and for scores before logits are needed (2) or first of all (4). The other
+    constants are those of ``read_states``.
     """
     heads = G * R
     unit, h = place_of(heads, GROUPED)
@@ -202,7 +203,9 @@ def key_gradients(
     if VARLEN and length == 0:
         return
     first, row = start.to(tl.int64), b.to(tl.int64)
-    rows, slots, inside, ok, real_slots = chunk_masks(length, visible, b, sm, start, n, C, NP, EVEN, SLOTS == NP, MASKED)
+    rows, slots, inside, ok, real_slots = chunk_masks(
+        length, visible, b, sm, start, n, C, NP, EVEN, SLOTS == NP, MASKED
+    )  # fmt: skip
     kept = inside[:, None] & real_slots
     # Of the group's first query head; the next is T rows further.
     side = ((row * G + g) * R * T + first) * n

@@ -99,7 +99,7 @@ def inverse(x):
 
 @triton.jit
 def place_of(heads, GROUPED: tl.constexpr):
-    """A program's unit and query head; where several heads read one memory, heads come first, and meet it in the cache."""
+    """A program's unit and query head; GROUPED, heads that read one memory come together and find it in the cache."""
     if GROUPED:
         return tl.program_id(0) // heads, tl.program_id(0) % heads
     return tl.program_id(0), tl.program_id(1)

@@ -151,11 +151,12 @@ def _make_states(
         segments = passes[0].segments
         each = (rows, segments, n), torch.float32
         _, parts = calls.several((((rows, segments, 2, n, d), torch.float32), each, each))
+    kept: Sequence[Tensor | None] = saved[:5] if saved else [None] * 5
     for walk in passes:
         calls.launch(
             write_states,
             (walk.programs, 1, 1),
-            (k, v, *weights, visible, *(saved or [None] * 5)[:5], *first, *last, *parts, units.bounds, cu),
+            (k, v, *weights, visible, *kept, *first, *last, *parts, units.bounds, cu),
             (*k.stride()[:3], *v.stride()[:3], _row(visible), n_k, units.per_row, g, n, d, walk.segments),
             walk.options,
         )
@@ -207,15 +208,15 @@ def backward(
     )
     dq, each = calls.like(q), b * h * n_q * n
     again_too = (False, True) if causal else (False,)
+    tensors: tuple[Tensor | None, ...] = (
+        q, k, v, s, do, visible, states, lows, peaks, zs, ends, wide, dq, scores, shares, rests, wide_cs, units.table,
+    )  # fmt: skip
     for again in again_too:
         options = tiles("query", plan, form, again)
         calls.launch(
             loose_query_gradients if again and plan.loose else query_gradients,
             grid_of(options, units.count, h),
-            (
-                q, k, v, s, do, visible, states, lows, peaks, zs, ends, wide, dq, scores, shares, rests, wide_cs,
-                units.table,
-            ),  # fmt: skip
+            tensors,
             (*strides, *dq.stride()[:3], each, _row(visible), n_q, units.per_row, g, h // g, n, d, scale),
             options,
         )

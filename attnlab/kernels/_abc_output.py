@@ -7,7 +7,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import add_lows, beside, half_row, mix_chunk, reference_of, score_chunk, soften, solid_slots
+from attnlab.kernels._abc_chunk import (
+    add_lows,
+    beside,
+    half_row,
+    mix_chunk,
+    reference_of,
+    score_chunk,
+    soften,
+    solid_slots,
+)
 from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
@@ -39,8 +48,8 @@ def read_states(
     """The output of each chunk of queries: from the state before it and, if causal, its own keys up to each query.
 
     EARLY asks for logits and z before the products that come first: it is long until they are there. PAIR is the width
-    of heads that have keys and values in one tile, or 0. SLOTS is their number, if the kernel is made for it, or 0; SURE
-    that every slot is written in every row, but those that only pad.
+    of heads that have keys and values in one tile, or 0. SLOTS is their number if the kernel is made for it, or 0. SURE
+    says that every slot is written in every row, but those that only pad.
     """
     unit, h = place_of(G * R, GROUPED)
     g = h // R

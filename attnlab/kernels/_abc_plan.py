@@ -118,8 +118,8 @@ class Walk:
 def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16
-    # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. More slots
-    # would have no room for more digits.
+    # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. For more
+    # of them there would be no room.
     fine = half and slots <= 32 and train
     # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
     NP = max(64, triton.next_power_of_2(slots))
@@ -156,8 +156,8 @@ def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
         case = kernel, 64 if kernel in ("write", "sum") else plan.NP
         settings = TUNED.get(case, settings)
         settings = NARROW.get(case, settings) if plan.d <= 64 else settings
+        settings = FEW.get(case, settings) if plan.fine else settings
         settings = PAIRED.get(case, settings) if plan.paired else settings
-        settings = FEW.get(case, settings) if plan.fine and not plan.paired else settings
     columns, stages, registers, warps = settings
     if triton.cdiv(plan.d, 64) % 2:
         # Half of the last columns would be padding.

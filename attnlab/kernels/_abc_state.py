@@ -56,7 +56,8 @@ def weigh_logits(
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
 def write_states(
     k, v, weights, tops, totals, visible, states, lows, peaks, zs, ends,
-    first_k, first_v, first_z, last_k, last_v, last_z, parts, part_zs, part_peaks, bounds, cu, skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
+    first_k, first_v, first_z, last_k, last_v, last_z, parts, part_zs, part_peaks, bounds, cu,
+    skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
     EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr, FINE: tl.constexpr,
     VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, PAIR: tl.constexpr,
@@ -64,10 +65,10 @@ def write_states(
     """(K~, V~, z) as averages and the logarithm of their weight.
 
     STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
-    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first, so that the last
-    segment's own is not needed: then there is one LESS. FINE keeps what rounding takes of a state, too, where one key
-    makes more than a quarter of a slot, and the largest logit of each slot, which tells them. PAIR is the width of heads
-    that have K~ and V~ in one tile, or 0.
+    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first, so that the
+    last segment's own is not needed: then there is one LESS. FINE keeps what rounding takes of a state, too, where one
+    key makes more than a quarter of a slot, and the largest logit of each slot, which tells them. PAIR is the width of
+    heads that have K~ and V~ in one tile, or 0.
     """
     row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, PAIR)
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
@@ -165,8 +166,8 @@ def sum_back(
     shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
 
     Sums are stored rounded, and a key's logit gets k_i sums - c. MEND adds what rounding adds to K~ sums to c, a part
-    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot. It is done
-    in the slots that a chunk's keys may fill, those of which at most half was there before it, and there may be none.
+    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot. It is
+    done in the slots that a chunk's keys may fill, those of which at most half was there before, and there may be none.
     """
     row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, 0)
     segment += LESS
@@ -209,7 +210,8 @@ def sum_back(
             # The state after the segment, as far as it is needed.
             last = tl.where(which == 0, last_k, last_v)
             fresh = ok & (z < z_end + LOG_HALF)
-            no_more, more = fresh & (slots < tl.where(end == count, N, 0)), fresh & (slots < tl.where(end < count, N, 0))
+            no_more, more = slots < tl.where(end == count, N, 0), slots < tl.where(end < count, N, 0)
+            no_more, more = fresh & no_more, fresh & more
             memory = tl.load(
                 states + (2 * (final + G) + which) * N * D + here, mask=more[:, None] & real, other=0.0
             )  # fmt: skip

@@ -116,6 +116,13 @@ def test_the_longest() -> None:
         Case(d=64, slots=64, length=203, packed=(5, 0, 133, 1, 64), causal=False, started=True, dtype=torch.bfloat16),
         Case(d=64, slots=64, length=192, heads=8, groups=2, scale=8, dtype=torch.bfloat16),
         Case(d=128, slots=128, length=192, heads=3, groups=1, dtype=torch.bfloat16),
+        # Heads of their own, of whole chunks.
+        Case(d=32, slots=64, length=192, heads=2, groups=2, dtype=torch.bfloat16),
+        Case(d=32, slots=20, length=192, heads=2, groups=2, scale=8, started=True, ended=True, dtype=torch.bfloat16),
+        Case(d=32, slots=64, length=203, packed=(5, 0, 133, 1, 64), started=True, ended=True, dtype=torch.bfloat16),
+        Case(d=128, slots=32, length=192, heads=2, groups=2, dtype=torch.bfloat16),
+        Case(d=128, slots=64, length=192, heads=2, groups=2, dtype=torch.bfloat16),
+        Case(d=256, slots=64, length=192, heads=2, groups=2, dtype=torch.bfloat16),
     ],
     ids=str,
 )
