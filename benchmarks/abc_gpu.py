@@ -358,9 +358,9 @@ def end_to_end() -> Any:
 
 PARTS: dict[str, Callable[[], Any]] = {
     "ceilings": ceilings,
-    "shapes": shapes,
     "host": host,
     "decode": decode,
+    "shapes": shapes,
     "roofline": roofline,
     "others": others,
     "lengths": lengths,

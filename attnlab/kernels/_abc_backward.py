@@ -12,6 +12,7 @@ from attnlab.kernels._abc_chunk import (
     against,
     back_chunk,
     beside,
+    dot_parts,
     gradients,
     half_row,
     mix_chunk,
@@ -126,7 +127,7 @@ def query_gradients(
         if EARLY & 2:
             raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
         ref = reference_of(x, z, z_end, WIDE)
-        dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, CT, PREC)
+        dp, total = score_chunk(past_v, own_v, x, z, ref, SURE, WIDE, FINE, CT, PREC)
         if EARLY & 6 == 0:
             tl.debug_barrier()
             raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
@@ -145,10 +146,11 @@ def query_gradients(
     if CAUSAL and not WIDE:
         p = p * inverse(total)
         p_share = rounded(p, CT)
-        share = rounded(p * ((dp - middle) * scale), CT)
+        grad = p * ((dp - middle) * scale)
+        share = rounded(grad, CT)
+        grad_past = (grad * exp(z - ref)[None, :]).to(CT)
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
         taken = share.to(tl.float32) * score + p_share.to(tl.float32) * dp
-        grad_past = (share.to(tl.float32) * exp(z - ref)[None, :]).to(CT)
         grad_own = tl.dot(share, tl.trans(exp(x - ref[None, :]).to(CT)), input_precision=PREC)
         tl.store(rests + side + spot, rest_of(taken, grad_own, CT, PREC), mask=kept)
         grad_own = tl.where(rows[:, None] >= rows, grad_own, 0.0).to(CT)
@@ -187,13 +189,14 @@ def key_gradients(
     q, k, v, s, do, visible, zs, ends, wide, scores, shares, rests, sums, cs, dk, dv, ds, table,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, ssb, ssh, sst, sob, soh, sot, SHARE, sm, T, NT, G, N, D, PARTS, scale,
     R: tl.constexpr, ONE: tl.constexpr, C: tl.constexpr, NP: tl.constexpr, BD: tl.constexpr, CAUSAL: tl.constexpr,
-    EVEN: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr,
+    EVEN: tl.constexpr, SLOTS: tl.constexpr, WHOLE: tl.constexpr, FINE: tl.constexpr, SUMS: tl.constexpr,
     WIDE: tl.constexpr, VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
     PAIR: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8.
 
-    ONE takes all columns at once, and PAIR those of keys and values (see ``beside``), if it is not 0.
+    ONE takes all columns at once, and PAIR those of keys and values (see ``beside``), if it is not 0. FINE products
+    have a second part for what rounding takes, and SUMS says that sums have more digits.
     """
     unit, g = tl.program_id(0), tl.program_id(1)
     n = SLOTS if SLOTS else N
@@ -233,13 +236,13 @@ def key_gradients(
         for r in range(R):
             share = tl.load(shares + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
             ad = half_row(q + row * sqb + (g * R + r) * sqh + first * sqt, sqt, rows, inside, False, PAIR).to(CT)
-            after = _back_logits(both, ad, share, after, PREC)
-            out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+            after = _back_logits(both, ad, share, after, FINE, PREC)
+            out = _back_own(share, weight, ad, out, FINE, PREC)
             share = tl.load(shares + SHARE + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
             ad = half_row(do + row * sob + (g * R + r) * soh + first * sot, sot, rows, inside, True, PAIR).to(CT)
-            after = _back_logits(both, ad, share, after, PREC)
-            out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
-        after = against(both, raw, after, FINE, CT, PREC)
+            after = _back_logits(both, ad, share, after, FINE, PREC)
+            out = _back_own(share, weight, ad, out, FINE, PREC)
+        after = against(both, raw, after, SUMS, CT, PREC)
         out = tl.dot(weight, raw.to(CT), out, input_precision=PREC)
         cols = tl.arange(0, 2 * PAIR)
         line = ((row * G + g) * T + first + rows)[:, None] * D
@@ -267,17 +270,20 @@ def key_gradients(
             raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
             kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             ad = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
-            after = _back_logits(kd, ad, share, after, PREC)
-            to_own = tl.trans(_own(share, weight, PREC))
-            after = against(kd, raw, after, FINE, CT, PREC)
+            after = _back_logits(kd, ad, share, after, FINE, PREC)
+            own = _own(share, weight, PREC)
+            high = own.to(CT)
+            after = against(kd, raw, after, SUMS, CT, PREC)
             out = tl.dot(weight, raw.to(CT), input_precision=PREC)
-            out = tl.dot(to_own, ad, out, input_precision=PREC)
+            out = tl.dot(tl.trans(high), ad, out, input_precision=PREC)
+            if FINE:
+                out = tl.dot(tl.trans((own - high.to(tl.float32)).to(CT)), ad, out, input_precision=PREC)
             for r in range(1, R):
                 share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
                 place = a + r * across + rows[:, None] * down + cols
                 ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
-                after = _back_logits(kd, ad, share, after, PREC)
-                out = tl.dot(tl.trans(_own(share, weight, PREC)), ad, out, input_precision=PREC)
+                after = _back_logits(kd, ad, share, after, FINE, PREC)
+                out = _back_own(share, weight, ad, out, FINE, PREC)
             tl.store(to + rows[:, None] * D + cols, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
         to_own = tl.zeros([C, C], CT)
         if CAUSAL and not ONE:
@@ -295,18 +301,18 @@ def key_gradients(
                     score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                     dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
                     y, other = _of(which, score, dp, scale)
-                    to_own, part = back_chunk(pairs, y, other, x, z, ref, CT, PREC)
+                    to_own, part = back_chunk(pairs, y, other, x, z, ref, FINE, CT, PREC)
                     logits += part
                 else:
-                    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
-                    after = tl.dot(pairs, share, after, input_precision=PREC)
-                    to_own = tl.trans(_own(share, weight, PREC))
+                    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0)
+                    after = dot_parts(pairs, share, after, FINE, PREC)
+                    to_own = tl.trans(_own(share, weight, PREC).to(CT))
         for i in range(0, 0 if ONE else D, BD):
             cols = i + tl.arange(0, BD)
             real = within(cols, D, WHOLE)
             raw = tl.load(memory + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0)
             kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            after = against(kd, raw, after, FINE, CT, PREC)
+            after = against(kd, raw, after, SUMS, CT, PREC)
             out = tl.dot(weight, raw.to(CT), input_precision=PREC)
             if CAUSAL:
                 for r in range(R):
@@ -320,7 +326,7 @@ def key_gradients(
                             to_own = tl.trans(to_own)
                         else:
                             share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
-                            to_own = tl.trans(_own(share, weight, PREC))
+                            to_own = tl.trans(_own(share, weight, PREC).to(CT))
                     place = a + r * across + rows[:, None] * down + cols
                     ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
                     out = tl.dot(to_own, ad, out, input_precision=PREC)
@@ -339,12 +345,22 @@ def _store_shares(place, share, p_share, SHARE, kept):
 
 
 @triton.jit
-def _back_logits(keys, ad, share, after, PREC: tl.constexpr):
+def _back_logits(keys, ad, share, after, FINE: tl.constexpr, PREC: tl.constexpr):
     """after, with what the queries of one head give the logits of their own chunk."""
     rows = tl.arange(0, share.shape[0])
-    pairs = tl.dot(keys, tl.trans(ad), input_precision=PREC)
-    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(share.dtype)
-    return tl.dot(pairs, share, after, input_precision=PREC)
+    pairs = tl.where(rows[:, None] <= rows, tl.dot(keys, tl.trans(ad), input_precision=PREC), 0.0)
+    return dot_parts(pairs, share, after, FINE, PREC)
+
+
+@triton.jit
+def _back_own(share, weight, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
+    """out, with what the queries of one head give the keys of their own chunk."""
+    own = _own(share, weight, PREC)
+    high = own.to(ad.dtype)
+    out = tl.dot(tl.trans(high), ad, out, input_precision=PREC)
+    if FINE:
+        out = tl.dot(tl.trans((own - high.to(tl.float32)).to(ad.dtype)), ad, out, input_precision=PREC)
+    return out
 
 
 @triton.jit
@@ -352,7 +368,7 @@ def _own(share, weight, PREC: tl.constexpr):
     """What each query of a chunk takes of each of its keys."""
     rows = tl.arange(0, share.shape[0])
     own = tl.dot(share, tl.trans(weight), input_precision=PREC)
-    return tl.where(rows[:, None] >= rows, own, 0.0).to(share.dtype)
+    return tl.where(rows[:, None] >= rows, own, 0.0)
 
 
 @triton.jit

@@ -34,6 +34,7 @@ __all__ = [
     "against",
     "back_chunk",
     "beside",
+    "dot_parts",
     "gradients",
     "half_row",
     "mix_chunk",
@@ -130,9 +131,19 @@ def reference_of(x, z, z_end, WIDE: tl.constexpr):
 
 
 @triton.jit
+def dot_parts(a, b, acc, FINE: tl.constexpr, PREC: tl.constexpr):
+    """acc + a b, a in float32: rounded as b is, and FINE with what rounding takes."""
+    high = a.to(b.dtype)
+    acc = tl.dot(high, b, acc, input_precision=PREC)
+    if FINE:
+        acc = tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc, input_precision=PREC)
+    return acc
+
+
+@triton.jit
 def score_chunk(
     past, own, x, z, ref,
-    SURE: tl.constexpr, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    SURE: tl.constexpr, WIDE: tl.constexpr, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and the sums of weights.
 
@@ -141,9 +152,9 @@ def score_chunk(
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     tri = triangle(rows[:, None] >= rows, own, CT)
-    own = tl.where(rows[:, None] >= rows, own, 0.0).to(CT)
+    own = tl.where(rows[:, None] >= rows, own, 0.0)
     e, w, first = weigh(x, z, ref, tri, CT, PREC)
-    scores = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(first)
+    scores = dot_parts(own, e, past * w[None, :], FINE, PREC) * inverse(first)
     if WIDE:
         written = first >= LEAST
         low = lowest(x, z, ref)
@@ -151,7 +162,7 @@ def score_chunk(
         ref = next_reference(x, z, low, ref)
         for _ in range(1, count):
             e, w, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
-            here = tl.dot(own, e, past * w[None, :], input_precision=PREC) * inverse(total)
+            here = dot_parts(own, e, past * w[None, :], FINE, PREC) * inverse(total)
             scores = tl.where(written, scores, here)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
@@ -190,7 +201,7 @@ def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl
 
 
 @triton.jit
-def back_chunk(pairs, y, scores, x, z, ref, CT: tl.constexpr, PREC: tl.constexpr):
+def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
     """What the rows of a wide chunk give its keys (keys by rows) and their logits.
 
     ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t); both terms take the same rounded y, or the
@@ -200,7 +211,7 @@ def back_chunk(pairs, y, scores, x, z, ref, CT: tl.constexpr, PREC: tl.constexpr
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
     tri = triangle(below, pairs, CT)
-    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0).to(CT)
+    pairs = tl.where(rows[:, None] <= rows, pairs, 0.0)
     low = lowest(x, z, ref)
     count = references(x, z, low, ref)
     to_own = tl.zeros([C, C], tl.float32)
@@ -210,7 +221,8 @@ def back_chunk(pairs, y, scores, x, z, ref, CT: tl.constexpr, PREC: tl.constexpr
         e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
         share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
         to_own = tl.dot(share, tl.trans(e), to_own, input_precision=PREC)
-        part = tl.dot(pairs, share, input_precision=PREC) - rest_of(share.to(tl.float32) * scores, to_own, CT, PREC)
+        part = dot_parts(pairs, share, tl.zeros(x.shape, tl.float32), FINE, PREC)
+        part -= rest_of(share.to(tl.float32) * scores, to_own, CT, PREC)
         logits += part * e.to(tl.float32)
         written = written | (total >= LEAST)
         ref = next_reference(x, z, low, ref)

@@ -107,7 +107,7 @@ def read_states(
             x = load_logits(s, sst, rows, ok, slots, real_slots)
             z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
         ref = reference_of(x, z, z_end, WIDE)
-        score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, CT, PREC)
+        score, _ = score_chunk(past, products, x, z, ref, SURE, WIDE, FINE, CT, PREC)
         if SURE and SLOTS != NP:
             score += tl.where(real_slots, 0.0, float("-inf"))[None, :]
         if not WIDE:

@@ -184,9 +184,9 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
     alone = plan.half and form.causal and not wide
     options["PAIR"] = plan.d if plan.paired and form.causal and not wide else 0
     if kernel == "key":
-        fine = plan.half and (plan.sums == torch.float32 or not form.causal)
+        sums = plan.half and (plan.sums == torch.float32 or not form.causal)
         one = form.causal and not wide and plan.d <= options["BD"]
-        options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": fine}
+        options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": plan.fine, "SUMS": sums}
     else:
         sure = alone and form.even and not form.masked
         early = "narrow" if 32 < plan.d <= 64 and plan.NP == 64 else plan.NP
