@@ -271,13 +271,12 @@ def key_gradients(
             kd = tl.load(keys + rows[:, None] * step + cols, mask=ok[:, None] & real, other=0.0).to(CT)
             ad = tl.load(a + rows[:, None] * down + cols, mask=inside[:, None] & real, other=0.0).to(CT)
             after = _back_logits(kd, ad, share, after, FINE, PREC)
-            own = _own(share, weight, PREC)
-            high = own.to(CT)
+            to_own, to_own_low = _own_parts(share, weight, PREC)
             after = against(kd, raw, after, SUMS, CT, PREC)
             out = tl.dot(weight, raw.to(CT), input_precision=PREC)
-            out = tl.dot(tl.trans(high), ad, out, input_precision=PREC)
+            out = tl.dot(to_own, ad, out, input_precision=PREC)
             if FINE:
-                out = tl.dot(tl.trans((own - high.to(tl.float32)).to(CT)), ad, out, input_precision=PREC)
+                out = tl.dot(to_own_low, ad, out, input_precision=PREC)
             for r in range(1, R):
                 share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
                 place = a + r * across + rows[:, None] * down + cols
@@ -306,7 +305,7 @@ def key_gradients(
                 else:
                     pairs = tl.where(rows[:, None] <= rows, pairs, 0.0)
                     after = dot_parts(pairs, share, after, FINE, PREC)
-                    to_own = tl.trans(_own(share, weight, PREC).to(CT))
+                    to_own, _ = _own_parts(share, weight, PREC)
         for i in range(0, 0 if ONE else D, BD):
             cols = i + tl.arange(0, BD)
             real = within(cols, D, WHOLE)
@@ -326,7 +325,7 @@ def key_gradients(
                             to_own = tl.trans(to_own)
                         else:
                             share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
-                            to_own = tl.trans(_own(share, weight, PREC).to(CT))
+                            to_own, _ = _own_parts(share, weight, PREC)
                     place = a + r * across + rows[:, None] * down + cols
                     ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
                     out = tl.dot(to_own, ad, out, input_precision=PREC)
@@ -355,20 +354,20 @@ def _back_logits(keys, ad, share, after, FINE: tl.constexpr, PREC: tl.constexpr)
 @triton.jit
 def _back_own(share, weight, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
     """out, with what the queries of one head give the keys of their own chunk."""
-    own = _own(share, weight, PREC)
-    high = own.to(ad.dtype)
-    out = tl.dot(tl.trans(high), ad, out, input_precision=PREC)
+    to_own, to_own_low = _own_parts(share, weight, PREC)
+    out = tl.dot(to_own, ad, out, input_precision=PREC)
     if FINE:
-        out = tl.dot(tl.trans((own - high.to(tl.float32)).to(ad.dtype)), ad, out, input_precision=PREC)
+        out = tl.dot(to_own_low, ad, out, input_precision=PREC)
     return out
 
 
 @triton.jit
-def _own(share, weight, PREC: tl.constexpr):
-    """What each query of a chunk takes of each of its keys."""
+def _own_parts(share, weight, PREC: tl.constexpr):
+    """What each key of a chunk gives each of its queries, rounded, and what rounding takes."""
     rows = tl.arange(0, share.shape[0])
-    own = tl.dot(share, tl.trans(weight), input_precision=PREC)
-    return tl.where(rows[:, None] >= rows, own, 0.0)
+    own = tl.where(rows[:, None] >= rows, tl.dot(share, tl.trans(weight), input_precision=PREC), 0.0)
+    high = own.to(share.dtype)
+    return tl.trans(high), tl.trans((own - high.to(tl.float32)).to(share.dtype))
 
 
 @triton.jit

@@ -90,13 +90,13 @@ def test_the_second_call_gives_every_kernel_its_tensors_addresses(kernels: Kerne
     q, k, v, s = (t.data_ptr() for t in second)
     out, dq, dk, dv, ds = (t.data_ptr() for t in results)
     assert at["read_states"][:4] == [q, k, v, s]
-    assert at["read_states"][10] == out
+    assert at["read_states"][12] == out
     assert at["query_gradients"][:4] == [q, k, v, s]
-    assert at["query_gradients"][10] == dq
+    assert at["query_gradients"][12] == dq
     assert at["key_gradients"][14:17] == [dk, dv, ds]
-    # What one kernel writes the next ones read: states, z before and after each chunk.
-    assert at["write_states"][6:9] == at["read_states"][5:8] == at["query_gradients"][6:9]
-    assert at["key_gradients"][10:12] == at["query_gradients"][12:14]
+    # What one kernel writes the next ones read: states and their rest, z before and after each chunk.
+    assert at["write_states"][6:11] == at["read_states"][5:10] == at["query_gradients"][6:11]
+    assert at["key_gradients"][10:12] == at["query_gradients"][14:16]
     # None where there was none, and no two different tensors at one place.
     for (_, again, _), (_, before, _) in zip(kernels.given, usual, strict=True):
         assert [a == 0 for a in again] == [a == 0 for a in before]
