@@ -139,7 +139,7 @@ def query_gradients(
     if not SURE:
         empty = score == float("-inf")
         dp = tl.where(empty, 0.0, dp)
-    p = soften(score, scale, SURE)
+    p = soften(score, scale, SURE, CT)
     if not SURE:
         score = tl.where(empty, 0.0, score)
     middle = tl.sum(p * dp, 1)[:, None]
@@ -148,9 +148,13 @@ def query_gradients(
         p_share = rounded(p, CT)
         grad = p * ((dp - middle) * scale)
         share = rounded(grad, CT)
-        grad_past = (grad * exp(z - ref)[None, :]).to(CT)
+        if NP <= 64:
+            grad_past = (grad * exp(z - ref)[None, :]).to(CT)
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
         taken = share.to(tl.float32) * score + p_share.to(tl.float32) * dp
+        if NP > 64:
+            # There are no registers to keep what was not rounded.
+            grad_past = (share.to(tl.float32) * exp(z - ref)[None, :]).to(CT)
         grad_own = tl.dot(share, tl.trans(exp(x - ref[None, :]).to(CT)), input_precision=PREC)
         tl.store(rests + side + spot, rest_of(taken, grad_own, CT, PREC), mask=kept)
         grad_own = tl.where(rows[:, None] >= rows, grad_own, 0.0).to(CT)
@@ -299,7 +303,7 @@ def key_gradients(
                 if WIDE:
                     score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                     dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-                    y, other = _of(which, score, dp, scale)
+                    y, other = _of(which, score, dp, scale, CT)
                     to_own, part = back_chunk(pairs, y, other, x, z, ref, FINE, CT, PREC)
                     logits += part
                 else:
@@ -320,7 +324,7 @@ def key_gradients(
                         if WIDE:
                             score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                             dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-                            y, _ = _of(which, score, dp, scale)
+                            y, _ = _of(which, score, dp, scale, CT)
                             _, to_own = mix_chunk(y, x, z, ref, tl.zeros([C, C], tl.float32), WIDE, CT, PREC)
                             to_own = tl.trans(to_own)
                         else:
@@ -371,11 +375,11 @@ def _own_parts(share, weight, PREC: tl.constexpr):
 
 
 @triton.jit
-def _of(which: tl.constexpr, score, dp, scale):
+def _of(which: tl.constexpr, score, dp, scale, CT: tl.constexpr):
     """g and S for the keys, p and dP for the values, from S and dP."""
     empty = score == float("-inf")
     dp = tl.where(empty, 0.0, dp)
-    p, grad = gradients(score, dp, scale, False)
+    p, grad = gradients(score, dp, scale, False, CT)
     if which == 0:
         return grad, tl.where(empty, 0.0, score)
     return p, dp

@@ -117,7 +117,7 @@ class Walk:
 @cache
 def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
-    # Gradients of very few slots nearly cancel, and bf16 products would not be exact enough.
+    # Gradients of very few slots nearly cancel: products of rounded numbers would not be exact enough.
     half = dtype == torch.bfloat16 and slots >= 8
     # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. For more
     # of them there would be no room.
@@ -134,7 +134,7 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         BN=64,
         BD=64 if half or NP <= 64 else 32,
         CT=tl.bfloat16 if half else tl.float32,
-        PREC="ieee" if half or dtype == torch.float32 else "tf32",
+        PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
         fine=fine,
         paired=half and d == 32,

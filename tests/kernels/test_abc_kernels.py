@@ -164,6 +164,13 @@ def test_states_of_few_slots_keep_what_rounding_takes(
     assert max(found["dk"], found["dv"]) < 2e-3
 
 
+@pytest.mark.parametrize("scale", [1.0, 8.0, 30.0])
+@pytest.mark.parametrize("d", [32, 80])
+def test_very_few_slots_of_bf16_are_computed_in_float32(d: int, scale: float) -> None:
+    """Their gradients nearly cancel; what is left is the rounding of what comes in and goes out."""
+    check(Case(d=d, slots=4, length=99, scale=scale, dtype=torch.bfloat16, started=scale == 30, ended=scale == 30))
+
+
 def test_logits_may_climb_any_distance_in_a_chunk() -> None:
     """0, 100, 200, ... : every row is filled by its own key alone, so the output is v itself."""
     q, k, v = (torch.randn(1, 2, 33, 32) for _ in range(3))
