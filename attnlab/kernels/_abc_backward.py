@@ -139,7 +139,7 @@ def query_gradients(
     if not SURE:
         empty = score == float("-inf")
         dp = tl.where(empty, 0.0, dp)
-    p = soften(score, scale, SURE, CT)
+    p = soften(score, scale, SURE)
     if not SURE:
         score = tl.where(empty, 0.0, score)
     middle = tl.sum(p * dp, 1)[:, None]
@@ -303,7 +303,7 @@ def key_gradients(
                 if WIDE:
                     score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                     dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-                    y, other = _of(which, score, dp, scale, CT)
+                    y, other = _of(which, score, dp, scale)
                     to_own, part = back_chunk(pairs, y, other, x, z, ref, FINE, CT, PREC)
                     logits += part
                 else:
@@ -324,7 +324,7 @@ def key_gradients(
                         if WIDE:
                             score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                             dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
-                            y, _ = _of(which, score, dp, scale, CT)
+                            y, _ = _of(which, score, dp, scale)
                             _, to_own = mix_chunk(y, x, z, ref, tl.zeros([C, C], tl.float32), WIDE, CT, PREC)
                             to_own = tl.trans(to_own)
                         else:
@@ -375,11 +375,11 @@ def _own_parts(share, weight, PREC: tl.constexpr):
 
 
 @triton.jit
-def _of(which: tl.constexpr, score, dp, scale, CT: tl.constexpr):
+def _of(which: tl.constexpr, score, dp, scale):
     """g and S for the keys, p and dP for the values, from S and dP."""
     empty = score == float("-inf")
     dp = tl.where(empty, 0.0, dp)
-    p, grad = gradients(score, dp, scale, False, CT)
+    p, grad = gradients(score, dp, scale, False)
     if which == 0:
         return grad, tl.where(empty, 0.0, score)
     return p, dp

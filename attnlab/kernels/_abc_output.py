@@ -125,9 +125,9 @@ def read_states(
         if SAVED:
             side = ((row * G * R + h) * T + first) * n + rows[:, None] * n + slots
             tl.store(scores + side, score, mask=inside[:, None] & real_slots)
-        to_past, to_own = mix_chunk(soften(score, scale, SURE, CT), x, z, ref, products, WIDE, CT, PREC)
+        to_past, to_own = mix_chunk(soften(score, scale, SURE), x, z, ref, products, WIDE, CT, PREC)
     else:
-        to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past, float("-inf")), scale, False, CT).to(CT)
+        to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past, float("-inf")), scale, False).to(CT)
 
     if PAIR:
         out = tl.dot(to_own, both, tl.dot(to_past, memories, input_precision=PREC), input_precision=PREC)
