@@ -286,7 +286,7 @@ def host() -> Any:
 
 
 def host_ms(job: Callable[[], Any], repeats: int = 50) -> float:
-    """Of calls that begin when the device is idle, the median; the smallest of three, since others use the host, too."""
+    """The median of calls that begin when the device is idle; the smallest of three, since others use the host too."""
     for _ in range(5):
         job()
     medians = []
