@@ -44,8 +44,8 @@ HALF_EMPTY = tl.constexpr(-5e29)
 WIDTH = tl.constexpr(60.0)
 # exp(-WIDTH), and room for rounding.
 LEAST = tl.constexpr(4e-27)
-# What kind a chunk is: whether it needs several references, and whether its keys may fill a slot, because at most half of
-# it was there before; then sums over later queries are mended.
+# What kind a chunk is: whether it needs several references, and whether its keys may fill a slot, because at most half
+# of it was there before; then sums over later queries are mended.
 IS_WIDE = tl.constexpr(1)
 MENDS = tl.constexpr(2)
 LOG_HALF = tl.constexpr(-0.6931471805599453)

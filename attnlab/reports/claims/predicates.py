@@ -27,6 +27,8 @@ __all__ = [
     "at_most",
     "averaged",
     "averages",
+    "averages_less",
+    "averages_more",
     "cell",
     "close",
     "compared",
@@ -129,6 +131,16 @@ def averaged(first: Cell, second: Cell, holds: Callable[[float], bool]) -> Predi
         return Verdict(HELD if holds(x - y) else NOT_HELD, f"{number(x)} against {number(y)}")
 
     return Predicate(run, (first, second))
+
+
+def averages_less(first: Cell, second: Cell) -> Predicate:
+    """The first mean is the smaller one."""
+    return averaged(first, second, lambda gap: gap < 0)
+
+
+def averages_more(first: Cell, second: Cell) -> Predicate:
+    """The first mean is the larger one."""
+    return averaged(first, second, lambda gap: gap > 0)
 
 
 def at_least(wanted: Cell, bound: float) -> Predicate:
