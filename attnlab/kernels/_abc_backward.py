@@ -16,6 +16,7 @@ from attnlab.kernels._abc_chunk import (
     gradients,
     half_row,
     mix_chunk,
+    read_beside,
     reference_of,
     rest_of,
     score_chunk,
@@ -90,11 +91,9 @@ def query_gradients(
     past_v = tl.zeros([C, NP], tl.float32)
     own_v = tl.zeros([C, C], tl.float32)
     if PAIR:
-        dod = half_row(do, sot, rows, inside, True, PAIR).to(CT)
-        memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
-        both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
-        past_v = tl.dot(dod, tl.trans(memories), input_precision=PREC)
-        own_v = tl.dot(dod, tl.trans(both), input_precision=PREC)
+        past_v, own_v, memories, both = read_beside(
+            do, sot, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, True, PAIR, CT, PREC
+        )
     for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)
@@ -200,7 +199,8 @@ def key_gradients(
     """dk, dv and ds of a chunk, from all query heads of its head. ``cs`` come in PARTS, at most 8.
 
     ONE takes all columns at once, and PAIR those of keys and values (see ``beside``), if it is not 0. FINE products
-    have a second part for what rounding takes, and SUMS says that sums have more digits.
+    have a second part for what rounding takes, but what queries give the keys of wider heads. SUMS says that sums have
+    more digits.
     """
     unit, g = tl.program_id(0), tl.program_id(1)
     n = SLOTS if SLOTS else N
@@ -278,9 +278,7 @@ def key_gradients(
             to_own, to_own_low = _own_parts(share, weight, PREC)
             after = against(kd, raw, after, SUMS, CT, PREC)
             out = tl.dot(weight, raw.to(CT), input_precision=PREC)
-            out = tl.dot(to_own, ad, out, input_precision=PREC)
-            if FINE:
-                out = tl.dot(to_own_low, ad, out, input_precision=PREC)
+            out = _add_parts(to_own, to_own_low, ad, out, FINE, PREC)
             for r in range(1, R):
                 share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
                 place = a + r * across + rows[:, None] * down + cols
@@ -359,9 +357,14 @@ def _back_logits(keys, ad, share, after, FINE: tl.constexpr, PREC: tl.constexpr)
 def _back_own(share, weight, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
     """out, with what the queries of one head give the keys of their own chunk."""
     to_own, to_own_low = _own_parts(share, weight, PREC)
-    out = tl.dot(to_own, ad, out, input_precision=PREC)
+    return _add_parts(to_own, to_own_low, ad, out, FINE, PREC)
+
+
+@triton.jit
+def _add_parts(high, low, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
+    out = tl.dot(high, ad, out, input_precision=PREC)
     if FINE:
-        out = tl.dot(to_own_low, ad, out, input_precision=PREC)
+        out = tl.dot(low, ad, out, input_precision=PREC)
     return out
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "gradients",
     "half_row",
     "mix_chunk",
+    "read_beside",
     "reference_of",
     "rest_of",
     "score_chunk",
@@ -88,6 +89,19 @@ def half_row(x, step, rows, ok, RIGHT: tl.constexpr, W: tl.constexpr):
     if RIGHT:
         return tl.load(x + rows[:, None] * step + (cols - W), mask=ok[:, None] & (cols >= W), other=0.0)
     return tl.load(x + rows[:, None] * step + cols, mask=ok[:, None] & (cols < W), other=0.0)
+
+
+@triton.jit
+def read_beside(
+    a, step, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots,
+    RIGHT: tl.constexpr, W: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """a times K~ (or V~, RIGHT) and times a chunk's keys (or values), and both tiles."""
+    ad = half_row(a, step, rows, inside, RIGHT, W).to(CT)
+    memories = beside(states, D, states + n * D, D, slots, real_slots, W).to(CT)
+    own = beside(k, skt, v, svt, rows, ok, W).to(CT)
+    past = tl.dot(ad, tl.trans(memories), input_precision=PREC)
+    return past, tl.dot(ad, tl.trans(own), input_precision=PREC), memories, own
 
 
 @triton.jit

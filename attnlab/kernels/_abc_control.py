@@ -60,9 +60,7 @@ def exp(x):
     """exp(x) by one instruction and a product: subnormal results are zero."""
     if INTERPRETED:
         return tl.exp(x)
-    return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2E], dtype=tl.float32, is_pure=True, pack=1
-    )
+    return _power_of_two(x * LOG2E)
 
 
 @triton.jit
@@ -71,9 +69,12 @@ def exp_below(x, top, scale):
     if INTERPRETED:
         return tl.exp((x - top) * scale)
     scale = scale * LOG2E
-    return tl.inline_asm_elementwise(
-        "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * scale - top * scale], dtype=tl.float32, is_pure=True, pack=1
-    )
+    return _power_of_two(x * scale - top * scale)
+
+
+@triton.jit
+def _power_of_two(x):
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit

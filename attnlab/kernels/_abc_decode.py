@@ -27,9 +27,7 @@ def fold_and_read(
     g, b = tl.program_id(0), tl.program_id(1)
     row = b.to(tl.int64)
     at = (row * G + g) * N
-    memory_k += at * D
-    memory_v += at * D
-    memory_z += at
+    memory_k, memory_v, memory_z = memory_k + at * D, memory_v + at * D, memory_z + at
     s += row * ssb + g * ssh
     cols = tl.arange(0, BD)
     inside = within(cols, D, FULL)
@@ -58,9 +56,8 @@ def fold_and_read(
     whole = tl.sum(total * fade, 0)
     out = tl.sum(out * fade[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     tl.store(o + row * sob + g * soh + cols, out.to(o.dtype.element_ty), mask=inside)
-    if COUNTED:  # noqa: SIM102
-        if g == 0:
-            tl.store(count + b, tl.load(count + b) + seen)
+    if COUNTED:
+        _count(count + b, g, seen)
 
 
 @triton.jit
@@ -74,9 +71,7 @@ def fold_and_read_group(
     g, b = tl.program_id(0), tl.program_id(1)
     row = b.to(tl.int64)
     at = (row * G + g) * N
-    memory_k += at * D
-    memory_v += at * D
-    memory_z += at
+    memory_k, memory_v, memory_z = memory_k + at * D, memory_v + at * D, memory_z + at
     s += row * ssb + g * ssh
     cols = tl.arange(0, BD)
     heads = tl.arange(0, RP)
@@ -105,9 +100,15 @@ def fold_and_read_group(
         top = higher
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(o + row * sob + at_heads * soh + cols, out.to(o.dtype.element_ty), mask=mine)
-    if COUNTED:  # noqa: SIM102
-        if g == 0:
-            tl.store(count + b, tl.load(count + b) + seen)
+    if COUNTED:
+        _count(count + b, g, seen)
+
+
+@triton.jit
+def _count(count, g, seen):
+    """One token more, if it may be seen; of a sequence's programs the first says so."""
+    if g == 0:
+        tl.store(count, tl.load(count) + seen)
 
 
 @triton.jit

@@ -35,10 +35,10 @@ def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device)
 
 
 def _saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> Kinds:
-    """What reading needs and the backward pass again: states, and what rounding takes of them with each slot's largest
-    logit; z before and after each chunk, what kind it is, scores.
+    """What reading needs and the backward pass again: states, z before and after each chunk, what kind it is, scores.
 
-    Without ``causal`` there is one state for each sequence, and its z.
+    After states comes what rounding takes of them, where that is kept, with each slot's largest logit. Without
+    ``causal`` there is one state for each sequence, and its z.
     """
     (b, h, n_q, d), (g, n) = q.shape, (s.shape[1], s.shape[3])
     count, own = (units, units) if causal else (sequences, 0)

@@ -9,9 +9,8 @@ import triton.language as tl
 
 from attnlab.kernels._abc_chunk import (
     add_lows,
-    beside,
-    half_row,
     mix_chunk,
+    read_beside,
     reference_of,
     score_chunk,
     soften,
@@ -82,11 +81,9 @@ def read_states(
     past = tl.zeros([C, NP], tl.float32)
     products = tl.zeros([C, C], tl.float32)
     if PAIR:
-        qd = half_row(q, sqt, rows, inside, False, PAIR).to(CT)
-        memories = beside(states, D, states + n * D, D, slots, real_slots, PAIR).to(CT)
-        both = beside(k, skt, v, svt, rows, ok, PAIR).to(CT)
-        past = tl.dot(qd, tl.trans(memories), input_precision=PREC)
-        products = tl.dot(qd, tl.trans(both), input_precision=PREC)
+        past, products, memories, both = read_beside(
+            q, sqt, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, False, PAIR, CT, PREC
+        )
     for i in range(0, 0 if PAIR else D, BD):
         cols = i + tl.arange(0, BD)
         real = within(cols, D, WHOLE)

@@ -46,8 +46,6 @@ TUNED: dict[tuple[str, int], Settings] = {
 NARROW: dict[tuple[str, int], Settings] = {("key", 64): (64, 1, 168, 4)}
 FEW: dict[tuple[str, int], Settings] = {("read", 64): (64, 2, 168, 4)}
 PAIRED: dict[tuple[str, int], Settings] = {("read", 64): (64, 1, 128, 4), ("query", 64): (64, 1, None, 4)}
-# What ``query_gradients`` asks for before it needs it: logits (1), scores before it needs logits (2) or at once (4).
-EARLY: dict[int | str, int] = {64: 5, "narrow": 1, 128: 2}
 # Programs that keep the card busy: two on nearly every multiprocessor, and never a third on a few.
 BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
@@ -190,8 +188,7 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": plan.fine, "SUMS": sums}
     else:
         sure = alone and form.even and not form.masked
-        early = "narrow" if 32 < plan.d <= 64 and plan.NP == 64 else plan.NP
-        options |= {"SURE": sure, "FINE": plan.fine, "EARLY": EARLY.get(early, 0) if alone else 0}
+        options |= {"SURE": sure, "FINE": plan.fine, "EARLY": _early(plan) if alone else 0}
         options["GROUPED"] = form.groups > 1 and not wide
     if kernel == "read":
         # Those of several references have no registers for it.
@@ -200,6 +197,13 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
         # Made for whole chunks, dq of 200 slots came out wrong (Triton 3.6).
         options |= {"EVEN": False, "SLOTS": 0, "WHOLE": False}
     return tuple(options.items())
+
+
+def _early(plan: Plan) -> int:
+    """What ``query_gradients`` asks for before it needs it: logits (1), scores before logits (2) or at once (4)."""
+    if plan.NP == 64:
+        return 1 if 32 < plan.d <= 64 else 5
+    return 2 if plan.NP == 128 else 0
 
 
 def grid_of(options: Options, units: int, heads: int) -> tuple[int, int, int]:

@@ -77,7 +77,7 @@ def write_states(
     if PAIR:
         of_values = (cols >= PAIR)[None, :]
         cols %= PAIR
-        real = cols >= 0
+        real = within(cols, D, True)
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
     alone = here
     if PAIR:

@@ -92,6 +92,12 @@ def test_reading_that_asks_early_equals_the_equations(case: Case, monkeypatch: p
     check(case)
 
 
+def _plan(monkeypatch: pytest.MonkeyPatch, segments: int, **changes: Any) -> None:
+    """What bf16 does, in float32: plans with these changes, and sequences cut into so many segments."""
+    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
+    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(_abc_plan.plan_for(*key), **changes))
+
+
 @pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize(
     "case",
@@ -102,10 +108,8 @@ def test_reading_that_asks_early_equals_the_equations(case: Case, monkeypatch: p
     ids=str,
 )
 def test_what_rounding_does_to_sums_is_mended(case: Case, segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in bf16: without it, the logits' gradient would be off by more than 1e-2."""
-    plan = _abc_launch.plan_for
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
-    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(plan(*key), sums=torch.bfloat16))
+    """As in bf16, where sums that were only rounded had errors beyond 1e-2 on a GPU (docs/kernels.md)."""
+    _plan(monkeypatch, segments, sums=torch.bfloat16)
     found = errors(case)
     assert found["ds"] < 4e-3
     assert max(found["dk"], found["dv"]) < 4e-3
@@ -127,9 +131,7 @@ def test_heads_of_32_have_keys_and_values_side_by_side(
     case: Case, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in bf16, where products need 64 columns."""
-    plan = _abc_launch.plan_for
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
-    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(plan(*key), paired=True))
+    _plan(monkeypatch, segments, paired=True)
     check(case)
 
 
@@ -147,17 +149,10 @@ def test_states_of_few_slots_keep_what_rounding_takes(
     case: Case, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in bf16: in two parts, the second only for slots that are mostly one key, where it matters."""
-    plan = _abc_launch.plan_for
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
-
-    def rounded(fine: bool) -> dict[str, float]:
-        def made(*key: Any) -> _abc_plan.Plan:
-            return replace(plan(*key), state=torch.bfloat16, fine=fine and key[3])
-
-        monkeypatch.setattr(_abc_launch, "plan_for", made)
-        return errors(case)
-
-    coarse, found = rounded(False), rounded(True)
+    _plan(monkeypatch, segments, state=torch.bfloat16)
+    coarse = errors(case)
+    _plan(monkeypatch, segments, state=torch.bfloat16, fine=True)
+    found = errors(case)
     assert coarse["ds"] > 1e-3
     assert found["ds"] < 0.25 * coarse["ds"]
     assert found["ds"] < 6e-4
