@@ -27,8 +27,10 @@ from attnlab.kernels._abc_control import (
     EMPTY,
     HALF_EMPTY,
     IS_WIDE,
+    add_dot,
     chunk_masks,
     exp,
+    in_full,
     inverse,
     load_logits,
     locate,
@@ -87,9 +89,9 @@ def query_gradients(
         z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
     if EARLY & 4:
         raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
-    past_k = tl.zeros([C, NP], tl.float32)
-    past_v = tl.zeros([C, NP], tl.float32)
-    own_v = tl.zeros([C, C], tl.float32)
+    past_k = in_full(tl.zeros([C, NP], tl.float32), CT)
+    past_v = past_k
+    own_v = in_full(tl.zeros([C, C], tl.float32), CT)
     if PAIR:
         past_v, own_v, memories, both = read_beside(
             do, sot, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, True, PAIR, CT, PREC
@@ -102,14 +104,14 @@ def query_gradients(
         dod = tl.load(do + rows[:, None] * sot + cols, mask=here, other=0.0).to(CT)
         place = slots[:, None] * D + cols
         memory_v = tl.load(states + n * D + place, mask=there, other=0.0).to(CT)
-        past_v = tl.dot(dod, tl.trans(memory_v), past_v, input_precision=PREC)
+        past_v = add_dot(dod, tl.trans(memory_v), past_v, PREC)
         if CAUSAL:
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            own_v = tl.dot(dod, tl.trans(vd), own_v, input_precision=PREC)
+            own_v = add_dot(dod, tl.trans(vd), own_v, PREC)
         else:
             qd = tl.load(q + rows[:, None] * sqt + cols, mask=here, other=0.0).to(CT)
             memory_k = tl.load(states + place, mask=there, other=0.0).to(CT)
-            past_k = tl.dot(qd, tl.trans(memory_k), past_k, input_precision=PREC)
+            past_k = add_dot(qd, tl.trans(memory_k), past_k, PREC)
 
     if FINE:
         solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
@@ -150,10 +152,10 @@ def query_gradients(
         if NP <= 64:
             grad_past = (grad * exp(z - ref)[None, :]).to(CT)
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
-        taken = share.to(tl.float32) * score + p_share.to(tl.float32) * dp
+        taken = in_full(share, CT) * score + in_full(p_share, CT) * dp
         if NP > 64:
             # There are no registers to keep what was not rounded.
-            grad_past = (share.to(tl.float32) * exp(z - ref)[None, :]).to(CT)
+            grad_past = (in_full(share, CT) * exp(z - ref)[None, :]).to(CT)
         grad_own = tl.dot(share, tl.trans(exp(x - ref[None, :]).to(CT)), input_precision=PREC)
         tl.store(rests + side + spot, rest_of(taken, grad_own, CT, PREC), mask=kept)
         grad_own = tl.where(rows[:, None] >= rows, grad_own, 0.0).to(CT)
@@ -167,7 +169,7 @@ def query_gradients(
             grad_past = grad.to(CT)
             p_share = p.to(CT)
         share = grad_past
-        c = tl.sum(share.to(tl.float32) * score + p_share.to(tl.float32) * dp, 0)
+        c = tl.sum(in_full(share, CT) * score + in_full(p_share, CT) * dp, 0)
         tl.store(wide_cs + (unit.to(tl.int64) * heads + h) * n + slots, c, mask=real_slots)
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
 
@@ -183,7 +185,7 @@ def query_gradients(
         out = tl.dot(grad_past, memory, input_precision=PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            out = tl.dot(grad_own, kd, out, input_precision=PREC)
+            out = add_dot(grad_own, kd, out, PREC)
         tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & real)
 
 
@@ -227,7 +229,7 @@ def key_gradients(
     of_c = tl.arange(0, 8)[:, None]
     c = tl.load(cs + (at * PARTS + of_c) * n + slots, mask=(of_c < PARTS) & real_slots, other=0.0)
     after = tl.zeros([C, NP], tl.float32) - tl.sum(c, 0)[None, :]
-    logits = tl.zeros([C, NP], tl.float32)
+    logits = in_full(tl.zeros([C, NP], tl.float32), CT)
     if CAUSAL and not WIDE:
         for r in range(R):
             after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
@@ -247,7 +249,7 @@ def key_gradients(
             after = _back_logits(both, ad, share, after, FINE, PREC)
             out = _back_own(share, weight, ad, out, FINE, PREC)
         after = against(both, raw, after, SUMS, CT, PREC)
-        out = tl.dot(weight, raw.to(CT), out, input_precision=PREC)
+        out = add_dot(weight, raw.to(CT), out, PREC)
         cols = tl.arange(0, 2 * PAIR)
         line = ((row * G + g) * T + first + rows)[:, None] * D
         place = tl.where((cols < PAIR)[None, :], dk + line + cols, dv + line + (cols - PAIR))
@@ -291,13 +293,13 @@ def key_gradients(
             for r in range(R):
                 if not WIDE:
                     share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
-                pairs = tl.zeros([C, C], tl.float32)
+                pairs = in_full(tl.zeros([C, C], tl.float32), CT)
                 for i in range(0, D, BD):
                     cols = i + tl.arange(0, BD)
                     here, there = inside[:, None] & within(cols, D, WHOLE), ok[:, None] & within(cols, D, WHOLE)
                     ad = tl.load(a + r * across + rows[:, None] * down + cols, mask=here, other=0.0)
                     kd = tl.load(keys + rows[:, None] * step + cols, mask=there, other=0.0)
-                    pairs = tl.dot(kd.to(CT), tl.trans(ad.to(CT)), pairs, input_precision=PREC)
+                    pairs = add_dot(kd.to(CT), tl.trans(ad.to(CT)), pairs, PREC)
                 if WIDE:
                     score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                     dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
@@ -330,9 +332,9 @@ def key_gradients(
                             to_own, _ = _own_parts(share, weight, PREC)
                     place = a + r * across + rows[:, None] * down + cols
                     ad = tl.load(place, mask=inside[:, None] & real, other=0.0).to(CT)
-                    out = tl.dot(to_own, ad, out, input_precision=PREC)
+                    out = add_dot(to_own, ad, out, PREC)
             tl.store(to + rows[:, None] * D + cols, out.to(to.dtype.element_ty), mask=inside[:, None] & real)
-    after = after * weight.to(tl.float32)
+    after = after * in_full(weight, CT)
     if WIDE:
         after += logits
     tl.store(ds + ((row * G + g) * T + first) * n + spot, after.to(ds.dtype.element_ty), mask=kept)
@@ -362,9 +364,9 @@ def _back_own(share, weight, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
 
 @triton.jit
 def _add_parts(high, low, ad, out, FINE: tl.constexpr, PREC: tl.constexpr):
-    out = tl.dot(high, ad, out, input_precision=PREC)
+    out = add_dot(high, ad, out, PREC)
     if FINE:
-        out = tl.dot(low, ad, out, input_precision=PREC)
+        out = add_dot(low, ad, out, PREC)
     return out
 
 

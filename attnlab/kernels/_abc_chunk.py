@@ -21,7 +21,9 @@ from attnlab.kernels._abc_control import (
     HALF_EMPTY,
     LEAST,
     LOG_QUARTER,
+    add_dot,
     exp_below,
+    in_full,
     inverse,
     lowest,
     next_reference,
@@ -122,7 +124,7 @@ def add_lows(
             cols = i + tl.arange(0, BD)
             ad = tl.load(a + rows[:, None] * step + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
             low = tl.load(lows + slots[:, None] * D + cols, mask=solid[:, None] & (cols < D), other=0.0).to(CT)
-            past = tl.dot(ad, tl.trans(low), past, input_precision=PREC)
+            past = add_dot(ad, tl.trans(low), past, PREC)
     return past
 
 
@@ -130,10 +132,10 @@ def add_lows(
 def against(a, memory, acc, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
     """acc + a memory^T; a FINE memory has more digits than CT, and gives a second part."""
     high = memory.to(CT)
-    acc = tl.dot(a, tl.trans(high), acc, input_precision=PREC)
+    acc = add_dot(a, tl.trans(high), acc, PREC)
     if FINE:
         low = (memory - high.to(tl.float32)).to(CT)
-        acc = tl.dot(a, tl.trans(low), acc, input_precision=PREC)
+        acc = add_dot(a, tl.trans(low), acc, PREC)
     return acc
 
 
@@ -146,11 +148,11 @@ def reference_of(x, z, z_end, WIDE: tl.constexpr):
 
 @triton.jit
 def dot_parts(a, b, acc, FINE: tl.constexpr, PREC: tl.constexpr):
-    """acc + a b, a in float32: rounded as b is, and FINE with what rounding takes."""
+    """acc + a b, a in float32 or more: rounded as b is, and FINE with what rounding takes."""
     high = a.to(b.dtype)
-    acc = tl.dot(high, b, acc, input_precision=PREC)
+    acc = add_dot(high, b, acc, PREC)
     if FINE:
-        acc = tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc, input_precision=PREC)
+        acc = add_dot((a - high.to(tl.float32)).to(b.dtype), b, acc, PREC)
     return acc
 
 
@@ -208,7 +210,7 @@ def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl
             e, w, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
             share = tl.where(written | (total < LEAST), 0.0, y * inverse(total))
             to_past += share * w[None, :]
-            to_own = tl.dot(share.to(CT), tl.trans(e), to_own, input_precision=PREC)
+            to_own = add_dot(share.to(CT), tl.trans(e), to_own, PREC)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
     return to_past.to(CT), tl.where(below, to_own, 0.0).to(CT)
@@ -228,16 +230,16 @@ def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr
     pairs = tl.where(rows[:, None] <= rows, pairs, 0.0)
     low = lowest(x, z, ref)
     count = references(x, z, low, ref)
-    to_own = tl.zeros([C, C], tl.float32)
-    logits = tl.zeros(x.shape, tl.float32)
+    to_own = in_full(tl.zeros([C, C], tl.float32), CT)
+    logits = in_full(tl.zeros(x.shape, tl.float32), CT)
     written = x > float("inf")
     for _ in range(count):
         e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
         share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
-        to_own = tl.dot(share, tl.trans(e), to_own, input_precision=PREC)
-        part = dot_parts(pairs, share, tl.zeros(x.shape, tl.float32), FINE, PREC)
-        part -= rest_of(share.to(tl.float32) * scores, to_own, CT, PREC)
-        logits += part * e.to(tl.float32)
+        to_own = add_dot(share, tl.trans(e), to_own, PREC)
+        part = dot_parts(pairs, share, in_full(tl.zeros(x.shape, tl.float32), CT), FINE, PREC)
+        part -= rest_of(in_full(share, CT) * scores, to_own, CT, PREC)
+        logits += part * in_full(e, CT)
         written = written | (total >= LEAST)
         ref = next_reference(x, z, low, ref)
     return tl.trans(tl.where(below, to_own, 0.0).to(CT)), logits
@@ -257,5 +259,5 @@ def rest_of(taken, like, CT: tl.constexpr, PREC: tl.constexpr):
     high = taken.to(CT)
     result = tl.dot(later, high, input_precision=PREC)
     if CT == tl.bfloat16:  # noqa: SIM300
-        result = tl.dot(later, (taken - high.to(tl.float32)).to(CT), result, input_precision=PREC)
+        result = add_dot(later, (taken - high.to(tl.float32)).to(CT), result, PREC)
     return result

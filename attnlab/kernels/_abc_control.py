@@ -22,9 +22,11 @@ __all__ = [
     "LOG_HALF",
     "LOG_QUARTER",
     "MENDS",
+    "add_dot",
     "chunk_masks",
     "exp",
     "exp_below",
+    "in_full",
     "inverse",
     "load_logits",
     "locate",
@@ -58,18 +60,18 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 @triton.jit
 def exp(x):
     """exp(x) by one instruction and a product: subnormal results are zero."""
-    if INTERPRETED:
-        return tl.exp(x)
-    return _power_of_two(x * LOG2E)
+    return tl.exp(x) if INTERPRETED or x.dtype == tl.float64 else _power_of_two(x * LOG2E)
 
 
 @triton.jit
 def exp_below(x, top, scale):
     """exp(scale (x - top)) by one product-and-sum and one instruction."""
-    if INTERPRETED:
-        return tl.exp((x - top) * scale)
-    scale = scale * LOG2E
-    return _power_of_two(x * scale - top * scale)
+    if INTERPRETED or x.dtype == tl.float64:
+        result = tl.exp((x - top) * scale)
+    else:
+        scale = scale * LOG2E
+        result = _power_of_two(x * scale - top * scale)
+    return result
 
 
 @triton.jit
@@ -90,12 +92,28 @@ def rounded(x, CT: tl.constexpr):
 
 
 @triton.jit
+def in_full(x, CT: tl.constexpr):
+    """x as sums of products of CT are: in float32, or in float64 where CT is."""
+    return x.to(tl.float64) if CT == tl.float64 else x.to(tl.float32)  # noqa: SIM300
+
+
+@triton.jit
+def add_dot(a, b, acc, PREC: tl.constexpr):
+    """acc + a b."""
+    return tl.dot(a, b, acc, input_precision=PREC, out_dtype=acc.dtype)
+
+
+@triton.jit
 def inverse(x):
     """1 / x, or of LEAST where x is smaller, by one instruction."""
     x = tl.maximum(x, LEAST)
-    if INTERPRETED:
-        return 1.0 / x
-    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    if INTERPRETED or x.dtype == tl.float64:
+        result = 1.0 / x
+    else:
+        result = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return result
 
 
 @triton.jit

@@ -46,17 +46,17 @@ def _saved_kinds(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, c
         ((count, g, 2, n, d), plan.state),
         ((count if plan.fine else 0, g, 2, n, d), plan.state),
         ((own if plan.fine else 0, g, n), torch.float32),
-        ((count, g, n), torch.float32),
-        ((own, g, n), torch.float32),
+        ((count, g, n), plan.full),
+        ((own, g, n), plan.full),
         ((own, g), torch.int32),
-        ((b, h, n_q if causal and train else 0, n), torch.float32),
+        ((b, h, n_q if causal and train else 0, n), plan.full),
     )
 
 
 def _weight_kinds(s: Tensor, plan: Plan, units: int) -> Kinds:
     """What writing the states needs: weights of the logits, the largest of each chunk and the weights' sums."""
     b, g, n_k, n = s.shape
-    return ((b, g, n_k, n), plan.weight), ((units, g, n), torch.float32), ((units, g, n), torch.float32)
+    return ((b, g, n_k, n), plan.weight), ((units, g, n), torch.float32), ((units, g, n), plan.full)
 
 
 def buffer_bytes(q: Tensor, s: Tensor, plan: Plan, units: int, sequences: int, causal: bool, train: bool) -> int:
@@ -149,8 +149,8 @@ def _make_states(
     parts: list[Tensor] | list[None] = [None] * 3
     if len(passes) > 1:
         segments = passes[0].segments
-        each = (rows, segments, n), torch.float32
-        _, parts = calls.several((((rows, segments, 2, n, d), torch.float32), each, each))
+        each = (rows, segments, n), plan.full
+        _, parts = calls.several((((rows, segments, 2, n, d), plan.full), each, each))
     kept: Sequence[Tensor | None] = saved[:5] if saved else [None] * 5
     for walk in passes:
         calls.launch(
@@ -201,8 +201,8 @@ def backward(
     _, (shares, rests, wide_cs, *room) = calls.several(
         (
             ((2, b, h, n_q, n), plan.weight),
-            (tuple(scores.shape), torch.float32),
-            ((units.count, h, n), torch.float32),
+            (tuple(scores.shape), plan.full),
+            ((units.count, h, n), plan.full),
             *kinds,
         )
     )
@@ -267,15 +267,15 @@ def _sums(plan: Plan, form: Form, units: Units, g: int, seeded: bool) -> tuple[t
     passes = walks("sum", plan, form, rows, units.count // max(1, units.sequences))
     segments = passes[0].segments if len(passes) > 1 else 0
     # Each tile of rounded sums has its part of what is added to logits.
-    c_parts = 1 if plan.sums == torch.float32 else 2 * -(-d // dict(passes[0].options)["BD"])
+    c_parts = 1 if plan.sums == plan.full else 2 * -(-d // dict(passes[0].options)["BD"])
     return passes, (
         ((count, g, 2, n, d), plan.sums),
-        ((count, g, c_parts, n), torch.float32),
-        ((units.sequences, g, 2, n, d), torch.float32),
-        ((units.sequences, g, n), torch.float32),
-        ((rows, segments, 2, n, d), torch.float32),
-        ((rows, segments, n), torch.float32),
-        ((rows, segments, n), torch.float32),
+        ((count, g, c_parts, n), plan.full),
+        ((units.sequences, g, 2, n, d), plan.full),
+        ((units.sequences, g, n), plan.full),
+        ((rows, segments, 2, n, d), plan.full),
+        ((rows, segments, n), plan.full),
+        ((rows, segments, n), plan.full),
     )
 
 
@@ -285,7 +285,8 @@ def _of_first(to: Tensor, to_c: Tensor, first: State, last_z: Tensor | None) -> 
     if last_z is not None:
         faded = (first[2] - last_z).exp()
         dk, dv, to_c = dk * faded.unsqueeze(-1), dv * faded.unsqueeze(-1), to_c * faded
-    return dk, dv, (dk * first[0] + dv * first[1]).sum(-1) - to_c
+    dz = (dk * first[0] + dv * first[1]).sum(-1) - to_c
+    return dk.float(), dv.float(), dz.float()
 
 
 def _seeded(d_last: Grads, last: State) -> tuple[Tensor, Tensor] | None:

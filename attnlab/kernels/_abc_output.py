@@ -23,8 +23,10 @@ from attnlab.kernels._abc_control import (
     LEAST,
     LOG_HALF,
     MENDS,
+    add_dot,
     chunk_masks,
     exp,
+    in_full,
     load_logits,
     locate,
     place_of,
@@ -78,8 +80,8 @@ def read_states(
         if MASKED:
             shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
         x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
-    past = tl.zeros([C, NP], tl.float32)
-    products = tl.zeros([C, C], tl.float32)
+    past = in_full(tl.zeros([C, NP], tl.float32), CT)
+    products = in_full(tl.zeros([C, C], tl.float32), CT)
     if PAIR:
         past, products, memories, both = read_beside(
             q, sqt, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, False, PAIR, CT, PREC
@@ -89,10 +91,10 @@ def read_states(
         real = within(cols, D, WHOLE)
         qd = tl.load(q + rows[:, None] * sqt + cols, mask=inside[:, None] & real, other=0.0).to(CT)
         memory = tl.load(states + slots[:, None] * D + cols, mask=real_slots[:, None] & real, other=0.0).to(CT)
-        past = tl.dot(qd, tl.trans(memory), past, input_precision=PREC)
+        past = add_dot(qd, tl.trans(memory), past, PREC)
         if CAUSAL:
             kd = tl.load(k + rows[:, None] * skt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            products = tl.dot(qd, tl.trans(kd), products, input_precision=PREC)
+            products = add_dot(qd, tl.trans(kd), products, PREC)
 
     if FINE:
         solid = solid_slots(peaks + at, z, slots, real_slots, CAUSAL)
@@ -140,7 +142,7 @@ def read_states(
         out = tl.dot(to_past, memory, input_precision=PREC)
         if CAUSAL:
             vd = tl.load(v + rows[:, None] * svt + cols, mask=ok[:, None] & real, other=0.0).to(CT)
-            out = tl.dot(to_own, vd, out, input_precision=PREC)
+            out = add_dot(to_own, vd, out, PREC)
         tl.store(o + rows[:, None] * sot + cols, out.to(o.dtype.element_ty), mask=inside[:, None] & real)
 
 

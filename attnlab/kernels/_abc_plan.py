@@ -51,6 +51,11 @@ BUSY = 256
 # Programs of ``write_states`` that are on the card at once: with its settings, and with fewer stages and registers.
 FIT, FIT_BY_LESS, LESS = 396, 528, {"num_stages": 3, "maxnreg": 128}
 
+# Where a few keys fill all slots, the logits' gradient is what is left of sums over all later queries that cancel, and
+# float32 leaves 250 times its rounding. From these numbers of slots on, bf16 has products of bf16, and float32 its own;
+# with fewer, bf16 has those of float32, and gradients of float32 are computed in float64.
+HALF_FROM, SINGLE_FROM = 8, 32
+
 
 @dataclass(frozen=True, eq=False)
 class Plan:
@@ -70,6 +75,7 @@ class Plan:
     state: torch.dtype
     sums: torch.dtype
     weight: torch.dtype
+    full: torch.dtype
     warps: int
     stages: int
 
@@ -115,31 +121,33 @@ class Walk:
 @cache
 def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
-    # Gradients of very few slots nearly cancel: products of rounded numbers would not be exact enough.
-    half = dtype == torch.bfloat16 and slots >= 8
+    half = dtype == torch.bfloat16 and slots >= HALF_FROM
+    double = dtype == torch.float32 and slots < SINGLE_FROM and train
     # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. For more
     # of them there would be no room.
     fine = half and slots <= 32 and train
     # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
-    NP = max(64, triton.next_power_of_2(slots))
-    C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 else 16)
+    NP = max(16 if double else 64, triton.next_power_of_2(slots))
+    C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 and not double else 16)
+    exact, kept = (tl.float64, torch.float64) if double else (tl.float32, torch.float32)
     # float16 has too few exponents for the weights: its products are taken in tf32, which has its mantissa.
     return Plan(
         d=d,
         slots=slots,
         C=C,
         NP=NP,
-        BN=64,
-        BD=64 if half or NP <= 64 else 32,
-        CT=tl.bfloat16 if half else tl.float32,
+        BN=min(64, NP),
+        BD=64 if half or (NP <= 64 and not double) else 32,
+        CT=tl.bfloat16 if half else exact,
         PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
         fine=fine,
         paired=half and d == 32,
-        state=torch.bfloat16 if half else torch.float32,
+        state=torch.bfloat16 if half else kept,
         # What rounding does to sums is mended, but with very few slots all errors are larger.
-        sums=torch.bfloat16 if half and slots > 16 else torch.float32,
-        weight=torch.bfloat16 if half else torch.float32,
+        sums=torch.bfloat16 if half and slots > 16 else kept,
+        weight=torch.bfloat16 if half else kept,
+        full=kept,
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
     )
@@ -233,7 +241,7 @@ def walks(kernel: str, plan: Plan, form: Form, rows: int, chunks: int) -> tuple[
         options |= {"MASKED": form.masked, "STARTED": form.started, "FINE": plan.fine and form.causal}
         options["PAIR"] = plan.d if paired else 0
     else:
-        mend = form.causal and plan.sums != torch.float32
+        mend = form.causal and plan.sums == torch.bfloat16
         options |= {"R": form.groups, "DECAY": form.causal, "SEEDED": form.started, "MEND": mend}
 
     def walk(stage: str, share: int, join: bool, less: int = 0) -> Walk:

@@ -19,8 +19,10 @@ from attnlab.kernels._abc_control import (
     LOG_HALF,
     LOG_QUARTER,
     MENDS,
+    add_dot,
     chunk_masks,
     exp,
+    in_full,
     load_logits,
     locate,
     rounded,
@@ -45,12 +47,12 @@ def weigh_logits(
     rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
     x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
     top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
-    e = rounded(exp(x - top[None, :]), weights.dtype.element_ty)
+    e = rounded(exp(in_full(x, weights.dtype.element_ty) - top[None, :]), weights.dtype.element_ty)
     place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
     tl.store(place, e, mask=inside[:, None] & real)
     at = (unit.to(tl.int64) * G + g) * N + slots
     tl.store(tops + at, top, mask=real)
-    tl.store(totals + at, tl.sum(e.to(tl.float32), 0), mask=real)
+    tl.store(totals + at, tl.sum(in_full(e, weights.dtype.element_ty), 0), mask=real)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
@@ -82,13 +84,13 @@ def write_states(
     alone = here
     if PAIR:
         here = tl.where(of_values, here + N * D, here)
-    z = tl.full([BN], EMPTY, tl.float32)
+    z = in_full(tl.full([BN], EMPTY, tl.float32), CT)
     peak = z
-    acc = tl.zeros([BN, BD], tl.float32)
+    acc = in_full(tl.zeros([BN, BD], tl.float32), CT)
     if STARTED and STAGE != "part":
-        z = tl.load(first_z + mine + slots, mask=ok, other=EMPTY)
+        z = in_full(tl.load(first_z + mine + slots, mask=ok, other=EMPTY), CT)
         peak = z
-        acc = tl.load(tl.where(of_values, first_v, first_k) + mine * D + alone, mask=wanted, other=0.0)
+        acc = in_full(tl.load(tl.where(of_values, first_v, first_k) + mine * D + alone, mask=wanted, other=0.0), CT)
     if JOIN:
         for i in range(SEGMENTS if STAGE == "join" else segment):
             at = mine * SEGMENTS + i * N
@@ -174,12 +176,12 @@ def sum_back(
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
-    acc = tl.zeros([BN, BD], tl.float32)
-    c = tl.zeros([BN], tl.float32)
-    fade = tl.full([BN], 1.0, tl.float32)
+    acc = in_full(tl.zeros([BN, BD], tl.float32), CT)
+    c = in_full(tl.zeros([BN], tl.float32), CT)
+    fade = in_full(tl.full([BN], 1.0, tl.float32), CT)
     if SEEDED and STAGE != "part":
-        acc = tl.load(seeds + (2 * mine + which * N) * D + here, mask=wanted, other=0.0)
-        c = tl.load(seed_c + mine + slots, mask=ok, other=0.0)
+        acc = in_full(tl.load(seeds + (2 * mine + which * N) * D + here, mask=wanted, other=0.0), CT)
+        c = in_full(tl.load(seed_c + mine + slots, mask=ok, other=0.0), CT)
     if JOIN:
         for i in range(SEGMENTS if STAGE == "join" else SEGMENTS - 1 - segment):
             at = mine * SEGMENTS + (SEGMENTS - 1 - i) * N
@@ -260,7 +262,7 @@ def sum_back(
                 x = tl.load(
                     source + r * heads + rows[:, None] * across + cols, mask=there[:, None] & real, other=0.0
                 ).to(CT)  # fmt: skip
-                acc = tl.dot(tl.trans(share), x, acc, input_precision=PREC)
+                acc = add_dot(tl.trans(share), x, acc, PREC)
             if DECAY:
                 acc = acc * late[:, None]
             z, z_end, is_wide, own, own_wide = z_1 + 0.0, z_end_1 + 0.0, is_wide_1 + 0.0, own_1 + 0.0, own_wide_1 + 0.0
