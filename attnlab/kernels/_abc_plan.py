@@ -53,8 +53,10 @@ FIT, FIT_BY_LESS, LESS = 396, 528, {"num_stages": 3, "maxnreg": 128}
 
 # Where a few keys fill all slots, the logits' gradient is what is left of sums over all later queries that cancel, and
 # float32 leaves 250 times its rounding. From these numbers of slots on, bf16 has products of bf16, and float32 its own;
-# with fewer, bf16 has those of float32, and gradients of float32 are computed in float64.
-HALF_FROM, SINGLE_FROM = 8, 32
+# with fewer, bf16 has those of float32, and float32 those of float64, which tensor cores make faster, too.
+HALF_FROM, SINGLE_FROM = 8, 33
+# GPUs that have such.
+DOUBLES = ((8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class Plan:
     half: bool
     fine: bool
     paired: bool
+    one: bool
     state: torch.dtype
     sums: torch.dtype
     weight: torch.dtype
@@ -122,13 +125,13 @@ class Walk:
 def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
     """Tiles that fit the registers and shared memory of the pair."""
     half = dtype == torch.bfloat16 and slots >= HALF_FROM
-    double = dtype == torch.float32 and slots < SINGLE_FROM and train
+    double = dtype == torch.float32 and slots < SINGLE_FROM and _doubles()
     # Few slots are often filled by one key each, and then bf16 states are too coarse for the logits' gradient. For more
     # of them there would be no room.
     fine = half and slots <= 32 and train
     # Products with fewer than 64 rows or columns come out wrong on Hopper in bf16 (Triton 3.6).
     NP = max(16 if double else 64, triton.next_power_of_2(slots))
-    C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 and not double else 16)
+    C = (64 if NP <= 128 else 32) if half else (32 if NP <= 64 else 16)
     exact, kept = (tl.float64, torch.float64) if double else (tl.float32, torch.float32)
     # float16 has too few exponents for the weights: its products are taken in tf32, which has its mantissa.
     return Plan(
@@ -137,12 +140,13 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         C=C,
         NP=NP,
         BN=min(64, NP),
-        BD=64 if half or (NP <= 64 and not double) else 32,
+        BD=64 if half or NP <= 64 else 32,
         CT=tl.bfloat16 if half else exact,
         PREC="tf32" if dtype == torch.float16 else "ieee",
         half=half,
         fine=fine,
         paired=half and d == 32,
+        one=half or double,
         state=torch.bfloat16 if half else kept,
         # What rounding does to sums is mended, but with very few slots all errors are larger.
         sums=torch.bfloat16 if half and slots > 16 else kept,
@@ -151,6 +155,12 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
     )
+
+
+@cache
+def _doubles() -> bool:
+    """Whether all GPUs here have tensor cores for float64; the interpreter needs none."""
+    return all(torch.cuda.get_device_capability(i) in DOUBLES for i in range(torch.cuda.device_count()))
 
 
 def _launch_of(plan: Plan, kernel: str, wide: bool) -> dict[str, Any]:
@@ -192,7 +202,7 @@ def tiles(kernel: str, plan: Plan, form: Form, wide: bool, saved: bool = False) 
     options["PAIR"] = plan.d if plan.paired and form.causal and not wide else 0
     if kernel == "key":
         sums = plan.half and (plan.sums == torch.float32 or not form.causal)
-        one = form.causal and not wide and plan.d <= options["BD"]
+        one = plan.one and form.causal and not wide and plan.d <= options["BD"]
         options |= {"R": form.groups, "ONE": one and not options["PAIR"], "FINE": plan.fine, "SUMS": sums}
     else:
         sure = alone and form.even and not form.masked

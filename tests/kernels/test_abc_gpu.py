@@ -123,6 +123,10 @@ def test_the_longest() -> None:
         Case(d=128, slots=32, length=192, heads=2, groups=2, dtype=torch.bfloat16),
         Case(d=128, slots=64, length=192, heads=2, groups=2, dtype=torch.bfloat16),
         Case(d=256, slots=64, length=192, heads=2, groups=2, dtype=torch.bfloat16),
+        # Few slots, in float64.
+        Case(d=64, slots=16, length=130, masked=True, batch=2, scale=8),
+        Case(d=64, slots=16, length=130, causal=False, keys=77, heads=4, groups=1, masked=True),
+        Case(d=64, slots=16, length=203, packed=(5, 0, 133, 1, 64), started=True, ended=True, scale=30),
     ],
     ids=str,
 )

@@ -28,10 +28,10 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 tokens, so that short texts have several, and few slots in float32, as more of them are."""
+    """Chunks of 16 tokens, so that short texts have several; few slots in float32, and all else as in bf16."""
     monkeypatch.setattr(_abc_plan, "SINGLE_FROM", 0)
     for module in (_abc_launch, _abc_ops):
-        monkeypatch.setattr(module, "plan_for", lambda *key: replace(_fresh_plan(*key), C=16))
+        monkeypatch.setattr(module, "plan_for", lambda *key: replace(_fresh_plan(*key), C=16, one=True))
 
 
 def _fresh_plan(*key: Any) -> _abc_plan.Plan:
@@ -184,12 +184,13 @@ def test_very_few_slots_of_bf16_are_computed_in_float32(d: int, scale: float) ->
     ],
     ids=str,
 )
-def test_gradients_of_few_slots_of_float32_are_computed_in_float64(
+def test_few_slots_of_float32_are_computed_in_float64(
     case: Case, seed: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
     assert _abc_plan.plan_for(case.d, case.slots, torch.float32, True).full == torch.float64
+    assert _abc_plan.plan_for(case.d, 33, torch.float32, True).full == torch.float32
     with poisoned():
         found = errors(case, seed)
     # Without causal, reading takes the state that is handed over, in float32.
