@@ -54,7 +54,6 @@ NOTES = {
     "continued = false is the model as converted, fine-tuned at once.",
     "pretraining": "Loss at the masked tokens of held-out enwik8 articles.",
     "curves": "The same on the way, for the models that are continued.",
-    "tuned_longer": "An earlier run: fewer tokens of continuing, fewer seeds, more updates of fine-tuning.",
     "speed": "Inference of a model of RoBERTa-base's size; speed and memory relative to softmax in torch's fused form, "
     "and in its plain form (over_unfused), which is what the paper's numbers are relative to; paper: batch 16.",
     "parameters": "Parameters that conversion adds to a model of RoBERTa-base's size, as a share of its own.",
