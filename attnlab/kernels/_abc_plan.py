@@ -55,13 +55,17 @@ FIT, FIT_BY_LESS, LESS = 396, 528, {"num_stages": 3, "maxnreg": 128}
 # float32 leaves 250 times its rounding. From these numbers of slots on, bf16 has products of bf16, and float32 its own;
 # with fewer, bf16 has those of float32, and float32 those of float64, which tensor cores make faster, too.
 HALF_FROM, SINGLE_FROM = 8, 33
-# GPUs that have such.
+# GPUs that have such (measured on 9.0; for the others the kernels compile).
 DOUBLES = ((8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding (BN where they are apart), BD columns."""
+    """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding (BN where they are apart), BD columns.
+
+    Products are of CT; ``full`` is what their sums, scores and logarithms are kept in. ``one`` says that there are
+    registers for all columns of key gradients.
+    """
 
     d: int
     slots: int
