@@ -1,6 +1,7 @@
 """What was wanted of ABC_MLP's kernels on one H200 in bf16, and what a run of abc_gpu.py has.
 
-python benchmarks/abc_gpu_targets.py RESULTS.json puts the table into the results.
+python benchmarks/abc_gpu_targets.py RESULTS.json adds two tables to it: the targets, and other sizes beside a line
+through the shapes.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from abc_gpu_cost import Row, moved
 
 from attnlab.provenance import write_json
-
-Row = dict[str, Any]
 
 
 def targets(tables: dict[str, list[Row]]) -> list[Row]:
@@ -47,12 +48,27 @@ def targets(tables: dict[str, list[Row]]) -> list[Row]:
     ]
 
 
+def by_line(tables: dict[str, list[Row]]) -> list[Row]:
+    """Other sizes beside what a line through the shapes predicts: a fixed time, and bytes at a rate."""
+    rows: list[Row] = [{name: row[name] for name in ("D", "slots", "groups", "packed")} for row in tables["others"]]
+    for what in ("forward", "both"):
+        mb = [row[f"moved MB {what}"] for row in tables["roofline"]]
+        rate, fixed = np.polyfit(mb, [row[f"{what} ms"] for row in tables["shapes"]], 1)
+        for row, found in zip(rows, tables["others"], strict=True):
+            shape = tuple(found[name] for name in ("B", "H", "T", "D", "slots"))
+            here = moved(shape, found["groups"], found["packed"])[f"moved MB {what}"]
+            row[f"{what} / by line"] = found[f"{what} ms"] / float(fixed + rate * here)
+            row |= {f"{what}, fixed us": 1000 * float(fixed), f"{what}, TB/s": 1 / float(rate) / 1000}
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
     path = parser.parse_args().results
     results = json.loads(path.read_text(encoding="utf-8"))
-    results["tables"]["targets"] = targets(results["tables"])
+    tables = results["tables"]
+    tables |= {"targets": targets(tables), "by_line": by_line(tables)}
     write_json(path, results)
 
 
