@@ -1,7 +1,7 @@
 """What was wanted of ABC_MLP's kernels on one H200 in bf16, and what a run of abc_gpu.py has.
 
-python benchmarks/abc_gpu_targets.py RESULTS.json adds two tables to it: the targets, and other sizes beside a line
-through the shapes.
+python benchmarks/abc_gpu_targets.py RESULTS.json adds tables to it: the targets, a line through the shapes, and other
+sizes beside that line.
 """
 
 from __future__ import annotations
@@ -48,18 +48,21 @@ def targets(tables: dict[str, list[Row]]) -> list[Row]:
     ]
 
 
-def by_line(tables: dict[str, list[Row]]) -> list[Row]:
-    """Other sizes beside what a line through the shapes predicts: a fixed time, and bytes at a rate."""
+def by_line(tables: dict[str, list[Row]]) -> tuple[list[Row], list[Row]]:
+    """The shapes' times as a line, a fixed time and bytes at a rate; and other sizes beside what it predicts."""
+    lines: list[Row] = []
     rows: list[Row] = [{name: row[name] for name in ("D", "slots", "groups", "packed")} for row in tables["others"]]
     for what in ("forward", "both"):
-        mb = [row[f"moved MB {what}"] for row in tables["roofline"]]
-        rate, fixed = np.polyfit(mb, [row[f"{what} ms"] for row in tables["shapes"]], 1)
+        mb = np.array([row[f"moved MB {what}"] for row in tables["roofline"]])
+        ms = np.array([row[f"{what} ms"] for row in tables["shapes"]])
+        rate, fixed = np.polyfit(mb, ms, 1)
+        off = np.abs(ms / (fixed + rate * mb) - 1).max()
+        lines.append({"what": what, "fixed us": 1e3 * fixed, "TB/s": 1e-3 / rate, "largest misfit": float(off)})
         for row, found in zip(rows, tables["others"], strict=True):
             shape = tuple(found[name] for name in ("B", "H", "T", "D", "slots"))
             here = moved(shape, found["groups"], found["packed"])[f"moved MB {what}"]
-            row[f"{what} / by line"] = found[f"{what} ms"] / float(fixed + rate * here)
-            row |= {f"{what}, fixed us": 1000 * float(fixed), f"{what}, TB/s": 1 / float(rate) / 1000}
-    return rows
+            row[f"{what} / by line"] = found[f"{what} ms"] / (fixed + rate * here)
+    return lines, rows
 
 
 def main() -> None:
@@ -68,7 +71,8 @@ def main() -> None:
     path = parser.parse_args().results
     results = json.loads(path.read_text(encoding="utf-8"))
     tables = results["tables"]
-    tables |= {"targets": targets(tables), "by_line": by_line(tables)}
+    tables["targets"] = targets(tables)
+    tables["line"], tables["by_line"] = by_line(tables)
     write_json(path, results)
 
 

@@ -37,6 +37,7 @@ from attnlab.kernels._abc_control import (
     place_of,
     rounded,
     within,
+    zeros,
 )
 
 __all__ = ["key_gradients", "loose_key_gradients", "loose_query_gradients", "query_gradients"]
@@ -89,9 +90,9 @@ def query_gradients(
         z_end = tl.load(ends + at + slots, mask=real_slots, other=EMPTY)
     if EARLY & 4:
         raw_score = tl.load(scores + side + spot, mask=kept, other=float("-inf"))
-    past_k = in_full(tl.zeros([C, NP], tl.float32), CT)
+    past_k = zeros(C, NP, CT)
     past_v = past_k
-    own_v = in_full(tl.zeros([C, C], tl.float32), CT)
+    own_v = zeros(C, C, CT)
     if PAIR:
         past_v, own_v, memories, both = read_beside(
             do, sot, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, True, PAIR, CT, PREC
@@ -174,7 +175,7 @@ def query_gradients(
         _store_shares(shares + side + spot, share, p_share, SHARE, kept)
 
     if PAIR:
-        out = tl.dot(grad_own, both, tl.dot(grad_past, memories, input_precision=PREC), input_precision=PREC)
+        out = add_dot(grad_own, both, tl.dot(grad_past, memories, input_precision=PREC), PREC)
         cols = tl.arange(0, 2 * PAIR)
         tl.store(dq + rows[:, None] * sdt + cols, out.to(dq.dtype.element_ty), mask=inside[:, None] & (cols < PAIR))
     for i in range(0, 0 if PAIR else D, BD):
@@ -228,8 +229,8 @@ def key_gradients(
     # What queries give its logits before that factor; in a wide chunk, what its own give.
     of_c = tl.arange(0, 8)[:, None]
     c = tl.load(cs + (at * PARTS + of_c) * n + slots, mask=(of_c < PARTS) & real_slots, other=0.0)
-    after = tl.zeros([C, NP], tl.float32) - tl.sum(c, 0)[None, :]
-    logits = in_full(tl.zeros([C, NP], tl.float32), CT)
+    after = zeros(C, NP, CT) - tl.sum(c, 0)[None, :]
+    logits = zeros(C, NP, CT)
     if CAUSAL and not WIDE:
         for r in range(R):
             after -= tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
@@ -238,7 +239,7 @@ def key_gradients(
         both = beside(
             k + row * skb + g * skh + first * skt, skt, v + row * svb + g * svh + first * svt, svt, rows, ok, PAIR
         ).to(CT)  # fmt: skip
-        out = tl.zeros([C, 2 * PAIR], tl.float32)
+        out = zeros(C, 2 * PAIR, CT)
         for r in range(R):
             share = tl.load(shares + side + r * T * n + spot, mask=kept, other=0.0).to(CT)
             ad = half_row(q + row * sqb + (g * R + r) * sqh + first * sqt, sqt, rows, inside, False, PAIR).to(CT)
@@ -293,7 +294,7 @@ def key_gradients(
             for r in range(R):
                 if not WIDE:
                     share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)
-                pairs = in_full(tl.zeros([C, C], tl.float32), CT)
+                pairs = zeros(C, C, CT)
                 for i in range(0, D, BD):
                     cols = i + tl.arange(0, BD)
                     here, there = inside[:, None] & within(cols, D, WHOLE), ok[:, None] & within(cols, D, WHOLE)
@@ -325,7 +326,7 @@ def key_gradients(
                             score = tl.load(scores + side + r * T * n + spot, mask=kept, other=float("-inf"))
                             dp = tl.load(rests + side + r * T * n + spot, mask=kept, other=0.0)
                             y, _ = _of(which, score, dp, scale)
-                            _, to_own = mix_chunk(y, x, z, ref, tl.zeros([C, C], tl.float32), WIDE, CT, PREC)
+                            _, to_own = mix_chunk(y, x, z, ref, zeros(C, C, CT), WIDE, CT, PREC)
                             to_own = tl.trans(to_own)
                         else:
                             share = tl.load(own_shares + r * T * n, mask=kept, other=0.0).to(CT)

@@ -29,6 +29,7 @@ from attnlab.kernels._abc_control import (
     next_reference,
     references,
     weigh,
+    zeros,
 )
 
 __all__ = [
@@ -230,14 +231,14 @@ def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr
     pairs = tl.where(rows[:, None] <= rows, pairs, 0.0)
     low = lowest(x, z, ref)
     count = references(x, z, low, ref)
-    to_own = in_full(tl.zeros([C, C], tl.float32), CT)
-    logits = in_full(tl.zeros(x.shape, tl.float32), CT)
+    to_own = zeros(C, C, CT)
+    logits = zeros(C, x.shape[1], CT)
     written = x > float("inf")
     for _ in range(count):
         e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
         share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
         to_own = add_dot(share, tl.trans(e), to_own, PREC)
-        part = dot_parts(pairs, share, in_full(tl.zeros(x.shape, tl.float32), CT), FINE, PREC)
+        part = dot_parts(pairs, share, zeros(C, x.shape[1], CT), FINE, PREC)
         part -= rest_of(in_full(share, CT) * scores, to_own, CT, PREC)
         logits += part * in_full(e, CT)
         written = written | (total >= LEAST)

@@ -37,6 +37,7 @@ __all__ = [
     "rounded",
     "weigh",
     "within",
+    "zeros",
 ]
 
 # The logarithm of nothing, as in attnlab.mechanisms._slots.
@@ -59,13 +60,13 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
 @triton.jit
 def exp(x):
-    """exp(x) by one instruction and a product: subnormal results are zero."""
+    """exp(x), in float32 by one instruction and a product: subnormal results are zero."""
     return tl.exp(x) if INTERPRETED or x.dtype == tl.float64 else _power_of_two(x * LOG2E)
 
 
 @triton.jit
 def exp_below(x, top, scale):
-    """exp(scale (x - top)) by one product-and-sum and one instruction."""
+    """exp(scale (x - top)), in float32 by one product-and-sum and one instruction."""
     if INTERPRETED or x.dtype == tl.float64:
         result = tl.exp((x - top) * scale)
     else:
@@ -98,6 +99,12 @@ def in_full(x, CT: tl.constexpr):
 
 
 @triton.jit
+def zeros(M: tl.constexpr, N: tl.constexpr, CT: tl.constexpr):
+    """Where sums of products of CT begin."""
+    return in_full(tl.zeros([M, N], tl.float32), CT)
+
+
+@triton.jit
 def add_dot(a, b, acc, PREC: tl.constexpr):
     """acc + a b."""
     return tl.dot(a, b, acc, input_precision=PREC, out_dtype=acc.dtype)
@@ -105,7 +112,7 @@ def add_dot(a, b, acc, PREC: tl.constexpr):
 
 @triton.jit
 def inverse(x):
-    """1 / x, or of LEAST where x is smaller, by one instruction."""
+    """1 / x, or of LEAST where x is smaller; in float32 by one instruction."""
     x = tl.maximum(x, LEAST)
     if INTERPRETED or x.dtype == tl.float64:
         result = 1.0 / x

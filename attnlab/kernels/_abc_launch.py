@@ -98,8 +98,7 @@ def forward(
     buffer = calls.empty((buffer_bytes(*sizes),), torch.uint8)
     saved = calls.parts(buffer, kinds)
     weights = calls.parts(buffer, _weight_kinds(s, plan, units.count), bytes_of(kinds[:-1]))
-    visible = _visible(visible, plan)
-    last = _make_states(calls, inputs, visible, units, plan, weights, saved if causal else None)
+    last = _make_states(calls, inputs, units, plan, weights, saved if causal else None)
     states, lows, peaks, zs, ends, wide, scores = saved
     if not causal:
         exact = torch.stack(last[:2], 2)
@@ -126,16 +125,10 @@ def forward(
 
 
 def _make_states(
-    calls: Calls,
-    inputs: Inputs,
-    visible: Tensor | None,
-    units: Units,
-    plan: Plan,
-    weights: list[Tensor],
-    saved: list[Tensor] | None,
-) -> State:
+    calls: Calls, inputs: Inputs, units: Units, plan: Plan, weights: list[Tensor], saved: list[Tensor] | None
+) -> State:  # fmt: skip
     """The state after the last chunk; into ``saved``, if causal, what there is before each and z after it."""
-    _, k, v, s, _, *first, cu = inputs
+    _, k, v, s, visible, *first, cu = inputs
     _, g, n_k, d = k.shape
     n, rows = plan.slots, units.sequences * g
     even, packed, masked = cu is None and n_k % plan.C == 0, cu is not None, visible is not None
@@ -170,11 +163,6 @@ def _make_states(
     return last
 
 
-def _visible(visible: Tensor | None, plan: Plan) -> Tensor | None:
-    """In as many bytes as what it hides: a product of float64 of which a byte decides does not compile (Triton 3.6)."""
-    return visible if visible is None or plan.full != torch.float64 else visible.to(torch.int64)
-
-
 def _row(visible: Tensor | None) -> int:
     return 0 if visible is None else visible.stride(0)
 
@@ -201,7 +189,6 @@ def backward(
     b, h, n_q, d = q.shape
     _, g, n_k, n = s.shape
     plan = plan_for(d, n, q.dtype, True)
-    visible = _visible(visible, plan)
     if do.stride(3) != 1:
         do = do.contiguous()
     units = units_of(calls, b, n_q, plan.C, cu)

@@ -26,11 +26,11 @@ from attnlab.kernels._abc_control import (
     add_dot,
     chunk_masks,
     exp,
-    in_full,
     load_logits,
     locate,
     place_of,
     within,
+    zeros,
 )
 
 __all__ = ["loose_read_states", "read_states"]
@@ -80,8 +80,8 @@ def read_states(
         if MASKED:
             shown = shown & (tl.load(visible + b * sm + start + 0 * slots) != 0)
         x_first = tl.load(s + slots, mask=shown, other=EMPTY).to(tl.float32)
-    past = in_full(tl.zeros([C, NP], tl.float32), CT)
-    products = in_full(tl.zeros([C, C], tl.float32), CT)
+    past = zeros(C, NP, CT)
+    products = zeros(C, C, CT)
     if PAIR:
         past, products, memories, both = read_beside(
             q, sqt, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots, False, PAIR, CT, PREC
@@ -129,7 +129,7 @@ def read_states(
         to_past = soften(tl.where((z > HALF_EMPTY)[None, :], past, float("-inf")), scale, False).to(CT)
 
     if PAIR:
-        out = tl.dot(to_own, both, tl.dot(to_past, memories, input_precision=PREC), input_precision=PREC)
+        out = add_dot(to_own, both, tl.dot(to_past, memories, input_precision=PREC), PREC)
         cols = tl.arange(0, 2 * PAIR)
         place = o + rows[:, None] * sot + (cols - PAIR)
         tl.store(place, out.to(o.dtype.element_ty), mask=inside[:, None] & (cols >= PAIR))

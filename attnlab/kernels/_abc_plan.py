@@ -63,8 +63,7 @@ DOUBLES = ((8, 0), (9, 0), (10, 0))
 class Plan:
     """Tiles of a (head size, slots, dtype): C tokens, NP slots with padding (BN where they are apart), BD columns.
 
-    Products are of CT; ``full`` is what their sums, scores and logarithms are kept in. ``one`` says that there are
-    registers for all columns of key gradients.
+    Products are of CT. ``one`` says that there are registers for all columns of key gradients.
     """
 
     d: int
@@ -82,9 +81,13 @@ class Plan:
     state: torch.dtype
     sums: torch.dtype
     weight: torch.dtype
-    full: torch.dtype
     warps: int
     stages: int
+
+    @property
+    def full(self) -> torch.dtype:
+        """What sums of products, scores and logarithms are kept in."""
+        return torch.float64 if self.CT == tl.float64 else torch.float32  # noqa: SIM300
 
     @property
     def loose(self) -> bool:
@@ -155,7 +158,6 @@ def plan_for(d: int, slots: int, dtype: torch.dtype, train: bool) -> Plan:
         # What rounding does to sums is mended, but with very few slots all errors are larger.
         sums=torch.bfloat16 if half and slots > 16 else kept,
         weight=torch.bfloat16 if half else kept,
-        full=kept,
         warps=4 if NP <= 64 else 8,
         stages=2 if half else 1,
     )

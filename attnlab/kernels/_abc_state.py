@@ -27,6 +27,7 @@ from attnlab.kernels._abc_control import (
     locate,
     rounded,
     within,
+    zeros,
 )
 
 __all__ = ["sum_back", "weigh_logits", "write_states"]
@@ -47,12 +48,13 @@ def weigh_logits(
     rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
     x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
     top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
-    e = rounded(exp(in_full(x, weights.dtype.element_ty) - top[None, :]), weights.dtype.element_ty)
+    CT: tl.constexpr = weights.dtype.element_ty
+    e = rounded(exp(in_full(x, CT) - top[None, :]), CT)
     place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
     tl.store(place, e, mask=inside[:, None] & real)
     at = (unit.to(tl.int64) * G + g) * N + slots
     tl.store(tops + at, top, mask=real)
-    tl.store(totals + at, tl.sum(in_full(e, weights.dtype.element_ty), 0), mask=real)
+    tl.store(totals + at, tl.sum(in_full(e, CT), 0), mask=real)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
@@ -86,7 +88,7 @@ def write_states(
         here = tl.where(of_values, here + N * D, here)
     z = in_full(tl.full([BN], EMPTY, tl.float32), CT)
     peak = z
-    acc = in_full(tl.zeros([BN, BD], tl.float32), CT)
+    acc = zeros(BN, BD, CT)
     if STARTED and STAGE != "part":
         z = in_full(tl.load(first_z + mine + slots, mask=ok, other=EMPTY), CT)
         peak = z
@@ -176,7 +178,7 @@ def sum_back(
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
     ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
     wanted, here = ok[:, None] & real, slots[:, None] * D + cols
-    acc = in_full(tl.zeros([BN, BD], tl.float32), CT)
+    acc = zeros(BN, BD, CT)
     c = in_full(tl.zeros([BN], tl.float32), CT)
     fade = in_full(tl.full([BN], 1.0, tl.float32), CT)
     if SEEDED and STAGE != "part":

@@ -11,6 +11,7 @@ from torch import Tensor
 from attnlab.kernels._abc_decode import fold_and_read, fold_and_read_group
 from attnlab.kernels._abc_launch import Inputs, State, backward, forward, key_of
 from attnlab.kernels._abc_ops import abc_forward
+from attnlab.kernels._abc_plan import plan_for
 from attnlab.kernels._launcher import Options, launch
 from attnlab.kernels._recipes import is_known
 
@@ -71,6 +72,9 @@ def _prepared(inputs: Inputs, causal: bool) -> Inputs:
     q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens = inputs
     check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
     q, k, v, control = map(_in_rows, (q, k, v, control))
+    if visible is not None and _in_float64(q.shape[3], control.shape[3], q.dtype):
+        # As wide as what it hides: products of float64 of which a byte decides do not compile (Triton 3.6).
+        visible = visible.to(torch.int64)
     visible, first_k, first_v, first_z, cu_seqlens = (
         None if t is None else t.contiguous() for t in (visible, first_k, first_v, first_z, cu_seqlens)
     )
@@ -141,6 +145,12 @@ def _step_options(heads: int, slots: int, d: int, masked: bool, counted: bool) -
         "FULL": d == wide and slots == padded, "MASKED": masked, "COUNTED": counted, "num_warps": warps,
     }  # fmt: skip
     return tuple((options if heads == 1 else {"R": heads, "RP": several, **options}).items())
+
+
+@torch.compiler.assume_constant_result
+def _in_float64(d: int, slots: int, dtype: torch.dtype) -> bool:
+    """Whether calls of these sizes are computed in float64."""
+    return plan_for(d, slots, dtype, True).full == torch.float64
 
 
 def _in_rows(t: Tensor) -> Tensor:

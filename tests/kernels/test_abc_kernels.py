@@ -1,4 +1,4 @@
-"""ABC_MLP's kernels through Triton's interpreter, in float32 and on small shapes; test_abc_gpu.py holds the rest."""
+"""ABC_MLP's kernels through Triton's interpreter, on small shapes, mostly in float32; test_abc_gpu.py holds the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan
+from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan, abc_mlp
 from attnlab.kernels._launcher import Options
 from attnlab.kernels._recipes import Calls
 from attnlab.kernels.abc_mlp import abc_attention, abc_step
@@ -30,7 +30,7 @@ pytestmark = [
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 tokens, so that short texts have several; few slots in float32, and all else as in bf16."""
     monkeypatch.setattr(_abc_plan, "SINGLE_FROM", 0)
-    for module in (_abc_launch, _abc_ops):
+    for module in (_abc_launch, _abc_ops, abc_mlp):
         monkeypatch.setattr(module, "plan_for", lambda *key: replace(_fresh_plan(*key), C=16, one=True))
 
 
@@ -187,6 +187,7 @@ def test_very_few_slots_of_bf16_are_computed_in_float32(d: int, scale: float) ->
 def test_few_slots_of_float32_are_computed_in_float64(
     case: Case, seed: int, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # No small chunks here, and plans as they are.
     monkeypatch.undo()
     monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
     assert _abc_plan.plan_for(case.d, case.slots, torch.float32, True).full == torch.float64
