@@ -17,14 +17,14 @@ test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -m "not gpu"
 
 test-gpu: $(VENV)/.dev
-	$(BIN)/python -m pytest -m gpu --ignore tests/kernels/test_abc_gpu.py
-	$(BIN)/python -m tests.kernels.test_abc_gpu results/test_gpu.json
+	$(BIN)/python -m pytest -m gpu --ignore tests/kernels/abc/test_abc_gpu.py
+	$(BIN)/python -m tests.kernels.abc.test_abc_gpu benchmarks/benchmarks/results/test_gpu.json
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m attnlab.reports.docs --check
+	$(BIN)/python -m papers docs --check
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
 format: $(VENV)/.dev
@@ -37,7 +37,7 @@ bench: $(VENV)/.dev
 	for name in hf_overhead effective value_aware abc_cpu explorer dynamics tokenise; do $(BIN)/python benchmarks/$$name.py; done
 
 docs: $(VENV)/.dev
-	$(BIN)/python -m attnlab.reports.docs
+	$(BIN)/python -m papers docs
 
 # For the tests that look at pages; without Chromium they are skipped and say so.
 browser:

@@ -1,43 +1,60 @@
-"""attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it."""
+"""attnlab: a laboratory for attention. Build it, approximate it, guide it, watch it being learned, and read it.
 
-from attnlab.attention import AttentionCall, Mechanism
-from attnlab.cache_policies import KVPolicy, evicting
-from attnlab.explore import Subject, explore
-from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
-from attnlab.hf import Distillation, Plan, convert, distill, is_converted, load_model, record, swap, swap_plan
-from attnlab.mechanisms.abc_cluster import AbcCluster
-from attnlab.mechanisms.abc_compressive import AbcCompressive
-from attnlab.mechanisms.abc_dilated import AbcDilated
-from attnlab.mechanisms.abc_global import AbcGlobal
-from attnlab.mechanisms.abc_linformer import AbcLinformer
-from attnlab.mechanisms.abc_luna import AbcLuna
-from attnlab.mechanisms.abc_mlp import AbcMlp
-from attnlab.mechanisms.abc_random import AbcRandom
-from attnlab.mechanisms.abc_window import AbcWindow
-from attnlab.mechanisms.abc_workspace import AbcWorkspace
-from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
-from attnlab.mechanisms.kernelized import Kernelized
-from attnlab.mechanisms.lsh import Lsh
-from attnlab.mechanisms.orf import Orf
-from attnlab.mechanisms.per_head import PerHead
-from attnlab.mechanisms.rfa import Rfa
-from attnlab.mechanisms.softmax import Softmax
-from attnlab.mechanisms.t2r import T2R
-from attnlab.mechanisms.top_r import TopR
-from attnlab.mechanisms.uniform import Position, Uniform
-from attnlab.mechanisms.value_aware import ValueAware
-from attnlab.mechanisms.window import Window
-from attnlab.reading.alternative import alternative_attention
-from attnlab.reading.approximation import approximation_error
-from attnlab.reading.effective import (
-    EffectiveAttention,
-    effective_attention,
-    effective_from_output,
-)
-from attnlab.reading.effective_layers import read_effective
-from attnlab.reading.faithfulness import faithfulness
-from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
-from attnlab.trace import LayerTrace, Trace
+Public names are imported when they are asked for, so that ``import attnlab`` and ``attnlab --help`` cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attnlab.adapters import (
+        Distillation,
+        LoadedModel,
+        Plan,
+        convert,
+        distill,
+        is_converted,
+        load_model,
+        record,
+        shipped_model,
+        swap,
+        swap_plan,
+    )
+    from attnlab.adapters.evict import KVPolicy, evicting
+    from attnlab.attention import AttentionCall, Mechanism
+    from attnlab.evaluation.explore import Subject, explore
+    from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
+    from attnlab.mechanisms.abc_cluster import AbcCluster
+    from attnlab.mechanisms.abc_compressive import AbcCompressive
+    from attnlab.mechanisms.abc_dilated import AbcDilated
+    from attnlab.mechanisms.abc_global import AbcGlobal
+    from attnlab.mechanisms.abc_linformer import AbcLinformer
+    from attnlab.mechanisms.abc_luna import AbcLuna
+    from attnlab.mechanisms.abc_mlp import AbcMlp
+    from attnlab.mechanisms.abc_random import AbcRandom
+    from attnlab.mechanisms.abc_window import AbcWindow
+    from attnlab.mechanisms.abc_workspace import AbcWorkspace
+    from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
+    from attnlab.mechanisms.kernelized import Kernelized
+    from attnlab.mechanisms.lsh import Lsh
+    from attnlab.mechanisms.orf import Orf
+    from attnlab.mechanisms.per_head import PerHead
+    from attnlab.mechanisms.rfa import Rfa
+    from attnlab.mechanisms.softmax import Softmax
+    from attnlab.mechanisms.t2r import T2R
+    from attnlab.mechanisms.top_r import TopR
+    from attnlab.mechanisms.uniform import Position, Uniform
+    from attnlab.mechanisms.value_aware import ValueAware
+    from attnlab.mechanisms.window import Window
+    from attnlab.reading.alternative import alternative_attention
+    from attnlab.reading.approximation import approximation_error
+    from attnlab.reading.effective import EffectiveAttention, effective_attention, effective_from_output
+    from attnlab.reading.effective_layers import read_effective
+    from attnlab.reading.faithfulness import faithfulness
+    from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
+    from attnlab.trace import LayerTrace, Trace
 
 __version__ = "0.1.0"
 
@@ -61,6 +78,7 @@ __all__ = [
     "KVPolicy",
     "Kernelized",
     "LayerTrace",
+    "LoadedModel",
     "Lsh",
     "Mechanism",
     "Orf",
@@ -96,7 +114,60 @@ __all__ = [
     "read_effective",
     "record",
     "register",
+    "shipped_model",
     "spec_of",
     "swap",
     "swap_plan",
 ]
+
+# Which module offers which public names.
+_OFFERED = {
+    "adapters": "LoadedModel Plan convert is_converted load_model record shipped_model swap swap_plan",
+    "adapters.distill": "Distillation distill",
+    "adapters.evict": "KVPolicy evicting",
+    "attention": "AttentionCall Mechanism",
+    "evaluation.explore": "Subject explore",
+    "guidance": "Guidance guide guide_trainer pattern_audit",
+    "mechanisms.abc_cluster": "AbcCluster",
+    "mechanisms.abc_compressive": "AbcCompressive",
+    "mechanisms.abc_dilated": "AbcDilated",
+    "mechanisms.abc_global": "AbcGlobal",
+    "mechanisms.abc_linformer": "AbcLinformer",
+    "mechanisms.abc_luna": "AbcLuna",
+    "mechanisms.abc_mlp": "AbcMlp",
+    "mechanisms.abc_random": "AbcRandom",
+    "mechanisms.abc_window": "AbcWindow",
+    "mechanisms.abc_workspace": "AbcWorkspace",
+    "mechanisms.effective_softmax": "EffectiveSoftmax",
+    "mechanisms.kernelized": "Kernelized",
+    "mechanisms.lsh": "Lsh",
+    "mechanisms.orf": "Orf",
+    "mechanisms.per_head": "PerHead",
+    "mechanisms.rfa": "Rfa",
+    "mechanisms.softmax": "Softmax",
+    "mechanisms.t2r": "T2R",
+    "mechanisms.top_r": "TopR",
+    "mechanisms.uniform": "Position Uniform",
+    "mechanisms.value_aware": "ValueAware",
+    "mechanisms.window": "Window",
+    "reading.alternative": "alternative_attention",
+    "reading.approximation": "approximation_error",
+    "reading.effective": "EffectiveAttention effective_attention effective_from_output",
+    "reading.effective_layers": "read_effective",
+    "reading.faithfulness": "faithfulness",
+    "registry": "all_mechanisms mechanism mechanism_names register spec_of",
+    "trace": "LayerTrace Trace",
+}
+_MODULE_OF = {name: module for module, names in _OFFERED.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"attnlab.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,6 +1,6 @@
 """Bounded memory on a CPU: attention against SDPA, and decoding against softmax with a preallocated KV cache.
 
-    python benchmarks/abc_cpu.py --output results/abc_cpu.json
+    python benchmarks/abc_cpu.py --output benchmarks/results/abc_cpu.json
 
 Every number that is compared is a ratio of medians of jobs that took turns in one run. ``--tiny`` is a dry run.
 """

@@ -1,6 +1,6 @@
 """ABC_MLP's kernels beside torch's SDPA and flash-linear-attention, as ratios in one run on one GPU.
 
-python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write results/abc_gpu.json]. Times are
+python benchmarks/abc_gpu.py [--part shapes ...] [--end-to-end] [--write benchmarks/results/abc_gpu.json]. Times are
 medians of CUDA-graph replays (a peer that cannot be captured: eager). abc_gpu_targets.py says which targets it meets.
 """
 
@@ -115,8 +115,8 @@ def launches() -> Any:
     """Every launch of a training step at the first shape: its time, bytes over time, what it takes of the card."""
     from torch.profiler import ProfilerActivity, profile
 
-    from attnlab.kernels._launcher import known_launches
-    from attnlab.kernels.abc_mlp import abc_attention
+    from attnlab.kernels.abc import abc_attention
+    from attnlab.kernels.abc.launcher import known_launches
 
     tensors, _ = made(SHAPES[0])
     pull = torch.randn_like(tensors[0])
@@ -149,7 +149,7 @@ def launches() -> Any:
 def measured(
     shape: tuple[int, ...], clock: Any = graph_ms, *, groups: int | None = None, packed: int = 1
 ) -> tuple[Row, list[Tensor]]:  # fmt: skip
-    from attnlab.kernels.abc_mlp import abc_attention
+    from attnlab.kernels.abc import abc_attention
 
     tensors, bounds = made(shape, groups, packed)
     ahead, both = forward_and_both(lambda: abc_attention(*tensors, cu_seqlens=bounds)[0], tensors, clock)
@@ -167,7 +167,7 @@ def beside_sdpa(row: Row, tensors: list[Tensor]) -> Row:
 
 def shapes() -> Any:
     """The issue's shapes, with the peer where it is installed."""
-    from attnlab.kernels.abc_mlp import abc_attention
+    from attnlab.kernels.abc import abc_attention
 
     for shape in SHAPES:
         row, tensors = measured(shape)
@@ -203,7 +203,7 @@ def beside_fla(row: Row, tensors: list[Tensor]) -> Row:
 def beside_pytorch(row: Row, tensors: list[Tensor]) -> Row:
     """attnlab's own path without kernels, in chunks, eager."""
     import attnlab as al
-    from attnlab.mechanisms._slots import Control, SlotMechanism
+    from attnlab.mechanisms._bounded.slots import Control, SlotMechanism
 
     class Given(SlotMechanism):
         """The control vectors that the kernels get."""
@@ -246,7 +246,7 @@ def others() -> Any:
 
 def lengths() -> Any:
     """From short to long at the same number of tokens, 8 heads of 128, 64 slots; and peak memory of both passes."""
-    from attnlab.kernels.abc_mlp import abc_attention
+    from attnlab.kernels.abc import abc_attention
 
     for length in LENGTHS:
         shape = (max(1, TOKENS // length), 8, length, 128, 64)
@@ -266,7 +266,7 @@ def lengths() -> Any:
 
 def host() -> Any:
     """Host time of an eager call, which returns before the device is done; where nothing has been profiled yet."""
-    from attnlab.kernels.abc_mlp import abc_attention
+    from attnlab.kernels.abc import abc_attention
 
     for shape in ((1, 8, 512, 128, 64), SHAPES[0]):
         tensors, _ = made(shape)
@@ -303,7 +303,7 @@ def host_ms(job: Callable[[], Any], repeats: int = 50) -> float:
 
 def decode() -> Any:
     """One step against a memory in float32, and SDPA over caches of growing length."""
-    from attnlab.kernels.abc_mlp import abc_step
+    from attnlab.kernels.abc import abc_step
 
     rate = next(ceilings())["copy TB/s"] * 1e9
     for b, h, d, n in ((64, 16, 128, 64), (16, 8, 64, 32)):

@@ -29,7 +29,7 @@ def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, 
     "saved" is what reading writes only where gradients are wanted. What mends rounding moves is not counted: it is
     nearly nothing unless single keys fill slots.
     """
-    from attnlab.kernels._abc_plan import Form, plan_for, walks
+    from attnlab.kernels.abc.plan import Form, plan_for, walks
 
     b, h, t, d, n = shape
     g = h if groups is None else groups

@@ -1,6 +1,6 @@
 """Figure 3's models, twenty seeds stacked against one by one: time, equality and verdicts. For a GPU.
 
-python benchmarks/dynamics_seeds.py [--parts time,float64,float32,verdicts,figure-3] [--out results/dynamics_seeds.json]
+python benchmarks/dynamics_seeds.py [--parts time,float64,float32,verdicts,figure-3] [--out FILE]
 
 ``float32`` compares a seed among twenty with the same stacked code run for it alone, with products that are summed in
 one order whatever is stacked; and, as they come, with the model one by one.
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.experiments.ktiw.permutations import LEARNED, PermutationsConfig, figure_3_tasks, run_figure_3
-from attnlab.experiments.ktiw.rows import Rows
-from attnlab.experiments.ktiw.seeds import Curves, SeedTraining, fresh_models, train_one, train_seeds
-from attnlab.experiments.parts import best_device
+from attnlab.devices import best_device
 from attnlab.provenance import provenance, write_json
+from papers.ktiw.permutations import LEARNED, PermutationsConfig, figure_3_tasks, run_figure_3
+from papers.ktiw.rows import Rows
+from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_one, train_seeds
 
 Row = dict[str, Any]
 SAME = 1e-5

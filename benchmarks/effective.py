@@ -18,9 +18,9 @@ from bert import SIZES as BERT_SIZES
 from bert import batch_for, bert
 from torch import Tensor, nn
 
-from attnlab.hf import record
+from attnlab.adapters import record
+from attnlab.linalg.projection import gram_factor, quick_columns
 from attnlab.measure import captured, median_seconds, peak_bytes
-from attnlab.mechanisms._projection import gram_factor, quick_columns
 from attnlab.mechanisms.softmax import softmax
 from attnlab.provenance import provenance, write_json
 from attnlab.reading.effective import effective_attention, effective_from_output

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
-from attnlab.hf import record
+from attnlab.adapters import record
 from attnlab.measure import median_seconds
+from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
 from attnlab.provenance import provenance, write_json
 from attnlab.reading.effective import effective_attention
 

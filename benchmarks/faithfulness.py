@@ -1,6 +1,6 @@
 """Which reading predicts what hiding a key changes, for any model folder and text file of one text a line.
 
-python benchmarks/faithfulness.py --model FOLDER [--model FOLDER ...] --texts FILE [--out results/faithfulness.json]
+python benchmarks/faithfulness.py --model FOLDER [--model FOLDER ...] --texts FILE [--out FILE]
 """
 
 from __future__ import annotations

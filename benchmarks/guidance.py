@@ -1,6 +1,6 @@
 """What guidance costs: a guided training step beside the unguided one with SDPA, and beside the usual way, in turns.
 
-    python benchmarks/guidance.py --out results/guidance_speed.json    # one GPU: 12 layers, 12 heads of 64, bf16
+    python benchmarks/guidance.py --out FILE    # one GPU: 12 layers, 12 heads of 64, bf16
     python benchmarks/guidance.py --tiny                               # a dry run on a CPU
 
 The usual way keeps all maps of eager attention, writes targets as n x n matrices and takes their mean squared error.

@@ -1,4 +1,4 @@
-"""The figure of docs/guidance.md, from results/guidance.json: python benchmarks/guidance_figures.py docs"""
+"""The figure of docs/guidance.md, from papers/results/guidance.json: python benchmarks/guidance_figures.py docs"""
 
 from __future__ import annotations
 

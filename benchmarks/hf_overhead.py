@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from bert import SIZES, batch_for, bert
 
-from attnlab.hf import record, swap
+from attnlab.adapters import record, swap
 from attnlab.measure import median_seconds
 from attnlab.provenance import provenance
 

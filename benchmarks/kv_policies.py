@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.cache_policies import RANKINGS, KVPolicy, token_losses
+from attnlab.adapters import load_model
+from attnlab.adapters.evict import RANKINGS, KVPolicy, token_losses
 from attnlab.data import load_store
-from attnlab.hf import load_model
 from attnlab.provenance import provenance, write_json
-from attnlab.reports import merge_results
+from papers.common.results import merge_results
 
 KEYS = {
     "perplexity": ["model", "text", "policy", "budget"],

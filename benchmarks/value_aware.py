@@ -22,9 +22,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab as al
 from attnlab.attention import query_chunks, repeat_groups
+from attnlab.linalg.caratheodory import caratheodory
+from attnlab.linalg.sparse_simplex import sparse_simplex
 from attnlab.measure import median_seconds, peak_bytes
-from attnlab.mechanisms._caratheodory import caratheodory
-from attnlab.mechanisms._sparse_simplex import sparse_simplex
 from attnlab.mechanisms.top_r import CPU_CHUNK
 from attnlab.provenance import provenance, write_json
 

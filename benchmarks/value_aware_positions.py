@@ -2,7 +2,7 @@
 
 python benchmarks/value_aware_positions.py STORES --write results
 
-STORES holds token stores (train, valid, wikitext103-valid) and their tokenizer, as for attnlab reproduce value-aware.
+STORES holds token stores (train, valid, wikitext103-valid) and their tokenizer, as for python -m papers value-aware.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from attnlab.data import IGNORED, Blocks, MlmSource
-from attnlab.experiments.value_aware_common import Corpus
-from attnlab.experiments.value_aware_mlm import continued_model, masked_score
 from attnlab.provenance import provenance, write_json
+from papers.value_aware.config import Corpus
+from papers.value_aware.masked_lm import continued_model, masked_score
 
 MODEL = Path(__file__).parent.parent / "attnlab" / "shipped" / "mlm"
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce NAME``: the papers' experiments by name, each with its own arguments."""
+"""``python -m papers NAME``: the papers' experiments by name, each with its own arguments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-from attnlab.experiments._experiment import Experiment
-from attnlab.experiments.abc.commands import EXPERIMENTS as ABC
-from attnlab.experiments.guidance.commands import EXPERIMENTS as GUIDANCE
-from attnlab.experiments.ktiw.commands import EXPERIMENTS as KTIW
 from attnlab.provenance import check_writable
+from papers.abc.commands import EXPERIMENTS as ABC
+from papers.common.experiment import Experiment
+from papers.guidance.commands import EXPERIMENTS as GUIDANCE
+from papers.ktiw.commands import EXPERIMENTS as KTIW
 
 __all__ = ["EXPERIMENTS", "Experiment"]
 
@@ -23,7 +23,7 @@ def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _corpus(options: argparse.Namespace) -> None:
-    from attnlab.experiments.wiki_corpus import prepare_wiki_corpus
+    from papers.common.wiki_corpus import prepare_wiki_corpus
 
     told = prepare_wiki_corpus(options.enwik8, options.wikitext, options.out, vocab=options.vocab)
     print(json.dumps(told, indent=1))
@@ -35,7 +35,9 @@ def _value_aware_arguments(parser: argparse.ArgumentParser) -> None:
     work = parser.add_mutually_exclusive_group(required=True)
     work.add_argument("--work", type=Path, help="an empty folder for the runs")
     work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
-    parser.add_argument("--out", type=Path, default=Path("results/value-aware.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("papers/results/value-aware.json"), help="(default: %(default)s)"
+    )
     parser.add_argument(
         "--config", choices=("quick", "paper"), default="quick", help="paper: A.2 and Table 4, for days"
     )
@@ -44,8 +46,8 @@ def _value_aware_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _value_aware(options: argparse.Namespace) -> None:
-    from attnlab.experiments.demo import SHIPPED
-    from attnlab.experiments.value_aware import CONFIGS, reproduce
+    from attnlab.adapters.load import SHIPPED
+    from papers.value_aware.run import CONFIGS, reproduce
 
     check_writable(options.out)
     reproduce(
@@ -67,7 +69,9 @@ def _effective_arguments(parser: argparse.ArgumentParser) -> None:
     tags = parser.add_mutually_exclusive_group(required=True)
     tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
     tags.add_argument("--tagger", help="a saved tagger")
-    parser.add_argument("--out", type=Path, default=Path("results/effective.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("papers/results/effective.json"), help="(default: %(default)s)"
+    )
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
     parser.add_argument("--only", help="parts, such as STS-B,timing; the others' results are kept")
     work = parser.add_mutually_exclusive_group()
@@ -77,8 +81,8 @@ def _effective_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _effective(options: argparse.Namespace) -> None:
-    from attnlab.experiments.effective import EffectiveConfig, run
-    from attnlab.experiments.effective_figures import write_figures
+    from papers.effective.figures import write_figures
+    from papers.effective.run import EffectiveConfig, run
 
     check_writable(options.out)
     if options.page is not None:
@@ -108,9 +112,9 @@ def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _patterns(options: argparse.Namespace) -> None:
-    from attnlab.experiments.demo import SHIPPED
-    from attnlab.experiments.effective_patterns import patterns_of_texts
-    from attnlab.hf import load_model
+    from attnlab.adapters import load_model
+    from attnlab.adapters.load import SHIPPED
+    from papers.effective.patterns import patterns_of_texts
 
     check_writable(options.out)
     if options.page is not None:
@@ -127,7 +131,7 @@ def _patterns(options: argparse.Namespace) -> None:
 
 def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, default=Path("results/pattern_classifier.json"), help="(default: %(default)s)"
+        "--out", type=Path, default=Path("papers/results/pattern_classifier.json"), help="(default: %(default)s)"
     )
     parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each split (default: %(default)s)")
@@ -135,12 +139,12 @@ def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _classifier(options: argparse.Namespace) -> None:
-    from attnlab.experiments.effective_patterns import evaluate_classifier
-    from attnlab.reading.pattern_classifier import shipped_maps
-    from attnlab.reading.pattern_data import load_labelled
+    from papers.effective.labelled_maps import load_labelled
+    from papers.effective.pattern_training import our_maps
+    from papers.effective.patterns import evaluate_classifier
 
     check_writable(options.out)
-    maps = shipped_maps() if options.maps is None else load_labelled(options.maps)
+    maps = our_maps() if options.maps is None else load_labelled(options.maps)
     evaluate_classifier(maps, options.out, seeds=options.seeds, steps=options.steps)
     print(f"wrote {options.out.resolve()}")
 
@@ -155,9 +159,9 @@ def _maps_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _maps(options: argparse.Namespace) -> None:
-    from attnlab.experiments.demo import SHIPPED
-    from attnlab.experiments.effective_maps import write_maps_page
-    from attnlab.hf import load_model
+    from attnlab.adapters import load_model
+    from attnlab.adapters.load import SHIPPED
+    from papers.effective.maps import write_maps_page
 
     check_writable(options.out)
     loaded = load_model(options.model or SHIPPED)
@@ -165,7 +169,38 @@ def _maps(options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
 
 
+def _claims_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results", type=Path, default=Path("papers/results"), help="where results lie (default: %(default)s)"
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path("claims.html"), help="the page (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print every verdict as JSON")
+
+
+def _claims(options: argparse.Namespace) -> None:
+    from papers.common.ledger_page import report_claims
+
+    check_writable(options.out)
+    report = report_claims(results=options.results, out=options.out)
+    if options.json:
+        print(json.dumps(report, indent=1, ensure_ascii=False))
+    else:
+        print(f"wrote {options.out.resolve()}")
+
+
+def _docs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
+
+
+def _docs(options: argparse.Namespace) -> None:
+    from papers.common.docs_tables import fill_pages
+
+    fill_pages(Path("."), check=options.check)
+
+
 EXPERIMENTS: dict[str, Experiment] = {
+    "claims": Experiment("The ledger: every claim of the papers beside our results.", _claims_arguments, _claims),
+    "docs": Experiment("Fill the tables of README.md and docs/ from the results.", _docs_arguments, _docs),
     "wiki-corpus": Experiment(
         "Clean and tokenise enwik8 and WikiText-103 as the shipped model and the experiments read them.",
         _corpus_arguments,

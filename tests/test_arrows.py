@@ -17,35 +17,34 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 
 # Everybody may import the leaves; they import only each other.
-LEAVES = {"shapes", "provenance", "measure", "loss"}
+LEAVES = {"shapes", "provenance", "measure", "loss", "devices"}
+# A room below needs no model of a particular kind; the core is the one idea and what is made from it.
+CORE = {"attention", "registry", "mechanisms", "linalg", "trace", "patterns"}
 BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     "attention": set(),
+    "linalg": {"attention"},
     "registry": {"attention", "mechanisms"},
     "kernels": {"attention"},
-    "mechanisms": {"attention", "registry"},
+    "mechanisms": {"attention", "registry", "linalg"},
     "patterns": {"attention"},
     "trace": {"attention", "registry", "mechanisms"},
-    "hf": {"attention", "registry", "mechanisms", "trace", "patterns"},
-    "cache_policies": {"attention", "registry", "mechanisms", "trace", "hf"},
     "data": set(),
-    "reading": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
-    "guidance": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
-    "dynamics": {"attention", "registry", "mechanisms", "trace", "hf", "patterns"},
-    "models": {"attention", "registry", "mechanisms", "trace", "patterns"},
+    "models": CORE,
+    "adapters": CORE,
+    "reading": CORE | {"adapters"},
+    "guidance": CORE | {"adapters"},
+    "dynamics": CORE | {"adapters"},
     "training": set(),
-    "reports": set(),
-    "explorer": {"reports"},
-    # Joins the two: a trace and its readings on one side, the page on the other.
-    "explore": {"attention", "registry", "mechanisms", "trace", "hf", "patterns", "reading", "guidance", "explorer"},
+    "pages": set(),
 }
-ROOMS = set(BELOW)
-BELOW["experiments"] = ROOMS - {"experiments"}
-BELOW["cli"] = ROOMS | {"experiments"}
+BELOW["evaluation"] = set(BELOW)
+BELOW["commands"] = set(BELOW)
+BELOW["cli"] = set(BELOW)
 # The package's own __init__ offers the public names of these; it is nobody's dependency.
-BELOW["__init__"] = ROOMS
+BELOW["__init__"] = set(BELOW)
 
-TORCH_FREE = ("reports", "explorer")
+TORCH_FREE = ("pages",)
 
 
 def rooms_imported(source: str, package: str) -> set[tuple[str, bool]]:
@@ -86,18 +85,18 @@ def test_imports_point_down(path: Path) -> None:
     for target, at_top in rooms_imported(path.read_text(), package):
         if target in LEAVES or target == room or target == "__version__":
             continue
-        if target == "kernels" and room in ("mechanisms", "guidance"):
+        if target == "kernels" and room in ("mechanisms", "linalg", "guidance"):
             assert not at_top, f"{path.name}: kernels are imported inside the function that needs them"
             continue
         assert target in BELOW[room], f"{path.name}: {room} may not import {target}"
 
 
 def test_the_checker_sees_each_form_of_import() -> None:
-    source = "from attnlab.hf import swap\nimport attnlab.trace\ndef f():\n    from attnlab import reports\nfrom ..data import x\n"
+    source = "from attnlab.adapters import swap\nimport attnlab.trace\ndef f():\n    from attnlab import pages\nfrom ..data import x\n"
     assert rooms_imported(source, "attnlab.models") == {
-        ("hf", True),
+        ("adapters", True),
         ("trace", True),
-        ("reports", False),
+        ("pages", False),
         ("data", True),
     }
 
@@ -140,8 +139,7 @@ def test_the_core_needs_four_packages(tmp_path: Path) -> None:
         "q = torch.randn(1, 6, 9, 4)\n"
         "for spec in al.all_mechanisms():\n"
         "    al.mechanism(spec)(al.AttentionCall(q, q, q, x=torch.randn(1, 9, 5)))\n"
-        "from attnlab.experiments.demo import shipped_model\n"
-        "model, tokenizer, task = shipped_model()\n"
+        "model, tokenizer, task = al.shipped_model()\n"
         "with al.swap(model, 'top-r:r=2'), al.record(model) as trace:\n"
         "    model(**tokenizer('long live the king', return_tensors='pt'))\n"
         "assert al.effective_attention(trace[0]).weights.shape[1] == 8\n"

@@ -9,7 +9,7 @@ import pytest
 import attnlab as al
 from attnlab import registry
 from tests.conformance.laws import LAWS
-from tests.pages import ROOT, python_blocks, run_blocks
+from tests.opened_pages import ROOT, python_blocks, run_blocks
 
 
 @pytest.fixture

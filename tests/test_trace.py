@@ -11,9 +11,9 @@ import torch
 
 import attnlab as al
 from attnlab import registry
-from attnlab.hf import record, swap
+from attnlab.adapters import record, swap
 from attnlab.trace import CALL_TENSORS, LayerTrace, Trace
-from tests.hf_zoo import build, inputs, padding
+from tests.adapters.zoo import build, inputs, padding
 
 
 def layer(kind: str, number: int) -> LayerTrace:

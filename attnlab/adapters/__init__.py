@@ -1,10 +1,10 @@
 """Any Hugging Face model, through its AttentionInterface: ``swap`` or ``convert`` it, ``record`` it, load it."""
 
-from attnlab.hf.contexts import record, swap
-from attnlab.hf.convert import convert, is_converted
-from attnlab.hf.distill import Distillation, distill
-from attnlab.hf.load import LoadedModel, load_model, reconvert
-from attnlab.hf.plan import Plan, swap_plan
+from attnlab.adapters.contexts import record, swap
+from attnlab.adapters.convert import convert, is_converted
+from attnlab.adapters.distill import Distillation, distill
+from attnlab.adapters.load import LoadedModel, load_model, reconvert, shipped_model
+from attnlab.adapters.plan import Plan, swap_plan
 
 __all__ = [
     "Distillation",
@@ -16,6 +16,7 @@ __all__ = [
     "load_model",
     "reconvert",
     "record",
+    "shipped_model",
     "swap",
     "swap_plan",
 ]

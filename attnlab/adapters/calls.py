@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.installed import Installed, refuse_window
+from attnlab.adapters.masks import Seen, seen_by
+from attnlab.adapters.sites import Site
 from attnlab.attention import AttentionCall
-from attnlab.hf.installed import Installed, refuse_window
-from attnlab.hf.masks import Seen, seen_by
-from attnlab.hf.sites import Site
 
 __all__ = ["make_call"]
 

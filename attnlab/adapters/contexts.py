@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from attnlab.adapters.interface import Frame, attached
+from attnlab.adapters.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf.interface import Frame, attached
-from attnlab.hf.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.mechanisms._device import beside
 from attnlab.registry import mechanism
 from attnlab.trace import LayerTrace, Trace

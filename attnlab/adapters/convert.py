@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.installed import Installed, installed_in
+from attnlab.adapters.interface import install, switch_for_good, uninstall
+from attnlab.adapters.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.attention import Mechanism
-from attnlab.hf.installed import Installed, installed_in
-from attnlab.hf.interface import install, switch_for_good, uninstall
-from attnlab.hf.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.mechanisms._device import beside
 from attnlab.registry import mechanism, spec_of
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from attnlab.adapters.contexts import record
+from attnlab.adapters.convert import CONTAINER, is_converted
+from attnlab.adapters.installed import Installed, installed_in
 from attnlab.attention import AttentionCall
-from attnlab.hf.contexts import record
-from attnlab.hf.convert import CONTAINER, is_converted
-from attnlab.hf.installed import Installed, installed_in
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
 

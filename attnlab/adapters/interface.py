@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.calls import make_call
+from attnlab.adapters.installed import INSTALLED, Given, Installed, installed_in, with_memory
+from attnlab.adapters.masks import carrying_mask
+from attnlab.adapters.sites import Site, own_attention
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf.calls import make_call
-from attnlab.hf.installed import INSTALLED, Given, Installed, installed_in, with_memory
-from attnlab.hf.masks import carrying_mask
-from attnlab.hf.sites import Site, own_attention
 from attnlab.mechanisms.softmax import Softmax
 
 __all__ = [
@@ -238,7 +238,7 @@ def _memory_of(module: nn.Module, installed: Installed, cache: Any, *, swapped: 
     """The bounded memory that this module has in the model's cache; None if it has none."""
     if cache is None or not hasattr(installed.mechanism, "make_cache"):
         return None
-    from attnlab.hf.memory_cache import memory_layer
+    from attnlab.adapters.memory_cache import memory_layer
 
     return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
 

@@ -11,9 +11,21 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnlab.hf.convert import CONTAINER, is_converted, restore_conversion
+from attnlab.adapters.convert import CONTAINER, is_converted, restore_conversion
 
-__all__ = ["LoadedModel", "Task", "check_length", "load_model", "max_length", "reconvert"]
+__all__ = [
+    "SHIPPED",
+    "LoadedModel",
+    "Task",
+    "check_length",
+    "load_model",
+    "max_length",
+    "reconvert",
+    "shipped_model",
+]
+
+# The small masked language model that comes with the package.
+SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "mlm"
 
 Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 
@@ -27,6 +39,11 @@ class LoadedModel(NamedTuple):
     model: Any
     tokenizer: Any
     task: Task
+
+
+def shipped_model() -> LoadedModel:
+    """The small masked language model that comes with the package."""
+    return load_model(SHIPPED)
 
 
 def load_model(

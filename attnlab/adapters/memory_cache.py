@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from attnlab.adapters.installed import Installed
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.hf.installed import Installed
 
 __all__ = ["MemoryLayer", "Remembered", "memory_layer"]
 

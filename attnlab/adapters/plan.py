@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from attnlab.hf.contexts import swap
+from attnlab.adapters.contexts import swap
 from attnlab.provenance import write_json
 from attnlab.registry import mechanism
 

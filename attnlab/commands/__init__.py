@@ -1,1 +1,1 @@
-"""What the command line runs: one file per command or paper's table family, each with its Config and ``run``."""
+"""What the command line does, one file a command: ``arguments(parser)`` adds its options, ``run(options)`` does it."""

@@ -2,116 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any
+import argparse
 
-import torch
-from tqdm import tqdm
+from attnlab.commands._shared import print_json
 
-from attnlab.attention import AttentionCall, Mechanism
-from attnlab.experiments.parts import moved_to
-from attnlab.measure import median_seconds, peak_bytes
-from attnlab.mechanisms.softmax import Softmax
-from attnlab.provenance import provenance
-from attnlab.registry import mechanism
-
-__all__ = ["BenchConfig", "bench", "bench_lines"]
+__all__ = ["arguments", "run"]
 
 
-@dataclass(frozen=True)
-class BenchConfig:
-    """The calls that are timed."""
-
-    mechanisms: tuple[str, ...] = ("kernel:elu", "window:r=64", "top-r:r=65", "value-aware:r=1")
-    lengths: tuple[int, ...] = (1024, 2048, 4096, 8192)
-    heads: int = 8
-    width: int = 64
-    batch: int = 1
-    causal: bool = True
-    backward: bool = False
-    repeats: int = 3
-    seed: int = 0
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        for name in ("heads", "width", "batch", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.lengths or min(self.lengths) < 1:
-            raise ValueError(f"lengths must be positive, got {self.lengths}")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
+    parser.add_argument(
+        "--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="in tokens (default: 1024 to 8192)"
+    )
+    parser.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
+    parser.add_argument("--width", type=int, default=64, help="of a head (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=1, help="texts at once (default: %(default)s)")
+    parser.add_argument("--bidirectional", action="store_true", help="not causal")
+    parser.add_argument("--backward", action="store_true", help="forward and backward")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="such as cuda (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
 
 
-def bench(config: BenchConfig) -> dict[str, Any]:
-    """One row per mechanism and length: seconds and bytes, and their ratios to SDPA's in the same run.
+def run(options: argparse.Namespace) -> None:
+    """Time the mechanisms and print the ratios."""
+    from attnlab.evaluation.bench import BenchConfig, bench, bench_lines
 
-    ``bytes_growth`` is the ratio of peak bytes to those at the length before: 2 for a doubling is linear.
-    """
-    mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
-    rows: list[dict[str, Any]] = []
-    before: dict[str, float] = {}
-    for length in tqdm(config.lengths, desc="timing", unit="length", disable=None):
-        call = _call(config, length)
-        jobs = {"sdpa": partial(_job, Softmax(), call, config.backward)}
-        for spec, mech in mechanisms.items():
-            jobs[spec] = partial(_job, mech, call, config.backward)
-        refused = {spec: why for spec, job in jobs.items() if (why := _refusal(job)) is not None}
-        timed = {spec: job for spec, job in jobs.items() if spec not in refused}
-        seconds = median_seconds(timed, repeats=config.repeats, warmup=0, device=config.device)
-        peaks = {spec: peak_bytes(job, device=config.device) for spec, job in timed.items()}
-        for spec in jobs:
-            if spec in refused:
-                rows.append({"mechanism": spec, "length": length, "refused": refused[spec]})
-                continue
-            rows.append(
-                {
-                    "mechanism": spec,
-                    "length": length,
-                    "seconds": seconds[spec],
-                    "time_ratio": seconds[spec] / seconds["sdpa"],
-                    "bytes": peaks[spec],
-                    "memory_ratio": peaks[spec] / peaks["sdpa"],
-                    "bytes_growth": peaks[spec] / before[spec] if spec in before else None,
-                }
-            )
-        before = dict(peaks)
-    return {"name": "bench", "config": asdict(config), "seed": config.seed, **provenance(), "tables": {"rows": rows}}
-
-
-def bench_lines(result: dict[str, Any]) -> Sequence[str]:
-    """The table as aligned text."""
-    lines = [f"{'mechanism':<24}{'length':>8}{'time':>12}{'of SDPA':>10}{'memory':>12}{'of SDPA':>10}{'growth':>8}"]
-    for row in result["tables"]["rows"]:
-        if "refused" in row:
-            lines.append(f"{row['mechanism']:<24}{row['length']:>8}  refused: {row['refused']}")
-            continue
-        growth = "" if row["bytes_growth"] is None else f"{row['bytes_growth']:.2f} x"
-        lines.append(
-            f"{row['mechanism']:<24}{row['length']:>8}{row['seconds'] * 1e3:>9.1f} ms{row['time_ratio']:>8.2f} x"
-            f"{row['bytes'] / 2**20:>8.1f} MiB{row['memory_ratio']:>8.2f} x{growth:>8}"
-        )
-    return lines
-
-
-def _call(config: BenchConfig, length: int) -> AttentionCall:
-    generator = torch.Generator().manual_seed(config.seed)
-    shape = (3, config.batch, config.heads, length, config.width)
-    q, k, v = moved_to(config.device, torch.randn(shape, generator=generator)).requires_grad_(config.backward)
-    return AttentionCall(q, k, v, causal=config.causal)
-
-
-def _job(mech: Mechanism, call: AttentionCall, backward: bool) -> None:
-    with torch.set_grad_enabled(backward):
-        out = mech(call)
-    if backward:
-        torch.autograd.grad(out.sum(), (call.q, call.k, call.v))
-
-
-def _refusal(job: Callable[[], None]) -> str | None:
-    """Why the call cannot be taken; a first run, which also warms up."""
-    try:
-        job()
-    except ValueError as error:
-        return str(error).splitlines()[0]
-    return None
+    config = BenchConfig(
+        mechanisms=tuple(options.mechanism or BenchConfig.mechanisms),
+        lengths=tuple(options.lengths),
+        heads=options.heads,
+        width=options.width,
+        batch=options.batch,
+        causal=not options.bidirectional,
+        backward=options.backward,
+        repeats=options.repeats,
+        device=options.device,
+    )
+    result = bench(config)
+    if options.json:
+        print_json(result)
+    else:
+        print("\n".join(bench_lines(result)))

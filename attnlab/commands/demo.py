@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from attnlab.commands._shared import comparison_arguments, comparison_config, show_comparison
 
-import attnlab
-from attnlab.data import bundled_text
-from attnlab.experiments.compare import CompareConfig, compare
-from attnlab.experiments.explore import READINGS, ExploreConfig, explore_models
-from attnlab.explorer import Exploration
-from attnlab.hf import LoadedModel, load_model, record
-from attnlab.reading.effective import effective_attention
+if TYPE_CHECKING:
+    from attnlab.adapters import LoadedModel
+    from attnlab.evaluation.compare import CompareConfig
+    from attnlab.pages.explorer import Exploration
 
-__all__ = ["SHIPPED", "demo", "demo_exploration", "shipped_model"]
-
-SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
+__all__ = ["arguments", "demo", "demo_exploration", "run"]
 
 # Longer than a head is wide: a shorter text has no effective attention of its own (every weight reaches the output).
 PASSAGE = (
@@ -31,13 +27,33 @@ INTRODUCTION = (
 )
 
 
-def shipped_model() -> LoadedModel:
-    """The small masked language model that comes with the package."""
-    return load_model(SHIPPED)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    comparison_arguments(parser)
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="the folder to write (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the demo's pages and its numbers."""
+    from attnlab.pages import compare_page
+    from attnlab.provenance import check_writable, write_atomic, write_json
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    page, numbers, explorer = (options.out / name for name in ("index.html", "results.json", "explorer.html"))
+    check_writable(page)
+    result, maps = demo(comparison_config(options))
+    write_json(numbers, result)
+    demo_exploration().save(explorer)
+    write_atomic(page, compare_page(result | maps | {"explorer": explorer.name}))
+    show_comparison(result, options, written=[page, explorer, numbers])
 
 
 def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the comparison, the tokens and attention maps of ``PASSAGE``)."""
+    from attnlab.adapters import shipped_model
+    from attnlab.data import bundled_text
+    from attnlab.evaluation.compare import compare
+
     loaded = shipped_model()
     result = compare(loaded, bundled_text(), config=config, model_name="attnlab's shipped MLM", text_name="Shakespeare")
     return result | {"name": "demo", "introduction": INTRODUCTION}, _maps(loaded)
@@ -45,14 +61,21 @@ def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def demo_exploration() -> Exploration:
     """Every reading of the shipped model's attention over ``PASSAGE``."""
+    from attnlab.adapters import shipped_model
+    from attnlab.evaluation.explore_models import READINGS, ExploreConfig, explore_models
+
     config = ExploreConfig(readings=READINGS)
     return explore_models({"attnlab's shipped MLM": shipped_model()}, [PASSAGE], config=config)
 
 
-@torch.no_grad()
 def _maps(loaded: LoadedModel) -> dict[str, Any]:
+    import torch
+
+    from attnlab.adapters import record
+    from attnlab.reading.effective import effective_attention
+
     inputs = loaded.tokenizer(PASSAGE, return_tensors="pt")
-    with record(loaded.model) as trace:
+    with torch.no_grad(), record(loaded.model) as trace:
         loaded.model(**inputs)
     tokens = loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
     maps = {

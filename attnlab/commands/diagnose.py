@@ -2,94 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+from attnlab.commands._shared import print_json
 
-from attnlab.data import FixedPermutation, Malformed, MixtureOfPermutations, PermutationCopying, read_parallel
-from attnlab.dynamics import Bitext, bitext, count_table, learnable_from_cooccurrence
-from attnlab.experiments.ktiw.corpora import TITLES, Corpus
-from attnlab.provenance import provenance, write_json
-
-__all__ = ["diagnose", "diagnose_files", "diagnosis_lines", "write_diagnosis"]
-
-WORD = re.compile(r"\w+|[^\w\s]")
+__all__ = ["arguments", "run"]
 
 
-def diagnose(corpus: Bitext, *, name: str, draws: int = 3, seed: int = 0) -> dict[str, Any]:
-    """A row of numbers about a corpus: the bits a target word that the pairing adds, and the verdict."""
-    found = learnable_from_cooccurrence(corpus, draws=draws, seed=seed)
-    return {
-        "corpus": name,
-        "pairs": len(corpus),
-        "source_words": len(np.unique(corpus.source)),
-        "target_words": len(np.unique(corpus.target)),
-        "table_entries": len(count_table(corpus)),
-        "bits": round(found.bits, 4),
-        "by_chance": round(found.chance, 4),
-        "spread": round(found.spread, 5),
-        "excess": round(found.excess, 4),
-        "verdict": "hopeless" if found.hopeless else "fine",
-    }
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="sentences, one a line; or a tsv of pairs")
+    parser.add_argument("target", type=Path, nargs="?", metavar="TARGET", help="their translations, line by line")
+    parser.add_argument("--lines", type=int, help="read only the first so many pairs")
+    parser.add_argument("--seed", type=int, default=0, help="of the random pairings (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def diagnose_files(
-    source: Path | str, target: Path | str | None = None, *, lines: int | None = None, seed: int = 0
-) -> dict[str, Any]:
-    """The diagnosis of two parallel files, or of a tsv, by lower-cased words; empty pairs are left out and counted."""
-    if lines is not None and lines < 2:
-        raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
-    bad = Malformed("skip")
-    pairs = read_parallel(source, target, malformed=bad)
-    sides = [_ids(side[:lines]) for side in pairs]
-    if len(sides[0]) < 2:
-        raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")
-    name = Path(source).name if target is None else f"{Path(source).name} / {Path(target).name}"
-    return diagnose(bitext(*sides), name=name, seed=seed) | {"left_out": bad.count}
+def run(options: argparse.Namespace) -> None:
+    """Diagnose the corpus and print the verdict."""
+    from attnlab.evaluation.diagnose import diagnose_files, diagnosis_lines
 
-
-def diagnosis_lines(found: dict[str, Any]) -> list[str]:
-    """The diagnosis in words."""
-    verdict = {
-        "fine": "fine: the counts tell which words translate to which, so a model can learn it before it attends",
-        "hopeless": "hopeless: the counts are those of sentences paired at random, so nothing tells where to attend",
-    }[found["verdict"]]
-    return [
-        verdict,
-        f"{found['excess']:.4f} bits a target word above chance ({found['bits']:.4f} against {found['by_chance']:.4f}, "
-        f"spread {found['spread']:.5f})",
-        f"{found['pairs']} pairs, {found['source_words']} and {found['target_words']} words, "
-        f"{found['table_entries']} of their pairs co-occur; {found['left_out']} pairs left out",
-    ]
-
-
-def write_diagnosis(corpora: Sequence[Corpus], out: Path | str, *, pairs: int = 5000) -> dict[str, Any]:
-    """results/ktiw-diagnosis.json: the toy tasks of KTIW, and the translation data sets that are given."""
-    tasks: dict[str, Any] = {
-        "permutations of 40 words": PermutationCopying(),
-        "mixture of permutations": MixtureOfPermutations(),
-        "40 of 60 words": PermutationCopying(words=60),
-        "a fixed permutation, 40 of 60 words": FixedPermutation(),
-    }
-    rows = [diagnose(_sampled(task, pairs), name=name) for name, task in tasks.items()]
-    for corpus in corpora:
-        if corpus.kind == "translation":
-            rows.append(diagnose(bitext(*corpus.train), name=TITLES[corpus.name]))
-    header = {"name": "ktiw-diagnosis", "paper": "ktiw", "config": {"toy_pairs": pairs, "draws": 3}, "seed": 0}
-    result = header | provenance() | {"tables": {"diagnosis": rows}}
-    write_json(out, result)
-    return result
-
-
-def _sampled(task: Any, pairs: int) -> Bitext:
-    batches = [task.batch(step) for step in range(-(-pairs // task.batch_size))]
-    sides = [[row for batch in batches for row in batch[name].numpy()][:pairs] for name in ("input_ids", "labels")]
-    return bitext(*sides)
-
-
-def _ids(texts: Sequence[str]) -> list[list[int]]:
-    known: dict[str, int] = {}
-    return [[known.setdefault(word, len(known)) for word in WORD.findall(text.lower())] for text in texts]
+    diagnosis = diagnose_files(options.source, options.target, lines=options.lines, seed=options.seed)
+    if options.json:
+        print_json(diagnosis)
+    else:
+        print("\n".join(diagnosis_lines(diagnosis)))

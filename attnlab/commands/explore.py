@@ -41,8 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write the page."""
-    from attnlab.explorer import explore_run
-    from attnlab.explorer.timeline import FOLDER, INDEX
+    from attnlab.pages.explorer import explore_run
+    from attnlab.pages.explorer.timeline import FOLDER, INDEX
     from attnlab.provenance import check_writable, write_atomic
 
     check_writable(options.out)
@@ -67,9 +67,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> Any:
-    from attnlab.experiments.explore import ExploreConfig, explore_models, parse_layers, texts_of
-    from attnlab.experiments.parts import moved_to
-    from attnlab.hf import load_model
+    from attnlab.adapters import load_model
+    from attnlab.devices import to_device
+    from attnlab.evaluation.explore_models import ExploreConfig, explore_models, parse_layers, texts_of
     from attnlab.registry import mechanism
 
     chosen = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
@@ -95,7 +95,7 @@ def _models(options: argparse.Namespace) -> Any:
         if name is not None:
             loaded = load_model(name, trust_remote_code=options.trust_remote_code)
             shown = Path(name).name
-            moved_to(options.device, loaded.model)
+            to_device(options.device, loaded.model)
             models[shown if shown not in models else f"{shown} (2)"] = loaded
     return explore_models(models, texts, config=config)
 

@@ -1,47 +1,52 @@
-"""What ``attnlab report`` does: pages for run folders, and the ledger of claims."""
+"""``attnlab report``: run folders as one page of learning curves and tables."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.provenance import write_atomic
-from attnlab.reports.ledger_page import claims_json, claims_page
-from attnlab.reports.results import load_results
-from attnlab.reports.run_pages import run_page
-from attnlab.reports.runs import read_run
+from attnlab.commands._shared import print_json
 
-__all__ = ["report_claims", "report_runs"]
+__all__ = ["arguments", "report_runs", "run"]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print what the runs' results say as JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the page."""
+    from attnlab.provenance import check_writable
+
+    check_writable(options.out)
+    report = report_runs(options.runs, out=options.out)
+    if options.json:
+        print_json(report)
+    else:
+        print(f"wrote {options.out.resolve()}")
 
 
 def report_runs(runs: Sequence[Path | str], *, out: Path | str = "report.html") -> dict[str, Any]:
     """Write one page for the run folders; returns where it is and what the runs' results say."""
+    from attnlab.pages.run_pages import run_page
+    from attnlab.pages.runs import read_run
+    from attnlab.provenance import write_atomic
+
     path = write_atomic(out, run_page(runs))
-    found = [read_run(folder) for folder in runs]
     return {
         "page": str(path),
         "runs": [
             {
-                "name": r.name,
-                "folder": str(r.folder),
-                "finished": r.finished,
-                "metrics": (r.result or {}).get("metrics", {}),
+                "name": run.name,
+                "folder": str(run.folder),
+                "finished": run.finished,
+                "metrics": (run.result or {}).get("metrics", {}),
             }
-            for r in found
+            for run in map(read_run, runs)
         ],
     }
-
-
-def report_claims(
-    *, results: Path | str = "results", out: Path | str = "claims.html", markdown: Path | str | None = None
-) -> dict[str, Any]:
-    """Write the ledger as a page, and as Markdown on request; returns where they are and every verdict."""
-    if not Path(results).is_dir():
-        raise ValueError(f"{results} is no folder; give the folder with the results' JSON files")
-    found = load_results(results)
-    page, text = claims_page(found)
-    written = {"page": str(write_atomic(out, page))}
-    if markdown is not None:
-        written["markdown"] = str(write_atomic(markdown, text))
-    return {**written, "claims": claims_json(found)}

@@ -40,9 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train, or go on with a run, and say where the model is."""
-    from attnlab.experiments.corpus import CorpusConfig
-    from attnlab.experiments.pretrain import PretrainConfig
-    from attnlab.experiments.train import resume_language_model, train_language_model
+    from attnlab.commands.pretraining import PretrainConfig
+    from attnlab.commands.text_corpus import CorpusConfig
+    from attnlab.commands.training_run import resume_language_model, train_language_model
 
     if options.resume is not None:
         outcome = resume_language_model(options.resume, track=options.track)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from attnlab.experiments.corpus import CorpusConfig, prepare
-from attnlab.experiments.pretrain import PretrainConfig, pretrain
+from attnlab.commands.pretraining import PretrainConfig, pretrain
+from attnlab.commands.text_corpus import CorpusConfig, prepare
 from attnlab.models import Transformer, save_model
 from attnlab.training import Outcome
 

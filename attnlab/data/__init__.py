@@ -2,17 +2,14 @@
 
 from attnlab.data.batching import Buckets, Order
 from attnlab.data.bundled import bundled_text
-from attnlab.data.enwik8 import articles, strip_markup, wikitext_titles
 from attnlab.data.labelled import Labelled, LabelledSource, read_labelled, read_trees
 from attnlab.data.malformed import Malformed
 from attnlab.data.masking import IGNORED, Masking, mask_tokens
-from attnlab.data.overlap import Passages
 from attnlab.data.packing import Blocks
 from attnlab.data.parallel import Pairs, ParallelSource, encode_pairs, read_parallel
 from attnlab.data.readers import hf_texts, read_text, records, texts
 from attnlab.data.sources import CausalSource, MlmSource, Source
 from attnlab.data.store import TokenStore, load_store, tokenise, write_store
-from attnlab.data.synthetic import FixedPermutation, KeywordDetection, MixtureOfPermutations, PermutationCopying
 from attnlab.data.tokenisers import (
     FastTokeniser,
     SentencePieceTokeniser,
@@ -30,26 +27,20 @@ __all__ = [
     "Buckets",
     "CausalSource",
     "FastTokeniser",
-    "FixedPermutation",
-    "KeywordDetection",
     "Labelled",
     "LabelledSource",
     "Malformed",
     "Masking",
-    "MixtureOfPermutations",
     "MlmSource",
     "Order",
     "Pairs",
     "ParallelSource",
-    "Passages",
-    "PermutationCopying",
     "SentencePieceTokeniser",
     "Source",
     "Specials",
     "TokenStore",
     "Tokeniser",
     "WordTokeniser",
-    "articles",
     "as_tokeniser",
     "bundled_text",
     "encode_pairs",
@@ -62,13 +53,11 @@ __all__ = [
     "read_text",
     "read_trees",
     "records",
-    "strip_markup",
     "texts",
     "tokenise",
     "train_bpe",
     "train_sentencepiece",
     "train_wordpiece",
     "train_words",
-    "wikitext_titles",
     "write_store",
 ]

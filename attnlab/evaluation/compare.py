@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.experiments.quality import model_inputs, quality
-from attnlab.experiments.recommend import CANDIDATES, RecommendConfig, halves, recommend
-from attnlab.experiments.sweep import sweep_r
-from attnlab.experiments.windows import Windows, batches, cut_windows
+from attnlab.evaluation.quality import model_inputs, quality
+from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, halves, recommend
+from attnlab.evaluation.sweep import sweep_r
+from attnlab.evaluation.windows import Windows, batches, cut_windows
 from attnlab.guidance import pattern_audit
-from attnlab.hf import LoadedModel, record, swap
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.pages.audit import audit_lines
 from attnlab.patterns import special_tokens
 from attnlab.provenance import provenance
 from attnlab.reading.approximation import ApproximationError, approximation_error
 from attnlab.registry import mechanism
-from attnlab.reports.audit import audit_lines
 from attnlab.trace import Trace
 
 __all__ = ["DEFAULT_MECHANISMS", "CompareConfig", "compare"]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnlab.experiments.windows import IGNORED, Windows, batches
-from attnlab.hf import LoadedModel
+from attnlab.adapters import LoadedModel
+from attnlab.evaluation.windows import IGNORED, Windows, batches
 
 __all__ = ["model_inputs", "quality"]
 

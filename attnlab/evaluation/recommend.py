@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from attnlab.experiments.quality import model_inputs, quality
-from attnlab.experiments.windows import Windows, batches
-from attnlab.hf import LoadedModel, swap
-from attnlab.hf.plan import Plan, swap_plan
+from attnlab.adapters import LoadedModel, swap
+from attnlab.adapters.plan import Plan, swap_plan
+from attnlab.evaluation.quality import model_inputs, quality
+from attnlab.evaluation.windows import Windows, batches
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.per_head import per_head
 from attnlab.mechanisms.softmax import Softmax

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from attnlab.adapters import LoadedModel, swap
 from attnlab.attention import Mechanism, query_chunks
-from attnlab.experiments.quality import quality
-from attnlab.experiments.windows import Windows
-from attnlab.hf import LoadedModel, swap
+from attnlab.evaluation.quality import quality
+from attnlab.evaluation.windows import Windows
 from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.reading.approximation import approximation_error
 from attnlab.registry import mechanism

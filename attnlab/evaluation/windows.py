@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.data import IGNORED
-from attnlab.hf.load import LoadedModel, check_length, max_length
 
 __all__ = ["Windows", "batches", "cut_windows"]
 

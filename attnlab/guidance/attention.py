@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, hide_unseen, repeat_groups
-from attnlab.guidance.halves import join_heads, split_heads
 from attnlab.guidance.loss import squared_error
+from attnlab.guidance.split_heads import join_heads, split_heads
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import Targets
 from attnlab.shapes import Float

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attnlab.adapters.interface import Frame, attached
+from attnlab.adapters.sites import find_sites
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.inputs import own_layers, watch_inputs
 from attnlab.guidance.loss import chosen_kind
 from attnlab.guidance.settings import Guidance
-from attnlab.hf.interface import Frame, attached
-from attnlab.hf.sites import find_sites
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
 from attnlab.shapes import Float, Int, Shaped

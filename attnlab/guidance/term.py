@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.interface import Frame, attached, stand_in
+from attnlab.adapters.sites import find_sites
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
 from attnlab.guidance.inputs import own_layers, watch_inputs
 from attnlab.guidance.loss import cells, chosen_kind, layer_targets, refuse_missing
 from attnlab.guidance.settings import Guidance
-from attnlab.hf.interface import Frame, attached, stand_in
-from attnlab.hf.sites import find_sites
 from attnlab.loss import Loss
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import HALF_EMPTY, within
+from attnlab.kernels.abc.control import HALF_EMPTY, within
 
 __all__ = ["ELU", "RELU", "WAVES", "add_and_read", "read_only"]
 

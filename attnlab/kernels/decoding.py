@@ -8,8 +8,8 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels._launcher import Options, launch
 from attnlab.kernels._linear_decode import ELU, RELU, WAVES, add_and_read, read_only
+from attnlab.kernels.abc.launcher import Options, launch
 
 __all__ = ["linear_step", "read_slots", "serves_reading", "serves_step"]
 

@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels._launcher import Options, launch
+from attnlab.kernels.abc.launcher import Options, launch
 from attnlab.kernels.effective_triton import attend, basis, project
 from attnlab.shapes import Float, Int
 

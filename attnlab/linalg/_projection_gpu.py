@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms._projection import SAFE_CONDITION, independence_limit
+from attnlab.linalg.projection import SAFE_CONDITION, independence_limit
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from attnlab.mechanisms._tableau import Survivors, by_any_basis, by_heaviest_basis
+from attnlab.linalg.tableau import Survivors, by_any_basis, by_heaviest_basis
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["caratheodory"]

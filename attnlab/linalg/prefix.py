@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms._projection import (
+from attnlab.linalg.projection import (
     Basis,
     column_basis,
     first_visible,

@@ -94,7 +94,7 @@ def project(
     ``clean`` promises that weights and values are zero at hidden keys.
     """
     if rtol is None:
-        from attnlab.mechanisms._at_once import project_at_once, serves_at_once
+        from attnlab.linalg._projection_gpu import project_at_once, serves_at_once
 
         if serves_at_once(w, v):
             found, rank, trivial, doubtful = project_at_once(w, v, seen)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import grouped, repeat_groups, ungrouped
-from attnlab.mechanisms._prefix import prefix_map
-from attnlab.mechanisms._projection import project, project_rows
+from attnlab.linalg.prefix import prefix_map
+from attnlab.linalg.projection import project, project_rows
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["effective_map"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, one_hot
+from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, one_hot
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
 

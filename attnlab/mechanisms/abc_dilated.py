@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attnlab.mechanisms._slots import check_slots
+from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.abc_window import QueueMechanism
 from attnlab.registry import register
 

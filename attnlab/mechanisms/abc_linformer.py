@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall
-from attnlab.mechanisms._pooled import Pooling
-from attnlab.mechanisms._slots import Control, SlotMechanism, check_slots, places_of, tokens_so_far
+from attnlab.mechanisms._bounded.pooled import Pooling
+from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, places_of, tokens_so_far
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
 

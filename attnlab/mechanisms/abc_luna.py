@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, hide_unseen
-from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, check_slots, places_of
+from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, check_slots, places_of
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
 from attnlab.attention import AttentionCall, hide_unseen
-from attnlab.mechanisms._slot_kernels import attend_by_kernel, kernel_serves
-from attnlab.mechanisms._slots import FLOOR, Control, Fused, SlotMechanism, SlotState, check_slots
+from attnlab.mechanisms._bounded.slot_kernels import attend_by_kernel, kernel_serves
+from attnlab.mechanisms._bounded.slots import FLOOR, Control, Fused, SlotMechanism, SlotState, check_slots
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
 
@@ -94,7 +94,7 @@ class AbcMlp(SlotMechanism, nn.Module):
         return self._gated(u, call) if self.gate else Control(u)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
-        """By the kernels of ``attnlab.kernels.abc_mlp``, on a GPU and without a gate."""
+        """By the kernels of ``attnlab.kernels.abc``, on a GPU and without a gate."""
         if self.gate:
             return None
         if self.activation != "exp":

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
-from attnlab.mechanisms._slots import check_slots
+from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slots import FLOOR, Control
+from attnlab.mechanisms._bounded.slots import FLOOR, Control
 from attnlab.mechanisms.abc_luna import MemoryMechanism
 from attnlab.registry import register
 from attnlab.shapes import Int

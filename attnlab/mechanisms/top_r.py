@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores, visible
-from attnlab.mechanisms._alpha import at_least_float32, check_kernel, spread_infinite
+from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, spread_infinite
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register

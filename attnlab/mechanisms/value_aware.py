@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups
-from attnlab.mechanisms._alpha import at_least_float32, check_kernel, choosable, exact_weights
-from attnlab.mechanisms._caratheodory import caratheodory
-from attnlab.mechanisms._sparse_simplex import sparse_simplex
+from attnlab.linalg.caratheodory import caratheodory
+from attnlab.linalg.sparse_simplex import sparse_simplex
+from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, choosable, exact_weights
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register

@@ -4,11 +4,6 @@ from attnlab.models.attention import Attention, attentions, swapped
 from attnlab.models.cache import Cache, KeyValueCache, LayerCache
 from attnlab.models.config import TransformerConfig, config_from_dict, config_to_dict
 from attnlab.models.losses import CausalLM, MaskedLM, Translation, token_loss
-from attnlab.models.lstm import Classifier, Translator, attention_parameters, freeze_probe
-from attnlab.models.lstm_config import LSTM_CONFIGS, ClassifierConfig, TranslatorConfig
-from attnlab.models.lstm_glove import fill_from_glove
-from attnlab.models.lstm_search import translate
-from attnlab.models.lstm_stacked import StackedClassifier, StackedTranslator, stack_classifiers, stack_translators
 from attnlab.models.named import CONFIGS, named_config
 from attnlab.models.saving import load_model, save_model
 from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search
@@ -17,12 +12,9 @@ from attnlab.models.transformer import Output, Source, Transformer, count_parame
 
 __all__ = [
     "CONFIGS",
-    "LSTM_CONFIGS",
     "Attention",
     "Cache",
     "CausalLM",
-    "Classifier",
-    "ClassifierConfig",
     "Hypothesis",
     "KeyValueCache",
     "LayerCache",
@@ -30,29 +22,19 @@ __all__ = [
     "MaskedLM",
     "Output",
     "Source",
-    "StackedClassifier",
-    "StackedTranslator",
     "Transformer",
     "TransformerConfig",
     "Translation",
-    "Translator",
-    "TranslatorConfig",
-    "attention_parameters",
     "attentions",
     "beam_search",
     "config_from_dict",
     "config_to_dict",
     "count_parameters",
-    "fill_from_glove",
-    "freeze_probe",
     "greedy_search",
     "load_model",
     "named_config",
     "record_model",
     "save_model",
-    "stack_classifiers",
-    "stack_translators",
     "swapped",
     "token_loss",
-    "translate",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.reports.charts import heat_maps
-from attnlab.reports.html import Html, element
-from attnlab.reports.parts import section
-from attnlab.reports.tables import Column, table
+from attnlab.pages.charts import heat_maps
+from attnlab.pages.fragments import section
+from attnlab.pages.html import Html, element
+from attnlab.pages.tables import Column, table
 
 __all__ = ["audit_lines", "audit_section", "closest_heads"]
 

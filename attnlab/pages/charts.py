@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab.reports.colours import category, diverging, sequential
-from attnlab.reports.html import Html, breakable, data, element
-from attnlab.reports.numbers import Scale, number, scale_over, short
+from attnlab.pages.colours import category, diverging, sequential
+from attnlab.pages.html import Html, breakable, data, element
+from attnlab.pages.numbers import Scale, number, scale_over, short
 
 __all__ = ["Point", "Series", "bar_chart", "figure", "heat_maps", "line_chart", "scatter_chart"]
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from attnlab.reports.audit import audit_section
-from attnlab.reports.charts import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart
-from attnlab.reports.html import Html, breakable, element, page
-from attnlab.reports.maps import map_viewer
-from attnlab.reports.numbers import MISSING, TIMES, number
-from attnlab.reports.parts import config_list, download_json, explained, facts, provenance_facts, section
-from attnlab.reports.recommend import recommendation_section
-from attnlab.reports.tables import Column, columns_of, table
+from attnlab.pages.audit import audit_section
+from attnlab.pages.charts import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart
+from attnlab.pages.fragments import config_list, download_json, explained, facts, provenance_facts, section
+from attnlab.pages.html import Html, breakable, element, page
+from attnlab.pages.maps import map_viewer
+from attnlab.pages.numbers import MISSING, TIMES, number
+from attnlab.pages.recommend import recommendation_section
+from attnlab.pages.tables import Column, columns_of, table
 
 __all__ = ["compare_page", "finding"]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.reports.html import Html, data, element
+from attnlab.pages.html import Html, data, element
 
 __all__ = ["config_list", "download_json", "explained", "facts", "flatten", "provenance_facts", "section"]
 

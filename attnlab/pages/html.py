@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnlab.reports.colours import theme_css
+from attnlab.pages.colours import theme_css
 
 __all__ = ["Html", "asset", "breakable", "data", "element", "join", "page"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.reports.html import Html, data, element
+from attnlab.pages.html import Html, data, element
 
 __all__ = ["map_viewer", "quantise"]
 

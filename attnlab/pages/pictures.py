@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnlab.pages.html import Html, element
+from attnlab.pages.numbers import Scale, scale_over, short
 from attnlab.provenance import write_atomic
-from attnlab.reports.html import Html, element
-from attnlab.reports.numbers import Scale, scale_over, short
 
 __all__ = ["COLOURS", "Drawing", "Line", "Matrix", "Panel", "Tables", "draw_results", "line_panels", "matrices"]
 

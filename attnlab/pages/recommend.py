@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.reports.charts import Point, heat_maps, scatter_chart
-from attnlab.reports.html import Html, breakable, element
-from attnlab.reports.numbers import MISSING, TIMES, number
-from attnlab.reports.parts import explained, section
-from attnlab.reports.tables import Column, table
+from attnlab.pages.charts import Point, heat_maps, scatter_chart
+from attnlab.pages.fragments import explained, section
+from attnlab.pages.html import Html, breakable, element
+from attnlab.pages.numbers import MISSING, TIMES, number
+from attnlab.pages.tables import Column, table
 
 __all__ = ["recommendation_section"]
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.reports.charts import line_chart
-from attnlab.reports.html import Html, element, page
-from attnlab.reports.numbers import number
-from attnlab.reports.parts import config_list, facts, flatten, provenance_facts, section
-from attnlab.reports.runs import Run, curves, differing_settings, grouped, read_run
-from attnlab.reports.tables import PAPER, Column, table
+from attnlab.pages.charts import line_chart
+from attnlab.pages.fragments import config_list, facts, flatten, provenance_facts, section
+from attnlab.pages.html import Html, element, page
+from attnlab.pages.numbers import number
+from attnlab.pages.runs import Run, curves, differing_settings, grouped, read_run
+from attnlab.pages.tables import PAPER, Column, table
 
 __all__ = ["run_page"]
 

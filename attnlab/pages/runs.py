@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnlab.reports.charts import Series
-from attnlab.reports.parts import flatten
+from attnlab.pages.charts import Series
+from attnlab.pages.fragments import flatten
 
 __all__ = ["Curve", "Run", "curves", "differing_settings", "grouped", "read_run"]
 

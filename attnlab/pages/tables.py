@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from attnlab.reports.charts import figure
-from attnlab.reports.html import Html, element
-from attnlab.reports.numbers import MISSING, number
+from attnlab.pages.charts import figure
+from attnlab.pages.html import Html, element
+from attnlab.pages.numbers import MISSING, number
 
 __all__ = ["PAPER", "Column", "columns_of", "table"]
 

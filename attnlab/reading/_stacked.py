@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.hf.calls import UNSUPPORTED
-from attnlab.hf.masks import carried_by
-from attnlab.mechanisms._at_once import (
+from attnlab.adapters.calls import UNSUPPORTED
+from attnlab.adapters.masks import carried_by
+from attnlab.linalg._projection_gpu import (
     Projected,
     Visible,
     attend_heads,
@@ -20,7 +20,7 @@ from attnlab.mechanisms._at_once import (
     serves_at_once,
     visible_keys,
 )
-from attnlab.reading._given import Given
+from attnlab.reading._input import Given
 from attnlab.reading.effective import EffectiveAttention, effective_given
 from attnlab.shapes import Bool, Float
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import grouped, ungrouped
-from attnlab.mechanisms._projection import column_basis
-from attnlab.reading._given import given
+from attnlab.linalg.projection import column_basis
+from attnlab.reading._input import given
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import grouped, repeat_groups, ungrouped
+from attnlab.linalg.prefix import Prefixes, prefix_coefficients
+from attnlab.linalg.projection import column_basis, first_visible, gathered_rows
 from attnlab.mechanisms._effective import effective_map
-from attnlab.mechanisms._prefix import Prefixes, prefix_coefficients
-from attnlab.mechanisms._projection import column_basis, first_visible, gathered_rows
-from attnlab.reading._given import Given, given
+from attnlab.reading._input import Given, given
 from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
 

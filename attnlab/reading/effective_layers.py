@@ -10,11 +10,11 @@ from typing import Any, cast, overload
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.interface import Frame, attached
+from attnlab.adapters.sites import Layers, find_sites, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
-from attnlab.hf.interface import Frame, attached
-from attnlab.hf.sites import Layers, find_sites, refuse_partial, select
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.reading._given import Given
+from attnlab.reading._input import Given
 from attnlab.reading._stacked import Padding, Stack, padding_of, serves
 from attnlab.reading.effective import EffectiveAttention, effective_given, weighed
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import record, swap
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, visible
-from attnlab.hf import record, swap
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.correlation import bootstrap_interval, row_correlations
 from attnlab.reading.effective import effective_attention

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import grouped, ungrouped
-from attnlab.reading._given import given
+from attnlab.reading._input import given
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace, Trace
 

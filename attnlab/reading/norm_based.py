@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import repeat_groups
-from attnlab.reading._given import given
+from attnlab.reading._input import given
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 

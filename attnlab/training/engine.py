@@ -18,6 +18,7 @@ from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.checkpoints import discard, list_checkpoints, newest_good, prune, write_checkpoint
 from attnlab.training.feed import Source, parts_of, to_device
 from attnlab.training.launch import gather_objects
+from attnlab.training.pending_metrics import Reading, Window, first_bad
 from attnlab.training.progress import Progress
 from attnlab.training.runs import RunError, RunFolder, say
 from attnlab.training.settings import Settings, make_optimizer
@@ -30,7 +31,6 @@ from attnlab.training.state import (
     undisturbed,
 )
 from attnlab.training.terms import Batch, Objective, Term, term_weight
-from attnlab.training.window import Reading, Window, first_bad
 
 __all__ = ["DivergedError", "Engine", "Evaluation", "Standing"]
 

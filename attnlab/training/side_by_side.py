@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import Source
-from attnlab.training import Recipe, Schedule, Term
-from attnlab.training.settings import parameter_groups
+from attnlab.training.feed import Source
+from attnlab.training.settings import Recipe, Schedule, parameter_groups
+from attnlab.training.terms import Term
 
 __all__ = ["Feed", "Fitted", "Learner", "fit", "lanes"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from attnlab.reports.claims.ledger import Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, averages_less, averages_more, cell, close, decide, select
-from attnlab.reports.claims.statistics import seed_interval
-from attnlab.reports.numbers import number
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
+from papers.common.claims.predicates import all_of, averages_less, averages_more, cell, close, decide, select
+from papers.common.claims.statistics import seed_interval
 
 __all__ = ["CLAIMS", "TABLES", "abc_claim"]
 

@@ -5,10 +5,10 @@ Those at a quarter of the paper's slots are its claims too, for sentences that i
 
 from __future__ import annotations
 
-from attnlab.reports.claims.bounded_memory import abc_claim
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, averaged, averages, averages_more, cell, fails, less, mean_of
-from attnlab.reports.numbers import number
+from attnlab.pages.numbers import number
+from papers.abc.claims import abc_claim
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
+from papers.common.claims.predicates import all_of, averaged, averages, averages_more, cell, fails, less, mean_of
 
 __all__ = ["CLAIMS", "TABLES"]
 

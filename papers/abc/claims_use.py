@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnlab.reports.claims.bounded_memory import abc_claim
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import (
+from attnlab.pages.numbers import number
+from papers.abc.claims import abc_claim
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Missing, Predicate, Result, Verdict
+from papers.common.claims.predicates import (
     all_of,
     at_least,
     at_most,
@@ -18,7 +19,6 @@ from attnlab.reports.claims.predicates import (
     less,
     more,
 )
-from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.abc.summaries import Rows
 from attnlab.provenance import provenance, write_json
-from attnlab.reports import beside_paper, merge_results
+from papers.abc.summaries import Rows
+from papers.common.results import beside_paper, merge_results
 
 __all__ = ["begin", "collect"]
 

@@ -1,4 +1,4 @@
-"""The commands ``attnlab reproduce abc-...``; each writes its rows into a folder as it finds them.
+"""The commands ``python -m papers abc-...``; each writes its rows into a folder as it finds them.
 
 A folder can be filled on one machine and collected on another: ``--collect`` trains nothing, reads the folders that
 ``--work`` names, scores translations where there are any, and writes the results file.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnlab.experiments._experiment import Experiment
+from papers.common.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
 
@@ -28,7 +28,7 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     parser.add_argument(
         "--work", type=Path, nargs="+", required=True, help="the folder of the run, or those to collect"
     )
-    parser.add_argument("--out", type=Path, default=Path(f"results/{name}.json"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(f"papers/results/{name}.json"), help="(default: %(default)s)")
     parser.add_argument("--collect", action="store_true", help="train nothing: write the results from what is there")
     parser.add_argument(
         "--seconds", type=float, default=seconds, help="for training, and for translating (default: %(default)s)"
@@ -58,8 +58,8 @@ def _started(options: argparse.Namespace, module: Any, config: Any, label: str) 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
-    from attnlab.experiments.abc.collecting import begin
-    from attnlab.experiments.parts import Part
+    from papers.abc.collect import begin
+    from papers.common.row_store import Part
 
     # Matrices of float32 go through the tensor cores; everything compared here does so alike.
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -73,7 +73,7 @@ def _collected(
     module: Any,
     score: Callable[[list[Path]], dict[str, list[dict[str, Any]]]] | None = None,
 ) -> None:
-    from attnlab.experiments.abc.collecting import collect
+    from papers.abc.collect import collect
 
     # What is scored may compare models of several folders.
     made = {} if score is None else {options.work[-1]: score(options.work)}
@@ -92,7 +92,7 @@ def _lm_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _lm(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import lm
+    from papers.abc import lm
 
     if not options.collect:
         config = _with(lm.AbcLmConfig(), options.set)
@@ -121,7 +121,7 @@ def _seeds(parser: argparse.ArgumentParser) -> None:
 
 
 def _mt(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import mt
+    from papers.abc import mt
 
     config = _with(mt.AbcMtConfig(), options.set)
     if not options.collect:
@@ -143,7 +143,7 @@ def _doc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doc(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import doc_mt
+    from papers.abc import doc_mt
 
     config = _with(doc_mt.AbcDocMtConfig(), options.set)
     if not options.collect:
@@ -194,8 +194,8 @@ def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _mlm(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import mlm
-    from attnlab.experiments.demo import SHIPPED
+    from attnlab.adapters.load import SHIPPED
+    from papers.abc import mlm
 
     if not options.collect:
         config = _with(mlm.AbcMlmConfig(), options.set)
@@ -215,7 +215,7 @@ def _decoding_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _decoding(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import decoding
+    from papers.abc import decoding
 
     if not options.collect:
         config = _with(decoding.AbcDecodingConfig(), options.set)
@@ -236,10 +236,10 @@ def _distill_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _distill(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc import distillation
-    from attnlab.experiments.demo import SHIPPED
-    from attnlab.experiments.parts import best_device
-    from attnlab.hf import load_model
+    from attnlab.adapters import load_model
+    from attnlab.adapters.load import SHIPPED
+    from attnlab.devices import best_device
+    from papers.abc import distillation
 
     if not options.collect:
         config = _with(distillation.AbcDistillConfig(seconds=options.seconds), options.set)
@@ -260,12 +260,14 @@ def _distill(options: argparse.Namespace) -> None:
 
 
 def _family_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("results/abc-family.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("papers/results/abc-family.json"), help="(default: %(default)s)"
+    )
 
 
 def _family(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc.family import write_family
     from attnlab.provenance import check_writable
+    from papers.abc.family import write_family
 
     check_writable(options.out)
     write_family(options.out)
@@ -273,13 +275,13 @@ def _family(options: argparse.Namespace) -> None:
 
 
 def _figures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from attnlab.experiments.abc.figures import PICTURES
-    from attnlab.reports.pictures import draw_results
+    from attnlab.pages.pictures import draw_results
+    from papers.abc.figures import PICTURES
 
     for path in draw_results(PICTURES, options.results, options.out):
         print(f"wrote {path.resolve()}")

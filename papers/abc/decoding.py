@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-decoding``: Figures 1 and 2 and Table 6, what a decoded token costs after many others.
+"""``python -m papers abc-decoding``: Figures 1 and 2 and Table 6, what a decoded token costs after many others.
 
 A sequence-to-sequence model reads N tokens and writes N, greedily, 16 rows at once. A step's time is measured with its
 cache filled to several lengths; on a GPU the step is one captured graph, so that launches hide nothing. The time of a
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.experiments.abc.summaries import Rows, spread
-from attnlab.experiments.parts import Part, best_device
+from attnlab.devices import best_device
 from attnlab.measure import captured, median_seconds
 from attnlab.models import Cache, Transformer, named_config
 from attnlab.models.transformer import Source
+from papers.abc.summaries import Rows, spread
+from papers.common.row_store import Part
 
 __all__ = ["KEYS", "MODELS", "NAME", "NOTES", "AbcDecodingConfig", "exponent", "run_decoding"]
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.interface import installed_in
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
-from attnlab.hf.interface import installed_in
+from attnlab.mechanisms._bounded.pooled import attend_pooled, pooling
+from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, one_hot
 from attnlab.mechanisms._device import unrounded
 from attnlab.mechanisms._linear import LinearCache, divided
-from attnlab.mechanisms._pooled import attend_pooled, pooling
-from attnlab.mechanisms._slots import FLOOR, Control, SlotMechanism, one_hot
 from attnlab.mechanisms.abc_random import AbcRandom, random_slot
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.rfa import Rfa

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.experiments.abc.looks import Looks
-from attnlab.experiments.abc.summaries import Rows
-from attnlab.experiments.translating import bleu_counts, bleu_of
-from attnlab.reports.claims import paired_bootstrap, pooled_deviation, student
-from attnlab.reports.numbers import number
+from attnlab.pages.numbers import number
+from papers.abc.summaries import Rows
+from papers.abc.validation_curves import Looks
+from papers.common.claims import paired_bootstrap, pooled_deviation, student
+from papers.common.translation import bleu_counts, bleu_of
 
 __all__ = ["Comparison", "differences", "undecided", "with_seeds"]
 

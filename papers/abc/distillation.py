@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-distill``: how much of what conversion costs comes back per minute, taught or continued.
+"""``python -m papers abc-distill``: how much of what conversion costs comes back per minute, taught or continued.
 
 A pretrained model is converted; then it is continued on its own objective, or taught by ``distill`` with and without
 its first stage. What counts is the share of the gap in held-out loss, between the converted model as it stands and
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from attnlab.adapters import convert
+from attnlab.adapters.distill import Distillation, Lesson, distill
 from attnlab.data import IGNORED, Blocks, MlmSource
-from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.distillation_tables import derived
-from attnlab.experiments.parts import Part
-from attnlab.experiments.value_aware_common import Corpus
-from attnlab.hf import convert
-from attnlab.hf.distill import Distillation, Lesson, distill
+from papers.abc.dense_attention import dense_attention
+from papers.abc.distillation_tables import derived
+from papers.common.row_store import Part
+from papers.value_aware.config import Corpus
 
 __all__ = [
     "KEYS",

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from attnlab.experiments.abc.summaries import Rows
+from papers.abc.summaries import Rows
 
 __all__ = ["closed_after", "derived", "with_time_alone"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-doc-mt``: Table 3b, translation of documents in windows of four sentences.
+"""``python -m papers abc-doc-mt``: Table 3b, translation of documents in windows of four sentences.
 
 Every ``document`` lines in a row are a document: of Multi30k's captions, which share no story, so that only the length
 of documents is there; or of aligned news, Tagalog and English, in the order of publication, whose articles' boundaries
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
-from attnlab.experiments.abc.looks import FLAT, last_looks, looks_of, with_curves
-from attnlab.experiments.abc.saying import hypotheses_in, split_of
-from attnlab.experiments.abc.summaries import Rows, means
-from attnlab.experiments.abc.teaching import run_variants
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant
-from attnlab.experiments.pairs import TASKS, Corpus, find_file, read_task, tokenised
-from attnlab.experiments.parts import Part
-from attnlab.experiments.translating import corpus_bleu
+from papers.abc.differences import Comparison, differences, undecided, with_seeds
+from papers.abc.hypotheses import hypotheses_in, split_of
+from papers.abc.summaries import Rows, means
+from papers.abc.train_translators import run_variants
+from papers.abc.translators import AbcMtConfig, Variant
+from papers.abc.validation_curves import FLAT, last_looks, looks_of, with_curves
+from papers.common.pairs import TASKS, Corpus, find_file, read_task, tokenised
+from papers.common.row_store import Part
+from papers.common.translation import corpus_bleu
 
 __all__ = [
     "KEYS",

@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-family``: the table of control strategies, read from the mechanisms themselves."""
+"""``python -m papers abc-family``: the table of control strategies, read from the mechanisms themselves."""
 
 from __future__ import annotations
 

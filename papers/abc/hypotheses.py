@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from attnlab.experiments.abc.translators import Variant
+from papers.abc.translators import Variant
 
 __all__ = ["SEARCHES", "Place", "hypotheses_file", "hypotheses_in", "split_of"]
 

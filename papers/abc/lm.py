@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-lm``: Table 2, language models that differ in their attention only."""
+"""``python -m papers abc-lm``: Table 2, language models that differ in their attention only."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource
-from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
-from attnlab.experiments.abc.lm_differences import differences, undecided
-from attnlab.experiments.abc.summaries import Rows, curves, means, spread
-from attnlab.experiments.compiling import compiled_parts
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import Fitted, fit
-from attnlab.experiments.value_aware_common import Corpus, uncompiled
-from attnlab.experiments.value_aware_lm import Score, causal_loss, sliding_windows
+from attnlab.devices import best_device
 from attnlab.models import CausalLM, Transformer, named_config
 from attnlab.training import Schedule
+from attnlab.training.side_by_side import Fitted, fit
+from papers.abc.dense_attention import dense_attention
+from papers.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
+from papers.abc.lm_differences import differences, undecided
+from papers.abc.summaries import Rows, curves, means, spread
+from papers.common.compiling import compiled_parts
+from papers.common.row_store import Part
+from papers.value_aware.causal_lm import Score, causal_loss, sliding_windows
+from papers.value_aware.config import Corpus, uncompiled
 
 __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
 

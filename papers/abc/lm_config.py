@@ -1,4 +1,4 @@
-"""Table 2's rows, and the settings of ``attnlab reproduce abc-lm``."""
+"""Table 2's rows, and the settings of ``python -m papers abc-lm``."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from attnlab.experiments.abc.summaries import Rows
-from attnlab.reports.claims import student
+from papers.abc.summaries import Rows
+from papers.common.claims import student
 
 __all__ = ["COMPARISONS", "differences", "undecided"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-mlm``: Table 4, a pretrained masked language model converted, continued and fine-tuned."""
+"""``python -m papers abc-mlm``: Table 4, a pretrained masked language model converted, continued and fine-tuned."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.adapters import convert, load_model
 from attnlab.attention import AttentionCall
 from attnlab.data import Blocks, MlmSource
-from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.abc.encoder import SomeMasked, from_bert
-from attnlab.experiments.abc.lm_config import Variant
-from attnlab.experiments.abc.summaries import Rows, curves, means, spread
-from attnlab.experiments.compiling import compiled_parts
-from attnlab.experiments.effective_glue import TASKS, encode, read_glue
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import fit
-from attnlab.experiments.tuning import Tuning, tune_seeds
-from attnlab.experiments.value_aware_common import Corpus, uncompiled
-from attnlab.hf import convert, load_model
+from attnlab.devices import best_device
 from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import MaskedLM, Transformer, TransformerConfig, count_parameters, named_config
 from attnlab.models.attention import attentions, put_mechanism
-from attnlab.reports.claims import pooled_deviation, student
 from attnlab.shapes import Float
 from attnlab.training import Recipe, Schedule
+from attnlab.training.side_by_side import fit
+from papers.abc.dense_attention import dense_attention
+from papers.abc.encoder import SomeMasked, from_bert
+from papers.abc.lm_config import Variant
+from papers.abc.summaries import Rows, curves, means, spread
+from papers.common.claims import pooled_deviation, student
+from papers.common.compiling import compiled_parts
+from papers.common.finetuning import Tuning, tune_seeds
+from papers.common.row_store import Part
+from papers.effective.glue import TASKS, encode, read_glue
+from papers.value_aware.config import Corpus, uncompiled
 
 __all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce abc-mt``: Tables 3a, 5 and 7, translation with bounded memories in the decoder.
+"""``python -m papers abc-mt``: Tables 3a, 5 and 7, translation with bounded memories in the decoder.
 
 Training leaves hypotheses as text; ``score`` reads them where sacrebleu is installed.
 """
@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
-from attnlab.experiments.abc.looks import last_looks, looks_of, sets_of, with_curves
-from attnlab.experiments.abc.saying import SEARCHES, Place, hypotheses_in, split_of
-from attnlab.experiments.abc.summaries import Rows, means, spread
-from attnlab.experiments.abc.teaching import run_variants
-from attnlab.experiments.abc.translators import LONGEST, AbcMtConfig, Variant
-from attnlab.experiments.pairs import TASKS, read_task, tokenised
-from attnlab.experiments.parts import Part
-from attnlab.experiments.translating import corpus_bleu
+from papers.abc.differences import Comparison, differences, undecided, with_seeds
+from papers.abc.hypotheses import SEARCHES, Place, hypotheses_in, split_of
+from papers.abc.summaries import Rows, means, spread
+from papers.abc.train_translators import run_variants
+from papers.abc.translators import LONGEST, AbcMtConfig, Variant
+from papers.abc.validation_curves import last_looks, looks_of, sets_of, with_curves
+from papers.common.pairs import TASKS, read_task, tokenised
+from papers.common.row_store import Part
+from papers.common.translation import corpus_bleu
 
 __all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable", "variants_of"]
 

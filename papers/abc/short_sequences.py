@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.attention import AttentionCall
-from attnlab.experiments.abc.dense import DenseSlots, dense_attention
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import Transformer
 from attnlab.models.attention import attentions, put_mechanism
 from attnlab.shapes import Float
+from papers.abc.dense_attention import DenseSlots, dense_attention
 
 __all__ = ["ShortSoftmax", "short_attention"]
 

@@ -18,11 +18,11 @@ from torch.nn.functional import cross_entropy
 
 from attnlab.data import Source
 from attnlab.data.masking import IGNORED
-from attnlab.experiments.abc.launches import few_launches
-from attnlab.experiments.together import Learner
 from attnlab.loss import Loss
 from attnlab.models import Transformer
 from attnlab.shapes import Float
+from attnlab.training.side_by_side import Learner
+from papers.abc.vmap_rules import few_launches
 
 __all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation"]
 

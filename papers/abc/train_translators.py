@@ -15,16 +15,17 @@ import torch
 from torch import Tensor
 
 from attnlab.data import Specials
-from attnlab.experiments.abc.saying import hypotheses_file, split_of
-from attnlab.experiments.abc.short import short_attention
-from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
-from attnlab.experiments.abc.translators import AbcMtConfig, Variant, build
-from attnlab.experiments.pairs import Corpus, ShapedSource
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import fit
-from attnlab.experiments.translating import mean_loss, translate, write_lines
+from attnlab.devices import best_device
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
+from attnlab.training.side_by_side import fit
+from papers.abc.hypotheses import hypotheses_file, split_of
+from papers.abc.short_sequences import short_attention
+from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from papers.abc.translators import AbcMtConfig, Variant, build
+from papers.common.pairs import Corpus, ShapedSource
+from papers.common.row_store import Part
+from papers.common.translation import mean_loss, translate, write_lines
 
 __all__ = ["average", "run_variants"]
 

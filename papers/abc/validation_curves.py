@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnlab.experiments.abc.summaries import Rows
+from papers.abc.summaries import Rows
 
 __all__ = ["FLAT", "Looks", "last_looks", "looks_of", "sets_of", "with_curves"]
 

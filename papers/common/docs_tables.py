@@ -1,8 +1,8 @@
-"""Tables in README.md and docs/*.md that are made from results/*.json, never typed: ``python -m attnlab.reports.docs``.
+"""Tables in README.md and docs/*.md that are made from results/*.json, never typed: ``python -m papers docs``.
 
 A page marks where a table goes; what stands between the marks is replaced:
 
-    <!-- table:results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
+    <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
 ``--check`` changes nothing and fails if a page is stale, docs/claims.md included.
@@ -10,21 +10,19 @@ A page marks where a table goes; what stands between the marks is replaced:
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.pages.numbers import number
+from attnlab.pages.tables import columns_of
 from attnlab.provenance import write_atomic
-from attnlab.reports.ledger_page import claims_page
-from attnlab.reports.numbers import number
-from attnlab.reports.results import load_results
-from attnlab.reports.tables import columns_of
+from papers.common.ledger_page import claims_page
+from papers.common.results import load_results
 
-__all__ = ["fill_tables", "main", "markdown_table", "stale_pages"]
+__all__ = ["fill_pages", "fill_tables", "markdown_table", "stale_pages"]
 
 REGION = re.compile(
     r"(?P<open><!-- table:(?P<file>[^\s#]+)#(?P<table>\S+)(?P<options>[^\n]*?) -->\n)"
@@ -88,7 +86,7 @@ def fill_tables(text: str, root: Path) -> str:
 def stale_pages(root: Path) -> dict[Path, str]:
     """The pages whose generated parts are not what the results say, with what they should hold."""
     claims = root / "docs" / "claims.md"
-    wanted = {claims: claims_page(load_results(root / "results"))[1]} if claims.parent.exists() else {}
+    wanted = {claims: claims_page(load_results(root / "papers" / "results"))[1]} if claims.parent.exists() else {}
     for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
         if path.exists() and path != claims:
             text = path.read_text(encoding="utf-8")
@@ -99,24 +97,14 @@ def stale_pages(root: Path) -> dict[Path, str]:
     return {p: new for p, new in wanted.items() if not p.exists() or p.read_text(encoding="utf-8") != new}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Fill the pages of a repository, or with ``--check`` say which are stale."""
-    parser = argparse.ArgumentParser(prog="python -m attnlab.reports.docs", description=main.__doc__)
-    parser.add_argument("root", nargs="?", type=Path, default=Path("."), help="the repository (default: here)")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is stale")
-    given = parser.parse_args(arguments)
-    try:
-        stale = stale_pages(given.root)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+def fill_pages(root: Path, *, check: bool = False) -> None:
+    """Fill the pages of a repository; with ``check`` nothing is written, and a stale page is a ValueError."""
+    stale = stale_pages(root)
+    if check and stale:
+        raise ValueError(f"{', '.join(map(str, stale))}: not what the results say; run python -m papers docs")
     for path, text in stale.items():
-        if given.check:
-            print(f"{path} is stale: run python -m attnlab.reports.docs", file=sys.stderr)
-        else:
-            write_atomic(path, text)
-            print(f"wrote {path}")
-    return 1 if given.check and stale else 0
+        write_atomic(path, text)
+        print(f"wrote {path}")
 
 
 def _line(cells: Any) -> str:
@@ -125,7 +113,3 @@ def _line(cells: Any) -> str:
 
 def _plain(value: Any) -> Any:
     return " to ".join(number(v) for v in value) if isinstance(value, list) else value
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

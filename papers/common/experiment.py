@@ -1,4 +1,4 @@
-"""One experiment of a paper as ``attnlab reproduce`` offers it; a paper's folder lists its own in ``commands.py``."""
+"""One experiment of a paper as ``python -m papers`` offers it; a paper's folder lists its own in ``commands.py``."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attnlab.experiments.effective_glue import Examples, dev_batches
-from attnlab.experiments.together import Fitted, fit
 from attnlab.loss import Loss
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
+from attnlab.training.side_by_side import Fitted, fit
+from papers.effective.glue import Examples, dev_batches
 
 __all__ = ["Classifier", "Tuning", "accuracy", "tune", "tune_seeds"]
 

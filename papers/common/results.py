@@ -8,16 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnlab.reports.html import asset
-from attnlab.reports.tables import PAPER
+from attnlab.pages.tables import PAPER
 
 __all__ = ["beside_paper", "load_results", "merge_results", "paper_table"]
 
+# Where the results of the papers lie in the repository.
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 PROVENANCE = ("config", "seed", "versions", "python", "device", "commit")
 Rows = list[dict[str, Any]]
 
 
-def load_results(folder: Path | str = "results") -> dict[str, dict[str, Any]]:
+def load_results(folder: Path | str = RESULTS) -> dict[str, dict[str, Any]]:
     """Every results/<name>.json by name; a file that is no JSON object is an error that names it."""
     found = {}
     for path in sorted(Path(folder).glob("*.json")):
@@ -56,7 +57,7 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
 
 @cache
 def _papers() -> dict[str, dict[str, Rows]]:
-    return json.loads(asset("papers.json"))
+    return json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
 
 
 def paper_table(results: str, table: str) -> Rows:

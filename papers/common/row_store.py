@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from attnlab.provenance import write_json
 
-__all__ = ["Part", "best_device", "gather", "moved_to"]
+__all__ = ["Part", "gather"]
 
 # The columns that say what a row is for, in tables that name none.
 LABELS = ("mechanism", "spec", "kernel", "family", "r", "rounds", "model", "step")
@@ -86,16 +84,3 @@ def gather(work: Path, names: Sequence[str]) -> tuple[dict[str, list[dict[str, A
         for table, rows in content["tables"].items():
             tables.setdefault(table, []).extend(rows)
     return tables, facts
-
-
-def best_device() -> torch.device:
-    """The GPU where there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def moved_to(device: str, thing: Any) -> Any:
-    """A model or a tensor on the device that a user named; one that is not there is an error that says so."""
-    try:
-        return thing.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.data.parallel import padded
-from attnlab.experiments.pairs import Corpus, ShapedSource
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
 from attnlab.provenance import write_atomic
 from attnlab.training import Term
+from papers.common.pairs import Corpus, ShapedSource
 
 __all__ = [
     "bleu_counts",

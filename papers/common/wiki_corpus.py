@@ -1,4 +1,4 @@
-"""``attnlab reproduce wiki-corpus``: the token stores that the shipped model and the experiments learn from."""
+"""``python -m papers wiki-corpus``: the token stores that the shipped model and the experiments learn from."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attnlab.data import Passages, articles, load_store, train_wordpiece, wikitext_titles, write_store
+from attnlab.data import load_store, train_wordpiece, write_store
 from attnlab.data.readers import open_bytes
 from attnlab.provenance import write_json
+from papers.common.enwik8 import articles, wikitext_titles
+from papers.common.overlap import Passages
 
 __all__ = ["prepare_wiki_corpus", "wikitext_articles"]
 

@@ -1,0 +1,1 @@
+"""Sun and Marasović (2021), Effective Attention Sheds Light On Interpretability (Effective)."""

@@ -1,11 +1,12 @@
-"""Claims of Sun and Marasovic, Effective Attention Sheds Light On Interpretability, on results/effective.json."""
+"""Claims of Sun and Marasovic, Effective Attention Sheds Light On Interpretability."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import (
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
+from papers.common.claims.predicates import (
     all_of,
     at_least,
     at_most,
@@ -17,7 +18,6 @@ from attnlab.reports.claims.predicates import (
     mean_of,
     more,
 )
-from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
 

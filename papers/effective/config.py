@@ -1,4 +1,4 @@
-"""Settings of ``attnlab reproduce effective``, and what one of its processes leaves on disk."""
+"""Settings of ``python -m papers effective``, and what one of its processes leaves on disk."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.parts import Part
 from attnlab.provenance import write_json
+from papers.common.row_store import Part
 
 __all__ = ["EffectiveConfig", "TaskPart", "encoder_folder"]
 

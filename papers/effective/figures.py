@@ -1,4 +1,4 @@
-"""The figures of Effective from results/effective.json, on one page: ours, standard beside effective."""
+"""The figures of Effective from papers/results/effective.json, on one page: ours, standard beside effective."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.pages import Html, Series, bar_chart, element, heat_maps, line_chart, page, table
 from attnlab.provenance import write_atomic
-from attnlab.reports import Html, Series, bar_chart, element, heat_maps, line_chart, page, table
 
 __all__ = ["figures_page", "write_figures"]
 

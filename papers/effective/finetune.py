@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.experiments.effective_config import EffectiveConfig, TaskPart, encoder_folder
-from attnlab.experiments.effective_glue import (
+from attnlab.devices import best_device
+from attnlab.reading.pattern_classifier import PatternNet, load_classifier
+from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train
+from papers.effective.config import EffectiveConfig, TaskPart, encoder_folder
+from papers.effective.glue import (
     TASKS,
     Examples,
     GlueSource,
@@ -26,12 +29,9 @@ from attnlab.experiments.effective_glue import (
     subset,
     tag_types,
 )
-from attnlab.experiments.effective_study import alternative_row, faithfulness_tables, short_input_rows
-from attnlab.experiments.effective_tables import Similarity, Tally, read_maps
-from attnlab.experiments.parts import best_device
-from attnlab.reading.pattern_classifier import PatternNet, load_classifier
-from attnlab.reading.tagger import PerceptronTagger
-from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train
+from papers.effective.study import alternative_row, faithfulness_tables, short_input_rows
+from papers.effective.tables import Similarity, Tally, read_maps
+from papers.effective.tagger import PerceptronTagger
 
 __all__ = ["SquaredError", "load_tagger", "metrics", "run_task", "sequence_classifier"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from attnlab.data.readers import records
-from attnlab.reading.tagger import PerceptronTagger
 from attnlab.reading.token_types import token_types
+from papers.effective.tagger import PerceptronTagger
 
 __all__ = [
     "TASKS",

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.effective_tables import read_maps
-from attnlab.hf.load import LoadedModel, check_length
+from attnlab.adapters.load import LoadedModel, check_length
+from attnlab.pages import element, heat_maps, map_viewer, page
 from attnlab.provenance import write_atomic
-from attnlab.reports import element, heat_maps, map_viewer, page
+from papers.effective.tables import read_maps
 
 __all__ = ["write_maps_page"]
 

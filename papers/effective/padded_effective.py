@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.reading._given import Given
+from attnlab.reading._input import Given
 from attnlab.reading.effective import EffectiveAttention
 from attnlab.shapes import Bool, Float
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.reading.pattern_data import CLASSES, LabelledMaps
+from attnlab.reading.pattern_data import CLASSES
 from attnlab.shapes import Int
+from papers.effective.labelled_maps import LabelledMaps
 
 __all__ = ["annotator_agreement", "confusion_rows", "score_answers"]
 

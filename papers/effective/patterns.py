@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.experiments.effective_figures import write_figures
-from attnlab.experiments.effective_tables import Tally, read_maps
-from attnlab.experiments.parts import best_device
-from attnlab.hf.load import LoadedModel, check_length
+from attnlab.adapters.load import LoadedModel, check_length
+from attnlab.devices import best_device
 from attnlab.provenance import provenance, write_json
-from attnlab.reading import pattern_classifier as patterns
-from attnlab.reading.pattern_data import LabelledMaps
-from attnlab.reading.pattern_generator import generated_pictures
-from attnlab.reading.pattern_scores import annotator_agreement, confusion_rows
+from attnlab.reading.pattern_classifier import load_classifier
+from papers.effective.figures import write_figures
+from papers.effective.labelled_maps import LabelledMaps
+from papers.effective.pattern_generator import generated_pictures
+from papers.effective.pattern_scores import annotator_agreement, confusion_rows
+from papers.effective.pattern_training import cross_validated, leave_one_model_out
+from papers.effective.tables import Tally, read_maps
 
 __all__ = ["classifier_result", "evaluate_classifier", "patterns_of_texts"]
 
@@ -40,7 +41,7 @@ def evaluate_classifier(
     config = {"steps": steps, "generated": generated, "members": members}
     for seed in range(seeds):
         training: dict[str, Any] = {"made": made, "steps": steps, "members": members, "device": device, "seed": seed}
-        for split, held_out in (("models", patterns.leave_one_model_out), ("maps", patterns.cross_validated)):
+        for split, held_out in (("models", leave_one_model_out), ("maps", cross_validated)):
             found[split].append(held_out(maps, **training))
             # What is finished is kept when time runs out.
             write_json(out, classifier_result(maps, found, config=config))
@@ -48,7 +49,7 @@ def evaluate_classifier(
 
 
 def classifier_result(maps: LabelledMaps, found: dict[str, list[Any]], *, config: dict[str, Any]) -> dict[str, Any]:
-    """results/pattern_classifier.json: scores averaged over seeds, confusion matrices summed over them."""
+    """papers/results/pattern_classifier.json: scores averaged over seeds, confusion matrices summed over them."""
     groups = {held: [run[held] for run in found["models"]] for held in found["models"][0]}
     rows = [_score_row("models", held, runs) for held, runs in groups.items()]
     confusion = [row for held, runs in groups.items() for row in _confusion("models", held, runs)]
@@ -99,7 +100,7 @@ def patterns_of_texts(
     model, tokenizer = loaded.model, loaded.tokenizer
     device = best_device()
     model.to(device)
-    tally = Tally(patterns.load_classifier().to(device))
+    tally = Tally(load_classifier().to(device))
     count = 0
     for line in texts:
         batch = _encoded(loaded, line.split("\t")[:2])

@@ -1,4 +1,4 @@
-"""``attnlab reproduce effective``: the tables and figures of Sun and Marasović (Effective), standard beside effective.
+"""``python -m papers effective``: the tables and figures of Sun and Marasović (Effective), standard beside effective.
 
 A pretrained encoder is fine-tuned on RTE, MRPC, SST-2 and STS-B, each in a process of its own, and read before and
 after: patterns (Table 2, Figure 4), token types (Figures 1, 5, 6), what fine-tuning changed (Figure 3), the time it
@@ -20,10 +20,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
-from attnlab.experiments.parts import gather
 from attnlab.provenance import provenance, write_json
-from attnlab.reports import beside_paper, merge_results
+from papers.common.results import beside_paper, merge_results
+from papers.common.row_store import gather
+from papers.effective.config import EffectiveConfig, TaskPart
 
 __all__ = ["KEYS", "NAME", "EffectiveConfig", "collect", "part_names", "run"]
 
@@ -102,7 +102,7 @@ def run(
     config: EffectiveConfig,
     *,
     only: str | Sequence[str] | None = None,
-    out: Path | str = "results/effective.json",
+    out: Path | str = "papers/results/effective.json",
     work: Path | str | None = None,
     seconds: float | None = None,
     resume: bool = False,
@@ -201,11 +201,11 @@ def _run_part(name: str, config: EffectiveConfig, work: Path) -> None:
     part = TaskPart(work / f"{name}.json")
     try:
         if name == TIMING:
-            from attnlab.experiments.effective_timing import run_timing
+            from papers.effective.timing import run_timing
 
             run_timing(config, part)
         else:
-            from attnlab.experiments.effective_finetune import run_task
+            from papers.effective.finetune import run_task
 
             run_task(name, config, part, work / f"run-{name}")
     except BaseException as error:
@@ -216,7 +216,7 @@ def _run_part(name: str, config: EffectiveConfig, work: Path) -> None:
 
 def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
     """What the parts have found so far, with the paper's numbers beside ours."""
-    from attnlab.experiments.effective_tables import artefact_rows, paired_rows, summary_rows
+    from papers.effective.tables import artefact_rows, paired_rows, summary_rows
 
     tables, facts = gather(work, names)
     if "table_2" in tables:
@@ -252,18 +252,19 @@ def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> Effe
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:
-        from attnlab.reading.tagger import read_conllu, train_tagger
+        from papers.effective.tagger import read_conllu, train_tagger
 
         path = train_tagger(read_conllu(config.treebank), epochs=3, keep=0.1).save(work / "tagger.json")
         config = replace(config, tagger=str(path))
     if config.classifier is None:
-        from attnlab.reading import pattern_classifier as patterns
+        from attnlab.reading.pattern_classifier import load_classifier
+        from papers.effective.pattern_training import our_maps, save_classifier, train_classifier
 
         try:
-            patterns.load_classifier()
+            load_classifier()
         except ValueError:
-            net = patterns.train_classifier(patterns.shipped_maps())
-            config = replace(config, classifier=str(patterns.save_classifier(net, work / "classifier.safetensors")))
+            net = train_classifier(our_maps())
+            config = replace(config, classifier=str(save_classifier(net, work / "classifier.safetensors")))
     return config
 
 

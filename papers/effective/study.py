@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import record
 from attnlab.attention import repeat_groups
-from attnlab.experiments.effective_tables import read_maps
-from attnlab.hf import record
 from attnlab.measure import median_seconds
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.effective_layers import read_effective
 from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness
-from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.trace import LayerTrace
+from papers.effective.padded_effective import padded_effective_attention
+from papers.effective.tables import read_maps
 
 __all__ = ["PAIRS", "alternative_row", "faithfulness_tables", "short_input_rows", "timing_rows"]
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import record
 from attnlab.attention import repeat_groups
-from attnlab.hf import record
 from attnlab.reading.effective import effective_attention
-from attnlab.reading.padded_effective import padded_effective_attention
 from attnlab.reading.pattern_data import CLASSES, picture
 from attnlab.reading.pattern_net import PatternNet
 from attnlab.reading.segments import segment_contrast
@@ -19,6 +18,7 @@ from attnlab.reading.similarity import head_similarity
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights
 from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import LayerTrace
+from papers.effective.padded_effective import padded_effective_attention
 
 __all__ = [
     "READINGS",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.effective_config import EffectiveConfig, TaskPart, encoder_folder
-from attnlab.experiments.effective_study import timing_rows
-from attnlab.experiments.parts import best_device
+from attnlab.devices import best_device
+from papers.effective.config import EffectiveConfig, TaskPart, encoder_folder
+from papers.effective.study import timing_rows
 
 __all__ = ["run_timing"]
 

@@ -1,4 +1,4 @@
-"""From what the parts of the reproduction left to results/guidance.json: its tables, and what they mean."""
+"""From what the parts of the reproduction left to papers/results/guidance.json: its tables, and what they mean."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.guidance.tables import ELECTRA_RUN, RUN, made_tables
 from attnlab.provenance import provenance, write_json
+from papers.guidance.tables import ELECTRA_RUN, RUN, made_tables
 
 __all__ = ["NOTES", "assemble"]
 

@@ -1,10 +1,10 @@
-"""Claims of Deshpande and Narasimhan, Guiding Attention for Self-Supervised Learning (AG), on results/guidance.json."""
+"""Claims of Deshpande and Narasimhan, Guiding Attention for Self-Supervised Learning (AG)."""
 
 from __future__ import annotations
 
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import at_most, cell, close, compared, everywhere, less, mean_of, more
-from attnlab.reports.numbers import number
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
+from papers.common.claims.predicates import at_most, cell, close, compared, everywhere, less, mean_of, more
 
 __all__ = ["CLAIMS", "TABLES"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce guidance`` and ``guidance-patterns``: attention guidance's experiments and its Figure 4."""
+"""``python -m papers guidance`` and ``guidance-patterns``: attention guidance's experiments and its Figure 4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from attnlab.experiments._experiment import Experiment
+from papers.common.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
 
@@ -22,7 +22,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--oromo", type=Path, help="the Oromo news articles: for f")
     parser.add_argument("--tagalog", type=Path, help="the Filipino lines: for f")
     parser.add_argument("--work", type=Path, default=Path("runs/guidance"), help="the parts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/guidance.json"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("papers/results/guidance.json"), help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
     parser.add_argument("--seeds", type=int, nargs="+", help="some of the seeds (default: 0 1 2)")
     parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
@@ -35,9 +35,9 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    from attnlab.experiments.guidance.figures import write_figures
-    from attnlab.experiments.guidance.study import Places, StudyConfig, run_parts
     from attnlab.provenance import check_writable
+    from papers.guidance.figures import write_figures
+    from papers.guidance.study import Places, StudyConfig, run_parts
 
     check_writable(options.out)
     config = StudyConfig()
@@ -72,13 +72,13 @@ def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _patterns(options: argparse.Namespace) -> None:
-    from attnlab.experiments.guidance.figure4 import SENTENCE, write_patterns_page
     from attnlab.provenance import check_writable
+    from papers.guidance.figure4 import SENTENCE, write_patterns_page
 
     check_writable(options.out)
     tokenizer = None
     if options.model is not None:
-        from attnlab.hf import load_model
+        from attnlab.adapters import load_model
 
         tokenizer = load_model(options.model).tokenizer
     maps = write_patterns_page(options.out, text=options.text or SENTENCE, tokenizer=tokenizer)

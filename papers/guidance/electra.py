@@ -11,15 +11,16 @@ import torch
 
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.guidance.learner import GuidedLearner, train_together
-from attnlab.experiments.guidance.mlm import encoder, ended, learner, special_ids, thinned
-from attnlab.experiments.guidance.settings import Arm, MlmConfig
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import lanes
+from attnlab.devices import best_device
 from attnlab.guidance import GuidanceTerm, guide
-from attnlab.models.electra import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
+from attnlab.training.side_by_side import lanes
+from papers.common.row_store import Part
+from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
+from papers.guidance.learner import GuidedLearner, train_together
+from papers.guidance.mlm import encoder, ended, learner, special_ids, thinned
+from papers.guidance.settings import Arm, MlmConfig
 
 __all__ = ["ElectraConfig", "run_electra"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from attnlab.pages import element, heat_maps, page
 from attnlab.patterns import SpecialTokens, dense, pattern_targets, special_tokens
 from attnlab.provenance import write_atomic
-from attnlab.reports import element, heat_maps, page
 
 __all__ = ["SENTENCE", "write_patterns_page"]
 

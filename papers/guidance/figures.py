@@ -1,4 +1,4 @@
-"""The figures of attention guidance from results/guidance.json, on one page."""
+"""The figures of attention guidance from papers/results/guidance.json, on one page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.pages import Html, Series, element, line_chart, page, table
 from attnlab.provenance import write_atomic
-from attnlab.reports import Html, Series, element, line_chart, page, table
 
 __all__ = ["figures_page", "write_figures"]
 

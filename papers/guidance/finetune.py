@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.effective_glue import TASKS, encode, read_glue, subset
-from attnlab.experiments.guidance.mlm import Key
-from attnlab.experiments.parts import Part
-from attnlab.experiments.tuning import Tuning, tune
 from attnlab.models import Transformer
+from papers.common.finetuning import Tuning, tune
+from papers.common.row_store import Part
+from papers.effective.glue import TASKS, encode, read_glue, subset
+from papers.guidance.mlm import Key
 
 __all__ = ["TuneConfig", "fine_tune"]
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.data import Source
-from attnlab.experiments.together import Feed, Learner
 from attnlab.guidance import GuidanceTerm
 from attnlab.training import Recipe, Schedule, Term
+from attnlab.training.side_by_side import Feed, Learner
 
 __all__ = ["Curve", "GuidedLearner", "train_together"]
 

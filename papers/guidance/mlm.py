@@ -15,17 +15,18 @@ from torch import nn
 
 from attnlab.data import Blocks, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.abc.encoder import SomeMasked
-from attnlab.experiments.guidance.learner import Curve, GuidedLearner, train_together
-from attnlab.experiments.guidance.settings import Arm, MlmConfig
-from attnlab.experiments.guidance.timeline import record_heads, write_run
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import lanes
+from attnlab.devices import best_device
 from attnlab.guidance import GuidanceTerm, bias_heads, guide
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule, Term
+from attnlab.training.side_by_side import lanes
+from papers.abc.encoder import SomeMasked
+from papers.common.row_store import Part
+from papers.guidance.learner import Curve, GuidedLearner, train_together
+from papers.guidance.settings import Arm, MlmConfig
+from papers.guidance.timeline import record_heads, write_run
 
 __all__ = ["Key", "Pretrained", "Run", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce guidance``: the parts (a) to (g), each on its own, so that results grow over several runs."""
+"""``python -m papers guidance``: the parts (a) to (g), each on its own, so that results grow over several runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.guidance.assemble import assemble
-from attnlab.experiments.guidance.electra import ElectraConfig, run_electra
-from attnlab.experiments.guidance.finetune import TuneConfig, fine_tune
-from attnlab.experiments.guidance.mlm import Pretrained, Run, run_arms
-from attnlab.experiments.guidance.settings import Arm, MlmConfig, ablations, arms
-from attnlab.experiments.guidance.tables import best_arm
-from attnlab.experiments.guidance.translation import TranslationConfig, run_translation
-from attnlab.experiments.parts import Part
 from attnlab.provenance import write_json
+from papers.common.row_store import Part
+from papers.guidance.assemble import assemble
+from papers.guidance.electra import ElectraConfig, run_electra
+from papers.guidance.finetune import TuneConfig, fine_tune
+from papers.guidance.mlm import Pretrained, Run, run_arms
+from papers.guidance.settings import Arm, MlmConfig, ablations, arms
+from papers.guidance.tables import best_arm
+from papers.guidance.translation import TranslationConfig, run_translation
 
 __all__ = ["PARTS", "Places", "StudyConfig", "run_parts"]
 
@@ -279,8 +279,8 @@ def _there(folder: Path, name: str) -> Path:
 
 def score_translations(config: TranslationConfig, *, root: Path, said: Path, out: Path) -> list[dict[str, Any]]:
     """SacreBLEU of every file of translations; nothing where sacrebleu is not installed."""
-    from attnlab.experiments.pairs import TASKS, read_task
-    from attnlab.experiments.translating import corpus_bleu
+    from papers.common.pairs import TASKS, read_task
+    from papers.common.translation import corpus_bleu
 
     references = read_task(TASKS[config.task], root)["test"].target
     rows = []

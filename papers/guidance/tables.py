@@ -1,11 +1,11 @@
-"""The tables of results/guidance.json from what the parts of the reproduction noted."""
+"""The tables of papers/results/guidance.json from what the parts of the reproduction noted."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attnlab.experiments.guidance.curves import Row, converged_at, drops_at, plateau, reaches_at
+from papers.guidance.curves import Row, converged_at, drops_at, plateau, reaches_at
 
 __all__ = ["ELECTRA_RUN", "RUN", "best_arm", "guessing", "made_tables"]
 

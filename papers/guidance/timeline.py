@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.experiments.guidance.settings import Arm, MlmConfig
 from attnlab.guidance import guidance_by_head
 from attnlab.models import record_model
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance, write_atomic, write_json
 from attnlab.reading.timeline import record_step
+from papers.guidance.settings import Arm, MlmConfig
 
 __all__ = ["record_heads", "write_run"]
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.guidance.learner import GuidedLearner, train_together
-from attnlab.experiments.guidance.mlm import ended, period_ids, thinned
-from attnlab.experiments.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.together import lanes
-from attnlab.experiments.translating import held_out_nll, translate, write_lines
+from attnlab.devices import best_device
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config, swapped
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
+from attnlab.training.side_by_side import lanes
+from papers.common.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
+from papers.common.row_store import Part
+from papers.common.translation import held_out_nll, translate, write_lines
+from papers.guidance.learner import GuidedLearner, train_together
+from papers.guidance.mlm import ended, period_ids, thinned
 
 __all__ = ["MODELS", "TranslationConfig", "run_translation"]
 

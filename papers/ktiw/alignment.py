@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
-from attnlab.experiments.ktiw.assemble import PROVENANCE
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import EOS
 from attnlab.provenance import write_json
+from papers.ktiw.assemble import PROVENANCE
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.readings import EOS
 
 __all__ = ["write_alignment"]
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.experiments.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
-from attnlab.experiments.ktiw.rows import Rows
-from attnlab.experiments.ktiw.tables import (
+from attnlab.provenance import provenance, write_json
+from papers.common.results import beside_paper, merge_results
+from papers.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
+from papers.ktiw.rows import Rows
+from papers.ktiw.tables import (
     Study,
     appendix_a1,
     bleu_curve,
@@ -24,8 +26,6 @@ from attnlab.experiments.ktiw.tables import (
     table_11,
     uniform_curves,
 )
-from attnlab.provenance import provenance, write_json
-from attnlab.reports import beside_paper, merge_results
 
 __all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
@@ -122,8 +122,8 @@ def _words(study: Study, prepared: Path | None, data: Path | None) -> Sequence[s
 
 def run_toy(name: str, out: Path | str, *, seeds: int | None = None, steps: int | None = None) -> dict[str, Any]:
     """Train one of the toy experiments and write its results."""
-    from attnlab.experiments.ktiw.local import LocalConfig, run_figure_7
-    from attnlab.experiments.ktiw.permutations import (
+    from papers.ktiw.local import LocalConfig, run_figure_7
+    from papers.ktiw.permutations import (
         PermutationsConfig,
         run_figure_3,
         run_figure_6,
@@ -191,7 +191,7 @@ def write_statistics(corpora: Sequence[Corpus], out: Path | str) -> dict[str, An
 
 
 def write_heads_result(work: Path | str, out: Path | str) -> dict[str, Any]:
-    """results/ktiw-transformers.json: each head's agreements over training, and the families' summary."""
+    """papers/results/ktiw-transformers.json: each head's agreements over training, and the families' summary."""
     curves, summary, configs, told = [], [], {}, {}
     for folder in sorted(path for path in Path(work).iterdir() if (path / "reference" / "run.json").exists()):
         told = json.loads((folder / "reference" / "run.json").read_text(encoding="utf-8"))

@@ -5,8 +5,9 @@ Agreements and performances are in per cent, as in the paper's tables; ``uf`` is
 
 from __future__ import annotations
 
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Claim, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import (
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Claim, Missing, Predicate, Result, Verdict
+from papers.common.claims.predicates import (
     all_of,
     at_least,
     averages,
@@ -18,7 +19,6 @@ from attnlab.reports.claims.predicates import (
     more,
     rows_of,
 )
-from attnlab.reports.numbers import number
 
 __all__ = ["CLAIMS", "TABLES"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce ktiw-*``: each table and figure of KTIW as a command.
+"""``python -m papers ktiw-*``: each table and figure of KTIW as a command.
 
 The commands that compare trainings share them: ``--work`` holds a folder for each data set, what is finished there is
 not trained again, and ``--tables-only`` trains nothing at all.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments._experiment import Experiment
+from papers.common.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
 
@@ -27,7 +27,9 @@ def _study_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
     def arguments(parser: argparse.ArgumentParser) -> None:
         _data_arguments(parser)
         parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
-        parser.add_argument("--out", type=Path, default=Path(f"results/{name}.json"), help="(default: %(default)s)")
+        parser.add_argument(
+            "--out", type=Path, default=Path(f"papers/results/{name}.json"), help="(default: %(default)s)"
+        )
         parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the runs there are")
         parser.add_argument("--steps", type=int, help="updates of each run, instead of the paper's")
         parser.add_argument("--batch", type=int, help="examples in a batch, instead of the paper's")
@@ -41,7 +43,9 @@ def _toy_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--seeds", type=int, help="models of each setting, instead of the paper's")
         parser.add_argument("--steps", type=int, help="updates, instead of the default")
-        parser.add_argument("--out", type=Path, default=Path(f"results/{name}.json"), help="(default: %(default)s)")
+        parser.add_argument(
+            "--out", type=Path, default=Path(f"papers/results/{name}.json"), help="(default: %(default)s)"
+        )
         parser.add_argument("--page", type=Path, help="also draw the figures on this page")
 
     return arguments
@@ -49,8 +53,8 @@ def _toy_arguments(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 def _study(name: str, runs: Sequence[str]) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
-        from attnlab.experiments.ktiw.assemble import write_study_result
-        from attnlab.experiments.ktiw.comparison import run_chosen
+        from papers.ktiw.assemble import write_study_result
+        from papers.ktiw.comparison import run_chosen
 
         _check_out(options.out)
         if not options.tables_only:
@@ -65,7 +69,7 @@ def _study(name: str, runs: Sequence[str]) -> Callable[[argparse.Namespace], Non
 
 def _toy(name: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
-        from attnlab.experiments.ktiw.assemble import run_toy
+        from papers.ktiw.assemble import run_toy
 
         _check_out(options.out)
         _tell(run_toy(name, options.out, seeds=options.seeds, steps=options.steps), options)
@@ -76,12 +80,14 @@ def _toy(name: str) -> Callable[[argparse.Namespace], None]:
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     _data_arguments(parser)
     parser.add_argument("--into", type=Path, required=True, help="a folder for the tokenised data sets")
-    parser.add_argument("--out", type=Path, default=Path("results/ktiw-data.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("papers/results/ktiw-data.json"), help="(default: %(default)s)"
+    )
 
 
 def _prepare(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.assemble import write_statistics
-    from attnlab.experiments.ktiw.corpora import save_corpus
+    from papers.ktiw.assemble import write_statistics
+    from papers.ktiw.corpora import save_corpus
 
     _check_out(options.out)
     options.into.mkdir(parents=True, exist_ok=True)
@@ -100,14 +106,14 @@ def _data_to(out: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _rates(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.rates import write_proxy_rates
+    from papers.ktiw.rates import write_proxy_rates
 
     _check_out(options.out)
     _tell(write_proxy_rates(_corpora(options), options.out), options)
 
 
 def _diagnosis(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.diagnose import write_diagnosis
+    from papers.ktiw.diagnosis import write_diagnosis
 
     _check_out(options.out)
     given = options.data is not None or options.prepared is not None
@@ -119,7 +125,7 @@ def _heads_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=("attnlab", "bart"), default="attnlab", help="(default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("runs/ktiw-transformers"), help="(default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, default=Path("results/ktiw-transformers.json"), help="(default: %(default)s)"
+        "--out", type=Path, default=Path("papers/results/ktiw-transformers.json"), help="(default: %(default)s)"
     )
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the runs there are")
@@ -127,11 +133,11 @@ def _heads_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _heads(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.assemble import write_heads_result
+    from papers.ktiw.assemble import write_heads_result
 
     _check_out(options.out)
     if not options.tables_only:
-        from attnlab.experiments.ktiw.transformers import HeadsConfig, run_heads
+        from papers.ktiw.transformers import HeadsConfig, run_heads
 
         [corpus] = [c for c in _corpora(options, ("multi30k",)) if c.kind == "translation"]
         run_heads(corpus, options.work, config=HeadsConfig(family=options.family, steps=options.steps))
@@ -141,12 +147,14 @@ def _heads(options: argparse.Namespace) -> None:
 def _alignment_arguments(parser: argparse.ArgumentParser) -> None:
     _data_arguments(parser)
     parser.add_argument("--work", type=Path, default=Path("runs/ktiw"), help="the runs (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results/ktiw-alignment.json"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("papers/results/ktiw-alignment.json"), help="(default: %(default)s)"
+    )
     parser.add_argument("--page", type=Path, help="also draw the figure on this page")
 
 
 def _alignment(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.alignment import write_alignment
+    from papers.ktiw.alignment import write_alignment
 
     _check_out(options.out)
     [corpus] = [c for c in _corpora(options, ("multi30k",)) if c.kind == "translation"]
@@ -154,12 +162,12 @@ def _alignment(options: argparse.Namespace) -> None:
 
 
 def _figures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from attnlab.experiments.ktiw.figures import write_pictures
+    from papers.ktiw.figures import write_pictures
 
     options.out.mkdir(parents=True, exist_ok=True)
     for path in write_pictures(options.results, options.out):
@@ -167,7 +175,7 @@ def _figures(options: argparse.Namespace) -> None:
 
 
 def _corpora(options: argparse.Namespace, only: Sequence[str] | None = None) -> list[Any]:
-    from attnlab.experiments.ktiw.corpora import READERS, load_corpus, prepare
+    from papers.ktiw.corpora import READERS, load_corpus, prepare
 
     if (options.data is None) == (options.prepared is None):
         raise ValueError("name the data: --data FOLDER as downloaded, or --prepared FOLDER as ktiw-data wrote it")
@@ -195,7 +203,7 @@ def _check_out(out: Path) -> None:
 def _tell(result: dict[str, Any], options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
     if getattr(options, "page", None) is not None:
-        from attnlab.experiments.ktiw.figures import write_page
+        from papers.ktiw.figures import write_page
 
         write_page(json.loads(json.dumps(result)), options.page)
         print(f"wrote {options.page.resolve()}")
@@ -256,12 +264,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "ktiw-diagnosis": Experiment(
         "Ours: is word translation learnable from co-occurrence? The toy tasks' and the data sets' count tables.",
-        _data_to("results/ktiw-diagnosis.json"),
+        _data_to("papers/results/ktiw-diagnosis.json"),
         _diagnosis,
     ),
     "ktiw-proxy-rates": Experiment(
         "Ours: the proxy against logistic regression, at the paper's rate and at a higher one.",
-        _data_to("results/ktiw-proxy-rates.json"),
+        _data_to("papers/results/ktiw-proxy-rates.json"),
         _rates,
     ),
     "ktiw-alignment": Experiment(

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.devices import best_device
 from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_proxy, random_agreement, train_proxy
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.optimal import optimal_agreement
-from attnlab.experiments.ktiw.readings import Examples, proxy_rows, read, saliency
-from attnlab.experiments.ktiw.stacked import run_stacked
-from attnlab.experiments.ktiw.study import (
+from attnlab.provenance import write_atomic, write_json
+from attnlab.training import load_model
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.optimal import optimal_agreement
+from papers.ktiw.readings import Examples, proxy_rows, read, saliency
+from papers.ktiw.stacked import run_stacked
+from papers.ktiw.study import (
     READINGS,
     StudyConfig,
     chosen_runs,
@@ -29,9 +32,6 @@ from attnlab.experiments.ktiw.study import (
     shortened,
     study_config,
 )
-from attnlab.experiments.parts import best_device
-from attnlab.provenance import write_atomic, write_json
-from attnlab.training import load_model
 
 __all__ = ["compare_runs", "run_chosen"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.data import KeywordDetection
-from attnlab.experiments.ktiw.rows import Rows
-from attnlab.experiments.parts import best_device
-from attnlab.models.lstm import Classifier
-from attnlab.models.lstm_config import ClassifierConfig
+from attnlab.devices import best_device
+from papers.ktiw.models.lstm import Classifier
+from papers.ktiw.models.lstm_config import ClassifierConfig
+from papers.ktiw.rows import Rows
+from papers.ktiw.synthetic import KeywordDetection
 
 __all__ = ["LocalConfig", "log_odds", "run_figure_7"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from attnlab.data import IGNORED
+from attnlab.devices import best_device
 from attnlab.dynamics import agreement, optimal_attention, random_agreement
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import examples, read
-from attnlab.experiments.ktiw.study import make_model
-from attnlab.experiments.parts import best_device
-from attnlab.models.lstm import Translator
 from attnlab.provenance import write_json
 from attnlab.training import load_model
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.models.lstm import Translator
+from papers.ktiw.readings import examples, read
+from papers.ktiw.study import make_model
 
 __all__ = ["optimal_agreement"]
 

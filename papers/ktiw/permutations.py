@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from attnlab.data import FixedPermutation, MixtureOfPermutations, PermutationCopying
-from attnlab.experiments.ktiw.rows import Rows
-from attnlab.experiments.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
-from attnlab.experiments.parts import best_device
-from attnlab.models.lstm import Translator
-from attnlab.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
+from attnlab.devices import best_device
+from papers.ktiw.models.lstm import Translator
+from papers.ktiw.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
+from papers.ktiw.rows import Rows
+from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
+from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
 __all__ = ["PermutationsConfig", "judge_heads", "run_figure_3", "run_figure_6", "run_section_6_2"]
 

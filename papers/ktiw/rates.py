@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from attnlab.dynamics import agreement, logistic_proxy, train_proxy
-from attnlab.experiments.ktiw.corpora import TITLES, Corpus
-from attnlab.experiments.ktiw.readings import examples, proxy_rows
-from attnlab.experiments.ktiw.study import study_config
 from attnlab.provenance import provenance, write_json
+from papers.ktiw.corpora import TITLES, Corpus
+from papers.ktiw.readings import examples, proxy_rows
+from papers.ktiw.study import study_config
 
 __all__ = ["write_proxy_rates"]
 

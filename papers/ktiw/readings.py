@@ -20,10 +20,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from attnlab.data import IGNORED, LabelledSource, ParallelSource
 from attnlab.dynamics import gradient_saliency, lexical_probe, proxy_probe
 from attnlab.dynamics.proxy import BagOfWords, LogisticProxy
-from attnlab.experiments.ktiw.corpora import Corpus
 from attnlab.models import record_model
-from attnlab.models.lstm import Classifier, Translator
 from attnlab.shapes import Float, Int
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.models.lstm import Classifier, Translator
 
 __all__ = ["Examples", "Reading", "examples", "proxy_rows", "read", "saliency"]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from attnlab.experiments.ktiw.graphs import captured_update
-from attnlab.models.lstm import Translator
-from attnlab.models.lstm_config import TranslatorConfig
-from attnlab.models.lstm_stacked import StackedTranslator, stack_translators
+from papers.ktiw.graphs import captured_update
+from papers.ktiw.models.lstm import Translator
+from papers.ktiw.models.lstm_config import TranslatorConfig
+from papers.ktiw.models.stacked_lstm import StackedTranslator, stack_translators
 
 __all__ = ["Curves", "SeedTraining", "fresh_models", "train_one", "train_seeds"]
 

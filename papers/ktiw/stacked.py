@@ -20,10 +20,16 @@ from torch.nn.functional import cross_entropy, softplus
 
 from attnlab.data import IGNORED
 from attnlab.data.parallel import padded
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.graphs import captured_update
-from attnlab.experiments.ktiw.readings import BOS, EOS, PAD
-from attnlab.experiments.ktiw.study import (
+from attnlab.devices import best_device
+from attnlab.provenance import provenance, write_json
+from attnlab.training import Moment
+from attnlab.training.checkpoints import write_checkpoint
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.graphs import captured_update
+from papers.ktiw.models.lstm import attention_parameters, freeze_probe
+from papers.ktiw.models.stacked_lstm import StackedClassifier, StackedTranslator, stack_classifiers, stack_translators
+from papers.ktiw.readings import BOS, EOS, PAD
+from papers.ktiw.study import (
     StudyConfig,
     Watch,
     chosen_runs,
@@ -32,12 +38,6 @@ from attnlab.experiments.ktiw.study import (
     shortened,
     told_of,
 )
-from attnlab.experiments.parts import best_device
-from attnlab.models.lstm import attention_parameters, freeze_probe
-from attnlab.models.lstm_stacked import StackedClassifier, StackedTranslator, stack_classifiers, stack_translators
-from attnlab.provenance import provenance, write_json
-from attnlab.training import Moment
-from attnlab.training.checkpoints import write_checkpoint
 
 __all__ = ["orders", "run_stacked"]
 

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, LabelledSource, ParallelSource
+from attnlab.devices import best_device
 from attnlab.dynamics import agreement
 from attnlab.dynamics.proxy import ProxyConfig
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import BOS, EOS, PAD, Examples, examples, read
-from attnlab.experiments.parts import best_device
 from attnlab.loss import Loss
-from attnlab.models.lstm import Classifier, Translator, freeze_probe
-from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
-from attnlab.models.lstm_search import translate
 from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.models.lstm import Classifier, Translator, freeze_probe
+from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
+from papers.ktiw.models.search import translate
+from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples, read
 
 __all__ = [
     "StudyConfig",

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.dynamics import contextualised
-from attnlab.experiments.ktiw.corpora import TITLES
-from attnlab.reports import beside_paper
+from papers.common.results import beside_paper
+from papers.ktiw.corpora import TITLES
 
 __all__ = [
     "Study",
@@ -198,7 +198,7 @@ def appendix_a1(study: Study, words: Sequence[str]) -> list[Row]:
 
 def bleu(path: Path, words: Sequence[str]) -> float:
     """sacrebleu's corpus BLEU of the translations that an evaluation left, cased, with its own tokenisation (13a)."""
-    from attnlab.experiments.translating import corpus_bleu
+    from papers.common.translation import corpus_bleu
 
     def texts(name: str) -> list[str]:
         rows = np.split(arrays[name], np.cumsum(arrays[f"{name}_lengths"].astype(np.int64))[:-1])

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import record, swap
 from attnlab.data import IGNORED, ParallelSource
+from attnlab.devices import best_device
 from attnlab.dynamics import agreement, forced_probe
 from attnlab.dynamics.metrics import random_agreement
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import BOS, EOS, PAD, Examples, examples
-from attnlab.experiments.parts import best_device
-from attnlab.hf import record, swap
 from attnlab.models import Transformer, TransformerConfig, record_model, swapped
 from attnlab.provenance import write_json
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples
 
 __all__ = ["HeadsConfig", "run_heads"]
 

@@ -1,0 +1,1 @@
+"""Gupta and Berant (2021), Value-aware Approximate Attention (OVA)."""

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.value_aware_common import (
+from attnlab.devices import best_device
+from attnlab.models import Transformer, named_config
+from attnlab.models.attention import swapped
+from attnlab.models.losses import CausalLM
+from attnlab.training import Recipe, Schedule
+from papers.common.row_store import Part
+from papers.value_aware.config import (
     Corpus,
     Meeting,
     ValueAwareConfig,
@@ -22,10 +27,6 @@ from attnlab.experiments.value_aware_common import (
     on_device,
     uncompiled,
 )
-from attnlab.models import Transformer, named_config
-from attnlab.models.attention import swapped
-from attnlab.models.losses import CausalLM
-from attnlab.training import Recipe, Schedule
 
 __all__ = ["EXACT", "Score", "causal_loss", "causal_model", "kernel_specs", "run_lm", "sliding_windows"]
 

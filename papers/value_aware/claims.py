@@ -1,12 +1,12 @@
-"""Claims of Gupta and Berant, Value-aware Approximate Attention (OVA), tested on results/value-aware.json."""
+"""Claims of Gupta and Berant, Value-aware Approximate Attention (OVA), tested on papers/results/value-aware.json."""
 
 from __future__ import annotations
 
 import math
 
-from attnlab.reports.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
-from attnlab.reports.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
-from attnlab.reports.numbers import number
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
+from papers.common.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
 
 __all__ = ["CLAIMS", "TABLES"]
 

@@ -1,4 +1,4 @@
-"""What the parts of ``attnlab reproduce value-aware`` share: settings, the corpus, and one training."""
+"""What the parts of ``python -m papers value-aware`` share: settings, the corpus, and one training."""
 
 from __future__ import annotations
 

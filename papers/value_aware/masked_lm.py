@@ -9,10 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import swap
+from attnlab.commands.pretraining import BertMaskedLM, bert_states
 from attnlab.data import IGNORED, Blocks, MlmSource
-from attnlab.experiments.parts import Part, best_device
-from attnlab.experiments.pretrain import BertMaskedLM, bert_states
-from attnlab.experiments.value_aware_common import (
+from attnlab.devices import best_device
+from attnlab.shapes import Float, Int
+from attnlab.training import Recipe, Schedule
+from papers.common.row_store import Part
+from papers.value_aware.config import (
     Corpus,
     Meeting,
     ValueAwareConfig,
@@ -20,9 +24,6 @@ from attnlab.experiments.value_aware_common import (
     on_device,
     uncompiled,
 )
-from attnlab.hf import swap
-from attnlab.shapes import Float, Int
-from attnlab.training import Recipe, Schedule
 
 __all__ = ["Places", "continued_model", "masked_score", "run_mlm", "table_1_specs"]
 

@@ -1,4 +1,4 @@
-"""``attnlab reproduce value-aware``: Tables 1 and 2 and Figures 1 to 3 of Gupta and Berant (OVA).
+"""``python -m papers value-aware``: Tables 1 and 2 and Figures 1 to 3 of Gupta and Berant (OVA).
 
 Five trainings run at once, each in a process of its own: a masked LM continued at a greater length and, as the control,
 at its own; and three causal LMs that differ in their kernel. Each then puts approximations in place of its attention.
@@ -18,10 +18,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.parts import Part, gather
-from attnlab.experiments.value_aware_common import CONFIGS, Corpus, Meeting, ValueAwareConfig, plan_steps
 from attnlab.provenance import provenance, write_json
-from attnlab.reports import beside_paper, merge_results
+from papers.common.results import beside_paper, merge_results
+from papers.common.row_store import Part, gather
+from papers.value_aware.config import CONFIGS, Corpus, Meeting, ValueAwareConfig, plan_steps
 
 __all__ = ["CONFIGS", "KEYS", "NAME", "ValueAwareConfig", "collect", "joined", "part_names", "reproduce", "run_part"]
 
@@ -63,8 +63,8 @@ def run_part(name: str, config: ValueAwareConfig, corpus: Path, model: Path, wor
     """One part from its training to its last row, which it leaves in ``work``."""
     import torch
 
-    from attnlab.experiments.value_aware_lm import run_lm
-    from attnlab.experiments.value_aware_mlm import run_mlm
+    from papers.value_aware.causal_lm import run_lm
+    from papers.value_aware.masked_lm import run_mlm
 
     torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // 5)))
     group, _, member = name.partition("-")

@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 import attnlab as al
-from tests.hf_zoo import build
+from tests.adapters.zoo import build
 
 # (heads of keys and values, slots, width) of what each family gains.
 GAINED = {

@@ -8,7 +8,7 @@ import torch
 import attnlab as al
 from attnlab.attention import repeat_groups
 from attnlab.registry import all_mechanisms
-from tests.hf_zoo import build, inputs, padding
+from tests.adapters.zoo import build, inputs, padding
 from tests.tolerance import assert_close
 
 MEMBERS = [spec for spec in all_mechanisms() if spec.partition(":")[0].startswith(("abc-", "rfa", "t2r"))]

@@ -12,8 +12,8 @@ import transformers as tf
 import attnlab as al
 from attnlab.attention import repeat_groups
 from attnlab.models import Transformer, TransformerConfig, load_model, save_model
-from tests.hf_converted import GAINED, converted
-from tests.hf_zoo import PAD, VOCABULARY, build, inputs, padding, real_logits
+from tests.adapters.converted import GAINED, converted
+from tests.adapters.zoo import PAD, VOCABULARY, build, inputs, padding, real_logits
 from tests.tolerance import assert_close
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import attnlab as al
-from tests.hf_converted import converted
-from tests.hf_zoo import build, inputs, real_logits
+from tests.adapters.converted import converted
+from tests.adapters.zoo import build, inputs, real_logits
 
 
 def test_what_convert_refuses() -> None:

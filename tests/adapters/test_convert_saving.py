@@ -12,10 +12,10 @@ import transformers as tf
 from torch import Tensor
 
 import attnlab as al
-from attnlab.hf import reconvert
-from tests.hf_converted import GAINED, converted
-from tests.hf_zoo import build, inputs, padding, real_logits
-from tests.test_hf_load import write_tokenizer
+from attnlab.adapters import reconvert
+from tests.adapters.converted import GAINED, converted
+from tests.adapters.test_load import write_tokenizer
+from tests.adapters.zoo import build, inputs, padding, real_logits
 from tests.tolerance import assert_close
 
 

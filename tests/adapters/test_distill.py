@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.hf.distill import Lesson, layer_error
-from tests import hf_zoo
+from attnlab.adapters.distill import Lesson, layer_error
+from tests.adapters import zoo as hf_zoo
 
 
 class Tokens:
@@ -157,7 +157,7 @@ def test_encoder_decoders_do_not_learn_from_texts() -> None:
 
 
 def test_strings_are_enough_with_the_models_tokenizer() -> None:
-    from attnlab.experiments.demo import SHIPPED
+    from attnlab.adapters.load import SHIPPED
 
     loaded = al.load_model(SHIPPED)
     student = al.convert(loaded.model, "abc-mlp:slots=4", copy=True)

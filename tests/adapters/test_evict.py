@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnlab.cache_policies import RANKINGS, KVPolicy, evicting, keep_mask, perplexity
+from attnlab.adapters.evict import RANKINGS, KVPolicy, evicting, keep_mask, perplexity
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def test_recency_equals_attention_with_a_mask(model: torch.nn.Module) -> None:
 
 
 def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn.Module) -> None:
+    from attnlab.adapters.evict import _Memory
     from attnlab.attention import AttentionCall
-    from attnlab.cache_policies import _Memory
 
     q, k = torch.zeros(1, 1, 1, 3), torch.randn(1, 1, 4, 3)
     v = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [-1.0, 3.0]]).view(1, 1, 4, 2)

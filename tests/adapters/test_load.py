@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers as tf
 
-from attnlab.hf import load_model
-from attnlab.hf.load import check_length, max_length
-from tests.hf_zoo import ALL, LLAMA, build
+from attnlab.adapters import load_model
+from attnlab.adapters.load import check_length, max_length
+from tests.adapters.zoo import ALL, LLAMA, build
 
 
 def write_tokenizer(folder: Path) -> None:

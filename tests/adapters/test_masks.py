@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnlab.adapters import record, swap
+from attnlab.adapters.masks import carrying_mask, recognise, seen_by
 from attnlab.attention import visible
-from attnlab.hf import record, swap
-from attnlab.hf.masks import carrying_mask, recognise, seen_by
-from tests.hf_zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
+from tests.adapters.zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
 
 SLIDING = {"mistral", "gemma3", "modernbert"}
 

@@ -10,9 +10,9 @@ import transformers as tf
 from torch import Tensor
 
 import attnlab as al
-from attnlab.hf.memory_cache import MemoryLayer
-from tests.hf_converted import converted
-from tests.hf_zoo import build, inputs, padding
+from attnlab.adapters.memory_cache import MemoryLayer
+from tests.adapters.converted import converted
+from tests.adapters.zoo import build, inputs, padding
 from tests.tolerance import assert_close
 
 WAYS = {

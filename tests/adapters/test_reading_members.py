@@ -7,8 +7,8 @@ import torch
 
 import attnlab as al
 from attnlab.attention import repeat_groups
-from tests.hf_converted import converted
-from tests.hf_zoo import inputs, padding
+from tests.adapters.converted import converted
+from tests.adapters.zoo import inputs, padding
 from tests.tolerance import assert_close
 
 # (model, spec, the most slots that a query reads)

@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers as tf
 
-from attnlab.hf import record, swap
-from attnlab.hf.sites import find_sites
-from tests.hf_zoo import ALL, LLAMA, SPECIAL, build, inputs, padding, set_implementation
+from attnlab.adapters import record, swap
+from attnlab.adapters.sites import find_sites
+from tests.adapters.zoo import ALL, LLAMA, SPECIAL, build, inputs, padding, set_implementation
 
 KEYS = {
     "encoder": ("attentions", "encoder_attentions"),

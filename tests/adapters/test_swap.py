@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers as tf
 
-from attnlab.hf import record, swap
-from attnlab.hf.sites import find_sites
-from tests.hf_zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
+from attnlab.adapters import record, swap
+from attnlab.adapters.sites import find_sites
+from tests.adapters.zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
 
 TOLERANCE = 1e-5
 

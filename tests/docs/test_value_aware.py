@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.pages import ROOT
+from tests.opened_pages import ROOT
 
 
 def test_leave_one_out_loses_less_than_attention_mass_in_every_row_and_eq_3_more() -> None:

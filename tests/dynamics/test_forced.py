@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from attnlab.adapters import record, swap
 from attnlab.dynamics import forced_probe, position_spec
-from attnlab.hf import record, swap
 
 
 def bart() -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:

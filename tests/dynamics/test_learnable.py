@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from attnlab.data.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 from attnlab.dynamics import Bitext, bitext, count_table, learnable_from_cooccurrence, sharpness
+from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "multi30k"
 

@@ -13,17 +13,17 @@ import torch
 
 import attnlab
 from attnlab import AttentionCall, mechanism, record
+from attnlab.adapters import LoadedModel, swap
+from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.cli import main
-from attnlab.experiments.compare import CompareConfig, compare
-from attnlab.experiments.quality import quality
-from attnlab.experiments.recommend import RecommendConfig, Unit, greedy, halves, recommend, recommend_lines, write_plans
-from attnlab.experiments.sweep import sweep_r
-from attnlab.experiments.windows import IGNORED, Windows
-from attnlab.hf import LoadedModel, swap
-from attnlab.hf.plan import Plan, swap_plan
+from attnlab.evaluation.compare import CompareConfig, compare
+from attnlab.evaluation.quality import quality
+from attnlab.evaluation.recommend import RecommendConfig, Unit, greedy, halves, recommend, recommend_lines, write_plans
+from attnlab.evaluation.sweep import sweep_r
+from attnlab.evaluation.windows import IGNORED, Windows
 from attnlab.mechanisms.per_head import PerHead, per_head
-from attnlab.reports import compare_page
-from tests import hf_zoo
+from attnlab.pages import compare_page
+from tests.adapters import zoo as hf_zoo
 from tests.tolerance import assert_close
 from tests.unchecked import unchecked
 
@@ -222,7 +222,7 @@ def test_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # No search for supports between 1 and d + 1, which takes most of the time.
-    monkeypatch.setattr("attnlab.experiments.compare.sweep_r", partial(sweep_r, patience=0.0))
+    monkeypatch.setattr("attnlab.evaluation.compare.sweep_r", partial(sweep_r, patience=0.0))
     words = [
         "compare",
         str(SHIPPED),

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from attnlab import record
-from attnlab.experiments.quality import quality
-from attnlab.experiments.sweep import powers_of_two, sweep, sweep_lines, sweep_r
-from attnlab.experiments.windows import Windows
-from attnlab.hf import LoadedModel, swap
-from attnlab.reports import compare_page
-from tests import hf_zoo
+from attnlab.adapters import LoadedModel, swap
+from attnlab.evaluation.quality import quality
+from attnlab.evaluation.sweep import powers_of_two, sweep, sweep_lines, sweep_r
+from attnlab.evaluation.windows import Windows
+from attnlab.pages import compare_page
+from tests.adapters import zoo as hf_zoo
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from attnlab.guidance.halves import join_heads, split_heads
+from attnlab.guidance.split_heads import join_heads, split_heads
 from tests.tolerance import assert_close
 
 B, H, N, D, FIRST = 2, 5, 7, 3, 2

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import attnlab as al
+from attnlab.adapters.sites import find_sites
 from attnlab.guidance import Guidance, guidance_loss, guide
-from attnlab.hf.sites import find_sites
-from tests import hf_zoo
+from tests.adapters import zoo as hf_zoo
 from tests.tolerance import assert_close
 
 

@@ -14,8 +14,8 @@ import attnlab as al
 from attnlab.kernels.decoding import linear_step, read_slots, serves_reading
 from attnlab.measure import captured
 from attnlab.mechanisms import _linear
+from attnlab.mechanisms._bounded.slots import FLOOR, SlotState, step
 from attnlab.mechanisms._linear import LinearCache
-from attnlab.mechanisms._slots import FLOOR, SlotState, step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAPS = ("kernel:elu", "rfa:features=67", "rfa:features=16,least=1.5", "rfa:features=61,gate=true", "t2r:features=7")

@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 import attnlab as al
-from attnlab.mechanisms import _slots
-from attnlab.mechanisms._slots import SlotMechanism
-from tests.kernels.abc_cases import relative
+from attnlab.mechanisms._bounded import slots as _slots
+from attnlab.mechanisms._bounded.slots import SlotMechanism
+from tests.kernels.abc.cases import relative
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPECS = (

@@ -10,11 +10,11 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.measure import captured
-from attnlab.mechanisms._pooled import pooling_by_place
-from attnlab.mechanisms._slots import SlotMechanism
+from attnlab.mechanisms._bounded.pooled import pooling_by_place
+from attnlab.mechanisms._bounded.slots import SlotMechanism
 from attnlab.mechanisms.abc_random import random_slot
 from tests.conformance.calls import situations
-from tests.kernels.abc_cases import relative
+from tests.kernels.abc.cases import relative
 from tests.mechanisms.test_abc_forms import close
 
 SPECS = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.measure import peak_bytes
-from attnlab.mechanisms._slots import SlotMechanism, prefill, step
+from attnlab.mechanisms._bounded.slots import SlotMechanism, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
 from tests.conformance.calls import cross_call, padding, self_call
 from tests.mechanisms.test_abc_slots import CAUSAL, tokens

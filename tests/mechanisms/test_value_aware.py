@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import attnlab as al
-from attnlab.mechanisms._caratheodory import caratheodory
-from attnlab.mechanisms._sparse_simplex import sparse_simplex
+from attnlab.linalg.caratheodory import caratheodory
+from attnlab.linalg.sparse_simplex import sparse_simplex
 from attnlab.mechanisms.value_aware import value_aware_distance
 from tests.mechanisms.test_top_r import call_with_alpha
 from tests.tolerance import assert_close
@@ -131,7 +131,7 @@ def test_the_slow_way_is_for_rows_that_need_it(monkeypatch: pytest.MonkeyPatch) 
     def slow(_: Tensor) -> None:
         raise RuntimeError("the slow way was taken")
 
-    monkeypatch.setattr("attnlab.mechanisms._caratheodory.by_any_basis", slow)
+    monkeypatch.setattr("attnlab.linalg.caratheodory.by_any_basis", slow)
     v = torch.randn(1, 61, 7, dtype=torch.float64)
     w = torch.randn(1, 11, 61, dtype=torch.float64).softmax(-1)
     assert_close(caratheodory(w, v) @ v, w @ v)

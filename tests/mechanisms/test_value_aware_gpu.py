@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attnlab as al
+from attnlab.linalg.caratheodory import caratheodory
 from attnlab.measure import peak_bytes
-from attnlab.mechanisms._caratheodory import caratheodory
 from tests.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu

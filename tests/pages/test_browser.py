@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from attnlab.reports import claims_page, compare_page, run_page
-from tests.pages import assert_fits
+from attnlab.pages import compare_page, run_page
+from papers.common.ledger_page import claims_page
+from tests.opened_pages import assert_fits
+from tests.papers.common.made_up import as_the_papers_say
 
 from .examples import NASTY, a_comparison, a_demo, write_run
-from .made_up import as_the_papers_say
 
 pytestmark = pytest.mark.browser
 

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from attnlab.reports import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
-from attnlab.reports.charts import BOTTOM, LEFT, RIGHT, TOP, _beside
-from attnlab.reports.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
-from attnlab.reports.numbers import MISSING, Scale, scale_over, short
-from attnlab.reports.tables import Column
+from attnlab.pages import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
+from attnlab.pages.charts import BOTTOM, LEFT, RIGHT, TOP, _beside
+from attnlab.pages.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
+from attnlab.pages.numbers import MISSING, Scale, scale_over, short
+from attnlab.pages.tables import Column
 
 from .parsing import parse
 

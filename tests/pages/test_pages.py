@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import attnlab
-from attnlab.reports import compare_page, element, run_page
-from attnlab.reports.compare import finding
-from attnlab.reports.html import data, join, page
-from attnlab.reports.maps import quantise
-from attnlab.reports.runs import MOST_POINTS, curves, grouped, read_run
+from attnlab.pages import compare_page, element, run_page
+from attnlab.pages.compare import finding
+from attnlab.pages.html import data, join, page
+from attnlab.pages.maps import quantise
+from attnlab.pages.runs import MOST_POINTS, curves, grouped, read_run
 
 from .examples import NASTY, a_comparison, a_demo, write_run
 from .parsing import parse
@@ -31,8 +31,9 @@ import sys, types
 package = types.ModuleType("attnlab")
 package.__path__ = [{str(Path(attnlab.__file__).parent)!r}]
 sys.modules["attnlab"] = package
-from attnlab import reports
-from attnlab.reports import command, docs
+from attnlab import pages as reports
+from attnlab.commands import report as command
+from papers.common import docs_tables as docs
 reports.run_page([{str(folder)!r}])
 reports.claims_page({{}})
 assert "torch" not in sys.modules and "transformers" not in sys.modules

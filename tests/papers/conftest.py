@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.hf.load import load_model
+from attnlab.adapters.load import load_model
 
 WORDS = ["the", "cat", "sees", "her", ".", "a", "dog"]
 

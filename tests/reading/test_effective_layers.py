@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms._at_once import attend_heads, project_at_once
-from attnlab.mechanisms._projection import project
+from attnlab.linalg._projection_gpu import attend_heads, project_at_once
+from attnlab.linalg.projection import project
 from attnlab.reading import _stacked
 from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import read_effective
@@ -17,7 +17,7 @@ from tests.reading.effective_cases import CASES
 
 
 def test_a_quantised_model_works_and_one_on_meta_says_what_is_missing() -> None:
-    from attnlab.hf import record
+    from attnlab.adapters import record
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -41,7 +41,7 @@ def _bert():
 
 @torch.no_grad()
 def test_a_real_model_s_logits_do_not_move_and_its_padding_gets_nothing() -> None:
-    from attnlab.hf import record, swap
+    from attnlab.adapters import record, swap
 
     model, ids = _bert(), torch.arange(2 * 17).view(2, 17)
     attended = torch.ones(2, 17, dtype=torch.long)
@@ -120,7 +120,7 @@ def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str
         if padded:
             assert not weights[1, :, :, 11:].any()
     # In another context beside it, a layer is given a call as ever.
-    from attnlab.hf import record
+    from attnlab.adapters import record
 
     with read_effective(model, layers=1) as found, record(model) as trace:
         torch.testing.assert_close(model(**batch).last_hidden_state, before)

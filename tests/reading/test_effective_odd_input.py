@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnlab.mechanisms.softmax import softmax
-from attnlab.reading._given import given
+from attnlab.reading._input import given
 from attnlab.reading.effective import effective_attention, effective_from_output
 from tests.reading.effective_cases import padding, seen_by
 

@@ -9,33 +9,31 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.reading.pattern_augment import varied
 from attnlab.reading.pattern_classifier import (
     classify,
-    cross_validated,
-    leave_one_model_out,
     load_classifier,
     pattern_shares,
     pattern_table,
-    scores,
-    shipped_maps,
-    train_classifier,
 )
 from attnlab.reading.pattern_data import (
     CLASSES,
     SIZE,
+    picture,
+)
+from attnlab.reading.pattern_features import feature_count, pattern_features
+from attnlab.reading.pattern_net import PatternNet
+from papers.effective.labelled_maps import (
     LabelledMaps,
     collect_maps,
     contact_sheet,
     load_labelled,
-    picture,
     save_labelled,
     write_png,
 )
-from attnlab.reading.pattern_features import feature_count, pattern_features
-from attnlab.reading.pattern_generator import generated_pictures
-from attnlab.reading.pattern_net import PatternNet
-from attnlab.reading.pattern_scores import confusion_rows
+from papers.effective.pattern_augment import varied
+from papers.effective.pattern_generator import generated_pictures
+from papers.effective.pattern_scores import confusion_rows
+from papers.effective.pattern_training import cross_validated, leave_one_model_out, our_maps, scores, train_classifier
 
 
 def test_a_picture_keeps_a_line_one_token_wide() -> None:
@@ -207,7 +205,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_shipped_maps_are_many_and_of_several_models() -> None:
-    maps = shipped_maps()
+    maps = our_maps()
     assert len(maps.entries) >= 600
     assert sum(e["label"] == "block" for e in maps.entries) >= 50
     # Nearly all maps that were looked at twice got one answer.

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from attnlab.adapters import record
 from attnlab.attention import repeat_groups
-from attnlab.hf import record
 from attnlab.mechanisms.softmax import softmax
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.effective import effective_attention

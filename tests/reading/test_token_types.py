@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from attnlab.reading.tagger import PerceptronTagger, read_conllu, spacy_tags, train_tagger
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights, token_types
+from papers.effective.tagger import PerceptronTagger, read_conllu, spacy_tags, train_tagger
 
 CONLLU = """# sent_id = 1
 1\tShe\tshe\tPRON\tPRP\t_\t2\tnsubj\t_\t_

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlab.training.window import Reading, Window, first_bad
+from attnlab.training.pending_metrics import Reading, Window, first_bad
 
 ALONE = SimpleNamespace(device=torch.device("cpu"), num_processes=1)
 

@@ -8,12 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels._abc_decode import fold_and_read, fold_and_read_group
-from attnlab.kernels._abc_launch import Inputs, State, backward, forward, key_of
-from attnlab.kernels._abc_ops import abc_forward
-from attnlab.kernels._abc_plan import plan_for
-from attnlab.kernels._launcher import Options, launch
-from attnlab.kernels._recipes import is_known
+from attnlab.kernels.abc.decode import fold_and_read, fold_and_read_group
+from attnlab.kernels.abc.launch import Inputs, State, backward, forward, key_of
+from attnlab.kernels.abc.launcher import Options, launch
+from attnlab.kernels.abc.ops import abc_forward
+from attnlab.kernels.abc.plan import plan_for
+from attnlab.kernels.abc.recipes import is_known
 
 __all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_chunk import (
+from attnlab.kernels.abc.chunk import (
     add_lows,
     against,
     back_chunk,
@@ -23,7 +23,7 @@ from attnlab.kernels._abc_chunk import (
     soften,
     solid_slots,
 )
-from attnlab.kernels._abc_control import (
+from attnlab.kernels.abc.control import (
     EMPTY,
     HALF_EMPTY,
     IS_WIDE,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import (
+from attnlab.kernels.abc.control import (
     EMPTY,
     HALF_EMPTY,
     LEAST,

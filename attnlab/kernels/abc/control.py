@@ -40,7 +40,7 @@ __all__ = [
     "zeros",
 ]
 
-# The logarithm of nothing, as in attnlab.mechanisms._slots.
+# The logarithm of nothing, as in attnlab.mechanisms._bounded.slots.
 EMPTY = tl.constexpr(-1e30)
 HALF_EMPTY = tl.constexpr(-5e29)
 # Rows below the reference by this much still weigh terms down to exp(-20) without leaving float32's and bf16's range.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnlab.kernels._abc_control import EMPTY, HALF_EMPTY, within
+from attnlab.kernels.abc.control import EMPTY, HALF_EMPTY, within
 
 __all__ = ["fold_and_read", "fold_and_read_group"]
 

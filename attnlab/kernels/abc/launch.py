@@ -7,16 +7,16 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_backward import (
+from attnlab.kernels.abc.backward import (
     key_gradients,
     loose_key_gradients,
     loose_query_gradients,
     query_gradients,
 )
-from attnlab.kernels._abc_output import loose_read_states, read_states
-from attnlab.kernels._abc_plan import Form, Plan, Units, Walk, grid_of, plan_for, tiles, units_of, walks
-from attnlab.kernels._abc_state import sum_back, weigh_logits, write_states
-from attnlab.kernels._recipes import Calls, Kinds, bytes_of, recall
+from attnlab.kernels.abc.output import loose_read_states, read_states
+from attnlab.kernels.abc.plan import Form, Plan, Units, Walk, grid_of, plan_for, tiles, units_of, walks
+from attnlab.kernels.abc.recipes import Calls, Kinds, bytes_of, recall
+from attnlab.kernels.abc.state import sum_back, weigh_logits, write_states
 
 __all__ = ["Inputs", "State", "backward", "buffer_bytes", "empty_state", "forward", "key_of"]
 

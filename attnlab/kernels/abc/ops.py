@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.kernels._abc_launch import backward, buffer_bytes, empty_state, forward
-from attnlab.kernels._abc_plan import plan_for, unit_count
+from attnlab.kernels.abc.launch import backward, buffer_bytes, empty_state, forward
+from attnlab.kernels.abc.plan import plan_for, unit_count
 
 __all__ = ["abc_forward"]
 

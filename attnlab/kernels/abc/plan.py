@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.kernels._abc_units import cut_units
-from attnlab.kernels._launcher import Options
-from attnlab.kernels._recipes import Calls
+from attnlab.kernels.abc.launcher import Options
+from attnlab.kernels.abc.recipes import Calls
+from attnlab.kernels.abc.units import cut_units
 
 __all__ = [
     "Form",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.kernels._launcher import Launched, Options, arguments, current_device, current_stream, launch, watched
+from attnlab.kernels.abc.launcher import Launched, Options, arguments, current_device, current_stream, launch, watched
 
 __all__ = ["Calls", "Kinds", "bytes_of", "is_known", "recall"]
 

@@ -1,0 +1,1 @@
+"""What the mechanisms with a bounded memory (ABC) share."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from attnlab.attention import AttentionCall, repeat_groups
-from attnlab.mechanisms._slot_memory import FLOOR, Control
+from attnlab.mechanisms._bounded.slot_memory import FLOOR, Control
 from attnlab.shapes import Bool, Float
 
 __all__ = ["Pooling", "alpha_by_place", "attend_pooled", "held", "pooling", "pooling_by_place", "pooling_of_visible"]

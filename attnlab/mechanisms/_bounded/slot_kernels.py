@@ -1,4 +1,4 @@
-"""Slots on a GPU, by the kernels of ``attnlab.kernels.abc_mlp``: any log alpha that is normalised when it is read."""
+"""Slots on a GPU, by the kernels of ``attnlab.kernels.abc``: any log alpha that is normalised when it is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
-from attnlab.mechanisms._slot_memory import SlotState
+from attnlab.mechanisms._bounded.slot_memory import SlotState
 from attnlab.shapes import Float
 
 __all__ = ["attend_by_kernel", "kernel_serves"]
@@ -24,7 +24,7 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
 
     if not AVAILABLE:
         return False
-    from attnlab.kernels.abc_mlp import supports
+    from attnlab.kernels.abc import supports
 
     return supports(call.q.shape[-1], call.v.shape[-1], slots, call.q.dtype)
 
@@ -33,7 +33,7 @@ def attend_by_kernel(
     call: AttentionCall, log: Float[Tensor, "b g k n"], state: SlotState | None, *, in_place: bool
 ) -> tuple[Float[Tensor, "b h q e"], SlotState]:
     """The output of a call without what nobody sees, and the memory after it; a single token may change ``state``."""
-    from attnlab.kernels.abc_mlp import abc_attention, abc_step
+    from attnlab.kernels.abc import abc_attention, abc_step
 
     n_q, n_k = call.sizes[2:]
     seen, scale = call.key_visible, call.softmax_scale

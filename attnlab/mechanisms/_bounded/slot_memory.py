@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.mechanisms._chunked import Memory, attend_chunks, segment_length
+from attnlab.mechanisms._bounded.chunked import Memory, attend_chunks, segment_length
 from attnlab.shapes import Float, Int
 
 __all__ = ["FLOOR", "Control", "SlotState", "control_vectors", "read_causally", "read_slots", "written"]

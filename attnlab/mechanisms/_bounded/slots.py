@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._device import unrounded
-from attnlab.mechanisms._pooled import (
+from attnlab.mechanisms._bounded.pooled import (
     Pooling,
     alpha_by_place,
     attend_pooled,
@@ -22,8 +21,8 @@ from attnlab.mechanisms._pooled import (
     pooling_by_place,
     pooling_of_visible,
 )
-from attnlab.mechanisms._slot_kernels import attend_by_kernel, kernel_serves
-from attnlab.mechanisms._slot_memory import (
+from attnlab.mechanisms._bounded.slot_kernels import attend_by_kernel, kernel_serves
+from attnlab.mechanisms._bounded.slot_memory import (
     FLOOR,
     Control,
     SlotState,
@@ -32,6 +31,7 @@ from attnlab.mechanisms._slot_memory import (
     read_slots,
     written,
 )
+from attnlab.mechanisms._device import unrounded
 from attnlab.shapes import Float, Int
 
 __all__ = [

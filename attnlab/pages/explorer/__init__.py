@@ -1,10 +1,10 @@
 """One offline page in which people look at attention: arrays in, a self-contained HTML file out; no torch here."""
 
-from attnlab.explorer.exploration import Exploration
-from attnlab.explorer.page import explorer_page
-from attnlab.explorer.payload import Item, LayerMaps, Packed, Tokens, pack
-from attnlab.explorer.timeline import RecordedStep, Timeline, read_timeline
-from attnlab.explorer.watching import explore_run
+from attnlab.pages.explorer.exploration import Exploration
+from attnlab.pages.explorer.page import explorer_page
+from attnlab.pages.explorer.payload import Item, LayerMaps, Packed, Tokens, pack
+from attnlab.pages.explorer.timeline import RecordedStep, Timeline, read_timeline
+from attnlab.pages.explorer.timeline_pages import explore_run
 
 __all__ = [
     "Exploration",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.explorer.page import explorer_page, script, style
-from attnlab.explorer.payload import Packed
+from attnlab.pages.explorer.page import explorer_page, script, style
+from attnlab.pages.explorer.payload import Packed
 from attnlab.provenance import write_atomic
 
 __all__ = ["Exploration"]

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from attnlab.explorer.payload import Packed
+from attnlab.pages.explorer.payload import Packed
 
 __all__ = ["explorer_page", "script", "style"]
 
@@ -27,7 +27,7 @@ EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 def explorer_page(packed: Packed) -> bytes:
     """The whole file, as bytes: a page of many maps is large, and is not copied more often than needed."""
     # Reports' parts are imported when a page is made: importing attnlab should not import them.
-    from attnlab.reports.html import Html, data, element
+    from attnlab.pages.html import Html, data, element
 
     code, css = script("page"), style()
     policy = (
@@ -78,7 +78,7 @@ def _imports(source: str) -> str:
 
 def _source(name: str) -> str:
     if name in SHARED:
-        from attnlab.reports.html import asset
+        from attnlab.pages.html import asset
 
         return asset(f"{name}.js")
     return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
@@ -87,8 +87,8 @@ def _source(name: str) -> str:
 @cache
 def style(*, host: bool = False) -> str:
     """The colours and the style that reports have too, and the explorer's own; for a shadow root if ``host``."""
-    from attnlab.reports.colours import theme_css
-    from attnlab.reports.html import asset
+    from attnlab.pages.colours import theme_css
+    from attnlab.pages.html import asset
 
     css = theme_css() + asset("report.css") + (ASSETS / "explorer.css").read_text(encoding="utf-8")
     if not host:

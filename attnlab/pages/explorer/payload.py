@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.explorer.codec import Coded, encode, pooled, squeeze
+from attnlab.pages.explorer.codec import Coded, encode, pooled, squeeze
 
 __all__ = ["AXES", "Item", "LayerMaps", "Packed", "Tokens", "pack"]
 

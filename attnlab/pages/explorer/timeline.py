@@ -56,7 +56,7 @@ def read_timeline(run_dir: Path | str) -> Timeline:
 def _told(run_dir: Path) -> tuple[str, dict[str, list[tuple[float, float]]]]:
     """What the run calls itself, or its folder's name; and its metrics where it wrote any."""
     # Imported here: importing attnlab should not import reports.
-    from attnlab.reports.runs import read_run
+    from attnlab.pages.runs import read_run
 
     if not (run_dir / "run.json").is_file():
         return run_dir.resolve().name, {}

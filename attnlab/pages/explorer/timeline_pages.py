@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.explorer.exploration import Exploration
-from attnlab.explorer.payload import Item, LayerMaps, Tokens, pack
-from attnlab.explorer.timeline import RecordedStep, read_timeline
-from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
+from attnlab.pages.explorer.exploration import Exploration
+from attnlab.pages.explorer.payload import Item, LayerMaps, Tokens, pack
+from attnlab.pages.explorer.timeline import RecordedStep, read_timeline
+from attnlab.pages.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 
 __all__ = ["explore_run"]
 

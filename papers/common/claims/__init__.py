@@ -1,15 +1,9 @@
 """Every claim of the five papers as code, and what their tests read."""
 
-from attnlab.reports.claims import (
-    bounded_memory,
-    bounded_memory_translation,
-    bounded_memory_use,
-    dynamics,
-    effective,
-    guidance,
-    value_aware,
-)
-from attnlab.reports.claims.ledger import (
+from papers.abc import claims as bounded_memory
+from papers.abc import claims_translation as bounded_memory_translation
+from papers.abc import claims_use as bounded_memory_use
+from papers.common.claims.ledger import (
     HELD,
     NOT_HELD,
     NOT_RUN,
@@ -21,7 +15,11 @@ from attnlab.reports.claims.ledger import (
     Verdict,
     judge,
 )
-from attnlab.reports.claims.statistics import Interval, paired_bootstrap, pooled_deviation, seed_interval, student
+from papers.common.claims.statistics import Interval, paired_bootstrap, pooled_deviation, seed_interval, student
+from papers.effective import claims as effective
+from papers.guidance import claims as guidance
+from papers.ktiw import claims as dynamics
+from papers.value_aware import claims as value_aware
 
 __all__ = [
     "HELD",

@@ -89,7 +89,7 @@ def judge(claim: Claim, results: Mapping[str, Result]) -> Verdict:
     """
     result = results.get(claim.results) if claim.results else {}
     if result is None:
-        return Verdict(NOT_RUN, note=f"there is no results/{claim.results}.json")
+        return Verdict(NOT_RUN, note=f"there is no papers/results/{claim.results}.json")
     reason = (result.get("not_testable") or {}).get(claim.name)
     if reason:
         return Verdict(NOT_TESTABLE, note=str(reason))

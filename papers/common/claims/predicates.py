@@ -7,7 +7,8 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from attnlab.reports.claims.ledger import (
+from attnlab.pages.numbers import number
+from papers.common.claims.ledger import (
     HELD,
     NOT_HELD,
     NOT_TESTABLE,
@@ -18,8 +19,7 @@ from attnlab.reports.claims.ledger import (
     Result,
     Verdict,
 )
-from attnlab.reports.claims.statistics import seed_interval
-from attnlab.reports.numbers import number
+from papers.common.claims.statistics import seed_interval
 
 __all__ = [
     "all_of",

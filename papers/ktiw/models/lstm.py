@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnlab.attention import AttentionCall
 from attnlab.models.attention import Attention
-from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
+from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
 
 __all__ = [
     "Classification",

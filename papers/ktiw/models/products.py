@@ -45,6 +45,6 @@ class _Product(torch.autograd.Function):
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
     if not a.is_cuda:
         return torch.stack([x @ y for x, y in zip(a, b, strict=True)])
-    from attnlab.models.lstm_triton import multiply
+    from papers.ktiw.models.lstm_kernels import multiply
 
     return multiply(a, b)

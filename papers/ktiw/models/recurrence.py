@@ -107,7 +107,7 @@ def _cell_back(
 def _steps(like: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
     """The step and its gradient; on a GPU, in single precision, one kernel each."""
     if like.is_cuda and like.dtype == torch.float32:
-        from attnlab.models.lstm_triton import cell_back_step, cell_step
+        from papers.ktiw.models.lstm_kernels import cell_back_step, cell_step
 
         return cell_step, cell_back_step
     return _cell, _cell_back

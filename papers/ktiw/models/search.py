@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.models.lstm import Translator
 from attnlab.shapes import Int
+from papers.ktiw.models.lstm import Translator
 
 __all__ = ["translate"]
 

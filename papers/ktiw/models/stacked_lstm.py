@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, embedding
 
-from attnlab.models.lstm import Classifier, Translator
-from attnlab.models.lstm_products import invariant_product
-from attnlab.models.lstm_recurrence import Product, recurrence
 from attnlab.shapes import Bool, Float, Int
+from papers.ktiw.models.lstm import Classifier, Translator
+from papers.ktiw.models.products import invariant_product
+from papers.ktiw.models.recurrence import Product, recurrence
 
 __all__ = ["StackedClassifier", "StackedTranslator", "stack_classifiers", "stack_translators"]
 
@@ -27,7 +27,7 @@ def stack_translators(models: Sequence[Translator], *, invariant: bool = False) 
 
     ``invariant`` makes a member's numbers the same, to the last bit, whatever is stacked with it.
 
-    >>> from attnlab.models.lstm_config import TranslatorConfig
+    >>> from papers.ktiw.models.lstm_config import TranslatorConfig
     >>> config = TranslatorConfig(vocab=5, width=4, layers=1, bidirectional=False)
     >>> tokens = torch.tensor([[[1, 2, 3]], [[4, 2, 3]]])
     >>> stack_translators([Translator(config), Translator(config)])(tokens, decoder_input_ids=tokens).shape
@@ -39,7 +39,7 @@ def stack_translators(models: Sequence[Translator], *, invariant: bool = False) 
 def stack_classifiers(models: Sequence[Classifier]) -> StackedClassifier:
     """The models as one; their configs may differ in whether attention is softmax or uniform.
 
-    >>> from attnlab.models.lstm_config import ClassifierConfig
+    >>> from papers.ktiw.models.lstm_config import ClassifierConfig
     >>> config = ClassifierConfig(vocab=5, embedding=3, width=4)
     >>> tokens = torch.tensor([[[1, 2, 3]], [[4, 2, 3]]])
     >>> stack_classifiers([Classifier(config), Classifier(config)])(tokens).shape

@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from attnlab.kernels.abc_mlp import abc_attention
+from attnlab.kernels.abc import abc_attention
 
 EMPTY = -1e30
 # Relative errors, ||a - b|| / ||b||. Control logits of larger scale put one key into a slot, and then their gradient

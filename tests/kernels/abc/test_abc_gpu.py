@@ -1,6 +1,6 @@
 """ABC_MLP's kernels on a GPU: every head size and number of slots, float32 and bfloat16, and what a GPU alone can show.
 
-``python -m tests.kernels.test_abc_gpu results/test_gpu.json [seconds [processes]]`` keeps a record of it.
+``python -m tests.kernels.abc.test_abc_gpu benchmarks/results/test_gpu.json [seconds [processes]]`` keeps a record of it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 pytest.importorskip("triton")
 
 import attnlab as al
-from attnlab.kernels.abc_mlp import HEAD_SIZES, abc_attention, abc_step
-from tests.kernels.abc_cases import Case, bound, check, dense, errors, inputs, poisoned, relative
+from attnlab.kernels.abc import HEAD_SIZES, abc_attention, abc_step
+from tests.kernels.abc.cases import Case, bound, check, dense, errors, inputs, poisoned, relative
 
 pytestmark = pytest.mark.gpu
 

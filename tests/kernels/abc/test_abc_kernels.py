@@ -10,11 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import _abc_launch, _abc_ops, _abc_plan, abc_mlp
-from attnlab.kernels._launcher import Options
-from attnlab.kernels._recipes import Calls
-from attnlab.kernels.abc_mlp import abc_attention, abc_step
-from tests.kernels.abc_cases import EMPTY, Case, check, dense, errors, inputs, poisoned, relative
+from attnlab.kernels import abc as abc_mlp
+from attnlab.kernels.abc import abc_attention, abc_step
+from attnlab.kernels.abc import launch as _abc_launch
+from attnlab.kernels.abc import ops as _abc_ops
+from attnlab.kernels.abc import plan as _abc_plan
+from attnlab.kernels.abc.launcher import Options
+from attnlab.kernels.abc.recipes import Calls
+from tests.kernels.abc.cases import EMPTY, Case, check, dense, errors, inputs, poisoned, relative
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels are tested there"),

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import _launcher
+from attnlab.kernels.abc import launcher as _launcher
 
 
 class Kernel:

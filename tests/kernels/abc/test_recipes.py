@@ -11,8 +11,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import _abc_launch, _launcher, _recipes
-from attnlab.kernels.abc_mlp import abc_attention
+from attnlab.kernels.abc import abc_attention
+from attnlab.kernels.abc import launch as _abc_launch
+from attnlab.kernels.abc import launcher as _launcher
+from attnlab.kernels.abc import recipes as _recipes
 
 NAMES = ("weigh_logits", "write_states", "read_states", "query_gradients", "sum_back", "key_gradients")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.explorer import Exploration
+from attnlab.pages.explorer import Exploration
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
-from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words
+from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
+from attnlab.pages.explorer.tokens import TYPE_NAMES, guess_types, guess_words
 
 NASTY = "<script>alert(1)</script>"
 TOKENS = ["[CLS]", "un", "##happy", NASTY, "</script>", "=1+1", "سلام", "🎉", "😀", "[SEP]", "]]>"]

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnlab.explorer import Item, LayerMaps, Tokens, explore_run
-from attnlab.explorer.page import script, style
+from attnlab.pages.explorer import Item, LayerMaps, Tokens, explore_run
+from attnlab.pages.explorer.page import script, style
 
 from .conftest import press, settle, until
 from .examples import one_text, shown, softmax, text, translation

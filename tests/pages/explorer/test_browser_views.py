@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.pages import assert_fits
+from tests.opened_pages import assert_fits
 
 from .conftest import press
 from .examples import NASTY, TOKENS, one_text

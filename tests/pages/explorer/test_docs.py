@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.explorer import read_timeline
-from tests.pages import run_blocks
+from attnlab.pages.explorer import read_timeline
+from tests.opened_pages import run_blocks
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import torch
 import transformers as tf
 
 import attnlab as al
+from attnlab.adapters.load import SHIPPED, shipped_model
 from attnlab.cli import main
-from attnlab.experiments.demo import SHIPPED, shipped_model
-from attnlab.experiments.explore import parse_layers, subject
-from attnlab.explorer import Exploration
+from attnlab.evaluation.explore_models import parse_layers, subject
+from attnlab.pages.explorer import Exploration
 from attnlab.reading import attention_distance, attention_entropy, norm_based, rollout
 
 from .test_payload import unpacked

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlab.explorer import Item, LayerMaps, Packed, Tokens, explorer_page, pack
-from attnlab.explorer.codec import encode, pooled
-from attnlab.explorer.page import ASSETS, MODULES, SHARED, script, style
-from attnlab.reports.html import ASSETS as REPORTS
-from attnlab.reports.html import asset, page
+from attnlab.pages.explorer import Item, LayerMaps, Packed, Tokens, explorer_page, pack
+from attnlab.pages.explorer.codec import encode, pooled
+from attnlab.pages.explorer.page import ASSETS, MODULES, SHARED, script, style
+from attnlab.pages.html import ASSETS as REPORTS
+from attnlab.pages.html import asset, page
 
 from .examples import NASTY, TOKENS, one_text, shown, softmax, text
 

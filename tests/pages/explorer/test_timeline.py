@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.explorer import explore_run, read_timeline
+from attnlab.pages.explorer import explore_run, read_timeline
 from attnlab.reading.timeline import record_step
 
 TOKENS = ["[CLS]", "the", "cat", "sat", "[SEP]"]

@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.experiments.abc import decoding, doc_mt, lm, mlm, mt
-from attnlab.experiments.abc.collecting import begin, collect
-from attnlab.experiments.abc.commands import EXPERIMENTS
-from attnlab.experiments.abc.dense import DenseKernel, DenseSlots, dense_attention
-from attnlab.experiments.abc.encoder import SomeMasked, from_bert
-from attnlab.experiments.abc.family import family_rows
-from attnlab.experiments.effective_glue import Examples
-from attnlab.experiments.parts import Part
-from attnlab.experiments.together import fit
-from attnlab.experiments.tuning import Classifier, Tuning, tune
 from attnlab.models import CausalLM, MaskedLM, Transformer, TransformerConfig
 from attnlab.training import Recipe, Schedule
-from tests import hf_zoo
+from attnlab.training.side_by_side import fit
+from papers.abc import decoding, doc_mt, lm, mlm, mt
+from papers.abc.collect import begin, collect
+from papers.abc.commands import EXPERIMENTS
+from papers.abc.dense_attention import DenseKernel, DenseSlots, dense_attention
+from papers.abc.encoder import SomeMasked, from_bert
+from papers.abc.family import family_rows
+from papers.common.finetuning import Classifier, Tuning, tune
+from papers.common.row_store import Part
+from papers.effective.glue import Examples
+from tests.adapters import zoo as hf_zoo
 from tests.tolerance import assert_close
 
 SLOTS = (
@@ -202,7 +202,7 @@ def test_classifiers_start_alike_and_leave_their_encoder_alone() -> None:
 
 
 def test_the_papers_rows_are_all_there() -> None:
-    from attnlab.reports import paper_table
+    from papers.common.results import paper_table
 
     for table, variants in lm.TABLES.items():
         assert {(r["model"], r["n"]) for r in paper_table("abc-lm", table)} == {(v.model, v.n) for v in variants}
@@ -260,7 +260,7 @@ def test_decoding_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_command_are_checked() -> None:
-    from attnlab.experiments.abc.commands import _with
+    from papers.abc.commands import _with
 
     changed = _with(doc_mt.AbcDocMtConfig(), ["translation.width=8", "window=3"])
     assert (changed.translation.width, changed.window) == (8, 3)
@@ -275,7 +275,7 @@ def test_the_table_of_the_family_is_what_the_code_says() -> None:
     if not kept.exists():
         pytest.skip("results/ is not beside the package")
     rows = family_rows()
-    assert json.loads(kept.read_text())["tables"]["family"] == rows, "run attnlab reproduce abc-family"
+    assert json.loads(kept.read_text())["tables"]["family"] == rows, "run python -m papers abc-family"
     of = {row["member"].strip("`"): row for row in rows}
     assert {name for name, row in of.items() if row["causal"].startswith("no")} == {
         "abc-cluster", "abc-compressive", "abc-luna", "abc-workspace",

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import attnlab as al
 from attnlab.data import load_tokeniser, train_wordpiece, write_store
-from attnlab.experiments.abc import decoding, distillation, lm, mlm
-from attnlab.experiments.abc.dense import DenseSlots
-from attnlab.experiments.abc.lm_differences import differences
 from attnlab.models import Cache, Transformer, named_config
-from tests import hf_zoo
+from papers.abc import decoding, distillation, lm, mlm
+from papers.abc.dense_attention import DenseSlots
+from papers.abc.lm_differences import differences
+from tests.adapters import zoo as hf_zoo
 
 WORDS = list("abcdefghijklmnopqrs")
 

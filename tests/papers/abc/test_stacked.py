@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
-from attnlab.experiments.abc import mt
-from attnlab.experiments.abc.launches import few_launches
-from attnlab.experiments.abc.short import short_attention
-from attnlab.experiments.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
-from attnlab.experiments.abc.translators import AbcMtConfig, build
-from attnlab.experiments.pairs import ShapedSource
-from attnlab.experiments.together import Learner
 from attnlab.models import Transformer, Translation
 from attnlab.training import Recipe
+from attnlab.training.side_by_side import Learner
+from papers.abc import mt
+from papers.abc.short_sequences import short_attention
+from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from papers.abc.translators import AbcMtConfig, build
+from papers.abc.vmap_rules import few_launches
+from papers.common.pairs import ShapedSource
 
 SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
 VOCAB = 29

@@ -12,13 +12,13 @@ import torch
 
 from attnlab.cli import main
 from attnlab.data import Pairs
-from attnlab.experiments.abc import commands, doc_mt, figures, mt
-from attnlab.experiments.abc.differences import Comparison, differences, undecided, with_seeds
-from attnlab.experiments.abc.looks import last_looks, with_curves
-from attnlab.experiments.abc.saying import hypotheses_in
-from attnlab.experiments.abc.teaching import average
-from attnlab.experiments.pairs import TASKS, ShapedSource, read_task, tokenised
-from attnlab.experiments.translating import bleu_counts, bleu_of, corpus_bleu, write_lines
+from papers.abc import commands, doc_mt, figures, mt
+from papers.abc.differences import Comparison, differences, undecided, with_seeds
+from papers.abc.hypotheses import hypotheses_in
+from papers.abc.train_translators import average
+from papers.abc.validation_curves import last_looks, with_curves
+from papers.common.pairs import TASKS, ShapedSource, read_task, tokenised
+from papers.common.translation import bleu_counts, bleu_of, corpus_bleu, write_lines
 
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 

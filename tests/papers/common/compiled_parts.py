@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnlab.experiments.abc import lm
-from attnlab.experiments.abc.dense import dense_attention
-from attnlab.experiments.compiling import compiled_parts
-from attnlab.experiments.value_aware_common import uncompiled
 from attnlab.models import CausalLM, Transformer
+from papers.abc import lm
+from papers.abc.dense_attention import dense_attention
+from papers.common.compiling import compiled_parts
+from papers.value_aware.config import uncompiled
 
 CONFIG = replace(
     lm.AbcLmConfig(),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from attnlab.reports import claims_page
-from attnlab.reports.claims import (
+from attnlab.commands.report import report_runs
+from papers.common.claims import (
     HELD,
     NOT_HELD,
     NOT_RUN,
@@ -21,12 +21,11 @@ from attnlab.reports.claims import (
     judge,
     tables_wanted,
 )
-from attnlab.reports.claims.predicates import at_least, cell, close, everywhere, less
-from attnlab.reports.command import report_claims, report_runs
-
-from .examples import write_run
-from .made_up import SPOILED, as_the_papers_say, spoiled
-from .parsing import parse
+from papers.common.claims.predicates import at_least, cell, close, everywhere, less
+from papers.common.ledger_page import claims_page, report_claims
+from tests.pages.examples import write_run
+from tests.pages.parsing import parse
+from tests.papers.common.made_up import SPOILED, as_the_papers_say, spoiled
 
 CLAIMS = {claim.name: claim for claim in all_claims()}
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from attnlab.reports import beside_paper, load_results, merge_results, paper_table
-from attnlab.reports.docs import fill_tables, main, markdown_table, stale_pages
+from papers.common.docs_tables import fill_pages, fill_tables, markdown_table, stale_pages
+from papers.common.results import beside_paper, load_results, merge_results, paper_table
 
 
 def _result(rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
@@ -84,10 +84,10 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_pages_are_filled_and_stale_ones_found(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(repository), "--check"]) == 1
-    assert "README.md is stale" in capsys.readouterr().err
-    assert main([str(repository)]) == 0
+def test_pages_are_filled_and_stale_ones_found(repository: Path) -> None:
+    with pytest.raises(ValueError, match=r"README\.md.*not what the results say"):
+        fill_pages(repository, check=True)
+    fill_pages(repository)
     assert (repository / "README.md").read_text() == (
         "# T\n<!-- table:results/r.json#t columns=m,x -->\n"
         "| m | x |\n| --- | ---: |\n| a\\|b | 0.123 |\n| c | \u2013 |\n<!-- /table -->\nend\n"
@@ -96,7 +96,7 @@ def test_pages_are_filled_and_stale_ones_found(repository: Path, capsys: pytest.
     assert "| a\\|b | 0.123 | 0.2 | 1 to 2.5 |" in (repository / "docs" / "p.md").read_text()
     assert (repository / "docs" / "claims.md").read_text().startswith("# Claims")
     assert stale_pages(repository) == {}
-    assert main([str(repository), "--check"]) == 0
+    fill_pages(repository, check=True)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,13 @@ def test_pages_are_filled_and_stale_ones_found(repository: Path, capsys: pytest.
         ("results/r.json#t rows=3", "unknown option rows"),
     ],
 )
-def test_a_page_that_names_what_is_not_there_is_an_error(
-    repository: Path, region: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_names_what_is_not_there_is_an_error(repository: Path, region: str, message: str) -> None:
     text = f"<!-- table:{region} -->\n<!-- /table -->"
     with pytest.raises(ValueError, match=message):
         fill_tables(text, repository)
     (repository / "docs" / "p.md").write_text(text)
-    assert main([str(repository), "--check"]) == 2
-    assert "p.md" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"p\.md"):
+        fill_pages(repository, check=True)
 
 
 def test_an_example_of_a_mark_in_a_code_fence_is_left_alone(repository: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.data import load_store, load_tokeniser
-from attnlab.experiments.wiki_corpus import prepare_wiki_corpus, wikitext_articles
+from papers.common.wiki_corpus import prepare_wiki_corpus, wikitext_articles
 
 WIKITEXT = """
  = Robert <unk> =

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.experiments.effective_glue import TASKS, encode, read_glue
+from papers.effective.glue import TASKS, encode, read_glue
 
 __all__ = ["GOLD", "first_batch"]
 

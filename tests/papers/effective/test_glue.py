@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.experiments import effective_finetune
-from attnlab.experiments.effective_glue import (
+from papers.effective import finetune as effective_finetune
+from papers.effective.glue import (
     TASKS,
     Examples,
     GlueSource,
@@ -19,8 +19,8 @@ from attnlab.experiments.effective_glue import (
     subset,
     tag_types,
 )
-from attnlab.reading.tagger import train_tagger
-from tests.experiments.effective_cases import GOLD
+from papers.effective.tagger import train_tagger
+from tests.papers.effective.cases import GOLD
 
 
 def test_rows_of_both_kinds_of_label(glue: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from attnlab.mechanisms.softmax import softmax
 from attnlab.reading.effective import effective_attention
-from attnlab.reading.padded_effective import padded_effective_attention
+from papers.effective.padded_effective import padded_effective_attention
 
 
 def test_without_padding_both_agree() -> None:

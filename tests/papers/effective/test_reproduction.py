@@ -1,4 +1,4 @@
-"""``attnlab reproduce effective`` from its data to its pages, and the commands beside it."""
+"""``python -m papers effective`` from its data to its pages, and the commands beside it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from attnlab.adapters.load import load_model
 from attnlab.cli import main
-from attnlab.experiments import effective_finetune
-from attnlab.experiments.effective import KEYS, collect, part_names, run
-from attnlab.experiments.effective_config import EffectiveConfig, TaskPart
-from attnlab.experiments.effective_figures import figures_page
-from attnlab.experiments.effective_maps import write_maps_page
-from attnlab.experiments.effective_patterns import evaluate_classifier, patterns_of_texts
-from attnlab.hf.load import load_model
-from attnlab.reading.pattern_data import CLASSES, LabelledMaps
-from attnlab.reading.tagger import train_tagger
-from attnlab.reports.claims import effective as claims
-from tests.experiments.effective_cases import GOLD
+from attnlab.reading.pattern_data import CLASSES
+from papers.effective import claims as claims
+from papers.effective import finetune as effective_finetune
+from papers.effective.config import EffectiveConfig, TaskPart
+from papers.effective.figures import figures_page
+from papers.effective.labelled_maps import LabelledMaps
+from papers.effective.maps import write_maps_page
+from papers.effective.patterns import evaluate_classifier, patterns_of_texts
+from papers.effective.run import KEYS, collect, part_names, run
+from papers.effective.tagger import train_tagger
+from tests.papers.effective.cases import GOLD
 
 
 def test_parts() -> None:

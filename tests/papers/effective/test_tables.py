@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from attnlab.experiments import effective_finetune
-from attnlab.experiments.effective_study import faithfulness_tables, short_input_rows, timing_rows
-from attnlab.experiments.effective_tables import Similarity, Tally, artefact_rows, authors_way, read_maps
-from attnlab.hf.load import load_model
-from attnlab.reading.padded_effective import padded_effective_attention
+from attnlab.adapters.load import load_model
 from attnlab.reading.pattern_net import PatternNet
-from tests.experiments.effective_cases import first_batch
+from papers.effective import finetune as effective_finetune
+from papers.effective.padded_effective import padded_effective_attention
+from papers.effective.study import faithfulness_tables, short_input_rows, timing_rows
+from papers.effective.tables import Similarity, Tally, artefact_rows, authors_way, read_maps
+from tests.papers.effective.cases import first_batch
 
 
 def test_the_authors_way_is_the_full_svd_and_breaks_the_identity_under_padding() -> None:

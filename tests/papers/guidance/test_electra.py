@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from attnlab.guidance import Guidance, guide
 from attnlab.models import TransformerConfig
-from attnlab.models.electra import Electra, GeneratedTokens, ReplacedTokens
+from papers.guidance.electra_model import Electra, GeneratedTokens, ReplacedTokens
 from tests.tolerance import assert_close
 
 CONFIG = TransformerConfig(kind="encoder", vocab=31, width=16, heads=4, layers=2, norm="post", embed_norm=True)

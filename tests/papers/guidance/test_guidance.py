@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from attnlab.data import bundled_text, train_bpe, write_store
-from attnlab.experiments.guidance import curves, tables
-from attnlab.experiments.guidance.assemble import assemble
-from attnlab.experiments.guidance.electra import ElectraConfig
-from attnlab.experiments.guidance.figure4 import write_patterns_page
-from attnlab.experiments.guidance.figures import figures_page
-from attnlab.experiments.guidance.finetune import TuneConfig
-from attnlab.experiments.guidance.settings import PAPER, Arm, MlmConfig, ablations, arms
-from attnlab.experiments.guidance.study import Places, StudyConfig, run_parts
-from attnlab.experiments.guidance.translation import TranslationConfig
-from attnlab.explorer import read_timeline
 from attnlab.models import named_config
+from attnlab.pages.explorer import read_timeline
+from papers.guidance import curves, tables
+from papers.guidance.assemble import assemble
+from papers.guidance.electra import ElectraConfig
+from papers.guidance.figure4 import write_patterns_page
+from papers.guidance.figures import figures_page
+from papers.guidance.finetune import TuneConfig
+from papers.guidance.settings import PAPER, Arm, MlmConfig, ablations, arms
+from papers.guidance.study import Places, StudyConfig, run_parts
+from papers.guidance.translation import TranslationConfig
 
 MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=5, looks=1, eval_tokens=64)
 CONFIG = StudyConfig(
@@ -167,7 +167,7 @@ def test_figure_4(tmp_path: Path) -> None:
 
 
 def test_the_recorded_timeline_is_played() -> None:
-    """The heads before, during and after guidance, as ``attnlab explore results/guidance-timeline`` reads them."""
+    """The heads before, during and after guidance, as ``attnlab explore papers/results/guidance-timeline`` reads them."""
     timeline = read_timeline(Path(__file__).resolve().parents[2] / "results" / "guidance-timeline")
     losses = [step.scalars["guidance loss"]["encoder.0"] for step in timeline.steps]
     # The first two heads follow Next and Prev at the end, as they did not at the beginning; the last four are free.

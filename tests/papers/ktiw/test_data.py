@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from attnlab.cli import main
-from attnlab.experiments.ktiw.corpora import load_corpus, prepare, save_corpus, statistics
+from papers.ktiw.corpora import load_corpus, prepare, save_corpus, statistics
 
 SENTENCES = [
     ("a man rides a bike", "ein mann fährt ein rad"),

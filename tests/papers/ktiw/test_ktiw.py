@@ -13,20 +13,20 @@ import torch
 
 from attnlab.cli import main
 from attnlab.dynamics import ProxyConfig, agreement
-from attnlab.experiments.ktiw import permutations
-from attnlab.experiments.ktiw.comparison import compare_runs
-from attnlab.experiments.ktiw.corpora import Corpus, save_corpus
-from attnlab.experiments.ktiw.figures import write_pictures
-from attnlab.experiments.ktiw.local import LocalConfig, log_odds, run_figure_7
-from attnlab.experiments.ktiw.optimal import optimal_agreement
-from attnlab.experiments.ktiw.permutations import PermutationsConfig, run_figure_3, run_figure_6, run_section_6_2
-from attnlab.experiments.ktiw.readings import examples, read, saliency
-from attnlab.experiments.ktiw.rows import Rows
-from attnlab.experiments.ktiw.study import StudyConfig, run_study, study_config
-from attnlab.experiments.ktiw.tables import Study, run_sizes, table_2, table_10, table_11
-from attnlab.experiments.ktiw.transformers import HeadsConfig, run_heads
-from attnlab.models.lstm import Classifier, Translator
-from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
+from papers.ktiw import permutations
+from papers.ktiw.comparison import compare_runs
+from papers.ktiw.corpora import Corpus, save_corpus
+from papers.ktiw.figures import write_pictures
+from papers.ktiw.local import LocalConfig, log_odds, run_figure_7
+from papers.ktiw.models.lstm import Classifier, Translator
+from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
+from papers.ktiw.optimal import optimal_agreement
+from papers.ktiw.permutations import PermutationsConfig, run_figure_3, run_figure_6, run_section_6_2
+from papers.ktiw.readings import examples, read, saliency
+from papers.ktiw.rows import Rows
+from papers.ktiw.study import StudyConfig, run_study, study_config
+from papers.ktiw.tables import Study, run_sizes, table_2, table_10, table_11
+from papers.ktiw.transformers import HeadsConfig, run_heads
 
 TINY = StudyConfig(
     steps=3, batch=4, evaluate=(0, 2), evaluate_every=1, count=12, tau_rows=8, proxy=ProxyConfig(epochs=1)

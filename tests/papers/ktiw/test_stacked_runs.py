@@ -13,14 +13,14 @@ import torch
 from torch.nn.functional import cross_entropy, softplus
 
 from attnlab.dynamics import ProxyConfig
-from attnlab.experiments.ktiw.comparison import run_chosen
-from attnlab.experiments.ktiw.corpora import Corpus
-from attnlab.experiments.ktiw.readings import BOS, EOS
-from attnlab.experiments.ktiw.stacked import orders, run_stacked
-from attnlab.experiments.ktiw.study import StudyConfig, make_model
-from attnlab.experiments.ktiw.tables import Study, table_2, table_10
-from attnlab.models.lstm import Classifier, Translator, freeze_probe
 from attnlab.training import load_model
+from papers.ktiw.comparison import run_chosen
+from papers.ktiw.corpora import Corpus
+from papers.ktiw.models.lstm import Classifier, Translator, freeze_probe
+from papers.ktiw.readings import BOS, EOS
+from papers.ktiw.stacked import orders, run_stacked
+from papers.ktiw.study import StudyConfig, make_model
+from papers.ktiw.tables import Study, table_2, table_10
 
 CONFIG = StudyConfig(
     steps=5, batch=3, evaluate=(), evaluate_every=5, count=12, tau_rows=8, width=7, proxy=ProxyConfig(epochs=1)
@@ -63,7 +63,7 @@ def double() -> Iterator[None]:
 def test_each_run_is_what_it_would_be_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus(kind)
     # What dropout draws depends on the shape of all members together.
-    monkeypatch.setattr("attnlab.experiments.ktiw.stacked.make_model", _without_dropout)
+    monkeypatch.setattr("papers.ktiw.stacked.make_model", _without_dropout)
     names = ("reference", "second", "uniform", "frozen")
     folder = run_stacked(data, tmp_path, config=CONFIG, runs=names)
     lengths = np.array([len(row) + (kind == "translation") for row in data.train[0]])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.data import FixedPermutation, KeywordDetection, MixtureOfPermutations, PermutationCopying
+from papers.ktiw.synthetic import FixedPermutation, KeywordDetection, MixtureOfPermutations, PermutationCopying
 
 TASKS = [
     PermutationCopying(),

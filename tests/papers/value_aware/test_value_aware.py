@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
-from attnlab.experiments.parts import Part
-from attnlab.experiments.value_aware import KEYS, collect, joined, part_names, reproduce, run_part
-from attnlab.experiments.value_aware_common import CONFIGS, Meeting, ValueAwareConfig, plan_steps
-from attnlab.experiments.value_aware_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
-from attnlab.experiments.value_aware_mlm import continued_model, masked_score, table_1_specs
 from attnlab.models.attention import swapped
-from attnlab.reports.claims import judge
-from attnlab.reports.claims import value_aware as claims
+from papers.common.claims import judge
+from papers.common.row_store import Part
+from papers.value_aware import claims as claims
+from papers.value_aware.causal_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
+from papers.value_aware.config import CONFIGS, Meeting, ValueAwareConfig, plan_steps
+from papers.value_aware.masked_lm import continued_model, masked_score, table_1_specs
+from papers.value_aware.run import KEYS, collect, joined, part_names, reproduce, run_part
 
 WORDS = list("abcdefghijklmnopqrs")
 CONFIG = ValueAwareConfig(
@@ -258,7 +258,7 @@ def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Pa
 def test_a_model_that_was_kept_is_judged_without_training_again(
     corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attnlab.experiments import value_aware_mlm
+    from papers.value_aware import masked_lm as value_aware_mlm
 
     run_part("mlm-short", CONFIG, corpus, model, tmp_path)
     before = json.loads((tmp_path / "mlm-short.json").read_text())

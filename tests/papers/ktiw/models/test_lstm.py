@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from attnlab.dynamics import class_probe, lexical_probe
 from attnlab.models import record_model, swapped
-from attnlab.models.lstm import Classifier, Translator, attention_parameters, freeze_probe
-from attnlab.models.lstm_config import LSTM_CONFIGS, ClassifierConfig, TranslatorConfig
-from attnlab.models.lstm_glove import fill_from_glove
-from attnlab.models.lstm_search import translate
+from papers.ktiw.models.glove import fill_from_glove
+from papers.ktiw.models.lstm import Classifier, Translator, attention_parameters, freeze_probe
+from papers.ktiw.models.lstm_config import LSTM_CONFIGS, ClassifierConfig, TranslatorConfig
+from papers.ktiw.models.search import translate
 
 SMALL = TranslatorConfig(vocab=13, width=6)
 LENGTHS = (7, 2, 5)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.models import lstm_recurrence as plain
+from papers.ktiw.models import recurrence as plain
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,7 +18,7 @@ def random(*shape: int) -> Tensor:
 
 
 def test_a_step_and_its_gradient() -> None:
-    from attnlab.models.lstm_triton import cell_back_step, cell_step
+    from papers.ktiw.models.lstm_kernels import cell_back_step, cell_step
 
     gates, recurrent, cells, hidden = random(S, N, B, 4 * M), random(S, B, 4 * M), *random(2, S, N + 1, B, M)
     grad_h, grad_c, dh, dc = *random(2, S, N, B, M), *random(2, S, B, M)
@@ -39,7 +39,7 @@ def test_a_step_and_its_gradient() -> None:
 # Neither size is a multiple of a tile; one product is smaller than it.
 @pytest.mark.parametrize(("m", "k", "n"), [(70, 33, 130), (5, 3, 2)])
 def test_products(m: int, k: int, n: int) -> None:
-    from attnlab.models.lstm_triton import multiply
+    from papers.ktiw.models.lstm_kernels import multiply
 
     a, b = random(S, m, k), random(S, k, n)
     torch.testing.assert_close(multiply(a, b).double(), a.double() @ b.double(), atol=1e-4, rtol=1e-5)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import PermutationCopying
-from attnlab.experiments.ktiw.seeds import SeedTraining, fresh_models, train_one, train_seeds
-from attnlab.models.lstm import Classifier, Translator
-from attnlab.models.lstm_config import ClassifierConfig, TranslatorConfig
-from attnlab.models.lstm_stacked import stack_classifiers, stack_translators
+from papers.ktiw.models.lstm import Classifier, Translator
+from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
+from papers.ktiw.models.stacked_lstm import stack_classifiers, stack_translators
+from papers.ktiw.seeds import SeedTraining, fresh_models, train_one, train_seeds
+from papers.ktiw.synthetic import PermutationCopying
 
 CONFIG = TranslatorConfig(vocab=8, width=5, layers=1, bidirectional=False)
 CPU = torch.device("cpu")

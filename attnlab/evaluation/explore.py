@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
-from attnlab.explorer import Exploration, Item, LayerMaps, Tokens, pack
-from attnlab.explorer.payload import AXES
-from attnlab.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 from attnlab.guidance import pattern_audit
+from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
+from attnlab.pages.explorer.payload import AXES
+from attnlab.pages.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 from attnlab.patterns import SpecialTokens
 from attnlab.reading.approximation import approximation_error
 from attnlab.reading.effective import effective_attention

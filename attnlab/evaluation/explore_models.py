@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.explore import READINGS, Subject, explore
-from attnlab.explorer import Exploration
-from attnlab.explorer.tokens import guess_words
-from attnlab.hf import LoadedModel, record
-from attnlab.hf.load import max_length
+from attnlab.adapters import LoadedModel, record
+from attnlab.adapters.load import max_length
+from attnlab.evaluation.explore import READINGS, Subject, explore
+from attnlab.pages.explorer import Exploration
+from attnlab.pages.explorer.tokens import guess_words
 from attnlab.patterns import SpecialTokens, special_tokens
 from attnlab.provenance import provenance
 

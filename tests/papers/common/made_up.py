@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from attnlab.reports.claims import tables_wanted
-from attnlab.reports.results import paper_table
+from papers.common.claims import tables_wanted
+from papers.common.results import paper_table
 
 Results = dict[str, dict[str, Any]]
 

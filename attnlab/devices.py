@@ -1,0 +1,25 @@
+"""Where a model or a tensor lies: the best device there is, or the one that a user named."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["best_device", "to_device"]
+
+T = TypeVar("T", Tensor, nn.Module)
+
+
+def best_device() -> torch.device:
+    """The GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def to_device(device: str, moved: T) -> T:
+    """A model or a tensor on the device that a user named; one that is not there is an error that says so."""
+    try:
+        return moved.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,69 @@
+"""``attnlab diagnose``: before any training, is word translation learnable from a corpus' co-occurrence counts?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.data import Malformed, read_parallel
+from attnlab.dynamics import Bitext, bitext, count_table, learnable_from_cooccurrence
+
+__all__ = ["diagnose", "diagnose_files", "diagnosis_lines"]
+
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def diagnose(corpus: Bitext, *, name: str, draws: int = 3, seed: int = 0) -> dict[str, Any]:
+    """A row of numbers about a corpus: the bits a target word that the pairing adds, and the verdict."""
+    found = learnable_from_cooccurrence(corpus, draws=draws, seed=seed)
+    return {
+        "corpus": name,
+        "pairs": len(corpus),
+        "source_words": len(np.unique(corpus.source)),
+        "target_words": len(np.unique(corpus.target)),
+        "table_entries": len(count_table(corpus)),
+        "bits": round(found.bits, 4),
+        "by_chance": round(found.chance, 4),
+        "spread": round(found.spread, 5),
+        "excess": round(found.excess, 4),
+        "verdict": "hopeless" if found.hopeless else "fine",
+    }
+
+
+def diagnose_files(
+    source: Path | str, target: Path | str | None = None, *, lines: int | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """The diagnosis of two parallel files, or of a tsv, by lower-cased words; empty pairs are left out and counted."""
+    if lines is not None and lines < 2:
+        raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
+    bad = Malformed("skip")
+    pairs = read_parallel(source, target, malformed=bad)
+    sides = [_ids(side[:lines]) for side in pairs]
+    if len(sides[0]) < 2:
+        raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")
+    name = Path(source).name if target is None else f"{Path(source).name} / {Path(target).name}"
+    return diagnose(bitext(*sides), name=name, seed=seed) | {"left_out": bad.count}
+
+
+def diagnosis_lines(found: dict[str, Any]) -> list[str]:
+    """The diagnosis in words."""
+    verdict = {
+        "fine": "fine: the counts tell which words translate to which, so a model can learn it before it attends",
+        "hopeless": "hopeless: the counts are those of sentences paired at random, so nothing tells where to attend",
+    }[found["verdict"]]
+    return [
+        verdict,
+        f"{found['excess']:.4f} bits a target word above chance ({found['bits']:.4f} against {found['by_chance']:.4f}, "
+        f"spread {found['spread']:.5f})",
+        f"{found['pairs']} pairs, {found['source_words']} and {found['target_words']} words, "
+        f"{found['table_entries']} of their pairs co-occur; {found['left_out']} pairs left out",
+    ]
+
+
+def _ids(texts: Sequence[str]) -> list[list[int]]:
+    known: dict[str, int] = {}
+    return [[known.setdefault(word, len(known)) for word in WORD.findall(text.lower())] for text in texts]
