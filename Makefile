@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-gpu check format bench docs browser clean
+.PHONY: demo test test-all test-gpu check duplicates format bench docs browser clean
 
 demo: $(VENV)/.core
 	$(BIN)/attnlab demo --out demo
@@ -25,7 +25,13 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m papers docs --check
-	$(BIN)/python -m pytest -q tests/test_arrows.py
+	$(BIN)/python -m pytest -q tests/test_arrows.py tests/test_limits.py
+	$(MAKE) duplicates
+
+# Lines that stand twice, counted by jscpd (npm) with the settings and the limit in .jscpd.json.
+duplicates:
+	if command -v npx >/dev/null; then npx --yes jscpd@5.3.3 --config .jscpd.json; \
+	else echo "no npm here: duplicated lines are not counted"; fi
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
