@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import attnlab
-from attnlab.cli import COMMANDS, main
+from attnlab import cli
+from attnlab.adapters.load import SHIPPED
+from attnlab.cli import COMMANDS, command_module, main, make_parser
+from attnlab.commands.train import MODEL_NAMES
+from attnlab.models import CONFIGS
 
-SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
 QUICK = ["--tokens", "60", "--length", "32", "-m", "softmax", "-m", "top-r:r=2"]
 
 
@@ -50,11 +55,42 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_parses(command: str) -> None:
-    from attnlab.cli import _parser
+    program, *words = shlex.split(COMMANDS[command].example)
+    assert program == "attnlab"
+    assert make_parser(words).parse_args(words).command == command
 
-    words = COMMANDS[command].example.split()
-    assert words[0] == "attnlab"
-    assert _parser().parse_args(words[1:]).command == command
+
+@pytest.mark.parametrize("words", [["--help"], [], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
+def test_help_needs_no_torch(words: list[str]) -> None:
+    """The user and system time of the process counts, since other processes may delay it."""
+    heavy = "{'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    program = (
+        "import atexit, resource, sys\n"
+        f"atexit.register(lambda: print({heavy}, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))\n"
+        "from attnlab.cli import main\n"
+        f"main({words})\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    imported, seconds = shown.splitlines()[-1].rsplit(" ", 1)
+    assert imported == "set()"
+    assert float(seconds) < 0.3
+
+
+def test_only_the_named_command_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(cli, "command_module", lambda name: loaded.append(name) or command_module(name))
+    make_parser(["report", "train", "-o", "demo"])
+    assert loaded == ["report"]
+
+
+@pytest.mark.parametrize("module", ["attnlab", "attnlab.cli"])
+def test_the_package_runs_as_a_module(module: str) -> None:
+    ran = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == f"attnlab {attnlab.__version__}"
+
+
+def test_help_lists_the_named_models() -> None:
+    assert set(MODEL_NAMES) == set(CONFIGS)
 
 
 def test_compare_prints_a_table_and_writes_a_page(
@@ -191,41 +227,6 @@ def test_a_device_that_is_not_there(text: Path, tmp_path: Path, capsys: pytest.C
     assert "cannot be used here" in fails(capsys, "bench", "-m", "kernel:elu", "--lengths", 8, "--device", "nowhere")
 
 
-def test_figures_2_and_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "maps.html"
-    assert (
-        main(["reproduce", "effective-maps", "--text", "The old ferry stayed in the harbour.", "--out", str(page)]) == 0
-    )
-    assert capsys.readouterr().out == f"wrote {page}\n"
-    assert "harbour" in page.read_text() or "##bour" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        ("value-aware", "--corpus", "stores", "--work", "runs"),
-        ("effective", "--data", "glue", "--tagger", "tagger.json"),
-        ("effective-patterns", "--texts", "texts.txt"),
-        ("effective-classifier",),
-        ("abc-family",),
-    ],
-    ids=lambda experiment: experiment[0],
-)
-def test_reproduce_asks_for_its_folder_before_the_work(
-    experiment: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = fails(capsys, "reproduce", *experiment, "--out", tmp_path / "nowhere" / "result.json")
-    assert "nowhere is no folder" in said
-
-
-def test_reproduce_names_its_experiments(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["reproduce", "--help"])
-    assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("wiki-corpus", "value-aware", "effective", "effective-maps"))
-
-
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(tmp_path / "nothing"), "-m", "softmax", "--debug", "-o", str(tmp_path / "p.html")]) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -345,5 +346,8 @@ def test_an_encoder_cannot_learn_left_to_right(text: Path, tmp_path: Path, capsy
     assert "needs a model of kind decoder, but 'attnlab-mlm' is of kind encoder" in said
 
 
-def test_report_needs_something(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--claims" in fails(capsys, "report")
+def test_report_needs_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["report"])
+    assert stopped.value.code == 2
+    assert "RUN" in capsys.readouterr().err
