@@ -7,8 +7,8 @@ import re
 import pytest
 
 from attnlab.pages import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
-from attnlab.pages.charts import BOTTOM, LEFT, RIGHT, TOP, _beside
 from attnlab.pages.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
+from attnlab.pages.label_placement import BOTTOM, LEFT, RIGHT, TOP, place_labels
 from attnlab.pages.numbers import MISSING, Scale, scale_over, short
 from attnlab.pages.tables import Column
 
@@ -69,14 +69,14 @@ def test_scales_hold_their_values_whatever_they_are() -> None:
 
 def test_labels_of_near_points_do_not_lie_on_each_other() -> None:
     points = [(300.0, 100.0), (300.0, 103.0), (300.0, 90.0), (120.0, 101.0)]
-    labels = _beside(points, [40.0] * 4, [])
+    labels = place_labels(points, [40.0] * 4, [])
     # (to the left, how high): beside its point, on the other side, or as little away as is free.
     assert labels == [(True, 100), (False, 110), (False, 90), (False, 101)]
 
 
 def test_labels_do_not_lie_on_markers() -> None:
     marks = [(292.0, 308.0, 100.0), (322.0, 338.0, 102.0)]
-    assert _beside([(300, 100), (330, 102)], [40.0, 40.0], marks) == [(True, 100), (False, 102)]
+    assert place_labels([(300, 100), (330, 102)], [40.0, 40.0], marks) == [(True, 100), (False, 102)]
     tree = parse(
         scatter_chart(
             [Point("far", 2, 5), Point("near", 1, 1)],
