@@ -9,7 +9,7 @@ from attnlab.commands._shared import print_json
 
 __all__ = ["MODEL_NAMES", "arguments", "run"]
 
-# The names in attnlab.models.CONFIGS; listed here since importing those imports torch, which --help does without.
+# The names in attnlab.models.CONFIGS, repeated so that --help need not import torch.
 MODEL_NAMES = (
     "roberta-8",
     "roberta-12",

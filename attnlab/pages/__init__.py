@@ -1,4 +1,4 @@
-"""Run folders and results in; tables, figures and self-contained HTML pages out. Nothing here imports torch."""
+"""Run folders and results in; tables, figures and self-contained HTML pages out, without torch."""
 
 from attnlab.pages.charts import Point, Series, bar_chart, line_chart, scatter_chart
 from attnlab.pages.compare import compare_page

@@ -19,7 +19,7 @@ MOST = 24
 
 
 def closest_heads(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each pattern the head closest to it, closest first; rows are those of ``attnlab.guidance.pattern_audit``."""
+    """For each pattern the head closest to it, closest first; ``rows`` come from ``attnlab.guidance.pattern_audit``."""
     best: dict[str, Row] = {}
     for row in rows:
         if row["closeness"] is not None and row["closeness"] > best.get(row["pattern"], {"closeness": -1})["closeness"]:

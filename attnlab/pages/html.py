@@ -1,4 +1,4 @@
-"""Markup that cannot be broken by data: text is escaped unless it is already ``Html``; and one page without network."""
+"""Markup in which text is escaped unless it is already ``Html``; and pages that load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlab.pages.colours import theme_css
 
-__all__ = ["Html", "asset", "breakable", "data", "element", "join", "page"]
+__all__ = ["Html", "asset", "breakable", "data", "digest", "element", "join", "page"]
 
 ASSETS = Path(__file__).parent / "assets"
 VOID = frozenset({"wbr", "meta", "link", "br", "hr", "input"})
@@ -65,9 +65,9 @@ def data(content: Any, **attributes: object) -> Html:
 
 def page(title: str, body: object, *, subtitle: str = "", scripts: tuple[str, ...] = ("report.js",)) -> str:
     """One self-contained page: styles and scripts inside, and a policy that lets nothing else run or load."""
-    # A plain script has no exports: what files.js names at its top the scripts after it see.
+    # Plain scripts have no exports; the names at the top of files.js are visible to the scripts after it.
     code = [asset("files.js").replace("export const", "const"), *(asset(name) for name in scripts)]
-    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
+    hashes = " ".join(f"'sha256-{digest(text)}'" for text in code)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes}"
     head = element(
         "head",
@@ -100,5 +100,6 @@ def _attribute(name: str, value: object) -> str:
     return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """The hash by which a page's policy allows a script or a style."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -25,7 +25,7 @@ ABOUT = (
 
 
 def recommendation_section(recommendation: Mapping[str, Any] | None) -> Html | None:
-    """Plans with their measured quality, time and memory, which of them none beats, and what each part can bear."""
+    """Plans with their measured quality, time and memory, the unbeaten ones, and how sensitive each part is."""
     if not recommendation:
         return None
     rows = recommendation["rows"]
@@ -72,7 +72,7 @@ def _plan_table(rows: Sequence[Row], recommendation: Mapping[str, Any]) -> Html:
 
 
 def _loss_and_time(rows: Sequence[Row]) -> Html:
-    # Several budgets may lead to one plan, which is one point; the first offer of each budget is the widest.
+    # Several budgets may lead to the same plan, which is one point. Each budget's first plan replaces the most.
     firsts = {row["budget"]: row for row in reversed(rows)}
     shown = {str(row["plan"]): row for row in reversed(rows) if row["pareto"] or firsts[row["budget"]] is row}
     return scatter_chart(
@@ -123,7 +123,7 @@ def _head_maps(recommendation: Mapping[str, Any]) -> Html:
 
 
 def _head_grid(recommendation: Mapping[str, Any], spec: str, kind: str) -> Grid:
-    """(layer, head): the increase of the loss in per cent with ``spec`` there; None where it cannot be used."""
+    """(layer, head): the increase of the loss in per cent with ``spec`` in that head; None where it cannot be used."""
     grid: dict[int, list[float | None]] = {}
     for row in recommendation["sensitivity"]:
         if row["mechanism"] == spec and row["kind"] == kind:

@@ -56,7 +56,7 @@ def _summary(runs: Sequence[Run], groups: Sequence[tuple[str, list[Run]]]) -> st
 
 
 def _best_evaluation(groups: Sequence[tuple[str, list[Run]]]) -> str:
-    """The lowest evaluation loss at the end, if there are several configurations that have one."""
+    """The lowest evaluation loss at the end, with its configuration if several have one."""
     metrics = dict.fromkeys(m for _, runs in groups for run in runs for kind, m in run.curves if kind == "eval")
     metric = next((m for m in metrics if m.rsplit("/", 1)[-1] == "loss"), "loss")
     ends = []

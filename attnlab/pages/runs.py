@@ -29,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says: its settings, its curves by (kind, metric), and its result once it has one."""
+    """The content of a run folder: its settings, its curves by (kind, metric), and its result once it has one."""
 
     folder: Path
     about: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Run:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run folder; a metrics file cut off in the middle of a line is read up to there."""
+    """Read a run folder; a metrics file that ends in the middle of a line is read up to that line."""
     folder = Path(folder)
     about = _read_json(folder / "run.json")
     if about is None:

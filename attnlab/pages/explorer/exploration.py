@@ -1,4 +1,4 @@
-"""What ``explore`` returns: a page to save, and the same view in a notebook."""
+"""The result of ``explore``: a page to save, and the same view in a notebook."""
 
 from __future__ import annotations
 
