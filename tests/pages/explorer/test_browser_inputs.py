@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,10 +150,9 @@ def test_a_long_text_keeps_the_chosen_layers_whole(look: Look) -> None:
     assert abs(value - made[1][0, 75, 75]) <= error
 
 
-def test_the_same_view_in_a_notebook(look: Look) -> None:
+def test_the_same_view_in_a_notebook(browser: Any) -> None:
     """anywidget imports the module and calls render; the style stays in its shadow root."""
     exploration, layers = one_text()
-    page = look(one_text(layers=1, heads=1)[0])
     places, start = {}, 0
     for name, blob in exploration.packed.blobs.items():
         places[name] = [start, len(blob)]
@@ -163,7 +163,7 @@ def test_the_same_view_in_a_notebook(look: Look) -> None:
         "style": style(host=True),
         "blobs": b"".join(exploration.packed.blobs.values()).decode(),
     }
-    context = page.context.browser.new_context()
+    context = browser.new_context()
     blank = context.new_page()
     trouble: list[str] = []
     blank.on("console", lambda message: trouble.append(message.text))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.opened_pages import assert_fits
 
-from .conftest import press
+from .conftest import press, settle
 from .examples import NASTY, TOKENS, one_text
 from .pointer import MINUS, Look, point_at, save, told
 
@@ -19,13 +19,15 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_the_screen(look: Look, tmp_path: Path, width: int, scheme: str) -> None:
+def test_the_page_fits_the_screen(look: Look, tmp_path: Path, width: int) -> None:
     exploration, _ = one_text()
-    page = look(exploration, width=width, scheme=scheme, fragment="panes=0:standard|0:effective" if width > 390 else "")
-    picture = f"explorer-{width}-{scheme}.png"
-    assert_fits(page, picture, width=width, within="#attnlab", scrolls=".x-rows", folder=tmp_path)
-    assert page.evaluate("document.querySelectorAll('*').length") < 1000
+    page = look(exploration, width=width, fragment="panes=0:standard|0:effective" if width > 390 else "")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        settle(page)
+        picture = f"explorer-{width}-{scheme}.png"
+        assert_fits(page, picture, width=width, within="#attnlab", scrolls=".x-rows", folder=tmp_path)
+        assert page.evaluate("document.querySelectorAll('*').length") < 1000
 
 
 @pytest.mark.parametrize("precise", [False, True])
