@@ -27,7 +27,7 @@ from attnlab.pages.label_placement import (
 )
 from attnlab.pages.numbers import Scale, number, scale_over, short
 
-__all__ = ["Point", "Series", "bar_chart", "figure", "line_chart", "scatter_chart"]
+__all__ = ["Axes", "Point", "Series", "bar_chart", "figure", "line_chart", "scatter_chart"]
 
 HEIGHT = 330
 SHAPES = ("circle", "square", "diamond", "triangle")
@@ -56,28 +56,32 @@ class Point:
     y: float
 
 
+@dataclass(frozen=True)
+class Axes:
+    """Which axes are logarithmic, and a horizontal line to compare with: (its name, its value)."""
+
+    log_x: bool = False
+    log_y: bool = False
+    reference: tuple[str, float] | None = None
+
+
+LINEAR = Axes()
+
+
 def line_chart(
-    series: Sequence[Series],
-    *,
-    name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    reference: tuple[str, float] | None = None,
-    note: str = "",
+    series: Sequence[Series], *, name: str, title: str, x_label: str, y_label: str, axes: Axes = LINEAR, note: str = ""
 ) -> Html:
     """Lines over a common axis, bands and seeds behind them, and a dashed line at the reference value."""
-    x_scale, y_scale = _line_scales(series, reference, log_x=log_x, log_y=log_y)
+    reference = axes.reference
+    x_scale, y_scale = _line_scales(series, axes)
     drawn = [_axes(x_scale, y_scale, x_label, "" if y_label == title else y_label)]
     if reference and y_scale.shows(reference[1]):
         drawn.append(_reference(reference, y_scale, left=True))
     drawn += [_band(s, x_scale, y_scale) for s in series if s.low is not None and s.high is not None]
     drawn += [_line(s, x_scale, y_scale) for s in series]
     hover = {
-        "x": [x_scale.low, x_scale.high, LEFT, RIGHT, log_x],
-        "y": [y_scale.low, y_scale.high, BOTTOM, TOP, log_y],
+        "x": [x_scale.low, x_scale.high, LEFT, RIGHT, axes.log_x],
+        "y": [y_scale.low, y_scale.high, BOTTOM, TOP, axes.log_y],
         "label": x_label,
         "series": [{"name": s.name, "colour": category(s.colour), "x": list(s.x), "y": list(s.y)} for s in series],
     }
@@ -93,21 +97,13 @@ def line_chart(
 
 
 def scatter_chart(
-    points: Sequence[Point],
-    *,
-    name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    log_x: bool = False,
-    log_y: bool = False,
-    reference: tuple[str, float] | None = None,
-    note: str = "",
+    points: Sequence[Point], *, name: str, title: str, x_label: str, y_label: str, axes: Axes = LINEAR, note: str = ""
 ) -> Html:
     """Named points, told apart by colour and shape; a logarithmic axis leaves out what is not above zero."""
+    log_x, log_y = axes.log_x, axes.log_y
     x_axis, y_axis = Scale(1, 10, 0, 1, log_x), Scale(1, 10, 0, 1, log_y)
     points = [p for p in points if x_axis.shows(p.x) and y_axis.shows(p.y)]
-    reference = reference if reference and y_axis.shows(reference[1]) else None
+    reference = axes.reference if axes.reference and y_axis.shows(axes.reference[1]) else None
     values = [p.y for p in points] + ([reference[1]] if reference else [])
     x_scale = scale_over([p.x for p in points], LEFT, RIGHT, log=log_x, zero=not log_x, pad=0.06)
     y_scale = scale_over(values, BOTTOM, TOP, log=log_y, zero=not log_y, pad=0.08)
@@ -215,12 +211,10 @@ def _reference(reference: tuple[str, float], y: Scale, *, left: bool = False, be
     return element("g", line, element("text", reference[0], x=place, y=_at(height), class_=side))
 
 
-def _line_scales(
-    series: Sequence[Series], reference: tuple[str, float] | None, *, log_x: bool, log_y: bool
-) -> tuple[Scale, Scale]:
+def _line_scales(series: Sequence[Series], axes: Axes) -> tuple[Scale, Scale]:
     """Axes that hold every point, the bands, the seeds' own lines and the reference."""
     xs: list[float] = []
-    ys: list[float | None] = [reference[1]] if reference else []
+    ys: list[float | None] = [axes.reference[1]] if axes.reference else []
     for s in series:
         xs += s.x
         ys += [*s.y, *(s.low or ()), *(s.high or ())]
@@ -228,7 +222,7 @@ def _line_scales(
             xs += faint_x
             ys += faint_y
     finite = [y for y in ys if y is not None]
-    return scale_over(xs, LEFT, RIGHT, log=log_x), scale_over(finite, BOTTOM, TOP, log=log_y, pad=0.04)
+    return scale_over(xs, LEFT, RIGHT, log=axes.log_x), scale_over(finite, BOTTOM, TOP, log=axes.log_y, pad=0.04)
 
 
 def _line(s: Series, x: Scale, y: Scale) -> Html:

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from attnlab.pages.audit import audit_section
-from attnlab.pages.charts import Point, Series, bar_chart, line_chart, scatter_chart
+from attnlab.pages.charts import Axes, Point, Series, bar_chart, line_chart, scatter_chart
 from attnlab.pages.fragments import config_list, download_json, explained, facts, provenance_facts, section
 from attnlab.pages.heatmaps import heat_maps
 from attnlab.pages.html import Html, breakable, element, page
@@ -203,9 +203,7 @@ def _quality_and_time(timed: Sequence[Row], axis: QualityAxis) -> Html:
         title="Quality against time",
         x_label="time relative to softmax",
         y_label=axis.label,
-        log_x=True,
-        log_y=axis.is_log([p.y for p in points]),
-        reference=axis.reference,
+        axes=Axes(log_x=True, log_y=axis.is_log([p.y for p in points]), reference=axis.reference),
         note="Lower is closer to the exact model; further left is faster.",
     )
 
@@ -237,15 +235,14 @@ def _quality_sweep(sweeps: Mapping[str, Sequence[Row]], axis: QualityAxis | None
         return None
     # Without any quality in the rows the values are drawn as they are.
     axis = axis or QualityAxis("quality", None)
+    values = [v for s in series for v in s.y if v is not None]
     return line_chart(
         series,
         name="sweep-quality",
         title=f"{quality_title(axis.name)} against the number of keys",
         x_label="keys per query, r",
         y_label=axis.label,
-        log_x=True,
-        log_y=axis.is_log([v for s in series for v in s.y if v is not None]),
-        reference=axis.reference,
+        axes=Axes(log_x=True, log_y=axis.is_log(values), reference=axis.reference),
     )
 
 
@@ -259,7 +256,7 @@ def _error_sweep(sweeps: Mapping[str, Sequence[Row]]) -> Html | None:
         title="Output error against the number of keys",
         x_label="keys per query, r",
         y_label="Output error",
-        log_x=True,
+        axes=Axes(log_x=True),
     )
 
 

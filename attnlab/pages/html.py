@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlab.pages.colours import theme_css
 
-__all__ = ["Html", "asset", "breakable", "data", "digest", "element", "join", "page"]
+__all__ = ["Html", "asset", "breakable", "data", "digest", "element", "join", "page", "page_head"]
 
 ASSETS = Path(__file__).parent / "assets"
 VOID = frozenset({"wbr", "meta", "link", "br", "hr", "input"})
@@ -69,15 +69,7 @@ def page(title: str, body: object, *, subtitle: str = "", scripts: tuple[str, ..
     code = [asset("files.js").replace("export const", "const"), *(asset(name) for name in scripts)]
     hashes = " ".join(f"'sha256-{digest(text)}'" for text in code)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{title} · attnlab"),
-        element("style", Html(theme_css() + asset("report.css"))),
-    )
+    head = page_head(title, policy=policy, style=theme_css() + asset("report.css"))
     masthead = element(
         "header",
         element("span", element("span", class_="logo", aria_hidden="true"), "attnlab", class_="brand"),
@@ -87,6 +79,20 @@ def page(title: str, body: object, *, subtitle: str = "", scripts: tuple[str, ..
     )
     content = element("body", masthead, element("main", body), [element("script", Html(text)) for text in code])
     return f"<!doctype html>\n{element('html', head, content, lang='en')}\n"
+
+
+def page_head(title: str, *, policy: str, style: str, referrer: str | None = None) -> Html:
+    """The head of a page: what may run and load by its policy, its title and its style."""
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content=referrer) if referrer else None,
+        element("title", f"{title} · attnlab"),
+        element("style", Html(style)),
+    )
 
 
 @cache

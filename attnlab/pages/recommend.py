@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.pages.charts import Point, scatter_chart
+from attnlab.pages.charts import Axes, Point, scatter_chart
 from attnlab.pages.fragments import explained, section
 from attnlab.pages.heatmaps import Grid, heat_maps
 from attnlab.pages.html import Html, breakable, element
@@ -81,7 +81,7 @@ def _loss_and_time(rows: Sequence[Row]) -> Html:
         title="Loss against time",
         x_label="time relative to softmax",
         y_label="increase of the loss in %",
-        reference=("exact attention", 0.0),
+        axes=Axes(reference=("exact attention", 0.0)),
         note="The plans that no other beats in loss, time and memory together, and the first one of each budget.",
     )
 

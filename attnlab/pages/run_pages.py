@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.pages.charts import Series, line_chart
+from attnlab.pages.charts import Axes, Series, line_chart
 from attnlab.pages.fragments import config_list, facts, flatten, provenance_facts, section
 from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import number
@@ -121,7 +121,7 @@ def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
             title=metric.replace("_", " "),
             x_label="step",
             y_label=metric.replace("_", " "),
-            log_x=_log_spaced([x for s in series for x in s.x]),
+            axes=Axes(log_x=_log_spaced([x for s in series for x in s.x])),
         )
         for metric, series in by_metric.items()
     ]

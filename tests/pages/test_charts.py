@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from attnlab.pages import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
+from attnlab.pages import Axes, Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
 from attnlab.pages.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
 from attnlab.pages.label_placement import BOTTOM, LEFT, RIGHT, TOP, place_labels
 from attnlab.pages.numbers import MISSING, Scale, scale_over, short
@@ -34,11 +34,13 @@ def test_a_line_runs_through_its_points_and_breaks_at_nan() -> None:
 def test_logarithmic_axes_leave_out_what_they_cannot_show() -> None:
     low, high = [0.5, 5.0, 50.0, 0.0], [2.0, 20.0, 200.0, 1.0]
     series = Series("a", [0, 1, 10, 100], [1.0, 10.0, 100.0, 0.0], low=low, high=high, marked=True)
-    tree = parse(line_chart([series], name="n", title="t", x_label="x", y_label="y", log_x=True, log_y=True))
+    tree = parse(line_chart([series], name="n", title="t", x_label="x", y_label="y", axes=Axes(log_x=True, log_y=True)))
     path = tree.one("figure").all("path", "line")[0].attributes["d"] or ""
     assert len(re.findall("[ML]", path)) == 2
     points = [Point("a", 1, 2), Point("b", 0, 5), Point("c", 2, float("inf"))]
-    scatter = scatter_chart(points, name="n", title="t", x_label="x", y_label="y", log_x=True, reference=("exact", 3.0))
+    scatter = scatter_chart(
+        points, name="n", title="t", x_label="x", y_label="y", axes=Axes(log_x=True, reference=("exact", 3.0))
+    )
     assert [node.text for node in parse(scatter).all("title")] == ["a: x 1, y 2"]
     assert f"M{LEFT} " in path
     assert len(tree.all("circle", "dot")) == 2
@@ -84,12 +86,12 @@ def test_labels_do_not_lie_on_markers() -> None:
             title="t",
             x_label="x",
             y_label="y",
-            reference=("here", 4.8),
+            axes=Axes(reference=("exact", 4.8)),
         )
     )
-    (said,) = (node for node in tree.all("text") if node.text == "here")
+    (name,) = (node for node in tree.all("text") if node.text == "exact")
     # At the right end it would lie on the marker of "far".
-    assert float(said.attributes["x"] or 0) == LEFT + 6
+    assert float(name.attributes["x"] or 0) == LEFT + 6
 
 
 def test_scatter_and_bars_show_every_value() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnlab.pages.colours import theme_css
 from attnlab.pages.explorer.payload import Packed
-from attnlab.pages.html import Html, asset, data, digest, element
+from attnlab.pages.html import Html, asset, data, digest, element, page_head
 
 __all__ = ["explorer_page", "script", "style"]
 
@@ -31,16 +31,7 @@ def explorer_page(packed: Packed) -> bytes:
         f"default-src 'none'; script-src 'sha256-{digest(code)}'; style-src 'sha256-{digest(css)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", f"{packed.meta['title']} · attnlab"),
-        element("style", Html(css)),
-    )
+    head = page_head(packed.meta["title"], policy=policy, style=css, referrer="no-referrer")
     without_script = element("noscript", "This page draws attention maps with a script; allow scripts to see them.")
     body = [element("div", without_script, id="attnlab"), data(packed.meta, id="attnlab-meta")]
     parts = [f'<!doctype html>\n<html lang="en">{head}<body>{"".join(body)}'.encode()]
