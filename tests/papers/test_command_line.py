@@ -1,4 +1,4 @@
-"""``python -m papers`` as a user meets it."""
+"""The command line of the papers: ``python -m papers``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.opened_pages import assert_fits
 
 from .conftest import press, settle
 from .examples import NASTY, TOKENS, one_text
-from .pointer import MINUS, Look, point_at, save, told
+from .pointer import MINUS, Look, point_at, save, value_and_error
 
 pytestmark = pytest.mark.browser
 
@@ -43,7 +43,7 @@ def test_the_number_under_the_pointer_is_the_tensor(look: Look, precise: bool) -
             if precise:
                 assert float(readout.rsplit(": ", 1)[1].replace(MINUS, "-")) == pytest.approx(true, rel=2e-3, abs=1e-6)
             else:
-                value, error = told(readout)
+                value, error = value_and_error(readout)
                 top = np.abs(layers[1].maps[reading][3]).max()
                 assert error == pytest.approx(top / (254 if reading == "standard" else 127) / 2, rel=0.12)
                 assert abs(value - true) <= error
@@ -55,7 +55,7 @@ def test_the_difference_is_signed_and_its_numbers_are_differences(look: Look) ->
     press(page, "d")
     assert page.locator(".x-pane select").nth(0).input_value() == '[0,"effective"]'
     assert page.locator(".x-pane select").nth(1).input_value() == '[0,"standard"]'
-    value, error = told(point_at(page, 4, 6))
+    value, error = value_and_error(point_at(page, 4, 6))
     true = layers[2].maps["effective"][1, 4, 6] - layers[2].maps["standard"][1, 4, 6]
     assert abs(value - true) <= 2 * error
     numbers = ElementTree.fromstring(save(page, "svg").decode()).iter("{http://www.w3.org/2000/svg}text")
@@ -90,9 +90,9 @@ def test_words_are_sums_over_keys_and_means_over_queries(look: Look) -> None:
     w = layers[0].maps["standard"][0].astype(np.float64)
     readout = point_at(page, 1, 0)
     assert "“unhappy” (1) → “[CLS]” (0)" in readout
-    value, error = told(readout)
+    value, error = value_and_error(readout)
     assert abs(value - w[1:3, 0].mean()) <= error
-    value, error = told(point_at(page, 1, 1))
+    value, error = value_and_error(point_at(page, 1, 1))
     assert abs(value - w[1:3, 1:3].sum(1).mean()) <= error
 
 
