@@ -26,7 +26,7 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings that ``comparison_arguments`` asked for."""
+    """The settings from the options of ``comparison_arguments``."""
     from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
 
     specs = tuple(options.mechanism or DEFAULT_MECHANISMS)

@@ -17,7 +17,7 @@ __all__ = ["Blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The documents of a store, in an order drawn from ``seed`` (None: as they lie), as rows of ``length`` tokens.
+    """A store's documents as rows of ``length`` tokens, in an order drawn from ``seed`` (None: the store's order).
 
     | form     | a row is |
     | -------- | -------- |

@@ -71,7 +71,7 @@ def texts(
 ) -> Iterator[str]:
     """Stream a file's documents: ``column`` of a jsonl, csv or tsv; lines, paragraphs or the whole of a plain file.
 
-    An empty line ends a paragraph, and is itself no document.
+    An empty line ends a paragraph and is no document.
     """
     if unit not in ("line", "paragraph", "file"):
         raise ValueError(f"unit must be 'line', 'paragraph' or 'file', got {unit!r}")
@@ -93,7 +93,7 @@ def records(
     header: Sequence[str] | None = None,
     malformed: Malformed | None = None,
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, the asked columns) of a .jsonl, .csv or .tsv; ``header`` names the columns of a file without names.
+    """(line number, the named columns) of a .jsonl, .csv or .tsv; ``header`` names the columns of a file without names.
 
     A line that is not JSON, lacks a column, or has too many or too few fields is malformed. A tsv knows no quoting.
     """

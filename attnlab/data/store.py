@@ -98,7 +98,7 @@ def write_store(
     tokeniser, folder = as_tokeniser(tokenizer), Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists; load it with load_store, or remove it to write it anew")
-    # Under the lock of ``tokenise`` a folder of this name is what a killed process left behind.
+    # Under the lock of ``tokenise`` a folder of this name was left by a killed process.
     unfinished = folder.parent / f".{folder.name}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)

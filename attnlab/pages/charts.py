@@ -1,7 +1,7 @@
 """Charts as inline SVG that read well without any script: lines with bands, points and bars.
 
-A chart is drawn in a box of 560 units; the style sheet enlarges its text on narrow screens. Beside the picture lies its
-data as JSON: the page's script offers it as CSV, and shows the values under the pointer.
+A chart is drawn in a box of 560 units; the style sheet enlarges its text on narrow screens. The page also holds the
+chart's data as JSON: its script offers them as CSV, and shows the values under the pointer.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def heat_maps(
 
 
 def _colour_key(paint: Callable[..., str], top: float, *, signed: bool, exceeded: bool) -> Html:
-    """The colour scale with its ends; ``exceeded`` says that some values lie above it."""
+    """The colour scale with its ends; ``exceeded`` if some values are above it."""
     steps = [top * (i / 15 * 2 - 1 if signed else i / 15) for i in range(16)]
     return element(
         "div",

@@ -97,7 +97,7 @@ def page_head(title: str, *, policy: str, style: str, referrer: str | None = Non
 
 @cache
 def asset(name: str) -> str:
-    """The text of a style sheet or script that lies beside this package."""
+    """The text of a style sheet or script of this package."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 

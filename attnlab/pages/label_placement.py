@@ -26,7 +26,7 @@ def text_width(text: str) -> float:
 
 
 def marker_boxes(places: Sequence[tuple[float, float]]) -> list[Box]:
-    """What the markers at these places cover."""
+    """The boxes that the markers at these places cover."""
     return [(x - MARKER, x + MARKER, y) for x, y in places]
 
 

@@ -52,7 +52,7 @@ def quality_of(row: Mapping[str, Any]) -> Any:
 
 
 def quality_title(name: str) -> str:
-    """What a measure is called in a heading."""
+    """The name of a measure in a heading."""
     return TITLES.get(name, name)
 
 

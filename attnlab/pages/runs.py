@@ -142,7 +142,7 @@ def _thin(steps: Sequence[float], values: Sequence[Any]) -> tuple[list[float], l
 
 
 def _seedless(run: Run) -> dict[str, Any]:
-    """The run's settings without any seed, however deep it lies."""
+    """The run's settings without any seed, at any depth."""
 
     def without(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {

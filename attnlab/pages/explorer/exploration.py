@@ -17,7 +17,7 @@ __all__ = ["Exploration"]
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """Packed maps and statistics; shows itself at the end of a notebook's cell."""
+    """Packed maps and statistics; displayed at the end of a notebook's cell."""
 
     packed: Packed
 

@@ -44,7 +44,7 @@ def explorer_page(packed: Packed) -> bytes:
 
 @cache
 def script(entry: str) -> str:
-    """The modules in one: each becomes a function that returns what it exports, and ``entry`` follows as it is.
+    """The modules in one: each becomes a function that returns its exports, and ``entry`` follows unchanged.
 
     A page opened from a disk may not import files, so all modules become one script. Nothing else is changed: an
     import reads from the modules before, an export is a name in the returned object.

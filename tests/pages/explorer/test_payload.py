@@ -182,7 +182,7 @@ def test_the_script_is_its_modules_and_nothing_else() -> None:
 
 
 def test_reports_and_explorer_share_their_downloads() -> None:
-    """What makes a cell safe and quoted is written once, and every page has it."""
+    """Quoting a cell of a CSV file is written once, and every page has it."""
     quoting = "replaceAll('\"', '\"\"')"
     quoting_files = [
         path.name for folder in (ASSETS, REPORTS) for path in folder.glob("*.js") if quoting in path.read_text()
