@@ -1,4 +1,4 @@
-"""The command line: a command's name -> its module, loaded when called. What a user can mend is one line."""
+"""The command line: a command's name -> its module, loaded when called. An error a user can correct is one line."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 2 for something the user can mend, 130 for Ctrl-C."""
+    """Run one command; the exit code is 0, 2 for an error the user can correct, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = make_parser(words).parse_args(words)
     if options.command is None:
@@ -71,7 +71,8 @@ def command_module(name: str) -> Any:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser for these words: only the command that they name is imported for its options."""
+    """The parser for these words; only the command they name, the first word without a dash, gets its options."""
+    named = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(prog="attnlab", description="A laboratory for attention.")
     parser.add_argument("--version", action="version", version=f"attnlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -79,20 +80,20 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name, help=command.summary, description=f"{command.summary} Example: {command.example}"
         )
-        if name in words:
+        if name == named:
             command_module(name).arguments(sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int:
-    """Call ``run(options)``; what a user can mend becomes one line on stderr."""
+    """Call ``run(options)``; an error the user can correct becomes one line on stderr."""
     try:
         run(options)
     except KeyboardInterrupt as stopped:
         print(f"{program}: {stopped or 'interrupted'}", file=sys.stderr)
         return 130
-    except _mendable() as error:
+    except _user_errors() as error:
         if options.debug:
             traceback.print_exc()
         else:
@@ -108,8 +109,8 @@ def _overview() -> str:
     return "\n".join([*lines, "attnlab COMMAND --help lists a command's options."])
 
 
-def _mendable() -> tuple[type[Exception], ...]:
-    """What a user can do something about; only asked for when there is an error, as it imports torch."""
+def _user_errors() -> tuple[type[Exception], ...]:
+    """The errors a user can correct; called only when there is one, since it imports torch."""
     from attnlab.training import RunError
 
     return ValueError, OSError, ImportError, RunError
@@ -119,3 +120,7 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Where a model or a tensor lies: the best device there is, or the one that a user named."""
+"""The device of a model or a tensor: the best one, or the one that a user named."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T", Tensor, nn.Module)
 
 
 def best_device() -> torch.device:
-    """The GPU where there is one."""
+    """The GPU, or the CPU of a machine without one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def to_device(device: str, moved: T) -> T:
-    """A model or a tensor on the device that a user named; one that is not there is an error that says so."""
+    """A model or a tensor on the device that a user named; a device that this machine lacks is a ValueError."""
     try:
         return moved.to(device)
     except (RuntimeError, AssertionError) as error:

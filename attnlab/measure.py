@@ -20,7 +20,7 @@ T = TypeVar("T")
 def median_seconds(
     jobs: Mapping[str, Callable[[], Any]], *, repeats: int = 5, warmup: int = 1, device: torch.device | str = "cpu"
 ) -> dict[str, float]:
-    """The median time of each job; the jobs take turns, so a noisy moment falls on all of them alike."""
+    """The median time of each job; the jobs take turns, so that a busy moment of the machine slows all of them."""
     cuda = torch.device(device).type == "cuda"
 
     def once(job: Callable[[], Any]) -> float:
@@ -43,22 +43,22 @@ def median_seconds(
 
 
 def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None) -> Callable[[], T]:
-    """All that ``job`` launches, as a CUDA graph: calling it replays that and returns what ``job`` returned.
+    """The kernels that ``job`` launches as a CUDA graph: calling it replays them and returns the result of ``job``.
 
-    Graphs of one ``pool`` share their memory: clone what one returns before another runs.
+    Graphs of one ``pool`` share their memory: clone the result of one before another runs.
     """
-    beside = torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
         for _ in range(warmup):
             job()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         out = job()
 
     def replay() -> T:
-        # The graph reads and writes the job's tensors, which live as long as the job does.
+        # The graph reads and writes the job's tensors, so the closure keeps the job alive.
         assert job is not None
         graph.replay()
         return out
@@ -67,7 +67,7 @@ def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None) -> Call
 
 
 def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") -> int:
-    """The most memory that torch held at once for ``job``, beyond what was held when it began.
+    """The most memory that torch held at once for ``job``, beyond what it held before.
 
     >>> peak_bytes(lambda: torch.zeros(1000, dtype=torch.float64).sum()) // 1000
     8
@@ -85,11 +85,11 @@ def peak_bytes(job: Callable[[], Any], *, device: torch.device | str = "cpu") ->
     with _silent_stderr():
         profile.start()
     try:
-        kept = job()
+        result = job()
     finally:
         with _silent_stderr():
             profile.stop()
-    del kept
+    del result
     recorded = profile.profiler.kineto_results.events()
     # Allocations and frees, in the order they happened.
     changes = sorted((e.start_ns(), e.nbytes()) for e in recorded if e.name() == "[memory]")

@@ -1,4 +1,4 @@
-"""What a sceptic needs to rerun a result (versions, device, commit), and files that are never half-written."""
+"""How a result was made (versions, device, commit), and files that are never half-written."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_writable(path: Path | str) -> None:
         raise ValueError(f"{path} is a folder; name the file to write")
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder, so {path.name} cannot be written there; make it first")
-    # Root may write where the mode forbids it, so the answer is had by trying.
+    # Root may write where the mode forbids it, so the test is to write a file.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
         pass
 
@@ -83,7 +83,7 @@ def _commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    return git.stdout.strip() if git.returncode == 0 else None

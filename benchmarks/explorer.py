@@ -3,7 +3,7 @@
 The model is BERT-base with random weights whose queries and keys are scaled until heads are as sharp as trained ones.
 The peer is optional: --peer names a folder with bertviz (pip install --no-deps --target DIR bertviz==1.4.1), and
 --libraries one with the three scripts it loads from a CDN (require.min.js, jquery.min.js, d3.min.js), which are served
-from there, since without them its page is blank.
+from that folder, since without them its page is blank.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def tab_memory(browser: Any) -> float:
     import psutil
 
     session = browser.new_browser_cdp_session()
-    told = session.send("SystemInfo.getProcessInfo")["processInfo"]
-    return max(psutil.Process(int(one["id"])).memory_info().rss for one in told if one["type"] == "renderer") / 1e6
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    return max(psutil.Process(int(one["id"])).memory_info().rss for one in processes if one["type"] == "renderer") / 1e6
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What record and swap cost on top of a model's own SDPA forward pass: python benchmarks/hf_overhead.py [--json].
+"""The cost of record and swap on top of a model's own SDPA forward pass: python benchmarks/hf_overhead.py [--json].
 
 A model of BERT-base's size, 8 sentences of 128 tokens, with padding and without; entering the context counts as well.
 """
@@ -42,22 +42,22 @@ def main() -> None:
 
 def overhead(model: Any, size: dict[str, int], padded: bool, repeats: int, device: str) -> dict[str, Any]:
     """Medians over interleaved repeats, as ratios to the model left alone; the second "own" shows the noise."""
-    given = batch_for(size, device, shortest=size["length"] // 2 if padded else None)
+    batch = batch_for(size, device, shortest=size["length"] // 2 if padded else None)
 
     def own() -> None:
-        model(**given)
+        model(**batch)
 
     def recorded() -> None:
         with record(model):
-            model(**given)
+            model(**batch)
 
     def swapped() -> None:
         with swap(model, "softmax"):
-            model(**given)
+            model(**batch)
 
     def both() -> None:
         with swap(model, "softmax"), record(model):
-            model(**given)
+            model(**batch)
 
     jobs: dict[str, Callable[[], None]] = {
         "own": own,

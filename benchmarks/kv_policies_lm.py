@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from attnlab.commands.pretraining import PretrainConfig, pretrain
 from attnlab.data import load_store, load_tokeniser
+from attnlab.pretraining import PretrainConfig, pretrain
 
 CONFIG = PretrainConfig(
     model="llama-6x256",

@@ -85,15 +85,15 @@ def table(megabytes: list[int], text: Path | None, repeats: int) -> list[dict[st
         train_wordpiece(path.read_text(errors="ignore").split("\n"), vocab_size=8192).save(folder)
         for size in megabytes:
             write_sample(path, size, text)
-            found: dict[str, list[dict[str, float]]] = {job: [] for job in JOBS}
+            measured: dict[str, list[dict[str, float]]] = {job: [] for job in JOBS}
             for _ in range(repeats):
                 subprocess.run(["rm", "-rf", str(folder / "cache")], check=True)
                 for job in JOBS:
                     command = [sys.executable, __file__, "--measure", job, str(path), str(folder)]
                     done = subprocess.run(command, check=True, capture_output=True, text=True)
-                    found[job].append(json.loads(done.stdout))
+                    measured[job].append(json.loads(done.stdout))
             median = {
-                (job, key): statistics.median(m[key] for m in found[job]) for job in JOBS for key in found[job][0]
+                (job, key): statistics.median(m[key] for m in measured[job]) for job in JOBS for key in measured[job][0]
             }
             rows += [
                 {

@@ -106,7 +106,7 @@ class WithLoss(nn.Module):
 
 
 def nanogpt_loop(config: Config, tokens: Tokens, device: torch.device, recipe: Recipe) -> Iterator[None]:
-    """What nanoGPT's train.py does for each update, one update at a time."""
+    """The loop of nanoGPT's train.py, one update at a time."""
     model = WithLoss(make_model(config)).to(device)
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
@@ -254,7 +254,7 @@ def main() -> None:
     changes = {k: v for k in ("batch", "rounds", "steps", "mode") if (v := getattr(args, k)) is not None}
     config = replace(TINY if args.tiny else Config(), **changes)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # As nanoGPT does; it concerns what autocast leaves in float32.
+    # As nanoGPT does; it affects the products that autocast leaves in float32.
     torch.set_float32_matmul_precision("high")
 
     rate = matrix_rate(device, 256 if args.tiny else 8192)

@@ -42,6 +42,17 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Mechanisms that the test registers are forgotten after it."""
+    registry = attnlab.registry
+    attnlab.all_mechanisms()
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    registry._load.cache_clear()
+    yield
+    registry._load.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Headless Chromium; playwright can be started once in a process."""

@@ -1,4 +1,4 @@
-"""Pages as tests use them: the Python blocks of the docs, run in order; and an HTML page on a screen of some width."""
+"""Helpers for pages: the Python blocks of the docs, run in order; and an HTML page on a screen of some width."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def run_blocks(page: str) -> dict[str, Any]:
 
 
 def assert_fits(page: Any, picture: str, *, width: int, within: str, scrolls: str, folder: Path) -> None:
-    """Nothing of ``within`` reaches beyond the screen, but for what ``scrolls``; a picture of it is taken."""
+    """Nothing of ``within`` reaches beyond the screen, except inside of what ``scrolls``; and something is drawn."""
     path = Path(SCREENSHOTS or folder) / picture
-    page.screenshot(path=str(path), full_page=True)
+    # A picture of the whole page takes longer than all other steps together.
+    page.screenshot(path=str(path), full_page=SCREENSHOTS is not None)
     assert path.stat().st_size > 20_000
     assert page.evaluate("document.documentElement.scrollWidth") == width
     outside = page.evaluate(

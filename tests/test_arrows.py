@@ -38,9 +38,11 @@ BELOW: dict[str, set[str]] = {
     "training": set(),
     "pages": set(),
 }
+BELOW["pretraining"] = {"data", "models", "training"}
 BELOW["evaluation"] = set(BELOW)
 BELOW["commands"] = set(BELOW)
 BELOW["cli"] = set(BELOW)
+BELOW["__main__"] = set(BELOW)
 # The package's own __init__ offers the public names of these; it is nobody's dependency.
 BELOW["__init__"] = set(BELOW)
 

@@ -7,21 +7,11 @@ import re
 import pytest
 
 import attnlab as al
-from attnlab import registry
 from tests.conformance.laws import LAWS
 from tests.opened_pages import ROOT, python_blocks, run_blocks
 
 
-@pytest.fixture
-def _own_registry(monkeypatch: pytest.MonkeyPatch):
-    al.all_mechanisms()
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry._load.cache_clear()
-    yield
-    registry._load.cache_clear()
-
-
-@pytest.mark.usefixtures("_own_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_the_template_obeys_the_laws() -> None:
     (source,) = python_blocks("docs/your-own-mechanism.md")
     assert len(source.splitlines()) <= 40

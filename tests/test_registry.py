@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab import registry
 from attnlab.attention import normalise, scores
 
 
@@ -55,15 +54,7 @@ def test_spec_of_is_the_inverse() -> None:
     assert al.spec_of(al.Softmax()) == "softmax"
 
 
-@pytest.fixture
-def _own_registry(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    registry._load.cache_clear()
-    yield
-    registry._load.cache_clear()
-
-
-@pytest.mark.usefixtures("_own_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_a_third_party_joins_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     def load() -> type:
         @al.register("squared", examples=("squared:power=2",))
@@ -88,7 +79,7 @@ def test_a_third_party_joins_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> 
     assert al.mechanism("squared:power=1.0").weights(al.AttentionCall(q, q, q)).flatten().tolist() == [0.5] * 4
 
 
-@pytest.mark.usefixtures("_own_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_a_name_is_taken_once() -> None:
     al.all_mechanisms()
     with pytest.raises(ValueError, match="'softmax' is taken by Softmax"):

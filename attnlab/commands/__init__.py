@@ -1,1 +1,1 @@
-"""What the command line does, one file a command: ``arguments(parser)`` adds its options, ``run(options)`` does it."""
+"""The commands of the command line, one file each: ``arguments(parser)`` adds its options, ``run(options)`` runs it."""

@@ -1,4 +1,4 @@
-"""What several commands share: the options of a comparison, and how its result is shown."""
+"""Shared by several commands: the options of a comparison, how its result is shown, JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnlab.evaluation.compare import CompareConfig
 
-__all__ = ["comparison_arguments", "comparison_config", "print_json", "show_comparison"]
+__all__ = ["check_mechanisms", "comparison_arguments", "comparison_config", "print_json", "show_comparison"]
 
 
 def comparison_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compared, on how much text."""
+    """The options that demo and compare share: the mechanisms, and how much text is read."""
     parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
     parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text to read (default: %(default)s)")
@@ -26,17 +26,22 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings that ``comparison_arguments`` asked for."""
+    """The settings from the options of ``comparison_arguments``."""
     from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
-    from attnlab.registry import mechanism
 
     specs = tuple(options.mechanism or DEFAULT_MECHANISMS)
-    for spec in specs:
-        # A misspelt mechanism is told before a large model is loaded.
-        mechanism(spec)
+    check_mechanisms(specs)
     return CompareConfig(
         mechanisms=specs, length=options.length, tokens=options.tokens, batch=options.batch, seed=options.seed
     )
+
+
+def check_mechanisms(specs: Sequence[str]) -> None:
+    """Raise the error of a misspelt mechanism now, before a large model is loaded."""
+    from attnlab.registry import mechanism
+
+    for spec in specs:
+        mechanism(spec)
 
 
 def show_comparison(result: dict[str, Any], options: argparse.Namespace, *, written: Sequence[Path]) -> None:

@@ -1,12 +1,16 @@
-"""The command ``attnlab explore``: its arguments, and what it does with them."""
+"""``attnlab explore``: a model's attention over a text, or a run's over training, as one offline page."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from attnlab.commands._shared import check_mechanisms, print_json
+
+if TYPE_CHECKING:
+    from attnlab.pages.explorer import Exploration
 
 __all__ = ["arguments", "run"]
 
@@ -52,32 +56,29 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"{options.model} is a run with recorded steps, which shows them alone; leave out {refused[0]}"
             )
-        found = explore_run(options.model, precise=options.precise)
+        exploration = explore_run(options.model, precise=options.precise)
     else:
-        found = _models(options)
-    page = found.html()
+        exploration = _explore_models(options)
+    page = exploration.html()
     write_atomic(options.out, page)
-    told = _told(found.packed.meta, options.out, len(page))
+    meta = exploration.packed.meta
     if options.json:
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print_json(_summary(meta, options.out, len(page)))
         return
-    for note in told["notes"]:
+    for note in meta["notes"]:
         print(f"attnlab: {note}", file=sys.stderr)
     print(f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser")
 
 
-def _models(options: argparse.Namespace) -> Any:
+def _explore_models(options: argparse.Namespace) -> Exploration:
     from attnlab.adapters import load_model
     from attnlab.devices import to_device
     from attnlab.evaluation.explore_models import ExploreConfig, explore_models, parse_layers, texts_of
-    from attnlab.registry import mechanism
 
-    chosen = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
-    for spec in options.compare_mechanism:
-        # A misspelt mechanism is told before a large model is loaded.
-        mechanism(spec)
+    optional = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
+    check_mechanisms(options.compare_mechanism)
     config = ExploreConfig(
-        readings=("standard", *(name for name, wanted in chosen.items() if wanted or options.all)),
+        readings=("standard", *(name for name, wanted in optional.items() if wanted or options.all)),
         mechanisms=tuple(options.compare_mechanism),
         layers=None if options.layers is None else parse_layers(options.layers),
         precise=options.precise,
@@ -100,7 +101,7 @@ def _models(options: argparse.Namespace) -> Any:
     return explore_models(models, texts, config=config)
 
 
-def _told(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:
+def _summary(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:
     shown = [
         {
             "name": item["name"],

@@ -1,25 +1,41 @@
-"""The command ``attnlab train``: its arguments, and what it does with them."""
+"""``attnlab train``: a masked or causal language model on the user's text."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-__all__ = ["arguments", "run"]
+from attnlab.commands._shared import print_json
+
+__all__ = ["MODEL_NAMES", "arguments", "run"]
+
+# The names in attnlab.models.CONFIGS, repeated so that --help need not import torch.
+MODEL_NAMES = (
+    "roberta-8",
+    "roberta-12",
+    "roberta-16",
+    "roberta-base",
+    "value-aware-lm",
+    "abc-lm-16",
+    "abc-lm-32",
+    "translation-wmt14",
+    "translation-iwslt14",
+    "attnlab-mlm",
+    "attnlab-lm",
+    "attnlab-translation",
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    from attnlab.models import CONFIGS
-
-    names = ", ".join(CONFIGS)
     parser.add_argument("--text", help="the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip")
     parser.add_argument("--column", default="text", help="the column of a jsonl, csv or tsv (default: %(default)s)")
     parser.add_argument("--tokenizer", help="a folder with a tokeniser (default: one is trained on the text)")
     parser.add_argument("--vocab", type=int, default=8192, help="its size, if it is trained (default: %(default)s)")
     parser.add_argument(
-        "--model", default="attnlab-mlm", help=f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {names}"
+        "--model",
+        default="attnlab-mlm",
+        help=f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {', '.join(MODEL_NAMES)}",
     )
     parser.add_argument(
         "--task", choices=("mlm", "causal"), default="mlm", help="what it learns (default: %(default)s)"
@@ -40,9 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Train, or go on with a run, and say where the model is."""
-    from attnlab.commands.pretraining import PretrainConfig
-    from attnlab.commands.text_corpus import CorpusConfig
-    from attnlab.commands.training_run import resume_language_model, train_language_model
+    from attnlab.pretraining import CorpusConfig, PretrainConfig, resume_language_model, train_language_model
 
     if options.resume is not None:
         outcome = resume_language_model(options.resume, track=options.track)
@@ -65,9 +79,10 @@ def run(options: argparse.Namespace) -> None:
             compile=options.compile,
         )
         outcome = train_language_model(corpus, config, run_dir=options.out, track=options.track)
-    told = {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
     if options.json:
-        print(json.dumps(told, indent=1))
+        print_json(
+            {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
+        )
         return
     print("  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()))
     print(f"the model is in {(outcome.run_dir / 'model').resolve()}; see the run: attnlab report {outcome.run_dir}")

@@ -1,4 +1,4 @@
-"""Which examples make up step t: pure functions of (seed, t), so a resumed run needs no state of the loader's."""
+"""Which examples make up step t: pure functions of (seed, t), so a resumed run needs no saved state of a loader."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def generator(seed: int, *keys: int) -> np.random.Generator:
 
 
 def permuted(indices: np.ndarray, *, n: int, seed: int, epoch: int = 0) -> np.ndarray:
-    """Where a random permutation of range(n) sends ``indices``, without the permutation itself being held.
+    """Where a random permutation of range(n) sends ``indices``, without storing the permutation.
 
-    A Feistel network permutes the next power of four, and what lands outside range(n) is sent on until it is inside.
+    A Feistel network permutes the next power of four; an index that lands outside range(n) is permuted again.
 
     >>> sorted(permuted(np.arange(7), n=7, seed=0).tolist())
     [0, 1, 2, 3, 4, 5, 6]
@@ -68,13 +68,15 @@ class Order:
 
     def indices(self, step: int) -> np.ndarray:
         """The examples of this step; a shuffled batch may reach over the end of an epoch into the next."""
-        at = step * self.batch_size + np.arange(self.batch_size)
+        position = step * self.batch_size + np.arange(self.batch_size)
         if not self.shuffle:
             if not 0 <= step < self.steps_per_epoch:
                 raise IndexError(f"step {step} of a single pass of {self.steps_per_epoch} steps")
-            return at[at < self.n]
-        epochs = at // self.n
-        parts = [permuted(at[epochs == e] % self.n, n=self.n, seed=self.seed, epoch=int(e)) for e in np.unique(epochs)]
+            return position[position < self.n]
+        epochs = position // self.n
+        parts = [
+            permuted(position[epochs == e] % self.n, n=self.n, seed=self.seed, epoch=int(e)) for e in np.unique(epochs)
+        ]
         return np.concatenate(parts)
 
 
@@ -91,9 +93,9 @@ class Buckets:
     max_tokens: int | None = None
     seed: int = 0
     shuffle: bool = True
-    # The first step of each epoch, and the batches of the last two, both only what (seed, epoch) gives.
+    # The first step of each epoch, and the batches of the last two epochs used: caches of functions of (seed, epoch).
     _starts: list[int] = field(init=False, default_factory=lambda: [0], repr=False)
-    _made: dict[int, list[np.ndarray]] = field(init=False, default_factory=dict, repr=False)
+    _recent: dict[int, list[np.ndarray]] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:
@@ -114,18 +116,18 @@ class Buckets:
             raise IndexError(f"step {step} of a pass of {self.steps_per_epoch} steps")
         starts = self._starts
         while starts[-1] <= step:
-            # Batches of one number of examples are equally many in each epoch, so no epoch is made just to be counted.
+            # With a batch_size every epoch has as many batches as the first, so no epoch is built just to count them.
             epoch = 0 if self.batch_size else len(starts) - 1
             starts.append(starts[-1] + len(self._epoch(epoch)))
         epoch = int(np.searchsorted(starts, step, side="right")) - 1
         return self._epoch(epoch)[step - starts[epoch]]
 
     def _epoch(self, epoch: int) -> list[np.ndarray]:
-        if epoch not in self._made:
-            while len(self._made) > 1:
-                self._made.pop(next(iter(self._made)))
-            self._made[epoch] = self._make_epoch(epoch)
-        return self._made[epoch]
+        if epoch not in self._recent:
+            while len(self._recent) > 1:
+                self._recent.pop(next(iter(self._recent)))
+            self._recent[epoch] = self._make_epoch(epoch)
+        return self._recent[epoch]
 
     def _make_epoch(self, epoch: int) -> list[np.ndarray]:
         n = len(self.lengths)

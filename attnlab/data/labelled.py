@@ -38,30 +38,30 @@ def read_labelled(
     names: Sequence[str] | None = None,
     malformed: Malformed | None = None,
 ) -> Labelled:
-    """The ``text`` and ``label`` columns of a file; unless told, classes are the labels found, in sorted order.
+    """The ``text`` and ``label`` columns of a file; without ``classes`` they are its labels, in sorted order.
 
     ``classes`` maps a label to its class, or to None to leave the example out (Yelp's three stars); as a dict, labels
     it lacks are left out. An empty text is malformed. Numbers sort as numbers.
     """
     malformed = malformed or Malformed("fail")
     texts: list[str] = []
-    found: list[str] = []
+    labels: list[str] = []
     for number, row in records(path, columns=[text, label], header=header, malformed=malformed):
         if row[text].strip():
             texts.append(row[text])
-            found.append(row[label].strip())
+            labels.append(row[label].strip())
         else:
             malformed.add(path, number, "the text is empty")
     if classes is None:
-        order = sorted(set(found), key=lambda s: (not _is_number(s), float(s) if _is_number(s) else 0.0, s))
+        order = sorted(set(labels), key=_numbers_first)
         classes = {name: i for i, name in enumerate(order)}
         names = names or order
     to_class = classes.get if isinstance(classes, Mapping) else classes
-    kept = [(t, c) for t, name in zip(texts, found, strict=True) if (c := to_class(name)) is not None]
+    kept = [(t, c) for t, name in zip(texts, labels, strict=True) if (c := to_class(name)) is not None]
     if not kept:
-        raise ValueError(f"{path} holds no example of the classes asked for; its labels are {sorted(set(found))[:10]}")
-    n = max(c for _, c in kept) + 1
-    return Labelled([t for t, _ in kept], [c for _, c in kept], tuple(names or (str(i) for i in range(n))))
+        raise ValueError(f"{path} holds no example of the classes asked for; its labels are {sorted(set(labels))[:10]}")
+    kept_texts, kept_classes = map(list, zip(*kept, strict=True))
+    return Labelled(kept_texts, kept_classes, tuple(names or map(str, range(max(kept_classes) + 1))))
 
 
 def read_trees(path: Path | str, *, malformed: Malformed | None = None) -> Labelled:
@@ -117,5 +117,7 @@ class LabelledSource:
         }
 
 
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?\d+(\.\d+)?", text) is not None
+def _numbers_first(label: str) -> tuple[bool, float, str]:
+    """The order of labels: numbers by their value, then words by the alphabet."""
+    is_number = re.fullmatch(r"-?\d+(\.\d+)?", label) is not None
+    return not is_number, float(label) if is_number else 0.0, label

@@ -23,7 +23,7 @@ class Malformed:
 
     action: Literal["fail", "skip"] = "skip"
     count: int = 0
-    # The first few, so that a file of nothing but bad lines does not fill the memory.
+    # Only the first few, so that a file of bad lines does not fill the memory.
     lines: list[tuple[str, int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Masked language modelling: which tokens are hidden, and what stands in their place (Devlin et al., 2019)."""
+"""Masked language modelling: which tokens are hidden, and what replaces them (Devlin et al., 2019)."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def mask_tokens(
         raise ValueError("this tokeniser has no mask token; train one with train_wordpiece or train_bpe")
     u = rng.random(tokens.shape)
     chosen = (u < masking.rate) & ~np.isin(tokens, specials.ids())
-    # Given that u < rate, u / rate is uniform again: one draw decides both the choice and the fate.
-    fate = u / masking.rate
-    inputs = np.where(chosen & (fate < masking.masked), specials.mask, tokens)
-    replaced = chosen & (fate >= masking.masked) & (fate < masking.masked + masking.random)
+    # Where u < rate, u / rate is uniform again: one draw decides whether a token is chosen and how it is replaced.
+    kind = u / masking.rate
+    inputs = np.where(chosen & (kind < masking.masked), specials.mask, tokens)
+    replaced = chosen & (kind >= masking.masked) & (kind < masking.masked + masking.random)
     other = rng.integers(0, vocab_size - len(specials.ids()), size=int(replaced.sum()))
     for special in specials.ids():
         other += other >= special

@@ -1,4 +1,4 @@
-"""Blocks of one length out of a token store, as a view: nothing is copied until rows are asked for."""
+"""Blocks of one length out of a token store, as a view: tokens are copied when rows are read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The documents of a store, in an order drawn from ``seed`` (None: as they lie), as rows of ``length`` tokens.
+    """A store's documents as rows of ``length`` tokens, in an order drawn from ``seed`` (None: the store's order).
 
     | form     | a row is |
     | -------- | -------- |
@@ -83,13 +83,13 @@ class Blocks:
         within = at - self._starts[document]
         begin, end = self._span(document)
         is_end = begin + within == end
-        # The place after a document holds </s>; what lies there in the store is the next document, or nothing.
+        # </s> follows each document. In the store that index is the next document's first token, or past the end.
         source = np.minimum(begin + within, len(self.store.tokens) - 1)
         tokens = np.where(is_end, np.int64(self.specials.eos or 0), self.store.tokens[source].astype(np.int64))
         return tokens, document - document[:, :1]
 
     def _separate(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Documents without tokens take no rows, so of those that begin at one row the last is meant.
+        # A document without tokens takes no row: of several documents that begin at one row, the last has it.
         document = np.searchsorted(self._starts, indices, side="right") - 1
         begin, end = self._span(document)
         at = (begin + (indices - self._starts[document]) * self._payload)[:, None] + np.arange(self._payload)
@@ -105,9 +105,9 @@ class Blocks:
     def _enclosed(self, tokens: np.ndarray, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         b, n = len(tokens), (documents >= 0).sum(1)
         out = np.full((b, self.length), self.specials.pad if self.form == "separate" else 0)
-        belongs = np.full((b, self.length), -1)
-        out[:, 1:-1], belongs[:, 1:-1] = tokens, documents
-        out[:, 0], belongs[:, 0] = self.specials.bos, 0
+        document_of = np.full((b, self.length), -1)
+        out[:, 1:-1], document_of[:, 1:-1] = tokens, documents
+        out[:, 0], document_of[:, 0] = self.specials.bos, 0
         row = np.arange(b)
-        out[row, n + 1], belongs[row, n + 1] = self.specials.eos, documents[row, n - 1]
-        return out, belongs
+        out[row, n + 1], document_of[row, n + 1] = self.specials.eos, documents[row, n - 1]
+        return out, document_of

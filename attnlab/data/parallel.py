@@ -22,7 +22,7 @@ __all__ = ["Pairs", "ParallelSource", "encode_pairs", "read_parallel"]
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations, in step."""
+    """Sentences and their translations, in the same order."""
 
     source: list[str]
     target: list[str]
@@ -113,7 +113,7 @@ def padded(rows: Sequence[np.ndarray], fill: int) -> Tensor:
 
 
 def _two_files(source: Path | str, target: Path | str) -> Any:
-    # Not UTF-8 is fatal here, since leaving out a line of one side would shift the other.
+    # A line that is not UTF-8 is always an error: leaving it out of one file would shift it against the other.
     for left, right in zip_longest(numbered_lines(source), numbered_lines(target)):
         if left is None or right is None:
             number, line = left or right

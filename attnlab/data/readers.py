@@ -30,7 +30,7 @@ def open_bytes(path: Path | str) -> Iterator[IO[bytes]]:
         with _opened(path) as file:
             yield file
     except (EOFError, OSError, lzma.LZMAError, zipfile.BadZipFile, zlib.error) as error:
-        # What the operating system says has a number; what gzip and bz2 say of bad data has none.
+        # Errors of the operating system have a number; those of gzip and bz2 about bad data have none.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{path} is not a whole {path.suffix} file: {error}") from error
@@ -71,7 +71,7 @@ def texts(
 ) -> Iterator[str]:
     """Stream a file's documents: ``column`` of a jsonl, csv or tsv; lines, paragraphs or the whole of a plain file.
 
-    An empty line ends a paragraph, and is itself no document.
+    An empty line ends a paragraph and is no document.
     """
     if unit not in ("line", "paragraph", "file"):
         raise ValueError(f"unit must be 'line', 'paragraph' or 'file', got {unit!r}")
@@ -93,7 +93,7 @@ def records(
     header: Sequence[str] | None = None,
     malformed: Malformed | None = None,
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, the asked columns) of a .jsonl, .csv or .tsv; ``header`` names the columns of a file without names.
+    """(line number, the named columns) of a .jsonl, .csv or .tsv; ``header`` names the columns of a file without names.
 
     A line that is not JSON, lacks a column, or has too many or too few fields is malformed. A tsv knows no quoting.
     """
@@ -192,7 +192,7 @@ def _csv_rows(path: Path | str, malformed: Malformed) -> Iterator[tuple[int, lis
     def lines() -> Iterator[str]:
         nonlocal number
         for number, line in numbered_lines(path, malformed=malformed):  # noqa: B007
-            # The end of the line is put back, since a quoted field may hold some.
+            # The end of the line is put back, since a quoted field may contain line ends.
             yield line + "\n"
 
     reader = csv.reader(lines())

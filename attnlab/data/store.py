@@ -65,21 +65,21 @@ def tokenise(
 ) -> TokenStore:
     """The file's documents (see ``texts``) as token ids; a second call with the same content only maps the arrays.
 
-    They lie in ``cache`` (``~/.cache/attnlab`` unless told) under a hash of the file's bytes, the tokeniser and the
+    They are in ``cache`` (default ``~/.cache/attnlab``) under a hash of the file's bytes, the tokeniser and the
     way of reading. Memory does not grow with the file. Of several processes one does the work and the others wait.
     """
     tokeniser = as_tokeniser(tokenizer)
     malformed = malformed or Malformed("fail")
     path, cache = Path(path), _cache_folder(cache)
-    recipe = {"unit": unit, "column": column, "malformed": malformed.action, "layout": LAYOUT}
-    key = _content_hash(path, tokeniser.fingerprint(), json.dumps(recipe, sort_keys=True))
+    reading = {"unit": unit, "column": column, "malformed": malformed.action, "layout": LAYOUT}
+    key = _content_hash(path, tokeniser.fingerprint(), json.dumps(reading, sort_keys=True))
     folder = cache / f"{path.name}-{key}"
     with _locked(cache / f".{folder.name}.lock"):
         if not folder.exists():
-            # This file's own, for the caller's may already hold another file's.
-            here = Malformed(malformed.action)
-            documents = texts(path, unit=unit, column=column, malformed=here)
-            write_store(folder, documents, tokeniser, malformed=here, source=path.name)
+            # A count for this file alone: the caller's may already hold lines of another file.
+            of_file = Malformed(malformed.action)
+            documents = texts(path, unit=unit, column=column, malformed=of_file)
+            write_store(folder, documents, tokeniser, malformed=of_file, source=path.name)
     store = load_store(folder)
     malformed.count += store.meta["malformed"]["count"]
     malformed.lines.extend((name, line, why) for name, line, why in store.meta["malformed"]["lines"])
@@ -94,11 +94,11 @@ def write_store(
     malformed: Malformed | None = None,
     source: str | None = None,
 ) -> TokenStore:
-    """Tokenise a stream of documents into ``folder``, which appears complete or not at all."""
+    """Tokenise a stream of documents into ``folder``, which exists only once it is complete."""
     tokeniser, folder = as_tokeniser(tokenizer), Path(folder)
     if folder.exists():
         raise ValueError(f"{folder} exists; load it with load_store, or remove it to write it anew")
-    # Under the lock of ``tokenise`` a folder of this name is what a killed process left behind.
+    # Under the lock of ``tokenise`` a folder of this name was left by a killed process.
     unfinished = folder.parent / f".{folder.name}.tmp"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -124,7 +124,7 @@ def write_store(
 
 
 def load_store(folder: Path | str) -> TokenStore:
-    """Map the arrays that ``write_store`` left; sizes that disagree with its record are an error."""
+    """Map the arrays that ``write_store`` wrote; sizes that differ from those in meta.json are an error."""
     folder = Path(folder)
     try:
         meta = json.loads((folder / "meta.json").read_text())

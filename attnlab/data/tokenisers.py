@@ -39,13 +39,13 @@ class Specials:
     mask: int | None = None
 
     def ids(self) -> list[int]:
-        """Those that exist, in order."""
+        """The ids of the tokens that exist, in order."""
         return sorted({i for i in asdict(self).values() if i is not None})
 
 
 @runtime_checkable
 class Tokeniser(Protocol):
-    """What the rest of ``attnlab.data`` needs of a tokeniser; ids never include special tokens."""
+    """The interface that ``attnlab.data`` uses; ids never include special tokens."""
 
     @property
     def vocab_size(self) -> int:
@@ -62,10 +62,10 @@ class Tokeniser(Protocol):
         """The text of the ids."""
 
     def fingerprint(self) -> str:
-        """A hash of all that decides the ids."""
+        """A hash of everything that the ids depend on."""
 
     def save(self, folder: Path | str) -> None:
-        """Write what ``load_tokeniser`` reads."""
+        """Write the files that ``load_tokeniser`` reads."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class FastTokeniser:
         return self.tokenizer.get_vocab_size()
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        # The fast form leaves out character offsets, which nobody here reads.
+        # The fast form leaves out character offsets, which are not used.
         return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -96,7 +96,7 @@ class FastTokeniser:
         return PreTrainedTokenizerFast(tokenizer_object=self.tokenizer, **self._names())
 
     def save(self, folder: Path | str) -> None:
-        folder = _made(folder)
+        folder = _make_folder(folder)
         write_atomic(folder / "tokenizer.json", self.tokenizer.to_str(pretty=True))
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **self._names()})
 
@@ -135,9 +135,10 @@ class SentencePieceTokeniser:
     def specials(self) -> Specials:
         p = self._processor
         mask = p.piece_to_id("<mask>")
-        found = {"pad": p.pad_id(), "unk": p.unk_id(), "bos": p.bos_id(), "eos": p.eos_id()}
+        # SentencePiece says -1 for a token that the model lacks.
+        ids = {"pad": p.pad_id(), "unk": p.unk_id(), "bos": p.bos_id(), "eos": p.eos_id()}
         return Specials(
-            mask=None if mask == p.unk_id() else mask, **{name: i if i >= 0 else None for name, i in found.items()}
+            mask=None if mask == p.unk_id() else mask, **{name: i if i >= 0 else None for name, i in ids.items()}
         )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -150,7 +151,7 @@ class SentencePieceTokeniser:
         return _hash(self.model, {})
 
     def save(self, folder: Path | str) -> None:
-        write_atomic(_made(folder) / "spiece.model", self.model)
+        write_atomic(_make_folder(folder) / "spiece.model", self.model)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class WordTokeniser:
         return _hash("\n".join(self.words).encode(), {"pattern": self.pattern, "lowercase": self.lowercase})
 
     def save(self, folder: Path | str) -> None:
-        write_json(_made(folder) / "words.json", asdict(self))
+        write_json(_make_folder(folder) / "words.json", asdict(self))
 
 
 def as_tokeniser(tokenizer: Any) -> Tokeniser:
@@ -260,7 +261,7 @@ def _sentencepiece() -> Any:
     return sentencepiece
 
 
-def _made(folder: Path | str) -> Path:
+def _make_folder(folder: Path | str) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

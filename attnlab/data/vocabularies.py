@@ -38,7 +38,7 @@ def train_wordpiece(
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    # The trainer numbers "##x" in the order of a randomly seeded hash map, and breaks ties between merges by those
+    # The trainer numbers "##x" in the order of a randomly seeded hash map, and breaks ties between merges by their
     # numbers. Named as special tokens they are numbered first, in our order.
     first = [*BERT_SPECIALS, *(f"##{letter}" for letter in letters if not _stands_alone(letter))]
     trainer = trainers.WordPieceTrainer(
@@ -92,7 +92,7 @@ def train_sentencepiece(
         bos_id=2,
         eos_id=3,
         user_defined_symbols=["<mask>"] if mask else [],
-        # Sums of floats depend on how the work is divided, so the number of threads is part of the recipe.
+        # Sums of floats depend on how the work is divided, so the number of threads is fixed.
         num_threads=2,
         minloglevel=2,
     )

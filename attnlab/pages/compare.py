@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from attnlab.pages.audit import audit_section
-from attnlab.pages.charts import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart
+from attnlab.pages.charts import Axes, Point, Series, bar_chart, line_chart, scatter_chart
 from attnlab.pages.fragments import config_list, download_json, explained, facts, provenance_facts, section
+from attnlab.pages.heatmaps import heat_maps
 from attnlab.pages.html import Html, breakable, element, page
 from attnlab.pages.maps import map_viewer
-from attnlab.pages.numbers import MISSING, TIMES, number
+from attnlab.pages.numbers import number, times
+from attnlab.pages.quality import QualityAxis, quality_axis, quality_of, quality_title, show_quality
 from attnlab.pages.recommend import recommendation_section
 from attnlab.pages.tables import Column, columns_of, table
 
@@ -19,8 +21,7 @@ __all__ = ["compare_page", "finding"]
 
 Row = Mapping[str, Any]
 
-QUALITY = {"perplexity": "Perplexity", "mlm_error": "MLM error"}
-TEACH = (
+INTRODUCTION = (
     "In attention every token takes a weighted mean of the other tokens' values: output = W v, one weight matrix W per "
     "head. Exact (softmax) attention computes every weight, which is slow and large for long texts. Each mechanism "
     "here was put in its place in the same trained model, without any retraining, and run on the same text.",
@@ -60,7 +61,7 @@ def compare_page(result: Mapping[str, Any]) -> str:
         element(
             "div",
             element("h3", "What you are looking at"),
-            element("div", [element("p", t) for t in TEACH]),
+            element("div", [element("p", paragraph) for paragraph in INTRODUCTION]),
             class_="card teach",
         ),
         section("The mechanisms side by side", *_table(result)),
@@ -81,77 +82,83 @@ def compare_page(result: Mapping[str, Any]) -> str:
 
 
 def finding(result: Mapping[str, Any]) -> Html:
-    """The numbers in plain words: which mechanism comes closest, which is furthest, and which error foresaw it."""
+    """The numbers in plain words: which mechanism comes closest, which is furthest, and which error predicts it."""
     rows = [row for row in result["rows"] if not row.get("refused") and not _is_exact(row)]
-    measure = _measure(rows)
-    judged = [row for row in rows if measure(row) is not None]
-    if not judged:
+    distance = _distance_measure(rows)
+    measured = [row for row in rows if distance(row) is not None]
+    if not measured:
         return Html("None of the mechanisms could be compared on this model; the table says why.")
-    best, worst = min(judged, key=lambda row: (measure(row), row.get("output_error") or 0.0)), max(judged, key=measure)
-    told = [_mech(best), " comes closest to exact attention" if len(judged) > 1 else " replaces exact attention", ": "]
-    told += [_stated(best), "."]
-    if len(judged) > 1 and measure(worst) > measure(best):
-        told += [" ", _mech(worst), " is furthest from it: ", _stated(worst, against=False), "."]
-    return element("span", told, _foresight(judged))
+    best = min(measured, key=lambda row: (distance(row), row.get("output_error") or 0.0))
+    worst = max(measured, key=distance)
+    several = len(measured) > 1
+    sentences = [_mech(best), " comes closest to exact attention" if several else " replaces exact attention", ": "]
+    sentences += [_stated(best), "."]
+    if several and distance(worst) > distance(best):
+        sentences += [" ", _mech(worst), " is furthest from it: ", _stated(worst, with_exact=False), "."]
+    return element("span", sentences, _predictive_error(measured))
 
 
-def _foresight(rows: Sequence[Row]) -> list[object]:
+def _predictive_error(rows: Sequence[Row]) -> list[object]:
     """Which error orders the mechanisms as their quality does: the share of pairs that agree (ties left out)."""
-    if any(_quality(row) is None for row in rows) or len(rows) < 3:
+    if any(quality_of(row) is None for row in rows) or len(rows) < 3:
         return []
-    shares = {}
-    for key in ("output_error", "score_error"):
-        pairs = [
-            (_distance(a) - _distance(b)) * (a[key] - b[key])
-            for a, b in combinations([row for row in rows if row.get(key) is not None], 2)
-        ]
-        decided = [p for p in pairs if p != 0]
-        if not decided:
-            return []
-        shares[key] = (sum(p > 0 for p in decided), len(decided))
-    out, score = shares["output_error"], shares["score_error"]
+    agreements = [_agreement(rows, key) for key in ("output_error", "score_error")]
+    if not all(pairs for _, pairs in agreements):
+        return []
+    (output, output_pairs), (score, score_pairs) = agreements
     return [
-        f" The output error orders {out[0]} of {out[1]} pairs of mechanisms as the model's quality does, "
-        f"the score error {score[0]} of {score[1]}."
+        f" The output error orders {output} of {output_pairs} pairs of mechanisms as the model's quality does, "
+        f"the score error {score} of {score_pairs}."
     ]
 
 
-def _stated(row: Row, *, against: bool = True) -> str:
-    if _quality(row) is None:
+def _agreement(rows: Sequence[Row], key: str) -> tuple[int, int]:
+    """(pairs of rows that the error ``key`` orders as quality does, pairs that both order)."""
+    known = [row for row in rows if row.get(key) is not None]
+    signs = [(_distance(a) - _distance(b)) * (a[key] - b[key]) for a, b in combinations(known, 2)]
+    decided = [sign for sign in signs if sign != 0]
+    return sum(sign > 0 for sign in decided), len(decided)
+
+
+def _stated(row: Row, *, with_exact: bool = True) -> str:
+    if quality_of(row) is None:
         return f"output error {number(row.get('output_error'))}"
     quality = row["quality"]
-    name = QUALITY.get(quality["name"], quality["name"])
-    name = name if name.startswith("MLM") else name[:1].lower() + name[1:]
-    told = f"{name} {_shown(quality['name'], quality['value'])}"
-    if not against or quality.get("exact") is None:
-        return told
-    return f"{told}, where exact attention has {_shown(quality['name'], quality['exact'])}"
+    show = show_quality(quality["name"])
+    title = quality_title(quality["name"])
+    title = title if title.startswith("MLM") else title[:1].lower() + title[1:]
+    stated = f"{title} {show(quality['value'])}"
+    if not with_exact or quality.get("exact") is None:
+        return stated
+    return f"{stated}, where exact attention has {show(quality['exact'])}"
 
 
 def _table(result: Mapping[str, Any]) -> list[Html | None]:
-    ran = [row for row in result["rows"] if not row.get("refused")]
-    name = next((row["quality"]["name"] for row in ran if row.get("quality")), None)
-    flat = [{**row, "quality": _quality(row)} for row in ran]
-    columns = [
+    measured = [row for row in result["rows"] if not row.get("refused")]
+    flat = [{**row, "quality": quality_of(row)} for row in measured]
+    axis = quality_axis(measured)
+    known = _columns(None if axis is None else axis.name)
+    extra = [c for c in columns_of(flat) if c.key not in {*(c.key for c in known), "refused"}]
+    used = [c for c in (*known, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
+    title = f"{len(measured)} mechanisms" if len(measured) != 1 else "One mechanism"
+    return [
+        table(flat, name="mechanisms", title=title, columns=used, note=_note(result)) if measured else None,
+        _refused([row for row in result["rows"] if row.get("refused")]),
+    ]
+
+
+def _columns(quality: str | None) -> list[Column]:
+    """The columns of the mechanisms' table, where ``quality`` is the measure of quality."""
+    return [
         Column("mechanism", "Mechanism", show=breakable),
-        Column(
-            "quality", QUALITY.get(str(name), str(name)), best="low", show=_percent if name == "mlm_error" else number
-        ),
+        Column("quality", quality_title(str(quality)), best="low", show=show_quality(quality)),
         Column("output_error", "Output error", bar=True),
         Column("score_error", "Score error", bar=True),
         Column("after_projection", "After projection"),
         Column("effective_error", "Effective error"),
-        Column("time_ratio", "Model time", show=_times, help="of the model's forward pass, relative to softmax"),
-        Column("attention_time_ratio", "Attention time", show=_times, help="of one layer, relative to softmax"),
-        Column("memory_ratio", "Attention memory", show=_times, help="peak of one layer, relative to softmax"),
-    ]
-    known = {*(c.key for c in columns), "refused"}
-    extra = [c for c in columns_of(flat) if c.key not in known]
-    used = [c for c in (*columns, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
-    title = f"{len(ran)} mechanisms" if len(ran) != 1 else "One mechanism"
-    return [
-        table(flat, name="mechanisms", title=title, columns=used, note=_note(result)) if ran else None,
-        _refused([row for row in result["rows"] if row.get("refused")]),
+        Column("time_ratio", "Model time", show=times, help="of the model's forward pass, relative to softmax"),
+        Column("attention_time_ratio", "Attention time", show=times, help="of one layer, relative to softmax"),
+        Column("memory_ratio", "Attention memory", show=times, help="peak of one layer, relative to softmax"),
     ]
 
 
@@ -171,82 +178,96 @@ def _refused(rows: Sequence[Row]) -> Html | None:
 
 
 def _scatters(rows: Sequence[Row]) -> list[Html]:
-    charts = []
+    axis = quality_axis(rows)
     timed = [row for row in rows if row.get("time_ratio")]
-    quality = next((row["quality"] for row in rows if row.get("quality")), None)
-    if quality and timed:
-        percent = 100 if quality["name"] == "mlm_error" else 1
-        label = QUALITY.get(quality["name"], quality["name"]) + (" in %" if percent == 100 else "")
-        points = [
-            Point(row["mechanism"], row["time_ratio"], _quality(row) * percent) for row in timed if row.get("quality")
-        ]
-        values = [p.y for p in points]
-        charts.append(
-            scatter_chart(
-                points,
-                name="quality-and-time",
-                title="Quality against time",
-                x_label="time relative to softmax",
-                y_label=label,
-                log_x=True,
-                log_y=bool(values) and percent == 1 and max(values) > 8 * min(values) > 0,
-                reference=("exact attention", quality["exact"] * percent) if quality.get("exact") is not None else None,
-                note="Lower is closer to the exact model; further left is faster.",
-            )
-        )
-    both = [row for row in rows if row.get("output_error") is not None and row.get("score_error") is not None]
+    charts = [_quality_and_time(timed, axis)] if axis and timed else []
+    known = [row for row in rows if row.get("output_error") is not None]
+    both = [row for row in known if row.get("score_error") is not None]
     if both:
-        charts.append(
-            scatter_chart(
-                [Point(row["mechanism"], row["score_error"], row["output_error"]) for row in both],
-                name="score-and-output-error",
-                title="Output error against score error",
-                x_label="score error",
-                y_label="output error",
-                note="A point at the bottom right has wrong weights and a right output: the values make up for it.",
-            )
-        )
-    elif not charts and any(row.get("output_error") is not None for row in rows):
-        bars = [(row["mechanism"], row["output_error"]) for row in rows if row.get("output_error") is not None]
+        charts.append(_score_and_output(both))
+    elif known and not charts:
+        bars = [(row["mechanism"], row["output_error"]) for row in known]
         charts.append(
             bar_chart(bars, name="output-error", title="Output error", x_label="relative to the exact output")
         )
     return charts
 
 
+def _quality_and_time(timed: Sequence[Row], axis: QualityAxis) -> Html:
+    points = [
+        Point(row["mechanism"], row["time_ratio"], quality_of(row) * axis.factor) for row in timed if row.get("quality")
+    ]
+    return scatter_chart(
+        points,
+        name="quality-and-time",
+        title="Quality against time",
+        x_label="time relative to softmax",
+        y_label=axis.label,
+        axes=Axes(log_x=True, log_y=axis.is_log([p.y for p in points]), reference=axis.reference),
+        note="Lower is closer to the exact model; further left is faster.",
+    )
+
+
+def _score_and_output(rows: Sequence[Row]) -> Html:
+    return scatter_chart(
+        [Point(row["mechanism"], row["score_error"], row["output_error"]) for row in rows],
+        name="score-and-output-error",
+        title="Output error against score error",
+        x_label="score error",
+        y_label="output error",
+        note="A point at the bottom right has wrong weights and a right output: the values make up for it.",
+    )
+
+
 def _sweeps(result: Mapping[str, Any]) -> Html | None:
     sweeps = result.get("sweeps")
     if not sweeps:
         return None
-    quality = next((row["quality"] for row in result["rows"] if row.get("quality")), None)
-    percent = 100 if quality and quality["name"] == "mlm_error" else 1
-    label = QUALITY.get(quality["name"], quality["name"]) if quality else "quality"
-    charts = []
-    for key, title, factor in (("quality", label, percent), ("output_error", "Output error", 1)):
-        series = []
-        for i, (family, rows) in enumerate(sweeps.items()):
-            found = sorted((row["r"], row[key] * factor) for row in rows if row.get(key) is not None)
-            if found:
-                series.append(Series(family, [r for r, _ in found], [v for _, v in found], colour=i, marked=True))
-        if not series:
-            continue
-        exact = quality.get("exact") if quality and key == "quality" else None
-        values = [v for s in series for v in s.y if v is not None]
-        charts.append(
-            line_chart(
-                series,
-                name=f"sweep-{key.replace('_', '-')}",
-                title=f"{title} against the number of keys",
-                x_label="keys per query, r",
-                y_label=title + (" in %" if factor == 100 else ""),
-                log_x=True,
-                log_y=factor == 1 and key == "quality" and max(values) > 8 * min(values) > 0,
-                reference=("exact attention", exact * factor) if exact is not None else None,
-            )
-        )
+    charts = [_quality_sweep(sweeps, quality_axis(result["rows"])), _error_sweep(sweeps)]
     about = "Each mechanism may use r keys per query; more keys cost more and come closer to exact attention."
     notes = [element("p", note, class_="about") for note in result.get("sweep_notes", [])]
     return section("How many keys are enough", element("div", charts, class_="grid2"), *notes, about=about)
+
+
+def _quality_sweep(sweeps: Mapping[str, Sequence[Row]], axis: QualityAxis | None) -> Html | None:
+    series = _sweep_series(sweeps, "quality", factor=1 if axis is None else axis.factor)
+    if not series:
+        return None
+    # Without any quality in the rows the values are drawn as they are.
+    axis = axis or QualityAxis("quality", None)
+    values = [v for s in series for v in s.y if v is not None]
+    return line_chart(
+        series,
+        name="sweep-quality",
+        title=f"{quality_title(axis.name)} against the number of keys",
+        x_label="keys per query, r",
+        y_label=axis.label,
+        axes=Axes(log_x=True, log_y=axis.is_log(values), reference=axis.reference),
+    )
+
+
+def _error_sweep(sweeps: Mapping[str, Sequence[Row]]) -> Html | None:
+    series = _sweep_series(sweeps, "output_error")
+    if not series:
+        return None
+    return line_chart(
+        series,
+        name="sweep-output-error",
+        title="Output error against the number of keys",
+        x_label="keys per query, r",
+        y_label="Output error",
+        axes=Axes(log_x=True),
+    )
+
+
+def _sweep_series(sweeps: Mapping[str, Sequence[Row]], key: str, *, factor: int = 1) -> list[Series]:
+    """One line per mechanism: ``factor`` times the value at ``key``, over r."""
+    series = []
+    for i, (family, rows) in enumerate(sweeps.items()):
+        points = sorted((row["r"], row[key] * factor) for row in rows if row.get(key) is not None)
+        if points:
+            series.append(Series(family, [r for r, _ in points], [v for _, v in points], colour=i, marked=True))
+    return series
 
 
 def _layers(result: Mapping[str, Any]) -> Html | None:
@@ -276,8 +297,8 @@ def _maps(result: Mapping[str, Any]) -> Html | None:
     maps = {name: values for name, values in maps.items() if name != "tokens"}
     about = (
         "The weights of every head on one piece of the text. Blue is weight; where weights can be negative, blue is "
+        "below zero and orange above."
     )
-    about += "below zero and orange above."
     closer = None
     if result.get("explorer"):
         link = element("a", "the same attention in the explorer", href=str(result["explorer"]))
@@ -294,20 +315,17 @@ def _facts(result: Mapping[str, Any], model: Row, text: Row) -> list[tuple[str, 
     return pairs + provenance_facts(result)
 
 
-def _measure(rows: Sequence[Row]) -> Any:
-    if any(_quality(row) is not None for row in rows):
+def _distance_measure(rows: Sequence[Row]) -> Callable[[Row], Any]:
+    """How far a row is from exact attention: by quality where any row has it, by the output error otherwise."""
+    if any(quality_of(row) is not None for row in rows):
         return _distance
     return lambda row: row.get("output_error")
 
 
 def _distance(row: Row) -> Any:
     """How far quality is from the exact model's: better by chance is as far as worse."""
-    value, exact = _quality(row), (row.get("quality") or {}).get("exact")
+    value, exact = quality_of(row), (row.get("quality") or {}).get("exact")
     return value if value is None or exact is None else abs(value - exact)
-
-
-def _quality(row: Row) -> Any:
-    return (row.get("quality") or {}).get("value")
 
 
 def _is_exact(row: Row) -> bool:
@@ -316,15 +334,3 @@ def _is_exact(row: Row) -> bool:
 
 def _mech(row: Row) -> Html:
     return element("strong", row["mechanism"])
-
-
-def _shown(name: str, value: float) -> str:
-    return _percent(value) if name == "mlm_error" else number(value)
-
-
-def _percent(value: Any) -> str:
-    return MISSING if value is None else f"{100 * value:.1f} %"
-
-
-def _times(value: Any) -> str:
-    return MISSING if value is None else f"{number(value)} {TIMES}"

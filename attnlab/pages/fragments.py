@@ -1,4 +1,4 @@
-"""Pieces that every page has: what was run, and the whole result as a download."""
+"""Fragments that pages share: sections, cards of facts, settings, and the whole result as a download."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def explained(pairs: Sequence[tuple[str, str]]) -> Html:
 
 
 def provenance_facts(result: Mapping[str, Any]) -> list[tuple[str, object]]:
-    """Seed, device, commit and versions: what a sceptic needs to run it again."""
+    """Seed, device, commit and versions, to run it again."""
     commit = result.get("commit")
     versions = result.get("versions") or {}
     return [

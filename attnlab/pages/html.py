@@ -1,4 +1,4 @@
-"""Markup that cannot be broken by data: text is escaped unless it is already ``Html``; and one page without network."""
+"""Markup in which text is escaped unless it is already ``Html``; and pages that load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlab.pages.colours import theme_css
 
-__all__ = ["Html", "asset", "breakable", "data", "element", "join", "page"]
+__all__ = ["Html", "asset", "breakable", "data", "digest", "element", "join", "page", "page_head"]
 
 ASSETS = Path(__file__).parent / "assets"
 VOID = frozenset({"wbr", "meta", "link", "br", "hr", "input"})
@@ -65,19 +65,11 @@ def data(content: Any, **attributes: object) -> Html:
 
 def page(title: str, body: object, *, subtitle: str = "", scripts: tuple[str, ...] = ("report.js",)) -> str:
     """One self-contained page: styles and scripts inside, and a policy that lets nothing else run or load."""
-    # A plain script has no exports: what files.js names at its top the scripts after it see.
+    # Plain scripts have no exports; the names at the top of files.js are visible to the scripts after it.
     code = [asset("files.js").replace("export const", "const"), *(asset(name) for name in scripts)]
-    hashes = " ".join(f"'sha256-{_digest(text)}'" for text in code)
+    hashes = " ".join(f"'sha256-{digest(text)}'" for text in code)
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {hashes}"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{title} · attnlab"),
-        element("style", Html(theme_css() + asset("report.css"))),
-    )
+    head = page_head(title, policy=policy, style=theme_css() + asset("report.css"))
     masthead = element(
         "header",
         element("span", element("span", class_="logo", aria_hidden="true"), "attnlab", class_="brand"),
@@ -89,9 +81,23 @@ def page(title: str, body: object, *, subtitle: str = "", scripts: tuple[str, ..
     return f"<!doctype html>\n{element('html', head, content, lang='en')}\n"
 
 
+def page_head(title: str, *, policy: str, style: str, referrer: str | None = None) -> Html:
+    """The head of a page: what may run and load by its policy, its title and its style."""
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("meta", name="referrer", content=referrer) if referrer else None,
+        element("title", f"{title} · attnlab"),
+        element("style", Html(style)),
+    )
+
+
 @cache
 def asset(name: str) -> str:
-    """The text of a style sheet or script that lies beside this package."""
+    """The text of a style sheet or script of this package."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
@@ -100,5 +106,6 @@ def _attribute(name: str, value: object) -> str:
     return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """The hash by which a page's policy allows a script or a style."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

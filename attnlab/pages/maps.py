@@ -20,8 +20,8 @@ def quantise(name: str, values: Any) -> dict[str, Any]:
     >>> packed["queries"], packed["signed"], list(base64.b64decode(packed["data"]))
     (2, False, [255, 0, 64, 191])
     """
-    given = values["values"] if isinstance(values, Mapping) else values
-    maps = np.nan_to_num(np.asarray(given, dtype=np.float64))
+    raw = values["values"] if isinstance(values, Mapping) else values
+    maps = np.nan_to_num(np.asarray(raw, dtype=np.float64))
     if maps.ndim != 4:
         raise ValueError(f"maps of {name!r} must be (layer, head, query, key), got {maps.ndim} dimensions {maps.shape}")
     if isinstance(values, Mapping):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MISSING", "TIMES", "Scale", "number", "scale_over", "short"]
+__all__ = ["MISSING", "TIMES", "Scale", "number", "percent", "scale_over", "short", "times"]
 
-# An en dash and a multiplication sign, escaped since they look like other letters in an editor.
+# An en dash and a multiplication sign, escaped since an editor shows them like other characters.
 MISSING = "\u2013"
 TIMES = "\u00d7"
 
@@ -28,6 +28,20 @@ def number(value: object) -> str:
     if value and abs(value) < 1e-4:
         return _power_of_ten(value, digits=1)
     return f"{value:.4g}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent.
+
+    >>> percent(0.4123)
+    '41.2 %'
+    """
+    return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def times(value: float | None) -> str:
+    """A ratio with its multiplication sign."""
+    return MISSING if value is None else f"{number(value)} {TIMES}"
 
 
 def short(value: float) -> str:
@@ -104,8 +118,8 @@ def _log_ticks(low: float, high: float, count: int) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
         rounds = [m * 10.0**p for p in range(first, last + 1) for m in steps]
-        found = [tick for tick in rounds if low * 0.999999 <= tick <= high * 1.000001]
-        if len(found) >= 3:
-            every = -(-len(found) // (count + 2))
-            return found[::every]
-    return found or _ticks(low, high, count)
+        inside = [tick for tick in rounds if low * 0.999999 <= tick <= high * 1.000001]
+        if len(inside) >= 3:
+            every = -(-len(inside) // (count + 2))
+            return inside[::every]
+    return inside or _ticks(low, high, count)

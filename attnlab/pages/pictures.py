@@ -19,7 +19,7 @@ from attnlab.provenance import write_atomic
 __all__ = ["COLOURS", "Drawing", "Line", "Matrix", "Panel", "Tables", "draw_results", "line_panels", "matrices"]
 
 Tables = Mapping[str, Sequence[Mapping[str, Any]]]
-# The results it is made from, the table it needs, and what draws it.
+# The name of a results file, the table it must hold, and the function that draws it.
 Drawing = tuple[str, str, Callable[[Tables], str]]
 
 COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#937860", "#64b5cd", "#8c8c8c", "#ccb974")
@@ -88,10 +88,10 @@ def line_panels(panels: Sequence[Panel], *, across: int = 2) -> str:
     return _svg(across * WIDTH, -(-len(panels) // across) * tall, drawn)
 
 
-def matrices(given: Sequence[Matrix], *, cell: int = 22) -> str:
+def matrices(drawings: Sequence[Matrix], *, cell: int = 22) -> str:
     """The matrices in a row, each shaded from its own least to its own greatest value."""
     drawn, x, tall = [], 0.0, 0.0
-    for m in given:
+    for m in drawings:
         left = 10 + LETTER * max(map(len, m.rows), default=0)
         top = 26 + LETTER * max(map(len, m.columns), default=0)
         drawn.append(element("g", _matrix(m, left, top, cell), transform=f"translate({x:.0f},0)"))
@@ -131,9 +131,9 @@ def _matrix(m: Matrix, left: float, top: float, cell: int) -> list[Html]:
 def _panel(panel: Panel) -> list[Html]:
     right, floor = WIDTH - 12, HEIGHT - BOTTOM
     xs, ys = ([v for line in panel.lines for v in getattr(line, name)] for name in ("x", "y"))
-    across, found = scale_over(xs, LEFT, right), scale_over(ys, floor, TOP)
-    low = found.low if panel.low is None else panel.low
-    up = Scale(low, found.high if panel.high is None else panel.high, floor, TOP)
+    across, fitted = scale_over(xs, LEFT, right), scale_over(ys, floor, TOP)
+    low = fitted.low if panel.low is None else panel.low
+    up = Scale(low, fitted.high if panel.high is None else panel.high, floor, TOP)
     parts = [
         element("text", panel.title, x=LEFT, y=14, class_="title"),
         element("path", d=f"M{LEFT} {TOP}V{floor}H{right}", class_="axis"),

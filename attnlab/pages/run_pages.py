@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.pages.charts import line_chart
+from attnlab.pages.charts import Axes, Series, line_chart
 from attnlab.pages.fragments import config_list, facts, flatten, provenance_facts, section
 from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import number
@@ -51,13 +51,12 @@ def _summary(runs: Sequence[Run], groups: Sequence[tuple[str, list[Run]]]) -> st
     parts.append(f"up to step {number(int(steps))}")
     if finished < len(runs):
         parts.append(f"{finished} finished, {len(runs) - finished} without a result yet")
-    told = f"{', '.join(parts)}."
     best = _best_evaluation(groups)
-    return f"{told} {best}" if best else told
+    return f"{', '.join(parts)}." + (f" {best}" if best else "")
 
 
 def _best_evaluation(groups: Sequence[tuple[str, list[Run]]]) -> str:
-    """The lowest evaluation loss at the end, if there are several configurations that have one."""
+    """The lowest evaluation loss at the end, with its configuration if several have one."""
     metrics = dict.fromkeys(m for _, runs in groups for run in runs for kind, m in run.curves if kind == "eval")
     metric = next((m for m in metrics if m.rsplit("/", 1)[-1] == "loss"), "loss")
     ends = []
@@ -76,26 +75,26 @@ def _best_evaluation(groups: Sequence[tuple[str, list[Run]]]) -> str:
 
 def _runs_table(runs: Sequence[Run]) -> Html:
     differing = differing_settings(runs)
-    rows = []
-    for run in runs:
-        settings = flatten(dict(run.about.get("config") or {}))
-        steps = max((c.steps[-1] for c in run.curves.values() if c.steps), default=None)
-        rows.append(
-            {
-                "name": run.name,
-                "state": "finished" if run.finished else "no result yet",
-                "seed": run.about.get("seed"),
-                **{key: settings.get(key) for key in differing},
-                "steps": None if steps is None else int(steps),
-                "minutes": run.seconds / 60 if run.seconds else None,
-                **((run.result or {}).get("metrics") or {}),
-            }
-        )
+    rows = [_run_row(run, differing) for run in runs]
     skipped = sum(run.skipped for run in runs)
     note = f"{_count(skipped, 'line')} of the metrics could not be read and were left out." if skipped else ""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     columns = [Column(key, key.replace("_", " ")) for key in keys]
     return table(rows, name="runs", title=_count(len(runs), "run"), columns=columns, note=note)
+
+
+def _run_row(run: Run, differing: Sequence[str]) -> dict[str, Any]:
+    settings = flatten(dict(run.about.get("config") or {}))
+    steps = max((c.steps[-1] for c in run.curves.values() if c.steps), default=None)
+    return {
+        "name": run.name,
+        "state": "finished" if run.finished else "no result yet",
+        "seed": run.about.get("seed"),
+        **{key: settings.get(key) for key in differing},
+        "steps": None if steps is None else int(steps),
+        "minutes": run.seconds / 60 if run.seconds else None,
+        **((run.result or {}).get("metrics") or {}),
+    }
 
 
 def _shared(runs: Sequence[Run]) -> list[Html | None]:
@@ -112,12 +111,8 @@ def _shared(runs: Sequence[Run]) -> list[Html | None]:
 
 
 def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
-    metrics = dict.fromkeys(m for _, runs in groups for run in runs for k, m in run.curves if k == kind)
-    drawn = {metric: curves(groups, kind, metric) for metric in metrics}
-    shown = {m: series for m, series in drawn.items() if any(y is not None for s in series for y in s.y)}
-    # A run with a single loss term has its values twice: as the term's and as the sum's.
-    shown = {m: series for m, series in shown.items() if m == _sum_of(m) or shown.get(_sum_of(m)) != series}
-    if not shown:
+    by_metric = _distinct_curves(groups, kind)
+    if not by_metric:
         return None
     charts = [
         line_chart(
@@ -126,13 +121,22 @@ def _curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> Html | None:
             title=metric.replace("_", " "),
             x_label="step",
             y_label=metric.replace("_", " "),
-            log_x=_log_spaced([x for s in series for x in s.x]),
+            axes=Axes(log_x=_log_spaced([x for s in series for x in s.x])),
         )
-        for metric, series in shown.items()
+        for metric, series in by_metric.items()
     ]
-    banded = any(s.low is not None for series in shown.values() for s in series)
+    banded = any(s.low is not None for series in by_metric.values() for s in series)
     about = "Lines are means over seeds; bands reach from the least to the greatest." if banded else ""
     return section(KINDS.get(kind, kind.capitalize()), element("div", charts, class_="grid2"), about=about)
+
+
+def _distinct_curves(groups: Sequence[tuple[str, list[Run]]], kind: str) -> dict[str, list[Series]]:
+    """The lines of each metric that has any value, without a loss term that is the whole loss."""
+    metrics = dict.fromkeys(m for _, runs in groups for run in runs for k, m in run.curves if k == kind)
+    drawn = {metric: curves(groups, kind, metric) for metric in metrics}
+    with_values = {m: series for m, series in drawn.items() if any(y is not None for s in series for y in s.y)}
+    # A run with a single loss term has its values twice: as the term's and as the sum's.
+    return {m: series for m, series in with_values.items() if m == _sum_of(m) or with_values.get(_sum_of(m)) != series}
 
 
 def _sum_of(metric: str) -> str:
@@ -150,10 +154,10 @@ def _results(groups: Sequence[tuple[str, list[Run]]]) -> Html | None:
     merged: dict[str, list[dict[str, Any]]] = {}
     for name, runs in groups:
         for run in runs:
-            which: dict[str, Any] = {"run": name} if len(groups) > 1 else {}
-            which |= {"seed": run.about.get("seed")} if any(len(group) > 1 for _, group in groups) else {}
+            origin: dict[str, Any] = {"run": name} if len(groups) > 1 else {}
+            origin |= {"seed": run.about.get("seed")} if any(len(group) > 1 for _, group in groups) else {}
             for label, rows in tables_of(run.result or {}).items():
-                merged.setdefault(label, []).extend({**which, **row} for row in rows)
+                merged.setdefault(label, []).extend({**origin, **row} for row in rows)
     if not merged:
         return None
     paper = any(key.endswith(PAPER) for rows in merged.values() for row in rows for key in row)

@@ -1,4 +1,4 @@
-"""Run folders as they lie on the disk: run.json, metrics.jsonl, result.json; a report needs nothing else."""
+"""Run folders as a report reads them: run.json, metrics.jsonl and result.json."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from attnlab.pages.fragments import flatten
 __all__ = ["Curve", "Run", "curves", "differing_settings", "grouped", "read_run"]
 
 MOST_POINTS = 600
+# A line of more points has no dots.
+MOST_MARKS = 40
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder says: its settings, its curves by (kind, metric), and its result once it has one."""
+    """The content of a run folder: its settings, its curves by (kind, metric), and its result once it has one."""
 
     folder: Path
     about: Mapping[str, Any]
@@ -47,12 +49,12 @@ class Run:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run folder; a metrics file cut off in the middle of a line is read up to there."""
+    """Read a run folder; a metrics file that ends in the middle of a line is read up to that line."""
     folder = Path(folder)
     about = _read_json(folder / "run.json")
     if about is None:
         raise ValueError(f"{folder} is no run folder: it has no run.json; give a folder that `attnlab train` wrote")
-    found: dict[tuple[str, str], Curve] = {}
+    curves: dict[tuple[str, str], Curve] = {}
     seconds, skipped = 0.0, 0
     for line in _lines(folder / "metrics.jsonl"):
         try:
@@ -63,14 +65,14 @@ def read_run(folder: Path | str) -> Run:
             skipped += 1
             continue
         for metric, value in values.items():
-            curve = found.setdefault((kind, str(metric)), Curve([], []))
+            curve = curves.setdefault((kind, str(metric)), Curve([], []))
             # A resumed run writes the steps after its checkpoint again: the later entry counts.
             while curve.steps and curve.steps[-1] >= step:
                 curve.steps.pop()
                 curve.values.pop()
             curve.steps.append(step)
             curve.values.append(_finite(value))
-    return Run(folder, about, found, seconds, _read_json(folder / "result.json"), skipped)
+    return Run(folder, about, curves, seconds, _read_json(folder / "result.json"), skipped)
 
 
 def grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -83,9 +85,10 @@ def grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     named = []
     for group in members:
         settings = flatten(_seedless(group[0]))
-        told = ", ".join(f"{key.rsplit('.', 1)[-1]} {settings.get(key, 'unset')}" for key in differing)
-        alone = sum(group[0].name == other[0].name for other in members) == 1
-        named.append((group[0].name if alone or not told else f"{group[0].name} ({told})", group))
+        distinction = ", ".join(f"{key.rsplit('.', 1)[-1]} {settings.get(key, 'unset')}" for key in differing)
+        name = group[0].name
+        unique = sum(name == other[0].name for other in members) == 1
+        named.append((name if unique or not distinction else f"{name} ({distinction})", group))
     return named
 
 
@@ -100,42 +103,46 @@ def curves(groups: Sequence[tuple[str, list[Run]]], kind: str, metric: str) -> l
     """One line per group: of a single run as it is, of several seeds their mean with a band from least to greatest."""
     drawn = []
     for i, (name, runs) in enumerate(groups):
-        found = [run.curves[kind, metric] for run in runs if (kind, metric) in run.curves]
-        if not found:
-            continue
-        marked = kind != "train"
-        if len(found) == 1:
-            steps, values = _thin(found[0].steps, found[0].values)
-            drawn.append(Series(name, steps, values, colour=i, marked=marked and len(steps) <= 40))
-            continue
-        by_step = [dict(zip(c.steps, c.values, strict=True)) for c in found]
-        shared = [s for s in found[0].steps if all(_finite(values.get(s)) is not None for values in by_step)]
-        shared, _ = _thin(shared, shared)
-        columns = [[float(values[s] or 0.0) for values in by_step] for s in shared]
-        drawn.append(
-            Series(
-                f"{name}, {len(found)} seeds",
-                shared,
-                [math.fsum(column) / len(column) for column in columns],
-                low=[min(column) for column in columns],
-                high=[max(column) for column in columns],
-                faint=tuple(_thin(c.steps, c.values) for c in found),
-                colour=i,
-                marked=marked and len(shared) <= 40,
-            )
-        )
+        of_runs = [run.curves[kind, metric] for run in runs if (kind, metric) in run.curves]
+        if len(of_runs) == 1:
+            drawn.append(_single(name, of_runs[0], colour=i, marked=kind != "train"))
+        elif of_runs:
+            drawn.append(_mean_of_seeds(name, of_runs, colour=i, marked=kind != "train"))
     return drawn
 
 
+def _single(name: str, curve: Curve, *, colour: int, marked: bool) -> Series:
+    steps, values = _thin(curve.steps, curve.values)
+    return Series(name, steps, values, colour=colour, marked=marked and len(steps) <= MOST_MARKS)
+
+
+def _mean_of_seeds(name: str, seeds: Sequence[Curve], *, colour: int, marked: bool) -> Series:
+    """The mean over seeds at the steps where all have a finite value, between the least and the greatest."""
+    by_step = [dict(zip(curve.steps, curve.values, strict=True)) for curve in seeds]
+    shared = [step for step in seeds[0].steps if all(_finite(values.get(step)) is not None for values in by_step)]
+    shared, _ = _thin(shared, shared)
+    columns = [[float(values[step] or 0.0) for values in by_step] for step in shared]
+    return Series(
+        f"{name}, {len(seeds)} seeds",
+        shared,
+        [math.fsum(column) / len(column) for column in columns],
+        low=[min(column) for column in columns],
+        high=[max(column) for column in columns],
+        faint=tuple(_thin(curve.steps, curve.values) for curve in seeds),
+        colour=colour,
+        marked=marked and len(shared) <= MOST_MARKS,
+    )
+
+
 def _thin(steps: Sequence[float], values: Sequence[Any]) -> tuple[list[float], list[Any]]:
-    """Every k-th point and the last, such that a page stays small; what is drawn is what was measured."""
+    """Every k-th point and the last, such that a page stays small; no value is averaged."""
     every = -(-len(steps) // MOST_POINTS) or 1
     kept = sorted({*range(0, len(steps), every), len(steps) - 1}) if steps else []
     return [steps[i] for i in kept], [values[i] for i in kept]
 
 
 def _seedless(run: Run) -> dict[str, Any]:
-    """The run's settings without any seed, however deep it lies."""
+    """The run's settings without any seed, at any depth."""
 
     def without(settings: Mapping[str, Any]) -> dict[str, Any]:
         return {

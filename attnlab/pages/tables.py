@@ -1,4 +1,4 @@
-"""Tables one can sort and download, and the paper's numbers beside ours."""
+"""Tables that can be sorted and downloaded, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -76,21 +76,34 @@ def table(
 
 def _cell(c: Column, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, first: bool) -> Html:
     value = row.get(c.key)
-    strong = c.best and _is_number(value) and value == _best(c, rows)
+    is_number = _is_number(value)
     shown = c.show(_raw(value))
-    style = None
-    if c.bar and _is_number(value):
-        most = max(abs(v) for v in _numbers(c, rows)) or 1
-        style = f"--bar:{min(abs(value) / most, 1):.3f}"
+    style = _bar_style(c, value, rows)
+    classes = [_class(c, rows), "has-bar" if style else "", "missing" if shown == MISSING else ""]
     return element(
         "th" if first else "td",
-        element("strong", shown) if strong else element("span", shown, class_="barred") if c.bar else shown,
-        class_=_class(c, rows) + (" has-bar" if style else "") + (" missing" if shown == MISSING else ""),
+        _emphasised(c, shown, is_best=bool(c.best) and is_number and value == _best(c, rows)),
+        class_=" ".join(filter(None, classes)),
         style=style,
         scope="row" if first else None,
-        data_value=value if _is_number(value) else None,
+        data_value=value if is_number else None,
         data_label=None if first else c.title or c.key,
     )
+
+
+def _emphasised(c: Column, shown: str, *, is_best: bool) -> str:
+    """A value in bold if it is the column's best, above its bar if the column has bars."""
+    if is_best:
+        return element("strong", shown)
+    return element("span", shown, class_="barred") if c.bar else shown
+
+
+def _bar_style(c: Column, value: Any, rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """The length of the value's bar, relative to the longest of the column."""
+    if not c.bar or not _is_number(value):
+        return None
+    longest = max(abs(v) for v in _numbers(c, rows)) or 1
+    return f"--bar:{min(abs(value) / longest, 1):.3f}"
 
 
 def _best(c: Column, rows: Sequence[Mapping[str, Any]]) -> float:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters import swap
-from attnlab.commands.pretraining import BertMaskedLM, bert_states
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.devices import best_device
+from attnlab.pretraining import BertMaskedLM, bert_states
 from attnlab.shapes import Float, Int
 from attnlab.training import Recipe, Schedule
 from papers.common.row_store import Part

@@ -1,18 +1,24 @@
-"""The command line as a user meets it: what it prints, what it writes, and one clear line for every mistake."""
+"""The command line: what it prints, what it writes, and one clear line for every mistake."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import attnlab
-from attnlab.cli import COMMANDS, main
+from attnlab import cli
+from attnlab.adapters.load import SHIPPED
+from attnlab.cli import COMMANDS, command_module, main, make_parser
+from attnlab.commands.train import MODEL_NAMES
+from attnlab.models import CONFIGS
 
-SHIPPED = Path(attnlab.__file__).parent / "shipped" / "mlm"
 QUICK = ["--tokens", "60", "--length", "32", "-m", "softmax", "-m", "top-r:r=2"]
 
 
@@ -23,17 +29,25 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def fails(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Run a command that must end with code 2, one line on stderr and nothing on stdout; the line."""
-    assert main([str(a) for a in argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("attnlab: ")
-    assert "Traceback" not in err
-    return err
+Fails = Callable[..., str]
 
 
-def test_alone_it_shows_what_one_can_do(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Fails:
+    """Run a command that must end with code 2, one line on stderr and nothing on stdout; returns the line."""
+
+    def run(*argv: object) -> str:
+        assert main([str(word) for word in argv]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("attnlab: ")
+        assert err.count("\n") == 1
+        return err
+
+    return run
+
+
+def test_without_a_command_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
     for name, command in COMMANDS.items():
@@ -50,11 +64,42 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_example_parses(command: str) -> None:
-    from attnlab.cli import _parser
+    program, *words = shlex.split(COMMANDS[command].example)
+    assert program == "attnlab"
+    assert make_parser(words).parse_args(words).command == command
 
-    words = COMMANDS[command].example.split()
-    assert words[0] == "attnlab"
-    assert _parser().parse_args(words[1:]).command == command
+
+@pytest.mark.parametrize("words", [["--help"], [], *([command, "--help"] for command in COMMANDS)], ids=" ".join)
+def test_help_needs_no_torch(words: list[str]) -> None:
+    """The user and system time of the process counts, since other processes may delay it."""
+    heavy = "{'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    program = (
+        "import atexit, resource, sys\n"
+        f"atexit.register(lambda: print({heavy}, sum(resource.getrusage(resource.RUSAGE_SELF)[:2])))\n"
+        "from attnlab.cli import main\n"
+        f"main({words})\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    imported, seconds = shown.splitlines()[-1].rsplit(" ", 1)
+    assert imported == "set()"
+    assert float(seconds) < 0.3
+
+
+def test_only_the_named_command_gets_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(cli, "command_module", lambda name: loaded.append(name) or command_module(name))
+    make_parser(["report", "train", "-o", "demo"])
+    assert loaded == ["report"]
+
+
+@pytest.mark.parametrize("module", ["attnlab", "attnlab.cli"])
+def test_the_package_runs_as_a_module(module: str) -> None:
+    ran = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == f"attnlab {attnlab.__version__}"
+
+
+def test_help_lists_the_named_models() -> None:
+    assert set(MODEL_NAMES) == set(CONFIGS)
 
 
 def test_compare_prints_a_table_and_writes_a_page(
@@ -95,7 +140,7 @@ def test_compare_as_json(text: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_refused_mechanism_is_a_row_of_its_own(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others are compared all the same; here the last window is padded."""
+    """The last window is padded, which the mechanism refuses; the other one is still compared."""
     monkeypatch.setattr(attnlab.Kernelized, "cannot", lambda self: {"padding": "it knows no padding"})
     words = ["compare", str(SHIPPED), "--text", str(text), "--tokens", "50", "--length", "32", "--batch", "1"]
     assert main([*words, "-m", "kernel:elu", "-m", "softmax", "-o", str(tmp_path / "page.html")]) == 0
@@ -111,18 +156,17 @@ def test_a_refused_mechanism_is_a_row_of_its_own(
     [(b"", "empty"), (b"\x00\x01\x02PNG", "binary"), (b"caf\xe9 " * 30, "UTF-8")],
     ids=["empty", "binary", "latin-1"],
 )
-def test_bad_text(content: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_text(content: bytes, message: str, tmp_path: Path, fails: Fails) -> None:
     path, page = tmp_path / "bad.txt", tmp_path / "page.html"
     path.write_bytes(content)
-    said = fails(capsys, "compare", SHIPPED, "--text", path, *QUICK, "-o", page)
-    assert message in said
-    assert said.count("\n") == 1
+    error = fails("compare", SHIPPED, "--text", path, *QUICK, "-o", page)
+    assert message in error
     assert not page.exists()
 
 
-def test_missing_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_text(tmp_path: Path, fails: Fails) -> None:
     assert "nowhere.txt" in fails(
-        capsys, "compare", SHIPPED, "--text", tmp_path / "nowhere.txt", *QUICK, "-o", tmp_path / "p.html"
+        "compare", SHIPPED, "--text", tmp_path / "nowhere.txt", *QUICK, "-o", tmp_path / "p.html"
     )
 
 
@@ -152,78 +196,33 @@ def damage_pickle_only(folder: Path) -> None:
         (damage_pickle_only, "only as a pickle"),
     ],
 )
-def test_bad_model_folder(
-    damage, message: str, model_folder: Path, text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_model_folder(damage, message: str, model_folder: Path, text: Path, fails: Fails) -> None:
     damage(model_folder)
     page = model_folder.parent / "page.html"
-    said = fails(capsys, "compare", model_folder, "--text", text, *QUICK, "-o", page)
-    assert message in said
-    assert said.count("\n") == 1
+    error = fails("compare", model_folder, "--text", text, *QUICK, "-o", page)
+    assert message in error
     assert not page.exists()
 
 
-def test_a_misspelt_mechanism_is_told_before_the_model_is_loaded(
-    text: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = fails(capsys, "compare", "no-such-model", "--text", text, "-m", "sofmax")
-    assert "no mechanism named 'sofmax'; did you mean 'softmax'?" in said
-    assert said.count("\n") == 1
+def test_a_misspelt_mechanism_fails_before_the_model_is_loaded(text: Path, fails: Fails) -> None:
+    error = fails("compare", "no-such-model", "--text", text, "-m", "sofmax")
+    assert "no mechanism named 'sofmax'; did you mean 'softmax'?" in error
 
 
-def test_a_window_longer_than_the_positions(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails(
-        capsys, "compare", SHIPPED, "--text", text, "--length", 513, "-m", "softmax", "-o", tmp_path / "p.html"
-    )
-    assert "513 tokens is longer than the 512 positions" in said
+def test_a_window_longer_than_the_positions(text: Path, tmp_path: Path, fails: Fails) -> None:
+    error = fails("compare", SHIPPED, "--text", text, "--length", 513, "-m", "softmax", "-o", tmp_path / "p.html")
+    assert "513 tokens is longer than the 512 positions" in error
 
 
-def test_a_page_that_cannot_be_written_is_told_first(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = fails(capsys, "compare", SHIPPED, "--text", text, *QUICK, "-o", tmp_path / "no" / "page.html")
-    assert "make it first" in said
+def test_a_page_that_cannot_be_written_fails_first(text: Path, tmp_path: Path, fails: Fails) -> None:
+    error = fails("compare", SHIPPED, "--text", text, *QUICK, "-o", tmp_path / "no" / "page.html")
+    assert "make it first" in error
 
 
-def test_a_device_that_is_not_there(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails(capsys, "compare", SHIPPED, "--text", text, *QUICK, "--device", "nowhere", "-o", tmp_path / "p.html")
-    assert "device 'nowhere' cannot be used here" in said
-    assert "cannot be used here" in fails(capsys, "bench", "-m", "kernel:elu", "--lengths", 8, "--device", "nowhere")
-
-
-def test_figures_2_and_7(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "maps.html"
-    assert (
-        main(["reproduce", "effective-maps", "--text", "The old ferry stayed in the harbour.", "--out", str(page)]) == 0
-    )
-    assert capsys.readouterr().out == f"wrote {page}\n"
-    assert "harbour" in page.read_text() or "##bour" in page.read_text()
-
-
-@pytest.mark.parametrize(
-    "experiment",
-    [
-        ("value-aware", "--corpus", "stores", "--work", "runs"),
-        ("effective", "--data", "glue", "--tagger", "tagger.json"),
-        ("effective-patterns", "--texts", "texts.txt"),
-        ("effective-classifier",),
-        ("abc-family",),
-    ],
-    ids=lambda experiment: experiment[0],
-)
-def test_reproduce_asks_for_its_folder_before_the_work(
-    experiment: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = fails(capsys, "reproduce", *experiment, "--out", tmp_path / "nowhere" / "result.json")
-    assert "nowhere is no folder" in said
-
-
-def test_reproduce_names_its_experiments(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["reproduce", "--help"])
-    assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in ("wiki-corpus", "value-aware", "effective", "effective-maps"))
+def test_an_unknown_device(text: Path, tmp_path: Path, fails: Fails) -> None:
+    error = fails("compare", SHIPPED, "--text", text, *QUICK, "--device", "nowhere", "-o", tmp_path / "p.html")
+    assert "device 'nowhere' cannot be used here" in error
+    assert "cannot be used here" in fails("bench", "-m", "kernel:elu", "--lengths", 8, "--device", "nowhere")
 
 
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,55 +280,54 @@ TRAINING = [
 LINES = "\n\n".join(f"The {word} of our discontent is number {i}." for i in range(40) for word in ("winter", "sun"))
 
 
-def test_train_then_resume_then_report(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_then_resume_then_report(
+    text: Path, tmp_path: Path, fails: Fails, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     text.write_text(LINES)
     assert (
         main(["train", "--text", str(text), *TRAINING, "--attention", "kernel:elu", "--out", str(run), "--json"]) == 0
     )
-    told = json.loads(capsys.readouterr().out)
-    assert told["step"] == 3
-    assert told["metrics"]["valid/loss"] > 0
+    outcome = json.loads(capsys.readouterr().out)
+    assert outcome["step"] == 3
+    assert outcome["metrics"]["valid/loss"] > 0
     assert (run / "model" / "model.safetensors").is_file()
     assert (run / "model" / "tokenizer.json").is_file()
     # A finished run is not run again; its folder alone says what it was.
     assert main(["train", "--resume", str(run), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"] == told["metrics"]
+    assert json.loads(capsys.readouterr().out)["metrics"] == outcome["metrics"]
     page = tmp_path / "report.html"
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert "valid/loss" in page.read_text()
     capsys.readouterr()
     # It is not written over, and it recorded no steps to look at.
-    assert "already holds a run" in fails(capsys, "train", "--text", text, *TRAINING, "--out", run)
-    assert "without recorded steps" in fails(capsys, "explore", run, "-o", page)
+    assert "already holds a run" in fails("train", "--text", text, *TRAINING, "--out", run)
+    assert "without recorded steps" in fails("explore", run, "-o", page)
 
 
-def test_what_is_not_installed_is_said(
-    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(text: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     text.write_text(LINES)
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    said = fails(capsys, "train", "--text", text, *TRAINING, "--out", tmp_path / "run")
-    assert 'pip install "attnlab[train]"' in said
+    error = fails("train", "--text", text, *TRAINING, "--out", tmp_path / "run")
+    assert 'pip install "attnlab[train]"' in error
 
 
-def test_a_diagnosis_needs_lines(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "at least 2 lines, got -1" in fails(capsys, "diagnose", text, text, "--lines", -1)
+def test_a_diagnosis_needs_lines(text: Path, fails: Fails) -> None:
+    assert "at least 2 lines, got -1" in fails("diagnose", text, text, "--lines", -1)
 
 
-def test_train_needs_a_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--text FILE" in fails(capsys, "train")
+def test_train_needs_a_text(fails: Fails) -> None:
+    assert "--text FILE" in fails("train")
 
 
-def test_a_run_is_not_overwritten(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resuming_needs_a_run(text: Path, tmp_path: Path, fails: Fails) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    assert "no run to resume" in fails(capsys, "train", "--resume", run)
+    assert "no run to resume" in fails("train", "--resume", run)
 
 
-def test_an_encoder_cannot_learn_left_to_right(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = fails(
-        capsys,
+def test_an_encoder_cannot_learn_left_to_right(text: Path, tmp_path: Path, fails: Fails) -> None:
+    error = fails(
         "train",
         "--text",
         text,
@@ -342,8 +340,11 @@ def test_an_encoder_cannot_learn_left_to_right(text: Path, tmp_path: Path, capsy
         "--out",
         tmp_path / "r",
     )
-    assert "needs a model of kind decoder, but 'attnlab-mlm' is of kind encoder" in said
+    assert "needs a model of kind decoder, but 'attnlab-mlm' is of kind encoder" in error
 
 
-def test_report_needs_something(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--claims" in fails(capsys, "report")
+def test_report_needs_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["report"])
+    assert stopped.value.code == 2
+    assert "RUN" in capsys.readouterr().err

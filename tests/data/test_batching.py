@@ -48,9 +48,9 @@ def test_order_is_a_function_of_seed_and_step():
 
 
 def test_a_batch_larger_than_the_corpus():
-    found = Order(n=3, batch_size=7).indices(0)
-    assert sorted(found[:3].tolist()) == [0, 1, 2]
-    assert len(found) == 7
+    batch = Order(n=3, batch_size=7).indices(0)
+    assert sorted(batch[:3].tolist()) == [0, 1, 2]
+    assert len(batch) == 7
 
 
 def test_unshuffled_is_one_pass():

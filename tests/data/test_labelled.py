@@ -11,16 +11,16 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 def test_classes_are_the_labels_found_in_order(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("review,stars\ngood,10\nbad,2\nfine,9\n")
-    found = read_labelled(path, text="review", label="stars")
-    assert (found.texts, found.labels, found.names) == (["good", "bad", "fine"], [2, 0, 1], ("2", "9", "10"))
+    labelled = read_labelled(path, text="review", label="stars")
+    assert (labelled.texts, labelled.labels, labelled.names) == (["good", "bad", "fine"], [2, 0, 1], ("2", "9", "10"))
 
 
 def test_classes_by_a_map_or_a_function_may_leave_examples_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("good\t4.5\nbad\t1\nso so\t3\n")
     header = ["text", "label"]
-    found = read_labelled(path, header=header, classes={"1": 0, "4.5": 1}, names=["negative", "positive"])
-    assert (found.texts, found.labels, found.names) == (["good", "bad"], [1, 0], ("negative", "positive"))
+    labelled = read_labelled(path, header=header, classes={"1": 0, "4.5": 1}, names=["negative", "positive"])
+    assert (labelled.texts, labelled.labels, labelled.names) == (["good", "bad"], [1, 0], ("negative", "positive"))
 
     def polarity(stars):
         return None if float(stars) == 3 else int(float(stars) > 3)
@@ -48,8 +48,8 @@ def test_trees_lose_their_brackets_and_the_neutral_ones(tmp_path):
         "(3 (2 The) (4 (3 good) (2 (2 -LRB-) (2 film))))\n(2 (2 so) (2 so))\n\n(0 (1 bad) (2 .))\nnot a tree\n"
     )
     bad = Malformed("skip")
-    found = read_trees(path, malformed=bad)
-    assert (found.texts, found.labels) == (["The good ( film", "bad ."], [1, 0])
+    labelled = read_trees(path, malformed=bad)
+    assert (labelled.texts, labelled.labels) == (["The good ( film", "bad ."], [1, 0])
     assert bad.lines[0][1] == 5
 
 

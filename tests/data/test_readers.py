@@ -53,7 +53,7 @@ def test_unit_is_checked(tmp_path):
         ("caf\xe9".encode("latin-1"), r"is not UTF-8 \(byte 0xe9 at 3\)"),
     ],
 )
-def test_what_is_no_text_is_one_clear_line(tmp_path, content, message):
+def test_a_file_without_text_is_one_clear_line(tmp_path, content, message):
     path = tmp_path / "odd.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
@@ -143,8 +143,8 @@ def test_csv_quotes_may_hold_commas_and_line_ends(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('text,label\n"a, b\nc",1\nplain,2\ntoo,many,fields\nlast,3\n')
     bad = Malformed("skip")
-    found = list(records(path, columns=["label", "text"], malformed=bad))
-    assert found == [
+    rows = list(records(path, columns=["label", "text"], malformed=bad))
+    assert rows == [
         (3, {"label": "1", "text": "a, b\nc"}),
         (4, {"label": "2", "text": "plain"}),
         (6, {"label": "3", "text": "last"}),

@@ -148,8 +148,8 @@ def test_the_same_texts_give_the_same_ids_in_every_process():
         subprocess.run([sys.executable, "-c", PRINTS], capture_output=True, text=True, check=True) for _ in range(2)
     ]
     assert runs[0].stdout == runs[1].stdout
-    here = [
+    tokenisers = [
         train(bundled_text().split("\n"), vocab_size=397) for train in (train_wordpiece, train_bpe, train_sentencepiece)
     ]
-    assert str([t.fingerprint() for t in here]) == runs[0].stdout.strip()
-    assert isinstance(here[0], FastTokeniser)
+    assert str([t.fingerprint() for t in tokenisers]) == runs[0].stdout.strip()
+    assert isinstance(tokenisers[0], FastTokeniser)

@@ -25,9 +25,9 @@ class Node:
         return [node for node in self._walk() if node._matches(tag, cls, attributes)]
 
     def one(self, tag: str, cls: str | None = None, **attributes: str) -> Node:
-        found = self.all(tag, cls, **attributes)
-        assert len(found) == 1, f"{len(found)} elements {tag}.{cls} {attributes}"
-        return found[0]
+        nodes = self.all(tag, cls, **attributes)
+        assert len(nodes) == 1, f"{len(nodes)} elements {tag}.{cls} {attributes}"
+        return nodes[0]
 
     def figure(self, name: str) -> Node:
         return self.one("figure", data_name=name)

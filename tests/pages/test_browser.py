@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from papers.common.ledger_page import claims_page
 from tests.opened_pages import assert_fits
 from tests.papers.common.made_up import as_the_papers_say
 
+from .conftest import OpenPage
 from .examples import NASTY, a_comparison, a_demo, write_run
 
 pytestmark = pytest.mark.browser
@@ -38,61 +38,41 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / f"{name}.html" for name in written}
 
 
-def _open(browser: Any, path: Path, *, width: int = 1280, scheme: str = "light") -> tuple[Any, list[str]]:
-    """The opened page and everything that went wrong or was asked for from elsewhere."""
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
-    page = context.new_page()
-    trouble: list[str] = []
-    page.on("console", lambda message: trouble.append(message.text))
-    page.on("pageerror", lambda error: trouble.append(str(error)))
-    page.on("dialog", lambda dialog: trouble.append(dialog.message))
-    page.on("request", lambda request: trouble.append(request.url) if not _is_local(request.url, path) else None)
-    page.goto(path.as_uri())
-    return page, trouble
-
-
-def _is_local(url: str, path: Path) -> bool:
-    return url == path.as_uri() or url.startswith(("data:image/svg+xml", "blob:"))
-
-
 @pytest.mark.parametrize("name", ["compare", "demo", "hostile", "runs", "claims"])
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "schemes"), [(1280, ["light"]), (390, ["light", "dark"])], ids=["desktop", "phone"])
 def test_page_opens_offline_without_errors_and_fits_the_screen(
-    browser: Any, pages: dict[str, Path], tmp_path: Path, name: str, width: int, scheme: str
+    open_page: OpenPage, pages: dict[str, Path], tmp_path: Path, name: str, width: int, schemes: list[str]
 ) -> None:
-    page, trouble = _open(browser, pages[name], width=width, scheme=scheme)
-    picture = f"{name}-{width}-{scheme}.png"
-    assert_fits(page, picture, width=width, within="main", scrolls=".scroll", folder=tmp_path)
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert ground == ("rgb(247, 248, 250)" if scheme == "light" else "rgb(16, 20, 26)")
-    assert trouble == []
-    page.context.close()
+    page = open_page(pages[name], width=width)
+    for scheme in schemes:
+        page.emulate_media(color_scheme=scheme)
+        picture = f"{name}-{width}-{scheme}.png"
+        assert_fits(page, picture, width=width, within="main", scrolls=".scroll", folder=tmp_path)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(247, 248, 250)" if scheme == "light" else "rgb(16, 20, 26)")
 
 
-def test_text_in_charts_stays_readable_on_a_phone(browser: Any, pages: dict[str, Path]) -> None:
-    page, _ = _open(browser, pages["runs"], width=390)
+def test_text_in_charts_stays_readable_on_a_phone(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["runs"], width=390)
     heights = page.evaluate(
         """() => [...document.querySelectorAll(".plot > svg .tick")].map((t) => t.getBoundingClientRect().height)"""
     )
     assert min(heights) > 10
-    page.context.close()
 
 
-def test_the_switch_changes_the_theme_and_back(browser: Any, pages: dict[str, Path]) -> None:
-    page, trouble = _open(browser, pages["demo"])
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
+def test_the_switch_changes_the_theme_and_back(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["demo"])
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
     page.click("button.theme")
-    assert page.evaluate(ground) != light
+    assert page.evaluate(background) != light
     assert page.inner_text("button.theme") == "Light"
     page.click("button.theme")
-    assert page.evaluate(ground) == light
-    assert trouble == []
-    page.context.close()
+    assert page.evaluate(background) == light
 
 
-def test_a_click_on_a_heading_sorts_numbers_as_numbers(browser: Any, pages: dict[str, Path]) -> None:
-    page, _ = _open(browser, pages["compare"])
+def test_a_click_on_a_heading_sorts_numbers_as_numbers(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["compare"])
     table = page.locator("figure[data-name=mechanisms] table")
     heading = table.locator("thead button", has_text="Time")
     column = "rows => rows.map(row => Number(row.cells[6].dataset.value))"
@@ -103,11 +83,10 @@ def test_a_click_on_a_heading_sorts_numbers_as_numbers(browser: Any, pages: dict
     assert rising[-1] == 14.2
     heading.click()
     assert table.locator("tbody tr").evaluate_all(column) == sorted(rising, reverse=True)
-    page.context.close()
 
 
-def test_downloads_are_the_numbers_and_the_pictures(browser: Any, pages: dict[str, Path]) -> None:
-    page, trouble = _open(browser, pages["compare"])
+def test_downloads_are_the_numbers_and_the_pictures(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["compare"])
     figure = page.locator("figure[data-name=quality-and-time]")
     saved = {}
     for kind in ("csv", "svg", "png"):
@@ -128,25 +107,22 @@ def test_downloads_are_the_numbers_and_the_pictures(browser: Any, pages: dict[st
     with page.expect_download() as waiting:
         page.click("[data-download-json]")
     assert b"value-aware:r=33" in Path(waiting.value.path()).read_bytes()
-    assert trouble == []
-    page.context.close()
 
 
-def test_a_cell_that_looks_like_a_formula_is_text_in_the_csv(browser: Any, tmp_path: Path) -> None:
+def test_a_cell_that_looks_like_a_formula_is_text_in_the_csv(open_page: OpenPage, tmp_path: Path) -> None:
     result = a_comparison()
     result["rows"][1]["mechanism"] = '=HYPERLINK("x")'
     path = tmp_path / "page.html"
     path.write_text(compare_page(result), encoding="utf-8")
-    page, _ = _open(browser, path)
+    page = open_page(path)
     with page.expect_download() as waiting:
         page.locator("figure[data-name=mechanisms] [data-download=csv]").click()
     rows = list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text())))
     assert rows[2][0] == '\'=HYPERLINK("x")'
-    page.context.close()
 
 
-def test_the_pointer_reads_values_and_the_legend_hides_a_series(browser: Any, pages: dict[str, Path]) -> None:
-    page, trouble = _open(browser, pages["runs"])
+def test_the_pointer_reads_values_and_the_legend_hides_a_series(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["runs"])
     figure = page.locator("figure[data-name=eval-loss]")
     figure.scroll_into_view_if_needed()
     box = figure.locator(".plot > svg").bounding_box()
@@ -162,12 +138,10 @@ def test_the_pointer_reads_values_and_the_legend_hides_a_series(browser: Any, pa
     assert hidden.count() == 2
     figure.locator(".legend li").first.click()
     assert hidden.count() == 0
-    assert trouble == []
-    page.context.close()
 
 
-def test_the_maps_show_the_head_that_is_chosen(browser: Any, pages: dict[str, Path]) -> None:
-    page, trouble = _open(browser, pages["demo"])
+def test_the_maps_show_the_head_that_is_chosen(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["demo"])
     title = page.locator(".maps-title")
     grid = page.locator(".maps-grid")
     assert title.inner_text() == "standard · layer 0 · head 0"
@@ -187,5 +161,3 @@ def test_the_maps_show_the_head_that_is_chosen(browser: Any, pages: dict[str, Pa
     page.mouse.move(box["x"] + 78 + 0.5 * step, box["y"] + 78 + 1.5 * step)
     assert page.inner_text(".readout").startswith("“You” (1) gives “[CLS]” (0) the weight ")
     assert page.evaluate("document.querySelectorAll('*').length") < 3000
-    assert trouble == []
-    page.context.close()

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from attnlab.pages import Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
-from attnlab.pages.charts import BOTTOM, LEFT, RIGHT, TOP, _beside
+from attnlab.pages import Axes, Point, Series, bar_chart, heat_maps, line_chart, scatter_chart, table
 from attnlab.pages.colours import SURFACES, THEMES, _channels, _steps, diverging, sequential
+from attnlab.pages.label_placement import BOTTOM, LEFT, RIGHT, TOP, place_labels
 from attnlab.pages.numbers import MISSING, Scale, scale_over, short
 from attnlab.pages.tables import Column
 
@@ -34,11 +34,13 @@ def test_a_line_runs_through_its_points_and_breaks_at_nan() -> None:
 def test_logarithmic_axes_leave_out_what_they_cannot_show() -> None:
     low, high = [0.5, 5.0, 50.0, 0.0], [2.0, 20.0, 200.0, 1.0]
     series = Series("a", [0, 1, 10, 100], [1.0, 10.0, 100.0, 0.0], low=low, high=high, marked=True)
-    tree = parse(line_chart([series], name="n", title="t", x_label="x", y_label="y", log_x=True, log_y=True))
+    tree = parse(line_chart([series], name="n", title="t", x_label="x", y_label="y", axes=Axes(log_x=True, log_y=True)))
     path = tree.one("figure").all("path", "line")[0].attributes["d"] or ""
     assert len(re.findall("[ML]", path)) == 2
     points = [Point("a", 1, 2), Point("b", 0, 5), Point("c", 2, float("inf"))]
-    scatter = scatter_chart(points, name="n", title="t", x_label="x", y_label="y", log_x=True, reference=("exact", 3.0))
+    scatter = scatter_chart(
+        points, name="n", title="t", x_label="x", y_label="y", axes=Axes(log_x=True, reference=("exact", 3.0))
+    )
     assert [node.text for node in parse(scatter).all("title")] == ["a: x 1, y 2"]
     assert f"M{LEFT} " in path
     assert len(tree.all("circle", "dot")) == 2
@@ -69,14 +71,14 @@ def test_scales_hold_their_values_whatever_they_are() -> None:
 
 def test_labels_of_near_points_do_not_lie_on_each_other() -> None:
     points = [(300.0, 100.0), (300.0, 103.0), (300.0, 90.0), (120.0, 101.0)]
-    labels = _beside(points, [40.0] * 4, [])
+    labels = place_labels(points, [40.0] * 4, [])
     # (to the left, how high): beside its point, on the other side, or as little away as is free.
     assert labels == [(True, 100), (False, 110), (False, 90), (False, 101)]
 
 
 def test_labels_do_not_lie_on_markers() -> None:
     marks = [(292.0, 308.0, 100.0), (322.0, 338.0, 102.0)]
-    assert _beside([(300, 100), (330, 102)], [40.0, 40.0], marks) == [(True, 100), (False, 102)]
+    assert place_labels([(300, 100), (330, 102)], [40.0, 40.0], marks) == [(True, 100), (False, 102)]
     tree = parse(
         scatter_chart(
             [Point("far", 2, 5), Point("near", 1, 1)],
@@ -84,12 +86,12 @@ def test_labels_do_not_lie_on_markers() -> None:
             title="t",
             x_label="x",
             y_label="y",
-            reference=("here", 4.8),
+            axes=Axes(reference=("exact", 4.8)),
         )
     )
-    (said,) = (node for node in tree.all("text") if node.text == "here")
+    (name,) = (node for node in tree.all("text") if node.text == "exact")
     # At the right end it would lie on the marker of "far".
-    assert float(said.attributes["x"] or 0) == LEFT + 6
+    assert float(name.attributes["x"] or 0) == LEFT + 6
 
 
 def test_scatter_and_bars_show_every_value() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import attnlab
 from attnlab.pages import compare_page, element, run_page
 from attnlab.pages.compare import finding
 from attnlab.pages.html import data, join, page
@@ -25,17 +24,13 @@ from .parsing import parse
 
 def test_reports_never_import_torch(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", seed=0)
-    # The package's own __init__ imports torch, so a bare module with the package's path stands in for it.
     program = f"""
-import sys, types
-package = types.ModuleType("attnlab")
-package.__path__ = [{str(Path(attnlab.__file__).parent)!r}]
-sys.modules["attnlab"] = package
-from attnlab import pages as reports
-from attnlab.commands import report as command
-from papers.common import docs_tables as docs
-reports.run_page([{str(folder)!r}])
-reports.claims_page({{}})
+import sys
+import papers.common.docs_tables
+from attnlab.commands.report import report_runs
+from papers.common.ledger_page import claims_page
+report_runs([{str(folder)!r}], out={str(tmp_path / "page.html")!r})
+claims_page({{}})
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -82,15 +77,15 @@ def test_elements_escape_attributes_and_drop_none() -> None:
 
 
 def test_comparison_states_its_finding_from_the_numbers() -> None:
-    told = parse(finding(a_comparison())).text
-    assert told.startswith("value-aware:r=33 comes closest to exact attention: MLM error 41.2 %, where exact")
-    assert "kernel:elu is furthest from it: MLM error 91.1 %." in told
+    stated = parse(finding(a_comparison())).text
+    assert stated.startswith("value-aware:r=33 comes closest to exact attention: MLM error 41.2 %, where exact")
+    assert "kernel:elu is furthest from it: MLM error 91.1 %." in stated
     # By hand: the output error orders all 28 pairs of the 8 approximations as the MLM error does.
-    assert "output error orders 28 of 28 pairs" in told
-    assert "score error 20 of 28" in told
+    assert "output error orders 28 of 28 pairs" in stated
+    assert "score error 20 of 28" in stated
 
 
-def test_finding_without_a_head_judges_by_output_error_and_without_rows_says_so() -> None:
+def test_finding_without_quality_is_by_output_error_and_without_rows_says_so() -> None:
     result = a_comparison()
     for row in result["rows"]:
         row["quality"] = None
@@ -101,10 +96,12 @@ def test_finding_without_a_head_judges_by_output_error_and_without_rows_says_so(
 
 
 def test_a_perplexity_below_the_exact_one_is_no_closer_than_one_above() -> None:
-    found = {"top-r:r=8": 110.0, "kernel:elu": 70.0, "window:r=8": 95.0}
-    rows = [{"mechanism": m, "quality": {"name": "perplexity", "value": v, "exact": 100.0}} for m, v in found.items()]
-    told = parse(finding({"rows": rows})).text
-    assert told == (
+    perplexities = {"top-r:r=8": 110.0, "kernel:elu": 70.0, "window:r=8": 95.0}
+    rows = [
+        {"mechanism": m, "quality": {"name": "perplexity", "value": v, "exact": 100.0}} for m, v in perplexities.items()
+    ]
+    stated = parse(finding({"rows": rows})).text
+    assert stated == (
         "window:r=8 comes closest to exact attention: perplexity 95, where exact attention has 100. "
         "kernel:elu is furthest from it: perplexity 70."
     )
@@ -128,7 +125,7 @@ def test_comparison_page_has_table_scatter_heat_maps_and_refusals() -> None:
     assert tree.figure("sweep-quality").data()["hover"]["series"][1]["x"] == [1, 2, 4, 8, 16, 33, 64, 128]
 
 
-def test_comparison_page_stands_with_the_least_it_can_get() -> None:
+def test_comparison_page_of_the_smallest_result() -> None:
     tree = parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "output_error": 0.25}]}))
     assert "kernel:elu replaces exact attention: output error 0.25." in tree.one("p", "lead").text
     assert tree.figure("output-error").data()["table"]["rows"] == [["kernel:elu", 0.25]]
@@ -142,10 +139,10 @@ def test_demo_page_packs_its_maps() -> None:
     assert (standard["layers"], standard["heads"], standard["queries"]) == (6, 8, len(result["tokens"]))
     assert not standard["signed"]
     assert effective["signed"]
-    for packed, given in ((standard, result["maps"]["standard"]), (effective, result["maps"]["effective"])):
+    for packed, maps in ((standard, result["maps"]["standard"]), (effective, result["maps"]["effective"])):
         kind = np.int8 if packed["signed"] else np.uint8
         values = np.frombuffer(base64.b64decode(packed["data"]), dtype=kind) * packed["scale"]
-        np.testing.assert_allclose(values, np.ravel(given), atol=packed["scale"] / 2 * 1.001)
+        np.testing.assert_allclose(values, np.ravel(maps), atol=packed["scale"] / 2 * 1.001)
     inside = result | {"maps": {"tokens": result["tokens"], **result["maps"]}}
     del inside["tokens"], result["tokens"]
     assert parse(compare_page(inside)).one("div", "maps").data() == payload
@@ -217,8 +214,8 @@ def test_checkpoints_that_crowd_at_the_start_get_a_logarithmic_axis(tmp_path: Pa
 def test_a_run_that_was_killed_or_resumed_is_still_read(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", seed=0, finish=False)
     entry = '{"step": %d, "kind": "train", "seconds": 1, "values": {"loss": %s}}\n'
-    told = entry % (0, "5.0") + entry % (10, "4.0") + entry % (20, "NaN") + entry % (10, "3.5") + entry % (30, "3.0")
-    (folder / "metrics.jsonl").write_text(told + '{"step": 40, "ki')
+    lines = entry % (0, "5.0") + entry % (10, "4.0") + entry % (20, "NaN") + entry % (10, "3.5") + entry % (30, "3.0")
+    (folder / "metrics.jsonl").write_text(lines + '{"step": 40, "ki')
     run = read_run(folder)
     assert run.skipped == 1
     curve = run.curves["train", "loss"]
@@ -228,7 +225,7 @@ def test_a_run_that_was_killed_or_resumed_is_still_read(tmp_path: Path) -> None:
     parse(run_page([folder]))
 
 
-def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
+def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no run\.json"):
         run_page([tmp_path])
     with pytest.raises(ValueError, match="at least one run folder"):
@@ -250,7 +247,7 @@ def test_long_runs_stay_small_pages(tmp_path: Path) -> None:
     assert series["x"][-1] == 200_000
 
 
-def test_seeds_are_one_line_however_deep_the_seed_lies(tmp_path):
+def test_runs_that_differ_in_nested_seeds_are_one_line(tmp_path):
     """``attnlab train`` records its seed in the settings of the model and of the loop."""
     for seed in (0, 1):
         folder = tmp_path / f"run-{seed}"

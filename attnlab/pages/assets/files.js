@@ -1,4 +1,4 @@
-// What a page hands over as a file: rows as CSV, and the download itself. Reports and the explorer share it.
+// Downloads: rows as CSV, and saving a file. Reports and the explorer share them.
 
 export const save = (name, blob) => {
   const link = document.createElement("a");
@@ -10,7 +10,7 @@ export const save = (name, blob) => {
 
 const quoted = (value) => {
   const text = value === null || value === undefined || Number.isNaN(value) ? "" : String(value);
-  // A cell that begins like a formula is text, not something a spreadsheet should run.
+  // A text that begins like a formula is quoted, so that a spreadsheet does not run it.
   const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? "'" + text : text;
   return /[",\n\r]/.test(safe) ? '"' + safe.replaceAll('"', '""') + '"' : safe;
 };

@@ -1,5 +1,5 @@
 "use strict";
-// Attention maps of one text: all heads as a grid, one head large with its tokens; drawn on canvas, so size is no matter.
+// Attention maps of one text: all heads as a grid, one head large with its tokens; drawn on a canvas, which stays fast.
 (() => {
   const colour = (kind, steps) => {
     const style = getComputedStyle(document.documentElement);

@@ -1,5 +1,5 @@
 "use strict";
-// What every page can do: switch theme, sort tables, show values under the pointer, hide series, download.
+// Every page: switching the theme, sorting tables, values under the pointer, hiding series, downloads.
 (() => {
   const root = document.documentElement;
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
@@ -40,7 +40,7 @@
     });
   }
 
-  // A picture on its own has no style sheet: what the page computed is written into a copy of it.
+  // A saved picture has no style sheet, so the computed style is written into a copy of it.
   const COPIED = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size",
     "font-family", "font-weight", "text-anchor", "paint-order", "display"];
   const SVG = "http://www.w3.org/2000/svg";
@@ -72,7 +72,7 @@
     return [make("text", { ...label, x: 52, y: y + 13, "text-anchor": "end" }, low.textContent), ...steps,
       make("text", { ...label, x: 68 + 10 * steps.length, y: y + 13 }, high.textContent)];
   };
-  // Title, pictures side by side as far as they go, scale and legend on one sheet.
+  // One sheet with the title, the pictures in rows, the scale and the legend.
   const poster = (figure) => {
     const { backgroundColor, color, fontFamily } = getComputedStyle(figure);
     const label = { "font-family": fontFamily, "font-size": 13, fill: color };
@@ -119,7 +119,7 @@
   };
 
   const number = (value) => Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
-  const readAlong = (figure, hover) => {
+  const showValuesUnderPointer = (figure, hover) => {
     const plot = figure.querySelector(".plot");
     const svg = plot.querySelector("svg");
     const [low, high, start, end, log] = hover.x;
@@ -163,7 +163,7 @@
 
   for (const figure of all("figure.card")) {
     const payload = JSON.parse(figure.querySelector("script[type='application/json']")?.textContent ?? "{}");
-    if (payload.hover) readAlong(figure, payload.hover);
+    if (payload.hover) showValuesUnderPointer(figure, payload.hover);
     all(".legend li", figure).forEach((entry) => entry.addEventListener("click", () => {
       entry.classList.toggle("off");
       all(".plot [data-series]", figure).filter((node) => node.dataset.series === entry.dataset.series)

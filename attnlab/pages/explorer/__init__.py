@@ -1,4 +1,4 @@
-"""One offline page in which people look at attention: arrays in, a self-contained HTML file out; no torch here."""
+"""One offline page that shows attention: arrays in, a self-contained HTML file out, without torch."""
 
 from attnlab.pages.explorer.exploration import Exploration
 from attnlab.pages.explorer.page import explorer_page

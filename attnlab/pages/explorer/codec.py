@@ -11,13 +11,13 @@ import numpy as np
 __all__ = ["Coded", "encode", "pooled", "squeeze"]
 
 # A byte counts steps of a head's scale: from 0 to 254, or from -127 to 127 around 127 where a reading has a sign.
-# 255 is what is no number.
+# 255 stands for NaN and infinity.
 LEVELS, MIDDLE, NOT_A_NUMBER = 254, 127, 255
 
 
 @dataclass(frozen=True)
 class Coded:
-    """Some heads: the bytes of each, its scale (0 in half precision), and how many weights are no numbers."""
+    """Some heads: the bytes of each, its scale (0 in half precision), and how many weights are NaN or infinite."""
 
     heads: tuple[bytes, ...]
     scales: tuple[float, ...]
@@ -43,13 +43,14 @@ def squeeze(raw: bytes) -> bytes:
     >>> zlib.decompress(base64.b64decode(squeeze(b"attention")))
     b'attention'
     """
-    # Weights are noise with runs of zeros: runs and Huffman codes find all there is, in a fraction of the time.
+    # Weights are noise with runs of zeros: run lengths and Huffman codes compress them as well as a search for
+    # matches would, in a fraction of the time.
     packer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
     return base64.b64encode(packer.compress(raw) + packer.flush())
 
 
 def pooled(maps: np.ndarray, size: int) -> np.ndarray:
-    """Maps of at most ``size`` x ``size`` cells: what a block of queries gives to a block of keys, on average.
+    """Maps of at most ``size`` x ``size`` cells: the mean weight that a block of queries gives to a block of keys.
 
     Weights are summed over the keys of a block and averaged over its queries, so rows still sum to one and the
     thumbnail of a difference is the difference of the thumbnails.
@@ -77,7 +78,7 @@ def _bytes(w: np.ndarray, signed: bool) -> tuple[bytes, float, int]:
     kept = w if whole else np.where(finite, w, 0)
     top = max(float(kept.max(initial=0.0)), -float(kept.min(initial=0.0)) if signed else 0.0)
     scale = top / (MIDDLE if signed else LEVELS)
-    # Half a step more, and the fraction is cut: rounding, in one pass.
+    # Adding half a step and cutting off the fraction rounds, in one pass.
     steps = kept * w.dtype.type(1 / scale if scale > 0 else 0)
     steps += (MIDDLE if signed else 0) + 0.5
     coded = steps.astype(np.uint8)
@@ -88,5 +89,5 @@ def _bytes(w: np.ndarray, signed: bool) -> tuple[bytes, float, int]:
 
 def _half(w: np.ndarray) -> tuple[bytes, float, int]:
     halves = w.astype("<f2").view(np.uint8).reshape(-1, 2)
-    # All low bytes, then all high ones, which resemble each other.
+    # All low bytes, then all high bytes: the high ones resemble each other, so they compress well.
     return halves.T.tobytes(), 0.0, int((~np.isfinite(w)).sum())

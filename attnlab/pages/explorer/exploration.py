@@ -1,4 +1,4 @@
-"""What ``explore`` returns: a page to save, and the same view in a notebook."""
+"""The result of ``explore``: a page to save, and the same view in a notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Exploration"]
 
 @dataclass(frozen=True, eq=False)
 class Exploration:
-    """Packed maps and statistics; shows itself at the end of a notebook's cell."""
+    """Packed maps and statistics; displayed at the end of a notebook's cell."""
 
     packed: Packed
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from functools import cache
 from pathlib import Path
 
+from attnlab.pages.colours import theme_css
 from attnlab.pages.explorer.payload import Packed
+from attnlab.pages.html import Html, asset, data, digest, element, page_head
 
 __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
-# Modules that reports have too, and which lie there.
+# Modules that reports use too; they are among the assets of the reports.
 SHARED = ("files",)
-# In the order of their needs: a module comes after what it imports.
+# A module comes after those it imports.
 MODULES = (
     "data colour surface dom files maps actions grid heat lines passage pane chart tables timeline exports keys state "
     "controls cards app"
@@ -26,26 +26,14 @@ EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 
 def explorer_page(packed: Packed) -> bytes:
     """The whole file, as bytes: a page of many maps is large, and is not copied more often than needed."""
-    # Reports' parts are imported when a page is made: importing attnlab should not import them.
-    from attnlab.pages.html import Html, data, element
-
     code, css = script("page"), style()
     policy = (
-        f"default-src 'none'; script-src 'sha256-{_digest(code)}'; style-src 'sha256-{_digest(css)}'; "
+        f"default-src 'none'; script-src 'sha256-{digest(code)}'; style-src 'sha256-{digest(css)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", f"{packed.meta['title']} · attnlab"),
-        element("style", Html(css)),
-    )
-    told = element("noscript", "This page draws attention maps with a script; allow scripts to see them.")
-    body = [element("div", told, id="attnlab"), data(packed.meta, id="attnlab-meta")]
+    head = page_head(packed.meta["title"], policy=policy, style=css, referrer="no-referrer")
+    without_script = element("noscript", "This page draws attention maps with a script; allow scripts to see them.")
+    body = [element("div", without_script, id="attnlab"), data(packed.meta, id="attnlab-meta")]
     parts = [f'<!doctype html>\n<html lang="en">{head}<body>{"".join(body)}'.encode()]
     for name, blob in packed.blobs.items():
         parts += [str(element("script", type="text/plain", data_blob=name)).removesuffix("</script>").encode(), blob]
@@ -56,10 +44,10 @@ def explorer_page(packed: Packed) -> bytes:
 
 @cache
 def script(entry: str) -> str:
-    """The modules in one: each becomes a function that returns what it exports, and ``entry`` follows as it is.
+    """The modules in one: each becomes a function that returns its exports, and ``entry`` follows unchanged.
 
-    A page opened from a disk may not import files, so what is one file must be one script. Nothing else is done: an
-    import is a look into the modules before, an export a name in the returned object.
+    A page opened from a disk may not import files, so all modules become one script. Nothing else is changed: an
+    import reads from the modules before, an export is a name in the returned object.
     """
     return "const modules = {};\n" + "\n".join(
         [*(_wrapped(name) for name in MODULES.split()), _imports(_source(entry))]
@@ -78,25 +66,16 @@ def _imports(source: str) -> str:
 
 def _source(name: str) -> str:
     if name in SHARED:
-        from attnlab.pages.html import asset
-
         return asset(f"{name}.js")
     return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
 
 
 @cache
 def style(*, host: bool = False) -> str:
-    """The colours and the style that reports have too, and the explorer's own; for a shadow root if ``host``."""
-    from attnlab.pages.colours import theme_css
-    from attnlab.pages.html import asset
-
+    """The style of reports and the explorer's own; for a shadow root if ``host``."""
     css = theme_css() + asset("report.css") + (ASSETS / "explorer.css").read_text(encoding="utf-8")
     if not host:
         return css
     # :root:not([data-theme=light]) becomes :host(:not([data-theme=light])), and html and body the host itself.
     css = re.sub(r":root((?::not\()?\[[^\]]*\]\)?)", r":host(\1)", css).replace(":root", ":host")
     return re.sub(r"^(?:html|body)(?= \{)", ":host", css, flags=re.MULTILINE)
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""What the page is given: texts, maps by reading, layer and head, statistics; packed a layer at a time."""
+"""The data of a page: texts, maps by reading, layer and head, statistics; packed a layer at a time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from attnlab.pages.explorer.codec import Coded, encode, pooled, squeeze
 
 __all__ = ["AXES", "Item", "LayerMaps", "Packed", "Tokens", "pack"]
 
-# Which text asks and which is asked, for each kind of attention.
+# The texts of the queries and of the keys, for each kind of attention.
 AXES = {"encoder": ("source", "source"), "decoder": ("target", "target"), "cross": ("target", "source")}
-# Readings whose columns are dimensions of the values rather than keys, and those that may be negative.
+# The columns of a reading are keys, or dimensions of the values.
 DIMENSIONS = "dimensions"
 THUMBNAIL, SMALL_THUMBNAIL, MANY_HEADS = 64, 32, 600
 # Weights stored in full, over the whole page; beyond it a layer has its thumbnails only.
@@ -103,14 +103,7 @@ def pack(
     settings = _Settings(precise, None if layers is None else frozenset(layers), limit, size)
     packer = _Packer(settings, len(type_names))
     packed = [packer.item(i, item) for i, item in enumerate(items)]
-    unknown = sorted((settings.layers or frozenset()) - packer.layers)
-    if unknown:
-        there = f"0 to {max(packer.layers)}" if packer.layers else "none"
-        raise ValueError(f"there is no layer {', '.join(map(str, unknown))} to keep whole; the layers are {there}")
-    if packer.left_out:
-        notes = [*notes, _left_out_note(packer.left_out, settings)]
-    if packer.missing:
-        notes = [*notes, f"{packer.missing:,} weights are not numbers (NaN or infinity); they are drawn hatched."]
+    packer.check_layers()
     meta = {
         "format": 1,
         "title": title,
@@ -123,14 +116,14 @@ def pack(
         "columns": [dict(column) for column in columns],
         "panes": [list(pane) for pane in panes],
         "metrics": {name: [list(pair) for pair in pairs] for name, pairs in (metrics or {}).items()},
-        "notes": list(notes),
+        "notes": [*notes, *packer.notes()],
         "about": dict(about or {}),
     }
     return Packed(meta, packer.blobs)
 
 
 class _Packer:
-    """Gathers what the items hold; texts that several items share are stored once."""
+    """Packs items one after another; a text that several items share is stored once."""
 
     def __init__(self, settings: _Settings, types: int) -> None:
         self.settings, self.types = settings, types
@@ -143,7 +136,7 @@ class _Packer:
         self._stored = 0
 
     def item(self, number: int, item: Item) -> dict[str, Any]:
-        text = {name: _text(name, told) for name, told in item.texts.items()}
+        text = {name: _text(name, tokens) for name, tokens in item.texts.items()}
         if text not in self.texts:
             self.texts.append(text)
         stacks: dict[str, dict[str, Any]] = {}
@@ -161,49 +154,76 @@ class _Packer:
             "scalars": dict(item.scalars),
         }
 
+    def check_layers(self) -> None:
+        """A layer that is to be kept whole must be among those packed."""
+        unknown = sorted((self.settings.layers or frozenset()) - self.layers)
+        if unknown:
+            known = f"0 to {max(self.layers)}" if self.layers else "none"
+            raise ValueError(f"there is no layer {', '.join(map(str, unknown))} to keep whole; the layers are {known}")
+
+    def notes(self) -> list[str]:
+        """What the page says of layers without whole maps, and of weights that are no numbers."""
+        notes = [_left_out_note(self.left_out, self.settings)] if self.left_out else []
+        if self.missing:
+            notes.append(f"{self.missing:,} weights are not numbers (NaN or infinity); they are drawn hatched.")
+        return notes
+
     def _layer(
         self, number: int, item: Item, layer: LayerMaps, stack: dict[str, Any], threads: ThreadPoolExecutor
     ) -> None:
-        at = len(stack["layers"])
+        index = len(stack["layers"])
         stack["layers"].append(layer.layer)
         self.layers.add(layer.layer)
-        for name, values in layer.statistics.items():
-            known = stack["statistics"].setdefault(name, [])
-            # Layers before this one that had no such number.
-            known += [None] * (at - len(known))
-            known.append([_plain(value) for value in values])
+        _add_statistics(stack["statistics"], layer, index)
+        whole = self._keeps_whole(layer)
+        for name, maps in layer.maps.items():
+            w = _checked(name, maps, item, layer)
+            reading = _reading(stack, name, layer)
+            if len(reading["layers"]) != index:
+                raise ValueError(
+                    f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it"
+                )
+            entry = self._entry(f"{number}.{layer.kind}.{layer.layer}.{name}", w, reading, layer, whole, threads)
+            if self.types and name not in layer.dimensions:
+                entry["types"] = _type_shares(w, item.texts[AXES[layer.kind][1]], self.types)
+            reading["layers"].append(entry)
+
+    def _keeps_whole(self, layer: LayerMaps) -> bool:
+        """Whether the layer's maps are stored in full: it is among the chosen, and the limit is not reached."""
         chosen = self.settings.layers is None or layer.layer in self.settings.layers
         weights = sum(w.size for w in layer.maps.values())
         whole = chosen and self._stored + weights <= self.settings.limit
         self._stored += weights if whole else 0
-        for name, given in layer.maps.items():
-            w = _checked(name, given, item, layer)
-            reading = _reading(stack, name, layer)
-            if len(reading["layers"]) != at:
-                raise ValueError(
-                    f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it"
-                )
-            small = pooled(w, self.settings.size)
-            reading["thumbnail"] = list(small.shape[1:])
-            signed = _signed(reading, w)
-            key = f"{number}.{layer.kind}.{layer.layer}.{name}"
-            precise = self.settings.precise
-            full = whole and small.shape != w.shape
-            if not whole and small.shape != w.shape and (layer.kind, layer.layer) not in self.left_out:
-                self.left_out.append((layer.kind, layer.layer))
-            # Thumbnails are looked at together, so a layer's are one stream; whole maps one by one.
-            thumbnails = encode(small, signed=signed, precise=precise and not full)
-            small_part = self._put(f"{key}.small", thumbnails, [squeeze(b"".join(thumbnails.heads))])
-            entry: dict[str, Any] = {"signed": signed, "small": small_part}
-            last = thumbnails
-            if full:
-                coded = list(threads.map(partial(_squeezed, signed=signed, precise=precise), w[:, None]))
-                last = Coded((), tuple(one.scales[0] for one, _ in coded), sum(one.missing for one, _ in coded))
-                entry["full"] = self._put(key, last, [stream for _, stream in coded])
-            self.missing += last.missing
-            if self.types and name not in layer.dimensions:
-                entry["types"] = _type_shares(w, item.texts[AXES[layer.kind][1]], self.types)
-            reading["layers"].append(entry)
+        return whole
+
+    def _entry(
+        self,
+        key: str,
+        w: np.ndarray,
+        reading: dict[str, Any],
+        layer: LayerMaps,
+        whole: bool,
+        threads: ThreadPoolExecutor,
+    ) -> dict[str, Any]:
+        """One layer of one reading: its thumbnails, and its whole maps where they are larger and kept."""
+        small = pooled(w, self.settings.size)
+        reading["thumbnail"] = list(small.shape[1:])
+        signed = _signed(reading, w)
+        precise = self.settings.precise
+        reduced = small.shape != w.shape
+        full = whole and reduced
+        if reduced and not whole and (layer.kind, layer.layer) not in self.left_out:
+            self.left_out.append((layer.kind, layer.layer))
+        # The page shows a layer's thumbnails together, so they are one stream; each whole map is a stream of its own.
+        coded = encode(small, signed=signed, precise=precise and not full)
+        small_part = self._put(f"{key}.small", coded, [squeeze(b"".join(coded.heads))])
+        entry: dict[str, Any] = {"signed": signed, "small": small_part}
+        if full:
+            heads = list(threads.map(partial(_squeezed, signed=signed, precise=precise), w[:, None]))
+            coded = Coded((), tuple(one.scales[0] for one, _ in heads), sum(one.missing for one, _ in heads))
+            entry["full"] = self._put(key, coded, [stream for _, stream in heads])
+        self.missing += coded.missing
+        return entry
 
     def _put(self, blob: str, coded: Coded, streams: Sequence[bytes]) -> dict[str, Any]:
         self.blobs[blob] = b"".join(streams)
@@ -217,17 +237,25 @@ def _squeezed(maps: np.ndarray, *, signed: bool, precise: bool) -> tuple[Coded, 
     return coded, squeeze(coded.heads[0])
 
 
-def _text(name: str, told: Tokens) -> dict[str, Any]:
-    tokens = [str(token) for token in told.tokens]
+def _add_statistics(statistics: dict[str, list[Any]], layer: LayerMaps, index: int) -> None:
+    """Append the layer's numbers; layers before it that had no such number have None."""
+    for name, values in layer.statistics.items():
+        by_layer = statistics.setdefault(name, [])
+        by_layer += [None] * (index - len(by_layer))
+        by_layer.append([_plain(value) for value in values])
+
+
+def _text(name: str, text: Tokens) -> dict[str, Any]:
+    tokens = [str(token) for token in text.tokens]
     if not tokens:
         raise ValueError(f"the {name} text is empty: there is no token to look at")
-    for what, numbers in (("words", told.words), ("types", told.types)):
+    for what, numbers in (("words", text.words), ("types", text.types)):
         if numbers is not None and len(numbers) != len(tokens):
             raise ValueError(f"{what} must have one number per token: got {len(numbers)} for {len(tokens)} tokens")
     return {
         "tokens": tokens,
-        "words": None if told.words is None else [int(word) for word in told.words],
-        "types": None if told.types is None else [int(one) for one in told.types],
+        "words": None if text.words is None else [int(word) for word in text.words],
+        "types": None if text.types is None else [int(kind) for kind in text.types],
     }
 
 
@@ -238,8 +266,8 @@ def _stack(kind: str) -> dict[str, Any]:
     return {"kind": kind, "queries": queries, "keys": keys, "layers": [], "readings": [], "statistics": {}}
 
 
-def _checked(name: str, given: Any, item: Item, layer: LayerMaps) -> np.ndarray:
-    w = np.asarray(given)
+def _checked(name: str, maps: Any, item: Item, layer: LayerMaps) -> np.ndarray:
+    w = np.asarray(maps)
     w = np.ascontiguousarray(w, dtype=np.float64 if w.dtype == np.float64 else np.float32)
     where = f"{name!r} of {layer.kind} layer {layer.layer}"
     if w.ndim != 3 or 0 in w.shape:
@@ -247,9 +275,9 @@ def _checked(name: str, given: Any, item: Item, layer: LayerMaps) -> np.ndarray:
     for axis, text in zip((1, 2), AXES[layer.kind], strict=True):
         if axis == 2 and name in layer.dimensions:
             continue
-        told = len(item.texts[text].tokens) if text in item.texts else 0
-        if w.shape[axis] != told:
-            raise ValueError(f"maps of {where} are {w.shape[1]} x {w.shape[2]}, but there are {told} {text} tokens")
+        count = len(item.texts[text].tokens) if text in item.texts else 0
+        if w.shape[axis] != count:
+            raise ValueError(f"maps of {where} are {w.shape[1]} x {w.shape[2]}, but there are {count} {text} tokens")
     return w
 
 
@@ -275,10 +303,10 @@ def _type_shares(w: np.ndarray, keys: Tokens, types: int) -> list[list[float]] |
     if keys.types is None:
         return None
     of_type = (np.asarray(keys.types)[:, None] == np.arange(types)).astype(w.dtype)
-    given = w.mean(1)
-    if not np.isfinite(given).all():
-        given = np.where(np.isfinite(w), w, 0).mean(1)
-    shares = given @ of_type
+    received = w.mean(1)
+    if not np.isfinite(received).all():
+        received = np.where(np.isfinite(w), w, 0).mean(1)
+    shares = received @ of_type
     return [[float(f"{share:.5g}") for share in row] for row in shares]
 
 

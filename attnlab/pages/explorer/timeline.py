@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.pages.runs import read_run
+
 __all__ = ["RecordedStep", "Timeline", "read_timeline"]
 
 FOLDER, INDEX = "steps", "index.json"
@@ -49,15 +51,12 @@ def read_timeline(run_dir: Path | str) -> Timeline:
         raise ValueError(f"{file} is damaged ({error}); record the run again") from None
     if not steps:
         raise ValueError(f"{run_dir} holds no recorded steps")
-    name, metrics = _told(run_dir)
+    name, metrics = _name_and_metrics(run_dir)
     return Timeline(name, sequences, steps, metrics)
 
 
-def _told(run_dir: Path) -> tuple[str, dict[str, list[tuple[float, float]]]]:
-    """What the run calls itself, or its folder's name; and its metrics where it wrote any."""
-    # Imported here: importing attnlab should not import reports.
-    from attnlab.pages.runs import read_run
-
+def _name_and_metrics(run_dir: Path) -> tuple[str, dict[str, list[tuple[float, float]]]]:
+    """The name in run.json, or else the folder's; and the run's metrics where it wrote any."""
     if not (run_dir / "run.json").is_file():
         return run_dir.resolve().name, {}
     run = read_run(run_dir.resolve())

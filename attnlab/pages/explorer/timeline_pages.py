@@ -23,30 +23,33 @@ COLUMNS = (
 
 def explore_run(run_dir: Path | str, *, precise: bool = False) -> Exploration:
     """The maps and scalars that ``record_step`` left in a run folder, to be played over its steps."""
-    run = read_timeline(run_dir)
-    texts = {name: Tokens(readable(told), guess_words(told), guess_types(told)) for name, told in run.sequences.items()}
-    items = [Item(f"step {one.step:,}", texts, _layers(one), step=one.step, scalars=one.scalars) for one in run.steps]
-    first, last = run.steps[0].step, run.steps[-1].step
-    scalars = sorted({name for one in run.steps for name, value in one.scalars.items() if isinstance(value, Mapping)})
-    told = [{"key": name, "title": name, "help": f"{name} of the head at this step"} for name in scalars]
+    timeline = read_timeline(run_dir)
+    steps = timeline.steps
+    texts = {
+        name: Tokens(readable(tokens), guess_words(tokens), guess_types(tokens))
+        for name, tokens in timeline.sequences.items()
+    }
+    items = [Item(f"step {s.step:,}", texts, _layers(s), step=s.step, scalars=s.scalars) for s in steps]
+    by_head = sorted({name for s in steps for name, value in s.scalars.items() if isinstance(value, Mapping)})
+    columns = [{"key": name, "title": name, "help": f"{name} of the head at this step"} for name in by_head]
     return Exploration(
         pack(
             items,
-            title=run.name,
-            subtitle=f"{len(items)} recorded steps, {first:,} to {last:,}",
+            title=timeline.name,
+            subtitle=f"{len(items)} recorded steps, {steps[0].step:,} to {steps[-1].step:,}",
             type_names=TYPE_NAMES,
-            columns=[*COLUMNS, *told],
+            columns=[*COLUMNS, *columns],
             panes=[(None, "standard")],
-            metrics=run.metrics,
+            metrics=timeline.metrics,
             precise=precise,
-            about={"run": run.name, "steps": len(items)},
+            about={"run": timeline.name, "steps": len(items)},
         )
     )
 
 
 def _layers(step: RecordedStep) -> Iterator[LayerMaps]:
-    for (kind, layer), half in step.maps.items():
-        w = half.astype(np.float32)
+    for (kind, layer), maps in step.maps.items():
+        w = maps.astype(np.float32)
         shares = np.abs(w) / np.maximum(np.abs(w).sum(-1, keepdims=True), 1e-12)
         statistics: dict[str, Any] = {
             "entropy": (shares * -np.log(np.maximum(shares, 1e-12))).sum(-1).mean(-1).tolist(),

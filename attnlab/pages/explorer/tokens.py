@@ -1,4 +1,4 @@
-"""What token strings tell by themselves: where words begin, and what kind of token each is."""
+"""Read from token strings alone: where words begin, and what type each token is."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def guess_words(tokens: Sequence[str]) -> list[int]:
     spaced = any(token.startswith(SPACES) for token in tokens)
     words: list[int] = []
     for i, token in enumerate(tokens):
-        # After a special token or punctuation a new word begins even where no space is told.
-        after = i > 0 and _bare_type(tokens[i - 1]) in (WORD, NUMBER)
+        # After a special token or punctuation a new word begins, even without the sign for a space.
+        after_word = i > 0 and _bare_type(tokens[i - 1]) in (WORD, NUMBER)
         if spaced:
-            joins = not token.startswith(SPACES) and _bare_type(token) in (WORD, NUMBER) and after
+            joins = not token.startswith(SPACES) and _bare_type(token) in (WORD, NUMBER) and after_word
         else:
             joins = token.startswith("##") and len(token) > 2
         words.append(words[-1] if joins and words else (words[-1] + 1 if words else 0))
@@ -35,7 +35,7 @@ def guess_words(tokens: Sequence[str]) -> list[int]:
 
 
 def guess_types(tokens: Sequence[str], words: Sequence[int] | None = None) -> list[int]:
-    """Each token's index in ``TYPE_NAMES``; a piece is a token that goes on with a word.
+    """Each token's index in ``TYPE_NAMES``; a word piece is a token that continues a word.
 
     >>> [TYPE_NAMES[t] for t in guess_types(["[CLS]", "run", "##ning", "7", "!"])]
     ['special', 'word', 'word piece', 'number', 'punctuation']

@@ -1,46 +1,33 @@
-"""What every test asks of a page: nothing went wrong, nothing was asked for."""
+"""How tests open the explorer and wait for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnlab.pages.explorer import Exploration
+from tests.pages.conftest import OpenPage
 
 
 @pytest.fixture
-def look(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Open an exploration; at the end of the test nothing may have been said, raised or requested."""
-    opened: list[tuple[Any, list[str]]] = []
+def look(open_page: OpenPage, tmp_path: Path) -> Callable[..., Any]:
+    """Save an exploration under a new name, open it, and wait until it is drawn."""
+    names = itertools.count()
 
-    def open_page(shown: Exploration, *, width: int = 1280, scheme: str = "light", fragment: str = "") -> Any:
-        path = shown.save(tmp_path / f"page-{len(opened)}.html")
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, accept_downloads=True
-        )
-        page = context.new_page()
-        trouble: list[str] = []
-        page.on("console", lambda message: trouble.append(message.text))
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: trouble.append(dialog.message))
-        own = path.as_uri()
-        page.on("request", lambda r: trouble.append(r.url) if not r.url.startswith((own, "blob:", "data:")) else None)
-        page.goto(own + (f"#{fragment}" if fragment else ""))
+    def open_exploration(exploration: Exploration, **screen: Any) -> Any:
+        page = open_page(exploration.save(tmp_path / f"page-{next(names)}.html"), **screen)
         settle(page)
-        opened.append((page, trouble))
         return page
 
-    yield open_page
-    for page, trouble in opened:
-        page.context.close()
-        assert trouble == []
+    return open_exploration
 
 
 def settle(page: Any) -> None:
-    """Wait until what was asked for is drawn."""
+    """Wait until the page has drawn its state."""
     page.wait_for_selector("html[data-drawn]:not([data-drawing])", state="attached")
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the explorer's page do with it: point at a cell, read what is told, save a file."""
+"""What tests do with the explorer's page: point at a cell, read its value, save a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def point_at(page: Any, query: int, key: int, pane: int = 0) -> str:
-    """Put the pointer on a cell; what the readout says then."""
+    """Put the pointer on a cell; returns the text of the readout."""
     canvas = page.locator(".x-large").nth(pane)
     canvas.scroll_into_view_if_needed()
     left, over, size, x, y = map(float, canvas.get_attribute("data-frame").split())
@@ -25,8 +25,8 @@ def point_at(page: Any, query: int, key: int, pane: int = 0) -> str:
     return page.locator(".x-readout").nth(pane).inner_text()
 
 
-def told(readout: str) -> tuple[float, float]:
-    """(value, error) of a readout."""
+def value_and_error(readout: str) -> tuple[float, float]:
+    """(value, error) in a readout."""
     value, error = re.search(r": (\S+) ± (\S+)$", readout.replace(MINUS, "-")).groups()
     # Both are rounded for reading, the error to two digits.
     return float(value), float(error) * 1.06

@@ -37,9 +37,9 @@ def test_keys_move_and_help_lists_them(look: Look) -> None:
     press(page, "0", "Escape")
     assert page.locator(".x-readout").inner_text().startswith("Point at a cell")
     page.keyboard.press("?")
-    told_keys = page.locator("dialog[open]").inner_text()
-    assert "Shift + arrows" in told_keys
-    assert "search for a token" in told_keys
+    help_text = page.locator("dialog[open]").inner_text()
+    assert "Shift + arrows" in help_text
+    assert "search for a token" in help_text
     page.keyboard.press("Escape")
     assert page.locator("dialog[open]").count() == 0
     # In a field, letters are letters.
@@ -62,7 +62,7 @@ def test_a_click_on_a_thumbnail_or_a_row_chooses_the_head(look: Look) -> None:
     assert page.locator(".x-table .x-chosen td").nth(1).inner_text() == title(page)[-1]
 
 
-def test_the_table_of_heads_sorts_and_keeps_only_rows_in_sight(look: Look) -> None:
+def test_the_table_of_heads_sorts_and_holds_only_visible_rows(look: Look) -> None:
     page = look(one_text(layers=12, heads=12)[0])
     table = page.locator(".x-table table")
     assert table.get_attribute("aria-rowcount") == "145"
@@ -95,7 +95,7 @@ def test_a_search_marks_tokens_and_walks_them(look: Look) -> None:
     assert page.inner_text(".x-weights h2") == "Where “</script>” (4) looks"
 
 
-def test_files_hold_the_numbers_on_show(look: Look) -> None:
+def test_files_hold_the_numbers_that_are_shown(look: Look) -> None:
     exploration, layers = one_text()
     page = look(exploration, fragment="layer=2&head=4&panes=0:standard|0:effective")
     w = layers[2].maps["standard"][4]
@@ -103,8 +103,8 @@ def test_files_hold_the_numbers_on_show(look: Look) -> None:
     assert rows[0] == ["pane", "kind", "layer", "head", "query", "query token", "key", "key token", "weight"]
     assert len(rows) == 1 + 2 * 11 * 11
     assert rows[1 + 3 * 11 + 5][:8] == ["standard", "encoder", "2", "4", "3", NASTY, "5", "'=1+1"]
-    found = np.array([float(row[-1]) for row in rows[1:122]]).reshape(11, 11)
-    np.testing.assert_allclose(found, w, atol=w.max() / 254 / 2 + 1e-6)
+    saved = np.array([float(row[-1]) for row in rows[1:122]]).reshape(11, 11)
+    np.testing.assert_allclose(saved, w, atol=w.max() / 254 / 2 + 1e-6)
     whole = json.loads(save(page, "json"))
     assert whole["panes"][1]["shown"] == "effective"
     assert whole["panes"][0]["queries"] == TOKENS

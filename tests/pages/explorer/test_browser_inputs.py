@@ -1,9 +1,10 @@
-"""The explorer in headless Chromium: every kind of thing that can be shown, and the odd ones."""
+"""The explorer in headless Chromium: every kind of input, and odd ones."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from attnlab.pages.explorer.page import script, style
 
 from .conftest import press, settle, until
 from .examples import one_text, shown, softmax, text, translation
-from .pointer import Look, point_at, save, title, told
+from .pointer import Look, point_at, save, title, value_and_error
 
 pytestmark = pytest.mark.browser
 
@@ -25,7 +26,7 @@ def test_encoder_decoder_and_cross(look: Look) -> None:
         press(page, "a")
         assert page.locator("[aria-label='Kind of attention'] [aria-pressed=true]").inner_text() == kind
         last = [n - 1 for n in maps[kind].shape[1:]]
-        value, error = told(point_at(page, *last))
+        value, error = value_and_error(point_at(page, *last))
         assert abs(value - maps[kind][0, last[0], last[1]]) <= error
         press(page, "t", "l", "m")
 
@@ -37,7 +38,7 @@ def test_two_texts_of_different_lengths_stand_side_by_side(look: Look) -> None:
         for i, w in enumerate(maps)
     ]
     page = look(shown(items, panes=[(0, "standard"), (1, "standard")]))
-    value, error = told(point_at(page, 4, 4, pane=1))
+    value, error = value_and_error(point_at(page, 4, 4, pane=1))
     assert abs(value - maps[1][0, 4, 4]) <= error
     assert [o.inner_text() for o in page.locator(".x-pane select").first.locator("option").all()] == [
         "text 1 · standard",
@@ -54,7 +55,7 @@ def test_an_approximation_beside_what_it_approximates(look: Look) -> None:
     columns = [{"key": "output", "title": "|(W - Ŵ) v| / |W v|", "help": "off"}]
     items = [Item("BERT", {"source": text(list("abcdefg"))}, [layer])]
     page = look(shown(items, columns=columns, panes=[(0, name) for name in maps]), fragment="head=1")
-    value, error = told(point_at(page, 6, 2, pane=2))
+    value, error = value_and_error(point_at(page, 6, 2, pane=2))
     assert abs(value - lost[1, 6, 2]) <= error
     assert "dimension 2" in page.locator(".x-readout").nth(2).inner_text()
     assert page.inner_text(".x-facts") == "|(W - Ŵ) v| / |W v| 0.5"
@@ -76,7 +77,7 @@ def test_a_run_is_played_over_its_steps(look: Look, tmp_path: Path) -> None:
     assert page.inner_text(".x-time .note") == "guidance loss, head 0 of layer 3: 0 at step 0"
     press(page, ".", ".")
     assert page.inner_text(".x-step") == "step 40"
-    value, error = told(point_at(page, 2, 1))
+    value, error = value_and_error(point_at(page, 2, 1))
     assert abs(value - maps[40][0, 0, 2, 1].item()) <= error + 1e-3
     page.select_option(".x-time select", "loss")
     settle(page)
@@ -91,7 +92,7 @@ def test_a_run_is_played_over_its_steps(look: Look, tmp_path: Path) -> None:
     assert page.inner_text(".x-step") == "step 0"
 
 
-def test_what_is_no_number_is_told(look: Look) -> None:
+def test_nan_is_drawn_and_reported(look: Look) -> None:
     w = softmax(1, 1, 3, 3)
     w[0, 1, 2] = np.nan
     flat = np.full((1, 3, 3), 1 / 3, dtype=np.float32)
@@ -99,9 +100,9 @@ def test_what_is_no_number_is_told(look: Look) -> None:
     page = look(shown([Item("BERT", {"source": text(list("abc"))}, layers)]))
     assert page.inner_text(".x-note") == "10 weights are not numbers (NaN or infinity); they are drawn hatched."
     assert point_at(page, 1, 2).endswith(": not a number")
-    assert told(point_at(page, 1, 1))[0] == pytest.approx(w[0, 1, 1], abs=3e-3)
+    assert value_and_error(point_at(page, 1, 1))[0] == pytest.approx(w[0, 1, 1], abs=3e-3)
     press(page, "l", "t", "m", "ArrowDown")
-    assert told(point_at(page, 2, 0))[0] == pytest.approx(1 / 3, abs=1e-3)
+    assert value_and_error(point_at(page, 2, 0))[0] == pytest.approx(1 / 3, abs=1e-3)
     press(page, "ArrowDown", "l", "t")
     assert json.loads(save(page, "json"))["panes"][0]["weights"][0] == [None, None, None]
 
@@ -109,7 +110,7 @@ def test_what_is_no_number_is_told(look: Look) -> None:
 def test_one_token(look: Look) -> None:
     one = LayerMaps("encoder", 0, {"standard": np.ones((1, 1, 1), dtype=np.float32)})
     page = look(shown([Item("BERT", {"source": Tokens(["hm"])}, [one])]))
-    assert told(point_at(page, 0, 0))[0] == 1
+    assert value_and_error(point_at(page, 0, 0))[0] == 1
     press(page, "l", "t", "m", "+", "w")
 
 
@@ -142,41 +143,40 @@ def test_a_long_text_keeps_the_chosen_layers_whole(look: Look) -> None:
     # Block 1 of 64 holds tokens 3 and 4, block 2 tokens 5 and 6.
     readout = point_at(page, 1, 2)
     assert "“t3 … t4” (1) → “t5 … t7” (2)" in readout
-    value, error = told(readout)
+    value, error = value_and_error(readout)
     assert abs(value - made[0][0, 3:5, 5:8].sum(1).mean()) <= error
     press(page, "ArrowDown", "+", "+", "+", "+")
-    value, error = told(point_at(page, 75, 75))
+    value, error = value_and_error(point_at(page, 75, 75))
     assert abs(value - made[1][0, 75, 75]) <= error
 
 
-def test_the_same_view_in_a_notebook(look: Look) -> None:
+def test_the_same_view_in_a_notebook(browser: Any) -> None:
     """anywidget imports the module and calls render; the style stays in its shadow root."""
     exploration, layers = one_text()
-    page = look(one_text(layers=1, heads=1)[0])
     places, start = {}, 0
     for name, blob in exploration.packed.blobs.items():
         places[name] = [start, len(blob)]
         start += len(blob)
-    told_to = {
+    traits = {
         "meta": json.dumps(exploration.packed.meta),
         "places": json.dumps(places),
         "style": style(host=True),
         "blobs": b"".join(exploration.packed.blobs.values()).decode(),
     }
-    context = page.context.browser.new_context()
+    context = browser.new_context()
     blank = context.new_page()
     trouble: list[str] = []
     blank.on("console", lambda message: trouble.append(message.text))
     blank.on("pageerror", lambda error: trouble.append(str(error)))
     blank.set_content("<!doctype html><body data-jp-theme-light='false'><div id=cell style='width:1000px'></div>")
     blank.evaluate(
-        """async ([code, told]) => {
+        """async ([code, traits]) => {
             const module = await import("data:text/javascript;charset=utf-8," + encodeURIComponent(code));
-            const bytes = new TextEncoder().encode(told.blobs);
-            const model = { get: (name) => name === "blobs" ? new DataView(bytes.buffer) : told[name] };
+            const bytes = new TextEncoder().encode(traits.blobs);
+            const model = { get: (name) => name === "blobs" ? new DataView(bytes.buffer) : traits[name] };
             module.default.render({ model, el: document.getElementById("cell") });
         }""",
-        [script("widget"), told_to],
+        [script("widget"), traits],
     )
     blank.wait_for_selector("#cell div[data-drawn]")
     host = blank.locator("#cell > div")
@@ -195,9 +195,9 @@ def test_the_same_view_in_a_notebook(look: Look) -> None:
     until(
         blank, "document.querySelector('#cell > div').shadowRoot.querySelector('.x-readout').textContent.includes('±')"
     )
-    value, error = told(host.locator(".x-readout").inner_text())
+    value, error = value_and_error(host.locator(".x-readout").inner_text())
     assert abs(value - layers[1].maps["standard"][0, 1, 2]) <= error
-    ground = blank.evaluate("getComputedStyle(document.querySelector('#cell > div')).backgroundColor")
-    assert ground == "rgb(16, 20, 26)"
+    background = blank.evaluate("getComputedStyle(document.querySelector('#cell > div')).backgroundColor")
+    assert background == "rgb(16, 20, 26)"
     assert trouble == []
     context.close()

@@ -11,21 +11,23 @@ import pytest
 
 from tests.opened_pages import assert_fits
 
-from .conftest import press
+from .conftest import press, settle
 from .examples import NASTY, TOKENS, one_text
-from .pointer import MINUS, Look, point_at, save, told
+from .pointer import MINUS, Look, point_at, save, value_and_error
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_fits_the_screen(look: Look, tmp_path: Path, width: int, scheme: str) -> None:
+def test_the_page_fits_the_screen(look: Look, tmp_path: Path, width: int) -> None:
     exploration, _ = one_text()
-    page = look(exploration, width=width, scheme=scheme, fragment="panes=0:standard|0:effective" if width > 390 else "")
-    picture = f"explorer-{width}-{scheme}.png"
-    assert_fits(page, picture, width=width, within="#attnlab", scrolls=".x-rows", folder=tmp_path)
-    assert page.evaluate("document.querySelectorAll('*').length") < 1000
+    page = look(exploration, width=width, fragment="panes=0:standard|0:effective" if width > 390 else "")
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        settle(page)
+        picture = f"explorer-{width}-{scheme}.png"
+        assert_fits(page, picture, width=width, within="#attnlab", scrolls=".x-rows", folder=tmp_path)
+        assert page.evaluate("document.querySelectorAll('*').length") < 1000
 
 
 @pytest.mark.parametrize("precise", [False, True])
@@ -41,7 +43,7 @@ def test_the_number_under_the_pointer_is_the_tensor(look: Look, precise: bool) -
             if precise:
                 assert float(readout.rsplit(": ", 1)[1].replace(MINUS, "-")) == pytest.approx(true, rel=2e-3, abs=1e-6)
             else:
-                value, error = told(readout)
+                value, error = value_and_error(readout)
                 top = np.abs(layers[1].maps[reading][3]).max()
                 assert error == pytest.approx(top / (254 if reading == "standard" else 127) / 2, rel=0.12)
                 assert abs(value - true) <= error
@@ -53,7 +55,7 @@ def test_the_difference_is_signed_and_its_numbers_are_differences(look: Look) ->
     press(page, "d")
     assert page.locator(".x-pane select").nth(0).input_value() == '[0,"effective"]'
     assert page.locator(".x-pane select").nth(1).input_value() == '[0,"standard"]'
-    value, error = told(point_at(page, 4, 6))
+    value, error = value_and_error(point_at(page, 4, 6))
     true = layers[2].maps["effective"][1, 4, 6] - layers[2].maps["standard"][1, 4, 6]
     assert abs(value - true) <= 2 * error
     numbers = ElementTree.fromstring(save(page, "svg").decode()).iter("{http://www.w3.org/2000/svg}text")
@@ -88,9 +90,9 @@ def test_words_are_sums_over_keys_and_means_over_queries(look: Look) -> None:
     w = layers[0].maps["standard"][0].astype(np.float64)
     readout = point_at(page, 1, 0)
     assert "“unhappy” (1) → “[CLS]” (0)" in readout
-    value, error = told(readout)
+    value, error = value_and_error(readout)
     assert abs(value - w[1:3, 0].mean()) <= error
-    value, error = told(point_at(page, 1, 1))
+    value, error = value_and_error(point_at(page, 1, 1))
     assert abs(value - w[1:3, 1:3].sum(1).mean()) <= error
 
 

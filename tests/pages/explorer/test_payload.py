@@ -1,4 +1,4 @@
-"""What is packed: values to the stored precision, thumbnails, limits, sizes, and refusals in one sentence."""
+"""Packing: values to the stored precision, thumbnails, limits, sizes, and refusals in one sentence."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .examples import NASTY, TOKENS, one_text, shown, softmax, text
 
 def unpacked(packed: Packed, reading: int = 0, layer: int = 0, head: int = 0) -> np.ndarray:
     """One head as the page reads it."""
-    told = packed.meta["items"][0]["stacks"][0]["readings"][reading]
-    entry = told["layers"][layer]
+    packed_reading = packed.meta["items"][0]["stacks"][0]["readings"][reading]
+    entry = packed_reading["layers"][layer]
     part = entry.get("full") or entry["small"]
-    shape = told["size"] if "full" in entry else told["thumbnail"]
+    shape = packed_reading["size"] if "full" in entry else packed_reading["thumbnail"]
     if "full" in entry:
         start = sum(part["lengths"][:head])
         raw = zlib.decompress(base64.b64decode(packed.blobs[part["blob"]][start : start + part["lengths"][head]]))
@@ -64,7 +64,7 @@ def test_precise_is_half_precision(n: int) -> None:
     np.testing.assert_array_equal(unpacked(one_layer(w, precise=True), head=1), w[1].astype(np.float16))
 
 
-def test_a_thumbnail_is_what_blocks_give_to_blocks() -> None:
+def test_a_thumbnail_is_the_mean_weight_between_blocks() -> None:
     w = softmax(1, 2, 130, 130).astype(np.float64)
     small = pooled(w, 64)
     assert small.shape == (2, 64, 64)
@@ -74,7 +74,7 @@ def test_a_thumbnail_is_what_blocks_give_to_blocks() -> None:
     np.testing.assert_allclose(pooled(w[:1] - w[1:], 64), small[:1] - small[1:], atol=1e-12)
 
 
-def test_maps_that_are_flat_zero_or_no_numbers() -> None:
+def test_maps_that_are_flat_zero_or_nan() -> None:
     np.testing.assert_allclose(unpacked(one_layer(np.full((1, 3, 3), 0.25))), 0.25, rtol=1e-6)
     assert (unpacked(one_layer(np.zeros((1, 3, 3)))) == 0).all()
     w = softmax(1, 1, 3, 3)
@@ -99,7 +99,7 @@ def test_only_chosen_layers_are_whole_and_the_page_says_so() -> None:
         assert note.startswith("Layers kept as thumbnails of at most 64 x 64 cells only: decoder ")
 
 
-def test_layers_to_keep_must_be_there() -> None:
+def test_layers_to_keep_must_exist() -> None:
     w = np.full((1, 2, 2), 0.5, np.float32)
     item = Item("m", {"target": Tokens(["a", "b"])}, [LayerMaps("decoder", i, {"standard": w}) for i in range(3)])
     with pytest.raises(ValueError, match="no layer 3, 99 to keep whole; the layers are 0 to 2"):
@@ -117,7 +117,7 @@ def test_four_thousand_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "layer", "said"),
+    ("tokens", "layer", "message"),
     [
         ([], LayerMaps("encoder", 0, {"standard": np.zeros((1, 0, 0))}), "source text is empty"),
         (["a"], LayerMaps("encoder", 0, {"standard": np.zeros((1, 2, 2))}), "are 2 x 2, but there are 1 source tokens"),
@@ -134,12 +134,12 @@ def test_four_thousand_tokens() -> None:
         (["a"], LayerMaps("decoder", 0, {"standard": np.zeros((1, 1, 1))}), "there are 0 target tokens"),
     ],
 )
-def test_mistakes_are_sentences(tokens: list[str], layer: LayerMaps, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_mistakes_are_sentences(tokens: list[str], layer: LayerMaps, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         pack([Item("m", {"source": Tokens(tokens)}, [layer])], title="t")
 
 
-def test_nothing_to_show_is_told() -> None:
+def test_nothing_to_show_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to explore"):
         pack([], title="t")
     with pytest.raises(ValueError, match="holds no attention layer"):
@@ -182,10 +182,12 @@ def test_the_script_is_its_modules_and_nothing_else() -> None:
 
 
 def test_reports_and_explorer_share_their_downloads() -> None:
-    """What makes a cell safe and quoted is written once, and every page has it."""
+    """Quoting a cell of a CSV file is written once, and every page has it."""
     quoting = "replaceAll('\"', '\"\"')"
-    found = [path.name for folder in (ASSETS, REPORTS) for path in folder.glob("*.js") if quoting in path.read_text()]
-    assert found == ["files.js"]
+    quoting_files = [
+        path.name for folder in (ASSETS, REPORTS) for path in folder.glob("*.js") if quoting in path.read_text()
+    ]
+    assert quoting_files == ["files.js"]
     assert quoting in script("page")
     report = page("a title", "a body")
     assert quoting in report

@@ -1,4 +1,4 @@
-"""What record_step writes is what read_timeline reads, number for number; mistakes are sentences."""
+"""read_timeline reads every number that record_step writes; mistakes are errors of one sentence."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_steps_come_back_in_order_with_their_scalars(tmp_path: Path) -> None:
         json.dumps({"step": 1, "kind": "train", "seconds": 0.1, "values": {"loss": 3.5, "broken": None}}) + "\n"
     )
     (tmp_path / "run.json").write_text(json.dumps({"name": "guided"}))
-    found = read_timeline(tmp_path)
-    assert found.name == "guided"
-    assert [one.step for one in found.steps] == [3, 20]
-    assert found.sequences == {"source": TOKENS}
-    assert found.metrics == {"train loss": [(1, 3.5)]}
-    first = found.steps[0]
+    timeline = read_timeline(tmp_path)
+    assert timeline.name == "guided"
+    assert [one.step for one in timeline.steps] == [3, 20]
+    assert timeline.sequences == {"source": TOKENS}
+    assert timeline.metrics == {"train loss": [(1, 3.5)]}
+    first = timeline.steps[0]
     np.testing.assert_array_equal(first.maps["encoder", 1], maps(1)["encoder", 1][1].half().numpy())
     assert first.scalars == {
         "guidance loss": {"encoder.0": [0.5, None, 0.25], "encoder.1": [1.0, 2.0, 3.0]},
@@ -42,15 +42,15 @@ def test_steps_come_back_in_order_with_their_scalars(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_broke_off_or_went_on_is_read(tmp_path: Path) -> None:
+def test_an_interrupted_or_resumed_run_is_read(tmp_path: Path) -> None:
     """A torn last line, a NaN, and steps that a resumed run wrote again."""
     record_step(tmp_path, 0, maps(0), tokens=TOKENS)
     (tmp_path / "run.json").write_text(json.dumps({"name": "broken"}))
     lines = [{"step": step, "kind": "train", "values": {"loss": loss}} for step, loss in ((1, 3.5), (2, 9.0), (2, 2.5))]
-    told = (
+    metrics = (
         "\n".join(map(json.dumps, lines)) + '\n{"step": 3, "kind": "train", "values": {"loss": NaN}}\n{"step": 4, "ki'
     )
-    (tmp_path / "metrics.jsonl").write_text(told)
+    (tmp_path / "metrics.jsonl").write_text(metrics)
     assert read_timeline(tmp_path).metrics == {"train loss": [(1, 3.5), (2, 2.5)]}
     assert explore_run(tmp_path).html().startswith(b"<!doctype html>")
 
@@ -77,7 +77,7 @@ def test_a_trace_with_cross_attention_has_two_texts(tmp_path: Path) -> None:
         record_step(tmp_path, 2, trace, tokens=texts["target"])
 
 
-def test_mistakes_are_told(tmp_path: Path) -> None:
+def test_mistakes_are_value_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="step must be 0 or more"):
         record_step(tmp_path, -1, maps(0), tokens=TOKENS)
     with pytest.raises(ValueError, match="attends over 5 source tokens, but tokens has 4"):

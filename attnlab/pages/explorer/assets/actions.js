@@ -1,4 +1,4 @@
-// What one can do, whether by key or by button.
+// The actions of keys and buttons.
 
 const WHOLE = { s: 1, x: 0, y: 0 };
 export const MOST_PANES = 3;
@@ -7,9 +7,9 @@ const same = (a, b) => a.item === b.item && a.reading === b.reading;
 
 export const addActions = (app) => {
   const changeActive = (patch) => app.set({ panes: app.state.panes.map((pane, at) => at === app.state.active ? { ...pane, ...patch } : pane) });
-  const fresh = { q: null, k: null, zoom: WHOLE };
+  const cleared = { q: null, k: null, zoom: WHOLE };
 
-  // What can be shown: every reading of every item; in a run the readings at the slider's step, the first and the last.
+  // The panes to choose from: every reading of every item; in a run the readings at the slider's step, the first and the last.
   app.specs = () => {
     const { items } = app.meta;
     const readings = (item) => (item.stackOf[app.state.kind] ?? item.stacks[0]).readings.map((reading) => reading.name);
@@ -18,9 +18,9 @@ export const addActions = (app) => {
   };
   app.kinds = () => [...new Set(app.meta.items.flatMap((item) => item.stacks.map((stack) => stack.kind)))];
 
-  app.showKind = (kind) => app.set({ kind, ...fresh });
+  app.showKind = (kind) => app.set({ kind, ...cleared });
   app.nextKind = () => app.showKind(app.kinds()[(app.kinds().indexOf(app.state.kind) + 1) % app.kinds().length]);
-  app.toggleWords = () => app.set({ words: !app.state.words, ...fresh });
+  app.toggleWords = () => app.set({ words: !app.state.words, ...cleared });
   app.showNumber = (i) => app.specs()[i] && changeActive(app.specs()[i]);
   app.toggleDifference = () => {
     const pane = app.state.panes[app.state.active];
@@ -32,8 +32,8 @@ export const addActions = (app) => {
   app.togglePanes = () => {
     const { panes } = app.state;
     if (panes.length >= MOST_PANES) return app.set({ panes: panes.slice(0, 1), active: 0 });
-    const free = app.specs().find((spec) => !panes.some((pane) => same(pane, spec))) ?? app.specs()[0];
-    return app.set({ panes: [...panes, { ...free, minus: null }], active: panes.length });
+    const unused = app.specs().find((spec) => !panes.some((pane) => same(pane, spec))) ?? app.specs()[0];
+    return app.set({ panes: [...panes, { ...unused, minus: null }], active: panes.length });
   };
   app.closePane = (index) => app.set({ panes: app.state.panes.filter((_, i) => i !== index), active: 0 });
   app.zoomBy = (factor) => app.paneViews[app.state.active]?.zoomBy(factor);

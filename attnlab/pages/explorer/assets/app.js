@@ -26,7 +26,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     fragment: () => toFragment(state),
   };
 
-  // A state can be looked at whatever was asked for: numbers are held inside what there is.
+  // Layer, head, step and pane are clamped to those that exist.
   const normalise = () => {
     if (!app.kinds().includes(state.kind)) state.kind = app.kinds()[0];
     state.active = Math.min(state.active, state.panes.length - 1);
@@ -36,32 +36,32 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     state.layer = Math.min(state.layer, stack.layers.length - 1);
     state.head = Math.min(state.head, stack.headCount - 1);
   };
-  let waiting = null;
+  let frame = null;
   let rendering = false;
   let drawOnly = true;
   app.set = (patch, how = "render") => {
     state = { ...state, ...patch };
     normalise();
     drawOnly &&= how === "draw";
-    // For whoever waits for the picture, such as a test.
+    // Tests wait until this attribute is gone.
     host.dataset.drawing = "";
-    waiting ??= requestAnimationFrame(() => {
+    frame ??= requestAnimationFrame(() => {
       const only = drawOnly;
-      [waiting, drawOnly] = [null, true];
+      [frame, drawOnly] = [null, true];
       if (only && !rendering) {
         app.paneViews.forEach((pane) => pane.draw());
         delete host.dataset.drawing;
       } else render();
-      remember();
+      updateAddress();
     });
   };
-  let [written, later] = [null, null];
-  const remember = () => {
+  let [written, timer] = [null, null];
+  const updateAddress = () => {
     const next = `#${toFragment(state)}`;
     if (!linked || next === written) return;
     written = next;
-    clearTimeout(later);
-    later = setTimeout(() => history.replaceState(null, "", next), 120);
+    clearTimeout(timer);
+    timer = setTimeout(() => history.replaceState(null, "", next), 120);
   };
   addActions(app);
 
@@ -117,14 +117,14 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     app.sharedTop = Math.max(0, ...maps.map((map) => map.top));
   };
 
-  // Maps are unpacked on the way; if the state has changed meanwhile, the newer call draws it.
+  // Unpacking maps takes time: if the state has changed meanwhile, the newer call draws it.
   const render = async () => {
-    const asked = ++app.version;
+    const version = ++app.version;
     rendering = true;
     matchPanes();
     if (state.shared) await findSharedTop();
     await Promise.all(app.paneViews.map((pane) => pane.render()));
-    if (asked !== app.version) return;
+    if (version !== app.version) return;
     app.paneViews.forEach((pane) => pane.draw());
     header.sync();
     tools.sync();
@@ -133,16 +133,16 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     facts.textContent = factsOf(place);
     timeCard?.draw();
     await grid.draw();
-    if (asked !== app.version) return;
+    if (version !== app.version) return;
     [heads, weights, types].forEach((table) => table.draw());
     rendering = false;
-    host.dataset.drawn = String(asked);
+    host.dataset.drawn = String(version);
     delete host.dataset.drawing;
   };
 
   (linked ? document : host).addEventListener("keydown", (event) => {
     onKey(app, event);
-    // What was a key of ours is none of the notebook's.
+    // A key that the explorer has handled must not reach the notebook.
     if (event.defaultPrevented && !linked) event.stopPropagation();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);

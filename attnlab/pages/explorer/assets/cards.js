@@ -12,17 +12,17 @@ export const gridCard = (app) => {
   const select = make("select", { "aria-label": "What the grid shows", onchange: () => app.set({ grid: select.value }) });
   const note = make("p", { class: "note" });
   const node = card("left", make("div", { class: "x-card-bar" }, make("h2", {}, "All heads"), select), make("div", { class: "x-canvas" }, grid.node), note);
-  const told = Object.fromEntries(app.meta.columns.map((column) => [column.key, column]));
+  const columnOf = Object.fromEntries(app.meta.columns.map((column) => [column.key, column]));
   const draw = async () => {
     const stack = app.data.stack(itemOf(app, app.state.panes[app.state.active]), app.state.kind);
     const names = Object.keys(stack?.statistics ?? {});
     const chosen = names.includes(app.state.grid) ? app.state.grid : "maps";
-    options(select, [["maps", "maps"], ...names.map((name) => [name, told[name]?.title ?? name])], chosen);
+    options(select, [["maps", "maps"], ...names.map((name) => [name, columnOf[name]?.title ?? name])], chosen);
     select.hidden = !names.length;
     // What the letters in the grid stand for.
     const words = [...new Set((stack?.statistics[chosen] ?? []).flat().filter((value) => typeof value === "string"))].sort();
     const letters = words.length ? `: ${words.map((word) => `${initials(word)} ${word}`).join(", ")}` : "";
-    note.textContent = chosen === "maps" ? "A row per layer, a column per head. Click one, or walk with the arrow keys." : `${told[chosen]?.help ?? ""}${letters}`;
+    note.textContent = chosen === "maps" ? "A row per layer, a column per head. Click one, or walk with the arrow keys." : `${columnOf[chosen]?.help ?? ""}${letters}`;
     await grid.render();
   };
   return { node, draw };

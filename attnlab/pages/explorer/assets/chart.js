@@ -3,7 +3,7 @@ import { FONT } from "./surface.js";
 
 // Scalars over the steps of a run: one line, or one per head of the layer with the chosen head in front.
 
-const nice = (low, high, count) => {
+const roundTicks = (low, high, count) => {
   const span = high - low || Math.abs(high) || 1;
   const rough = span / count;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -31,7 +31,7 @@ export const drawChart = (context, { layout, series, now, palette }) => {
   context.font = `11px ${FONT}`;
   context.lineWidth = 1;
   context.textBaseline = "middle";
-  for (const tick of nice(layout.low, layout.high, 4)) {
+  for (const tick of roundTicks(layout.low, layout.high, 4)) {
     context.strokeStyle = palette.line;
     context.beginPath();
     context.moveTo(box.left, y(tick));
@@ -42,7 +42,7 @@ export const drawChart = (context, { layout, series, now, palette }) => {
     context.fillText(number(tick, 3), box.left - 7, y(tick));
   }
   context.textBaseline = "top";
-  for (const tick of nice(layout.first, layout.last, 6)) {
+  for (const tick of roundTicks(layout.first, layout.last, 6)) {
     if (x(tick) > box.right + 1) continue;
     context.fillStyle = palette.muted;
     context.textAlign = "center";
@@ -56,10 +56,10 @@ export const drawChart = (context, { layout, series, now, palette }) => {
     one.points.forEach(([step, value], i) => i ? context.lineTo(x(step), y(value)) : context.moveTo(x(step), y(value)));
     context.stroke();
     context.globalAlpha = 1;
-    const here = one.strong && one.points.find(([step]) => step === now);
-    if (here) {
+    const current = one.strong && one.points.find(([step]) => step === now);
+    if (current) {
       context.fillStyle = palette["cat-1"];
-      context.fillRect(x(here[0]) - 4, y(here[1]) - 4, 8, 8);
+      context.fillRect(x(current[0]) - 4, y(current[1]) - 4, 8, 8);
     }
   }
   context.strokeStyle = palette["cat-1"];

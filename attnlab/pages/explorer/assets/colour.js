@@ -1,4 +1,4 @@
-// Colours come from the page's style, so pictures follow the theme; scales are those of the reports.
+// Colours come from the page's style, so pictures follow the theme; reports have the same scales.
 
 const SEQUENTIAL = 16;
 const DIVERGING = 17;
@@ -23,7 +23,7 @@ export const paletteOf = (host) => {
   return { seq: steps("seq", SEQUENTIAL), div: steps("div", DIVERGING), ...Object.fromEntries(names.map((name) => [name, ink(name)])) };
 };
 
-// Weights are many and small: a square root spreads them over the scale; the legend has its numbers either way.
+// Most weights are small: the square root spreads them over the scale, and the legend shows the numbers.
 const spreadOf = (share, linear) => linear ? share : Math.sign(share) * Math.sqrt(Math.abs(share));
 export const unspread = (place, linear) => linear ? place : Math.sign(place) * place * place;
 
@@ -32,7 +32,7 @@ const place = (value, top, signed, linear) => {
   return Math.round((signed ? (share + 1) / 2 : Math.max(0, share)) * 255);
 };
 
-// null where there is no number.
+// null for NaN and infinity.
 export const colourOf = (palette, value, top, signed, linear) => {
   if (!Number.isFinite(value)) return null;
   const table = signed ? palette.div : palette.seq;
@@ -40,7 +40,7 @@ export const colourOf = (palette, value, top, signed, linear) => {
   return `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;
 };
 
-// A map as a canvas of one pixel per weight; what is no number is a chequered grey.
+// A map as a canvas of one pixel per weight; NaN and infinity are a chequered grey.
 export const paint = (map, palette, { top, linear }) => {
   const table = map.signed ? palette.div : palette.seq;
   const image = new ImageData(map.cols, map.rows);

@@ -2,30 +2,30 @@ import { MOST_PANES } from "./actions.js";
 import { choice, make } from "./dom.js";
 import { itemOf, mergesWords } from "./maps.js";
 
-// The line at the top of the page, and the buttons above a head. sync() shows the state in them.
+// The header of the page, and the buttons above a head; sync() updates them from the state.
 
 export const masthead = (app, { linked, restyle, isDark, help }) => {
   const theme = make("button", { type: "button", class: "theme", "aria-label": "Switch between light and dark", onclick: () => {
     app.host.dataset.theme = isDark() ? "light" : "dark";
     restyle();
   } });
-  const found = make("span", { class: "x-found", "aria-live": "polite" });
-  const tell = () => {
+  const hitCount = make("span", { class: "x-found", "aria-live": "polite" });
+  const showHitCount = () => {
     const view = app.paneViews[app.state.active]?.view();
-    found.textContent = app.state.search.trim() && view ? `${app.hits(view.rows).length} found` : "";
+    hitCount.textContent = app.state.search.trim() && view ? `${app.hits(view.rows).length} found` : "";
   };
-  const type = () => {
+  const onInput = () => {
     app.set({ search: search.value }, "draw");
-    tell();
+    showHitCount();
   };
-  const keys = (event) => {
+  const onKeydown = (event) => {
     if (event.key === "Enter") app.nextHit();
     if (event.key === "Escape") {
       app.set({ search: "" });
       search.blur();
     }
   };
-  const search = make("input", { type: "search", placeholder: "Search a token", "aria-label": "Search a token", oninput: type, onkeydown: keys });
+  const search = make("input", { type: "search", placeholder: "Search a token", "aria-label": "Search a token", oninput: onInput, onkeydown: onKeydown });
   app.focusSearch = () => { search.focus(); search.select(); };
   const copyLink = async () => {
     history.replaceState(null, "", `#${app.fragment()}`);
@@ -41,19 +41,19 @@ export const masthead = (app, { linked, restyle, isDark, help }) => {
   const node = make("header", { class: "masthead" },
     make("span", { class: "brand" }, make("span", { class: "logo", "aria-hidden": "true" }), "attnlab"),
     make("span", { class: "subtitle" }, make("strong", {}, title), subtitle ? ` ${subtitle}` : ""),
-    search, found, linked ? copy : null, helpButton, theme);
+    search, hitCount, linked ? copy : null, helpButton, theme);
   const sync = () => {
     if (search.value !== app.state.search) search.value = app.state.search;
     theme.textContent = isDark() ? "Light" : "Dark";
-    tell();
+    showHitCount();
   };
   return { node, sync };
 };
 
 export const toolbar = (app) => {
   const kinds = choice("Kind of attention", app.kinds().map((kind) => [kind, kind]), app.showKind);
-  const looks = [["map", "Map", "One cell per pair of tokens (m)"], ["lines", "Lines", "Lines between tokens (l)"], ["text", "Text", "The text, coloured (t)"]];
-  const views = choice("View", looks, (view) => app.set({ view }));
+  const viewNames = [["map", "Map", "One cell per pair of tokens (m)"], ["lines", "Lines", "Lines between tokens (l)"], ["text", "Text", "The text, coloured (t)"]];
+  const views = choice("View", viewNames, (view) => app.set({ view }));
   const tick = (label, title, change) => {
     const box = make("input", { type: "checkbox", onchange: () => change(box.checked) });
     return { node: make("label", { class: "x-tick", title }, box, label), box };
@@ -62,12 +62,12 @@ export const toolbar = (app) => {
   const shared = tick("One scale", "One colour scale for all heads of this reading, instead of one for each (c)", (on) => app.set({ shared: on }));
   const linear = tick("Linear", "Colours in proportion to weights, instead of to their square root", (on) => app.set({ linear: on }));
   const share = make("span", { class: "x-mass-value" });
-  const tellShare = () => { share.textContent = `${Math.round(100 * app.state.mass)} %`; };
-  const slide = () => {
+  const showShare = () => { share.textContent = `${Math.round(100 * app.state.mass)} %`; };
+  const onSlide = () => {
     app.set({ mass: Number(mass.value) }, "draw");
-    tellShare();
+    showShare();
   };
-  const mass = make("input", { type: "range", min: "0.1", max: "1", step: "0.05", "aria-label": "Share of a token's attention that is drawn", oninput: slide });
+  const mass = make("input", { type: "range", min: "0.1", max: "1", step: "0.05", "aria-label": "Share of a token's attention that is drawn", oninput: onSlide });
   const massLabel = make("label", { class: "x-tick x-mass" }, "Top ", mass, share);
   const beside = make("button", { type: "button", title: "Show another reading or text beside this one (b)", onclick: () => app.togglePanes() });
   const zoom = make("span", { class: "tabs x-zoom", role: "group", "aria-label": "Zoom" },
@@ -84,7 +84,7 @@ export const toolbar = (app) => {
     shared.box.checked = state.shared;
     linear.box.checked = state.linear;
     mass.value = String(state.mass);
-    tellShare();
+    showShare();
     massLabel.hidden = state.view !== "lines";
     zoom.hidden = state.view !== "map";
     beside.textContent = state.panes.length >= MOST_PANES ? "One pane" : "Beside";

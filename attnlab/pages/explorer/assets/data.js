@@ -1,8 +1,8 @@
-// The payload: texts and maps. A head is unpacked when it is looked at, and a few are kept.
+// The payload: texts and maps. A head is unpacked when it is shown, and a few are cached.
 
 const MIDDLE = 127;
 const NOT_A_NUMBER = 255;
-const KEPT_NUMBERS = 24e6;
+const CACHED_NUMBERS = 24e6;
 
 const fromBase64 = (text) => {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
@@ -40,7 +40,7 @@ const numbersOf = (bytes, { precise, scale, signed }) => {
   return values;
 };
 
-// The largest magnitude; what is no number is passed over.
+// The largest magnitude; NaN and infinity are left out.
 export const largest = (values) => {
   let top = 0;
   for (let i = 0; i < values.length; i++) {
@@ -58,7 +58,7 @@ export const difference = (a, b) => {
   return mapOf(a.rows, a.cols, values, { signed: true, blocks: a.blocks, error: a.error + b.error });
 };
 
-// A picture of a map with more cells than the screen has dots: of every block its largest weight, so that no line is lost.
+// A smaller map for a screen with fewer dots than cells: the largest weight of every block, so that no line is lost.
 export const shrunk = (map, most) => {
   const [rows, cols] = [Math.min(map.rows, most), Math.min(map.cols, most)];
   const values = new Float32Array(rows * cols);
@@ -88,7 +88,7 @@ export const merged = (map, rows, cols) => {
 };
 
 export class Payload {
-  #read; #kept = new Map(); #layers = new Map(); #numbers = 0;
+  #read; #cache = new Map(); #layers = new Map(); #numbers = 0;
 
   // read(name) gives the base64 of a layer's heads, one after the other.
   constructor(meta, read) {
@@ -116,11 +116,11 @@ export class Payload {
     const part = (!small && entry.full) || entry.small;
     const at = Math.min(head, part.scales.length - 1);
     const key = `${part.blob}/${at}`;
-    const known = this.#kept.get(key);
-    if (known) {
-      this.#kept.delete(key);
-      this.#kept.set(key, known);
-      return known;
+    const cached = this.#cache.get(key);
+    if (cached) {
+      this.#cache.delete(key);
+      this.#cache.set(key, cached);
+      return cached;
     }
     const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
     // A thumbnail beside a whole map is stored in 8 bits either way.
@@ -129,12 +129,12 @@ export class Payload {
     const scale = part.scales[at];
     const values = numbersOf(bytes, { precise, scale, signed: entry.signed });
     const blocks = rows < reading.size[0] || cols < reading.size[1] ? reading.size : null;
-    const found = mapOf(rows, cols, values, { signed: entry.signed, error: precise ? 0 : scale / 2, blocks });
-    this.#keep(key, found);
-    return found;
+    const map = mapOf(rows, cols, values, { signed: entry.signed, error: precise ? 0 : scale / 2, blocks });
+    this.#store(key, map);
+    return map;
   }
 
-  // Whole maps are streams of their own; the thumbnails of a layer are one stream, kept once it is unpacked.
+  // Each whole map is a stream; the thumbnails of a layer are one stream, cached once it is unpacked.
   async #bytes(part, at, size) {
     const unpack = (start, length) => inflate(fromBase64(this.#read(part.blob).slice(start, start + length)));
     if (part.lengths.length === part.scales.length && part.scales.length > 1) return unpack(part.lengths.slice(0, at).reduce((a, b) => a + b, 0), part.lengths[at]);
@@ -142,13 +142,13 @@ export class Payload {
     return (await this.#layers.get(part.blob)).subarray(at * size, (at + 1) * size);
   }
 
-  #keep(key, map) {
-    this.#kept.set(key, map);
+  #store(key, map) {
+    this.#cache.set(key, map);
     this.#numbers += map.values.length;
-    for (const [old, forgotten] of this.#kept) {
-      if (this.#numbers <= KEPT_NUMBERS || old === key) break;
-      this.#numbers -= forgotten.values.length;
-      this.#kept.delete(old);
+    for (const [old, dropped] of this.#cache) {
+      if (this.#numbers <= CACHED_NUMBERS || old === key) break;
+      this.#numbers -= dropped.values.length;
+      this.#cache.delete(old);
     }
   }
 }

@@ -4,11 +4,11 @@ import { headRows, typeRows } from "./tables.js";
 import { strongest } from "./lines.js";
 import { FONT, SvgSurface } from "./surface.js";
 
-// What is shown, as a file: PNG and SVG for papers, CSV and JSON for whoever wants to compute.
+// The view as a file: PNG and SVG for papers, CSV and JSON for computing.
 
 const GAP = 24;
 
-// Every pane beside the other, with its title, on any surface.
+// The panes side by side, each with its title, on any surface.
 const poster = (app, surfaceOf) => {
   const palette = app.palette();
   const panes = app.paneViews.filter((pane) => pane.view());
@@ -50,7 +50,7 @@ const pngBlob = (app) => {
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 };
 
-// The pairs on show: all of the head's, or in the view of lines the drawn ones.
+// The pairs that are shown: all of the head's, or in the view of lines the drawn ones.
 const shownTable = (app) => {
   const views = app.paneViews.map((pane) => pane.view()).filter(Boolean);
   const columns = ["pane", "kind", "layer", "head", "query", "query token", views[0].dimensions ? "dimension" : "key", "key token", "weight"];
@@ -59,10 +59,10 @@ const shownTable = (app) => {
     const { map, place } = view;
     const where = [view.title, app.state.kind, place.number, place.head];
     const weight = (i, j) => Number(map.values[i * map.cols + j].toPrecision(7));
-    const tell = (i, j) => rows.push([...where, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], weight(i, j)]);
+    const addRow = (i, j) => rows.push([...where, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], weight(i, j)]);
     const query = app.state.q !== null && app.state.q < map.rows ? app.state.q : null;
-    if (app.state.view === "lines") for (const [i, j] of strongest(map, app.state.mass, query)) tell(i, j);
-    else for (let i = 0; i < map.rows; i++) for (let j = 0; j < map.cols; j++) tell(i, j);
+    if (app.state.view === "lines") for (const [i, j] of strongest(map, app.state.mass, query)) addRow(i, j);
+    else for (let i = 0; i < map.rows; i++) for (let j = 0; j < map.cols; j++) addRow(i, j);
   }
   return { columns, rows };
 };

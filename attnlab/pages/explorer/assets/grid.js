@@ -10,7 +10,7 @@ const MARGIN = 26;
 const SMALLEST = 13;
 const LARGEST = 96;
 
-// A word in a small cell.
+// A word shortened for a small cell.
 export const initials = (text) => text.split("+").map((word) => word[0]).join("+");
 
 const layoutOf = (stack, width) => {
@@ -72,7 +72,7 @@ export const gridView = (app) => {
     const values = stack.statistics[name] ?? [];
     const words = [...new Set(values.flat().filter((value) => typeof value === "string"))].sort();
     const top = largest(values.flat().map((value) => typeof value === "number" ? value : 0));
-    const picked = (value) => {
+    const colourFor = (value) => {
       if (value === null || value === undefined) return palette.sunken;
       if (typeof value === "string") return palette[`cat-${words.indexOf(value) % 7}`];
       const at = 3 * Math.round(Math.max(0, value / (top || 1)) * 255);
@@ -80,7 +80,7 @@ export const gridView = (app) => {
     };
     values.forEach((row, layer) => row?.forEach((value, head) => {
       const [x, y] = cell(layer, head);
-      context.fillStyle = picked(value);
+      context.fillStyle = colourFor(value);
       context.fillRect(x + gap, y + gap, size - 2 * gap, size - 2 * gap);
       if (size < 30 || value === null) return;
       const dark = typeof value === "string" || value / (top || 1) > 0.5;
@@ -123,13 +123,13 @@ export const gridView = (app) => {
     if (!stack || !stack.readingOf[pane.reading] || !width) return;
     const { kind, linear, shared, grid } = app.state;
     const { version } = app;
-    const asked = JSON.stringify([kind, itemOf(app, pane), pane, pane.minus && itemOf(app, pane.minus), linear, shared, grid, width, app.theme, devicePixelRatio]);
-    if (asked !== key) {
-      const made = document.createElement("canvas");
+    const wanted = JSON.stringify([kind, itemOf(app, pane), pane, pane.minus && itemOf(app, pane.minus), linear, shared, grid, width, app.theme, devicePixelRatio]);
+    if (wanted !== key) {
+      const fresh = document.createElement("canvas");
       const height = layoutOf(stack, width).height;
-      await draw(sized(made, width, height), width, pane);
+      await draw(sized(fresh, width, height), width, pane);
       if (version !== app.version) return;
-      [picture, key] = [made, asked];
+      [picture, key] = [fresh, wanted];
     }
     const context = sized(canvas, width, layoutOf(stack, width).height);
     frame = layoutOf(stack, width);
@@ -158,5 +158,5 @@ export const gridView = (app) => {
     canvas.title = at ? `layer ${at.number}, head ${at.head}` : "";
   });
 
-  return { node: canvas, render, draw, height: (width) => layoutOf(app.data.stack(itemOf(app, app.state.panes[app.state.active]), app.state.kind), width).height };
+  return { node: canvas, render };
 };

@@ -2,7 +2,7 @@ import { unspread } from "./colour.js";
 import { number } from "./dom.js";
 import { cut, FONT } from "./surface.js";
 
-// One head large: tokens on both axes, a crosshair, a legend with numbers; zoomed to a part of itself if asked.
+// One head large: tokens on both axes, a crosshair, a legend with numbers; zoomed to a part where the user asks for it.
 
 const LEGEND = 46;
 const PADDING = 8;
@@ -24,7 +24,6 @@ export const heatLayout = (ruler, { rows, cols }, width, tallest) => {
   const wide = (names) => Math.max(18, Math.min(widest, widestOf(ruler, names) + 10));
   const [left, over] = [wide(rows), wide(cols)];
   const cell = Math.min(52, (width - left - PADDING) / cols.length, Math.max(120, tallest - over - LEGEND) / rows.length);
-  // A map of few columns keeps some width, so that its legend has room.
   return { left, over, cell, width: cell * cols.length, height: cell * rows.length, total: over + cell * rows.length + LEGEND };
 };
 
@@ -48,7 +47,7 @@ const axis = (context, names, { palette, start, size, length, marked, hits, draw
   const font = Math.max(8, Math.min(12.5, size * 0.86));
   const every = Math.max(1, Math.ceil(font * 1.12 / size));
   const strong = new Set([...marked, ...hits]);
-  // A name that would touch a marked one gives way to it.
+  // A name that would overlap a marked one is left out.
   const near = (i) => [...strong].some((other) => other !== i && Math.abs(other - i) * size < font * 1.05);
   names.forEach((name, i) => {
     const at = start + (i + 0.5) * size;
@@ -61,7 +60,7 @@ const axis = (context, names, { palette, start, size, length, marked, hits, draw
   });
 };
 
-const legend = (context, { map, top, linear, palette, layout, said }) => {
+const legend = (context, { map, top, linear, palette, layout, caption }) => {
   const y = layout.over + layout.height + 14;
   const width = Math.max(60, Math.min(240, layout.width));
   const table = map.signed ? palette.div : palette.seq;
@@ -81,7 +80,7 @@ const legend = (context, { map, top, linear, palette, layout, said }) => {
   });
   if (layout.width - width > 170) {
     context.textAlign = "left";
-    context.fillText(said, layout.left + width + 14, y - 1);
+    context.fillText(caption, layout.left + width + 14, y - 1);
   }
 };
 
@@ -125,5 +124,5 @@ export const drawHeat = (context, view) => {
       context.restore();
     },
   });
-  legend(context, { ...view, said: view.said ?? "" });
+  legend(context, view);
 };

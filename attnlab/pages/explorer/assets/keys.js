@@ -1,6 +1,6 @@
 import { make } from "./dom.js";
 
-// The keyboard: everything the pointer can do. A key is told in the help as it is written here.
+// The keyboard does everything that the pointer does. The help lists the keys of this table.
 
 const move = (app, layers, heads) => {
   const { kind, layer, head, panes, active } = app.state;
@@ -48,7 +48,7 @@ export const onKey = (app, event) => {
   const target = event.composedPath()[0];
   if (typing(target) || target.closest?.("dialog[open]")) return;
   const arrow = event.key.startsWith("Arrow");
-  // A slider or a table that has the focus keeps its arrows.
+  // In a slider or a table that has the focus, arrows keep their usual meaning.
   if (arrow && target.matches?.("input, .x-rows")) return;
   const act = actions[arrow && event.shiftKey ? `Shift+${event.key}` : event.key];
   if (!act) return;

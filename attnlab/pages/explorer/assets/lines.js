@@ -23,14 +23,14 @@ const bySize = (a, b) => size(b[2]) - size(a[2]) || a[0] - b[0] || a[1] - b[1];
 // [query, key, weight], strongest first: of every query, or of one, its largest weights until they make up ``mass``.
 export const strongest = (map, mass, query = null) => {
   const key = `${mass} ${query}`;
-  if (lastLines.get(map)?.key !== key) lastLines.set(map, { key, found: findStrongest(map, mass, query) });
-  return lastLines.get(map).found;
+  if (lastLines.get(map)?.key !== key) lastLines.set(map, { key, pairs: findStrongest(map, mass, query) });
+  return lastLines.get(map).pairs;
 };
 
-// While the pointer moves, the same lines are drawn again and again.
+// The last result of each map: while the pointer moves, the same lines are drawn again.
 const lastLines = new WeakMap();
 const findStrongest = (map, mass, query) => {
-  const found = [];
+  const pairs = [];
   const sorted = new Float32Array(map.cols);
   for (let i = query ?? 0; i <= (query ?? map.rows - 1); i++) {
     const row = map.values.subarray(i * map.cols, (i + 1) * map.cols);
@@ -40,29 +40,29 @@ const findStrongest = (map, mass, query) => {
     let [at, sum] = [row.length, 0];
     while (at > 0 && sorted[at - 1] > 0 && sum < mass * total - 1e-9) sum += sorted[--at];
     if (at === row.length) continue;
-    // Weights as large as the last one that is needed: the first of them, until there are enough.
+    // Of the weights that equal the smallest one needed, the first ones are taken.
     let ties = 0;
     for (let k = at; k < row.length && sorted[k] === sorted[at]; k++) ties++;
     for (let j = 0; j < row.length; j++) {
       const w = size(row[j]);
-      if (w > sorted[at] || (w === sorted[at] && ties-- > 0)) found.push([i, j, row[j]]);
+      if (w > sorted[at] || (w === sorted[at] && ties-- > 0)) pairs.push([i, j, row[j]]);
     }
   }
-  return found.sort(bySize).slice(0, MOST);
+  return pairs.sort(bySize).slice(0, MOST);
 };
 
-// The largest weights of a whole map, by counting sizes first: no sorting of what is not shown.
+// The largest weights of a whole map; sizes are counted first, so that only these are sorted.
 export const largestPairs = (map, count) => {
   const buckets = new Uint32Array(1025);
   const bucket = (w) => Math.floor(size(w) / (map.top || 1) * 1024);
   for (const w of map.values) buckets[bucket(w)]++;
   let [least, sum] = [1025, 0];
   while (least > 1 && sum < count) sum += buckets[--least];
-  const found = [];
-  for (let i = 0; i < map.values.length && found.length < 20 * count; i++) {
-    if (bucket(map.values[i]) >= least) found.push([Math.floor(i / map.cols), i % map.cols, map.values[i]]);
+  const pairs = [];
+  for (let i = 0; i < map.values.length && pairs.length < 20 * count; i++) {
+    if (bucket(map.values[i]) >= least) pairs.push([Math.floor(i / map.cols), i % map.cols, map.values[i]]);
   }
-  return found.sort(bySize).slice(0, count);
+  return pairs.sort(bySize).slice(0, count);
 };
 
 export const drawLines = (context, view) => {
@@ -96,11 +96,11 @@ export const drawLines = (context, view) => {
   }
   context.globalAlpha = 1;
   const font = Math.max(9, Math.min(13, layout.row * 0.7));
-  const column = (names, x, align, strong, found) => names.forEach((name, i) => {
+  const column = (names, x, align, strong, hit) => names.forEach((name, i) => {
     if (y(i) < TOP - layout.row || y(i) > layout.height + layout.row) return;
     const special = strong(i);
-    context.font = `${special || found.has(i) ? "650 " : ""}${font}px ${FONT}`;
-    context.fillStyle = special ? palette["cat-1"] : found.has(i) ? palette.accent : query !== null && !special ? palette.muted : palette.text;
+    context.font = `${special || hit.has(i) ? "650 " : ""}${font}px ${FONT}`;
+    context.fillStyle = special ? palette["cat-1"] : hit.has(i) ? palette.accent : query !== null && !special ? palette.muted : palette.text;
     context.textAlign = align;
     context.fillText(cut(context, name, layout.column - 16), x, y(i));
   });

@@ -1,6 +1,6 @@
 import { difference, merged } from "./data.js";
 
-// What a pane shows: which item and reading, less which other one, with the names of its rows and columns.
+// The content of a pane: an item's reading, minus another one if chosen, with the names of its rows and columns.
 
 export const itemOf = (app, pane) => pane.item ?? app.state.step;
 
@@ -45,7 +45,7 @@ export const describe = (app, spec) => {
 };
 export const paneTitle = (app, pane) => describe(app, pane) + (pane.minus ? ` − ${describe(app, pane.minus)}` : "");
 
-// The stack that a pane's head is taken from, with layer and head held inside it.
+// The stack of a pane's head, with layer and head clamped to it.
 export const placeOf = (app, pane) => {
   const { kind, layer, head } = app.state;
   const stack = app.data.stack(itemOf(app, pane), kind);
@@ -67,13 +67,13 @@ export const paneMap = async (app, pane, layer, head, small = false) => {
   const map = await single(app, pane, layer, head, small);
   if (!pane.minus || !comparable(app, pane, pane.minus)) return map;
   const other = placeOf(app, pane.minus);
-  const less = await single(app, pane.minus, Math.min(layer, other.stack.layers.length - 1), head, small || Boolean(map.blocks));
-  if (less.values.length === map.values.length) return difference(map, less);
-  // One of the two has only its thumbnail, so both are shown by theirs.
-  return difference(await single(app, pane, layer, head, true), less);
+  const subtracted = await single(app, pane.minus, Math.min(layer, other.stack.layers.length - 1), head, small || Boolean(map.blocks));
+  if (subtracted.values.length === map.values.length) return difference(map, subtracted);
+  // One of the two is stored as a thumbnail only, so thumbnails are subtracted.
+  return difference(await single(app, pane, layer, head, true), subtracted);
 };
 
-// The head that a pane shows now, words merged if asked: { map, rows, cols, title, place }.
+// The head that a pane shows, with words merged where the user asks for it: { map, rows, cols, title, place }.
 export const shown = async (app, pane) => {
   const place = placeOf(app, pane);
   if (!place) return null;

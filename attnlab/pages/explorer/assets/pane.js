@@ -7,7 +7,7 @@ import { comparable, describe, paneTitle, placeOf, shown } from "./maps.js";
 import { drawPassage, passageAt, passageLayout, received } from "./passage.js";
 import { sized } from "./surface.js";
 
-// One pane: what it shows, drawn as a map, as lines or as text, and what the pointer finds there.
+// One pane: its content drawn as a map, as lines or as text, and the readout under the pointer.
 
 const COARSE = 720;
 const ruler = document.createElement("canvas").getContext("2d");
@@ -40,7 +40,7 @@ export const paneView = (app, index) => {
     node.classList.toggle("x-active", app.state.panes.length > 1 && index === app.state.active);
   };
 
-  const look = () => {
+  const viewNow = () => {
     const { map, rows, cols } = view;
     const { linear, shared, q, k } = app.state;
     const top = (shared && app.sharedTop) || map.top;
@@ -53,11 +53,11 @@ export const paneView = (app, index) => {
     return { ...view, top, linear, marked, hits, query, palette: app.palette() };
   };
 
-  const said = () => app.state.linear ? "" : "colour by square root";
+  const caption = () => app.state.linear ? "" : "colour by square root";
 
-  // How this pane is drawn at a width: its height, and the strokes.
+  // The drawing of this pane at a width: its height, and the function that draws it.
   const sheet = (width, tallest) => {
-    const seen = look();
+    const seen = viewNow();
     if (app.state.view === "lines") {
       const layout = linesLayout(view, width, tallest);
       const scroll = Math.max(0, Math.min(app.scroll, layout.content - layout.height));
@@ -82,7 +82,7 @@ export const paneView = (app, index) => {
     }
     const layout = heatLayout(ruler, view, width, tallest);
     const zoom = fit(app.state.zoom, view.map.rows, view.map.cols);
-    return { height: layout.total, layout, zoom, draw: (context) => drawHeat(context, { ...seen, layout, zoom, said: said() }) };
+    return { height: layout.total, layout, zoom, draw: (context) => drawHeat(context, { ...seen, layout, zoom, caption: caption() }) };
   };
 
   const tallest = () => Math.max(340, Math.min(860, app.windowHeight() * 0.86));
@@ -94,16 +94,16 @@ export const paneView = (app, index) => {
     current = sheet(width, tallest());
     const context = sized(canvas, width, current.height);
     current.draw(context);
-    // Where the cells lie, for scripts: left, top, size, first column, first row.
+    // The place of the cells, for tests: left, top, size, first column, first row.
     if (current.zoom) canvas.dataset.frame = [current.layout.left, current.layout.over, current.layout.cell * current.zoom.s, current.zoom.x, current.zoom.y].join(" ");
     canvas.style.touchAction = app.state.view === "map" && app.state.zoom.s > 1 ? "none" : "pan-y pinch-zoom";
-    tell();
+    showReadout();
   };
 
   const quoted = (name, i) => view.dimensions && name === String(i) ? `dimension ${i}` : `“${name}” (${i})`;
   const weightText = (i, j) => measured(view.map.values[i * view.map.cols + j], view.map.error);
-  const tell = () => {
-    const seen = look();
+  const showReadout = () => {
+    const seen = viewNow();
     const { map, rows, cols } = view;
     const at = app.hover ?? (app.state.q !== null && app.state.k !== null ? [app.state.q, app.state.k] : null);
     const blocks = map.blocks ? ` A thumbnail of ${map.rows} × ${map.cols} blocks: this layer's weights were not stored.` : "";
@@ -113,21 +113,21 @@ export const paneView = (app, index) => {
       const best = strongest(map, 0.999, seen.query).slice(0, 4).map(([, j, w]) => `${quoted(cols[j], j)} ${number(w, 2)}`);
       readout.textContent = `${quoted(rows[seen.query], seen.query)} looks at ${best.join(", ") || "nothing"}`;
     } else {
-      const told = {
+      const hints = {
         map: "Point at a cell to read its weight; click to keep it.",
         lines: "Point at a token to see where it looks.",
         text: "Choose a token: the others show what it gives them. Now: what each receives on average.",
       };
-      readout.textContent = told[app.state.view] + blocks;
+      readout.textContent = hints[app.state.view] + blocks;
     }
   };
 
   const render = async () => {
-    const asked = app.version;
+    const { version } = app;
     controls();
-    const found = await shown(app, pane());
-    if (asked !== app.version) return false;
-    view = found;
+    const next = await shown(app, pane());
+    if (version !== app.version) return false;
+    view = next;
     canvas.hidden = !view;
     if (!view) {
       readout.textContent = `${describe(app, pane())} has no ${app.state.kind} attention.`;
@@ -135,11 +135,11 @@ export const paneView = (app, index) => {
     }
     const { linear, shared } = app.state;
     const [map, colours] = [view.map, app.palette()];
-    const look = { top: (shared && app.sharedTop) || map.top, linear };
-    // Each is painted when it is needed: of a very long text the coarse one, until somebody looks closer.
-    const once = (make_) => { let made = null; return () => made ??= make_(); };
-    view.fine = once(() => paint(map, colours, look));
-    view.coarse = once(() => Math.max(map.rows, map.cols) > COARSE ? paint(shrunk(map, COARSE), colours, look) : view.fine());
+    const scale = { top: (shared && app.sharedTop) || map.top, linear };
+    // Painted when needed: of a very long text only the coarse picture, until the user zooms in.
+    const once = (build) => { let built = null; return () => built ??= build(); };
+    view.fine = once(() => paint(map, colours, scale));
+    view.coarse = once(() => Math.max(map.rows, map.cols) > COARSE ? paint(shrunk(map, COARSE), colours, scale) : view.fine());
     canvas.setAttribute("aria-label", `${view.title}, ${view.headTitle}, as ${app.state.view}. The table of numbers below has the weights.`);
     return true;
   };
@@ -218,7 +218,7 @@ export const paneView = (app, index) => {
   };
   const zoomBy = (factor) => current?.zoom && zoomAt(factor, current.layout.left + current.layout.width / 2, current.layout.over + current.layout.height / 2);
 
-  // A cell is brought into the part that is seen.
+  // Move the zoomed part such that it contains a cell.
   const reveal = (i, j) => {
     if (app.state.view !== "map" || app.state.zoom.s <= 1 || !view) return;
     const { s, x, y } = fit(app.state.zoom, view.map.rows, view.map.cols);

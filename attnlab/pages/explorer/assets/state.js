@@ -1,4 +1,4 @@
-// What is being looked at, and the same as the fragment of an address: a link restores the view.
+// The state of the view, and its form as the fragment of an address: a link restores the view.
 
 export const firstState = (meta) => {
   const first = meta.items[0].stacks[0];
@@ -19,8 +19,8 @@ export const toFragment = (state) => {
   const panes = state.panes.map((pane) => specText(pane) + (pane.minus ? `~${specText(pane.minus)}` : "")).join("|");
   const { s, x, y } = state.zoom;
   const always = { kind: state.kind, layer: state.layer, head: state.head, view: state.view, panes };
-  // What is as it was at first is left out.
-  const maybe = {
+  // Values that equal those of the first view are left out.
+  const changed = {
     grid: state.grid === "maps" ? null : state.grid,
     active: state.active || null,
     words: state.words ? 1 : null,
@@ -34,30 +34,30 @@ export const toFragment = (state) => {
     scalar: state.scalar || null,
     zoom: s > 1 ? [s, x, y].map((n) => Number(n.toFixed(2))).join(",") : null,
   };
-  const told = Object.entries({ ...always, ...maybe }).filter(([, value]) => value !== null);
-  return told.map(([name, value]) => `${name}=${name === "panes" ? value : encodeURIComponent(value)}`).join("&");
+  const entries = Object.entries({ ...always, ...changed }).filter(([, value]) => value !== null);
+  return entries.map(([name, value]) => `${name}=${name === "panes" ? value : encodeURIComponent(value)}`).join("&");
 };
 
-// What a fragment asks for, as far as this payload has it; what it does not know stays as it is.
+// The state that a fragment describes; values that this payload lacks stay as they are.
 export const fromFragment = (text, state, data) => {
-  const asked = Object.fromEntries(text.replace(/^#/, "").split("&").filter((part) => part.includes("=")).map((part) => [part.slice(0, part.indexOf("=")), part.slice(part.indexOf("=") + 1)]));
+  const fields = Object.fromEntries(text.replace(/^#/, "").split("&").filter((part) => part.includes("=")).map((part) => [part.slice(0, part.indexOf("=")), part.slice(part.indexOf("=") + 1)]));
   const next = { ...state };
-  const plain = (name) => { try { return decodeURIComponent(asked[name]); } catch { return ""; } };
-  const whole = (name) => Number.isInteger(Number(asked[name])) && Number(asked[name]) >= 0 ? Number(asked[name]) : null;
+  const plain = (name) => { try { return decodeURIComponent(fields[name]); } catch { return ""; } };
+  const whole = (name) => Number.isInteger(Number(fields[name])) && Number(fields[name]) >= 0 ? Number(fields[name]) : null;
   const { items } = data.meta;
   if (items.some((item) => item.stackOf[plain("kind")])) next.kind = plain("kind");
-  for (const name of ["layer", "head", "step", "active"]) if (name in asked && whole(name) !== null) next[name] = whole(name);
-  for (const name of ["q", "k"]) next[name] = name in asked ? whole(name) : null;
-  for (const name of ["words", "shared", "linear"]) next[name] = asked[name] === "1";
-  if (["map", "lines", "text"].includes(asked.view)) next.view = asked.view;
-  for (const name of ["search", "scalar"]) if (name in asked) next[name] = plain(name);
-  next.grid = "grid" in asked ? plain("grid") : "maps";
-  if (Number(asked.mass) > 0 && Number(asked.mass) <= 1) next.mass = Number(asked.mass);
-  const [s, x, y] = (asked.zoom ?? "1,0,0").split(",").map(Number);
+  for (const name of ["layer", "head", "step", "active"]) if (name in fields && whole(name) !== null) next[name] = whole(name);
+  for (const name of ["q", "k"]) next[name] = name in fields ? whole(name) : null;
+  for (const name of ["words", "shared", "linear"]) next[name] = fields[name] === "1";
+  if (["map", "lines", "text"].includes(fields.view)) next.view = fields.view;
+  for (const name of ["search", "scalar"]) if (name in fields) next[name] = plain(name);
+  next.grid = "grid" in fields ? plain("grid") : "maps";
+  if (Number(fields.mass) > 0 && Number(fields.mass) <= 1) next.mass = Number(fields.mass);
+  const [s, x, y] = (fields.zoom ?? "1,0,0").split(",").map(Number);
   if ([s, x, y].every(Number.isFinite)) next.zoom = { s: Math.max(1, s), x, y };
   const known = (spec) => spec && (spec.item === null ? 0 : spec.item) < items.length && items[spec.item ?? 0].stacks.some((stack) => stack.readingOf[spec.reading]) ? spec : null;
   try {
-    const panes = (asked.panes ?? "").split("|").filter(Boolean).slice(0, 3).map((one) => {
+    const panes = (fields.panes ?? "").split("|").filter(Boolean).slice(0, 3).map((one) => {
       const [shown, minus] = one.split("~").map(specFrom);
       return known(shown) && { ...shown, minus: known(minus) };
     }).filter(Boolean);

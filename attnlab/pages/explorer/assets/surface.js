@@ -1,4 +1,4 @@
-// What pictures are drawn on: a canvas, or this stand-in that writes the same strokes as SVG.
+// Pictures are drawn on a canvas, or on this class, which has the methods of a canvas and writes SVG.
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 

@@ -2,11 +2,11 @@ import { make, measured, number } from "./dom.js";
 import { largestPairs } from "./lines.js";
 import { itemOf } from "./maps.js";
 
-// The numbers behind the pictures, as tables: only the rows in sight are in the document.
+// The numbers of the pictures as tables; only the visible rows are in the document.
 
 const ROW = 30;
 
-// columns: { title, help, value(row), text(row), bar(row) }; sorting is by value, missing ones last either way.
+// columns: { title, help, value(row), text(row), bar(row) }; sorting is by value, missing values last in both directions.
 export const longTable = ({ label, onrow, tall = 12 }) => {
   const body = make("tbody");
   const head = make("thead");
@@ -60,7 +60,7 @@ export const longTable = ({ label, onrow, tall = 12 }) => {
   })));
   box.addEventListener("scroll", fill);
 
-  // show(columns, rows, isChosen): the sorting that was asked for stays while the columns do.
+  // show(columns, rows, isChosen): the order stays while the columns stay the same.
   const show = (nextColumns, nextRows, isChosen) => {
     if (nextColumns.map((c) => c.title).join("|") !== columns.map((c) => c.title).join("|")) sort = null;
     [columns, rows, chosen] = [nextColumns, nextRows, isChosen];
@@ -75,22 +75,21 @@ export const longTable = ({ label, onrow, tall = 12 }) => {
     if (top < box.scrollTop || top > box.scrollTop + box.clientHeight - 2 * ROW) box.scrollTop = Math.max(0, top - ROW * 4);
     fill();
   };
-  const table_ = () => ({ columns: columns.map((column) => column.title), rows: order.map((row) => columns.map((column) => column.value(row) ?? null)) });
-  return { node: box, show, reveal, table: table_ };
+  return { node: box, show, reveal };
 };
 
 export const headRows = (app) => {
   const item = itemOf(app, app.state.panes[app.state.active]);
   const stack = app.data.stack(item, app.state.kind);
   if (!stack) return { columns: [], rows: [] };
-  const told = Object.fromEntries(app.meta.columns.map((column) => [column.key, column]));
+  const columnOf = Object.fromEntries(app.meta.columns.map((column) => [column.key, column]));
   const place = (name) => app.meta.columns.findIndex((column) => column.key === name);
   const names = Object.keys(stack.statistics).sort((a, b) => place(a) - place(b));
   const rows = stack.layers.flatMap((number_, layer) => Array.from({ length: stack.headCount }, (_, head) => (
     { layer, head, number: number_, ...Object.fromEntries(names.map((name) => [name, stack.statistics[name][layer]?.[head] ?? null])) })));
   const plain = (key, title, help) => ({ title, help, value: (row) => row[key], text: (row) => String(row[key]) });
   const columns = [plain("number", "layer", "From 0, as the model counts"), plain("head", "head", "From 0"), ...names.map((name) => ({
-    title: told[name]?.title ?? name, help: told[name]?.help ?? "", value: (row) => row[name],
+    title: columnOf[name]?.title ?? name, help: columnOf[name]?.help ?? "", value: (row) => row[name],
     text: (row) => typeof row[name] === "string" ? row[name] : number(row[name], 3),
   }))];
   return { columns, rows };
@@ -119,7 +118,7 @@ export const weightRows = (app, views) => {
   return { columns, rows, caption };
 };
 
-// What queries give to each type of token: this head, the mean of its layer, the mean of all heads.
+// The weight that queries give to each type of token: this head, the mean of its layer, the mean of all heads.
 export const typeRows = (app) => {
   const pane = app.state.panes[app.state.active];
   const item = itemOf(app, pane);

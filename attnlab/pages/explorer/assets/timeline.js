@@ -3,7 +3,7 @@ import { make, number, options } from "./dom.js";
 import { placeOf } from "./maps.js";
 import { sized } from "./surface.js";
 
-// A run over its recorded steps: a slider, play and pause, and a chart of what was measured on the way.
+// A run over its recorded steps: a slider, play and pause, and a chart of its metrics.
 
 const FRAME = 700;
 const HEIGHT = 150;
@@ -32,7 +32,7 @@ export const timelineView = (app) => {
     button.textContent = playing ? "Pause" : "Play";
   };
 
-  // What was recorded with the steps comes first, then what the run wrote down by itself.
+  // Scalars recorded with the steps come first, then the run's own metrics.
   const names = [...new Set([...items.flatMap((item) => Object.keys(item.scalars)), ...Object.keys(metrics)])];
   const place = () => placeOf(app, app.state.panes[app.state.active]);
   const seriesOf = (name) => {
@@ -40,11 +40,11 @@ export const timelineView = (app) => {
     const at = items.map((item) => [item.step, item.scalars[name]]);
     const known = at.filter(([, value]) => typeof value === "number");
     if (known.length) return [{ name, points: known, strong: true }];
-    const here = place();
-    if (!here) return [];
-    const key = `${app.state.kind}.${here.number}`;
+    const chosen = place();
+    if (!chosen) return [];
+    const key = `${app.state.kind}.${chosen.number}`;
     const points = (head) => at.flatMap(([step, value]) => typeof value?.[key]?.[head] === "number" ? [[step, value[key][head]]] : []);
-    const lines = Array.from({ length: here.heads }, (_, head) => ({ name: `head ${head}`, strong: head === here.head, points: points(head) }));
+    const lines = Array.from({ length: chosen.heads }, (_, head) => ({ name: `head ${head}`, strong: head === chosen.head, points: points(head) }));
     return lines.filter((one) => one.points.length).sort((a, b) => a.strong - b.strong);
   };
 
@@ -63,16 +63,16 @@ export const timelineView = (app) => {
     frame = chartLayout(chart.clientWidth, HEIGHT, steps, series);
     drawChart(sized(chart, chart.clientWidth, HEIGHT), { layout: frame, series, now: step, palette: app.palette() });
     const strong = series.find((one) => one.strong);
-    const here = strong?.points.find(([x]) => x === step);
+    const current = strong?.points.find(([x]) => x === step);
     const which = strong && strong.name !== name ? `${name}, ${strong.name} of layer ${place().number}` : name;
-    note.textContent = here ? `${which}: ${number(here[1], 4)} at step ${step.toLocaleString("en")}` : strong ? which : `${name} is not recorded for this head`;
+    note.textContent = current ? `${which}: ${number(current[1], 4)} at step ${step.toLocaleString("en")}` : strong ? which : `${name} is not recorded for this head`;
     chart.setAttribute("aria-label", note.textContent);
   };
   chart.addEventListener("pointerdown", (event) => {
     if (!frame) return;
     const x = event.clientX - chart.getBoundingClientRect().left;
-    const far = items.map((item) => Math.abs(frame.x(item.step) - x));
-    app.set({ step: far.indexOf(Math.min(...far)) });
+    const distances = items.map((item) => Math.abs(frame.x(item.step) - x));
+    app.set({ step: distances.indexOf(Math.min(...distances)) });
   });
   return { node, draw, play, goStep };
 };

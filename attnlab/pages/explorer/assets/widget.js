@@ -1,6 +1,6 @@
 import { mount } from "./app.js";
 
-// In a notebook, by anywidget: the same view in a shadow root, so that neither style disturbs the other.
+// In a notebook, by anywidget: the same view in a shadow root, so that the notebook's style and ours stay apart.
 const render = ({ model, el }) => {
   const meta = JSON.parse(model.get("meta"));
   const places = JSON.parse(model.get("places"));
@@ -10,7 +10,7 @@ const render = ({ model, el }) => {
   const style = document.createElement("style");
   style.textContent = model.get("style");
   const host = document.createElement("div");
-  // JupyterLab would take the arrows for its own.
+  // Otherwise JupyterLab would handle the arrow keys.
   host.dataset.lmSuppressShortcuts = "true";
   const dark = document.body.dataset.jpThemeLight === "false" || document.body.classList.contains("vscode-dark") || document.documentElement.getAttribute("theme") === "dark";
   if (dark) host.dataset.theme = "dark";

@@ -1,4 +1,4 @@
-"""The user's text as ``attnlab train`` reads it: a tokeniser, a token store, and a held-out part of it."""
+"""A text file as a corpus for training: a tokeniser, a token store, and a held-out part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnlab.data import TokenStore, load_tokeniser, texts, tokenise, train_bpe,
 from attnlab.data.readers import Unit
 from attnlab.data.tokenisers import Tokeniser
 
-__all__ = ["CorpusConfig", "prepare"]
+__all__ = ["CorpusConfig", "prepare_corpus", "split_store"]
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class _Texts:
         return texts(self.config.text, unit=self.config.unit, column=self.config.column)
 
 
-def prepare(config: CorpusConfig, *, run_dir: Path, task: str) -> tuple[Tokeniser, dict[str, TokenStore]]:
-    """(tokeniser, {"train", "valid"}); what a run made of its text before is found in its folder again."""
-    own = run_dir / "tokenizer"
+def prepare_corpus(config: CorpusConfig, *, run_dir: Path, task: str) -> tuple[Tokeniser, dict[str, TokenStore]]:
+    """(tokeniser, {"train", "valid"}); both are kept in ``run_dir``, and a second call reads them there."""
+    kept = run_dir / "tokenizer"
     if config.tokenizer is not None:
         tokeniser = load_tokeniser(config.tokenizer)
-    elif own.exists():
-        tokeniser = load_tokeniser(own)
+    elif kept.exists():
+        tokeniser = load_tokeniser(kept)
     else:
-        make = train_wordpiece if task == "mlm" else train_bpe
-        tokeniser = make(_Texts(config), vocab_size=config.vocab)
-        tokeniser.save(own)
+        train_tokeniser = train_wordpiece if task == "mlm" else train_bpe
+        tokeniser = train_tokeniser(_Texts(config), vocab_size=config.vocab)
+        tokeniser.save(kept)
     store = tokenise(config.text, tokeniser, cache=run_dir / "tokens", unit=config.unit, column=config.column)
     train, valid = split_store(store, config.held_out)
     return tokeniser, {"train": train, "valid": valid}

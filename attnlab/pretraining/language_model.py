@@ -1,4 +1,4 @@
-"""``attnlab train``: a masked or causal language model on the user's text, by the one training loop."""
+"""A masked or causal language model, trained on token stores by the one training loop."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from attnlab.data import IGNORED, Blocks, CausalSource, MlmSource, Source, TokenStore
+from attnlab.data import Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
+from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states, hugging_face_model
 from attnlab.training import (
     Callback,
     CrossEntropy,
     Evaluation,
-    Loss,
     Moment,
     Outcome,
     Recipe,
     Schedule,
     Settings,
+    Source,
     every,
     train,
 )
 
-__all__ = ["SHIPPED_MLM", "BertMaskedLM", "PretrainConfig", "bert_states", "build_model", "pretrain"]
+__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "pretrain"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PretrainConfig:
     evaluations: int = 10
     seed: int = 0
     compile: bool = False
-    # How many of a batch's parts are taken one after another, for a smaller memory.
+    # A batch is computed in this many parts, one after another, to save memory.
     accumulate: int = 1
 
     def __post_init__(self) -> None:
@@ -90,18 +90,25 @@ def build_model(config: PretrainConfig, tokeniser: Tokeniser) -> nn.Module:
     torch.manual_seed(config.seed)
     vocab = -(-tokeniser.vocab_size // 64) * 64
     if config.model.startswith(("bert-", "llama-")):
-        return _hugging_face(config, tokeniser, vocab)
-    wanted = named_config(config.model)
+        return hugging_face_model(
+            config.model,
+            task=config.task,
+            attention=config.attention,
+            length=max(config.lengths),
+            specials=tokeniser.specials,
+            vocab=vocab,
+        )
+    named = named_config(config.model)
     kind = {"mlm": "encoder", "causal": "decoder"}[config.task]
-    if wanted.kind != kind:
+    if named.kind != kind:
         raise ValueError(
-            f"task {config.task!r} needs a model of kind {kind}, but {config.model!r} is of kind {wanted.kind}"
+            f"task {config.task!r} needs a model of kind {kind}, but {config.model!r} is of kind {named.kind}"
         )
     return Transformer(
         replace(
-            wanted,
+            named,
             vocab=vocab,
-            max_length=max(wanted.max_length, *config.lengths),
+            max_length=max(named.max_length, *config.lengths),
             self_attention=config.attention,
             causal_attention=config.attention,
         )
@@ -125,7 +132,7 @@ def pretrain(
         name: Evaluation(source, source.steps_per_epoch)
         for name, source in _evaluation_sources(config, tokeniser, stores).items()
     }
-    own = isinstance(model, Transformer)
+    is_transformer = isinstance(model, Transformer)
     terms: dict[str, tuple[Any, Any]] = {
         "mlm": (MaskedLM(), BertMaskedLM()),
         "causal": (CausalLM(), CrossEntropy("causal-lm", shift=True)),
@@ -135,7 +142,7 @@ def pretrain(
     outcome = train(
         model,
         _Alternating([_source(config, tokeniser, stores["train"], length) for length in config.lengths]),
-        terms=[terms[config.task][0 if own else 1]],
+        terms=[terms[config.task][0 if is_transformer else 1]],
         settings=config.settings(),
         run_dir=run_dir,
         # Not the folder's name: seeds of one configuration are one line in a report.
@@ -143,7 +150,7 @@ def pretrain(
         config={"pretrain": asdict(config), **(config_extra or {})},
         evaluations=evaluations,
         callbacks=callbacks,
-        forward=None if own or config.task == "causal" else bert_states,
+        forward=None if is_transformer or config.task == "causal" else bert_states,
         resume=resume,
         track=track,
     )
@@ -166,34 +173,6 @@ def masked_error(model: nn.Module, evaluation: Evaluation) -> float:
     return wrong / max(1, count)
 
 
-def bert_states(model: Any, batch: Mapping[str, Any]) -> Any:
-    """A BERT's last hidden states, without its head."""
-    return model.bert(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask")).last_hidden_state
-
-
-@dataclass(frozen=True)
-class BertMaskedLM:
-    """-log p(the label) at masked positions; the vocabulary is scored at a fixed number of places per row.
-
-    That number is far above what a row masks at 15 % (seven standard deviations), and shapes stay fixed.
-    """
-
-    name: str = "masked-lm"
-
-    def __call__(self, model: Any, output: Tensor, batch: Mapping[str, Any], step: int) -> Loss:
-        labels = batch["labels"]
-        length = labels.shape[1]
-        at = (labels != IGNORED).int().topk(min(length, length // 4 + 16), dim=1).indices
-        hidden = output.gather(1, at[..., None].expand(-1, -1, output.shape[-1]))
-        logits, labels = model.cls(hidden).flatten(0, 1), labels.gather(1, at).flatten()
-        total = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
-        return Loss(total, (labels != IGNORED).sum())
-
-    def count(self, batch: Mapping[str, Any], step: int) -> Tensor:
-        """The number of masked tokens."""
-        return (batch["labels"] != IGNORED).sum()
-
-
 class _MaskedError(Callback):
     """Beside each evaluation's loss, the share of masked tokens predicted wrongly."""
 
@@ -211,8 +190,8 @@ class _Alternating:
     sources: list[Source] = field(default_factory=list)
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        turn, own = step % len(self.sources), step // len(self.sources)
-        return self.sources[turn].batch(own)
+        rounds, turn = divmod(step, len(self.sources))
+        return self.sources[turn].batch(rounds)
 
 
 def _source(
@@ -221,7 +200,7 @@ def _source(
     order = config.seed if shuffle else None
     form: Literal["enclosed", "stream"] = "enclosed" if config.task == "mlm" else "stream"
     blocks = Blocks(store, tokeniser.specials, length=length, form=form, seed=order)
-    # An evaluation is small: it must not ask for more rows than there are.
+    # A store to evaluate on may have fewer rows than a batch of training.
     rows = config.tokens // length if shuffle else min(config.tokens // length, len(blocks))
     if config.task == "mlm":
         return MlmSource(blocks, rows, vocab_size=tokeniser.vocab_size, seed=config.seed, shuffle=shuffle)
@@ -237,49 +216,3 @@ def _evaluation_sources(
         for name, store in stores.items()
         if name != "train"
     }
-
-
-def _hugging_face(config: PretrainConfig, tokeniser: Tokeniser, vocab: int) -> Any:
-    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
-
-    family, _, size = config.model.partition("-")
-    try:
-        layers, width = (int(n) for n in size.split("x"))
-    except ValueError:
-        raise ValueError(f"it is named {family}-LAYERSxWIDTH, such as {family}-6x256, got {config.model!r}") from None
-    task, kind = {"bert": ("mlm", "masked"), "llama": ("causal", "causal")}[family]
-    if config.task != task or config.attention != "softmax":
-        raise ValueError(f"{config.model} is trained as a {kind} language model with softmax attention")
-    if layers < 1 or width < 1 or width % 32:
-        raise ValueError(f"{config.model} must have layers, and a width that is a multiple of 32, the width of a head")
-    shape: dict[str, Any] = {
-        "vocab_size": vocab,
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": width // 32,
-    }
-    specials = tokeniser.specials
-    if family == "bert":
-        return BertForMaskedLM(
-            BertConfig(
-                **shape,
-                intermediate_size=4 * width,
-                max_position_embeddings=max(512, *config.lengths),
-                attention_probs_dropout_prob=0.0,
-                pad_token_id=specials.pad,
-                type_vocab_size=1,
-            )
-        )
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **shape,
-            # Three matrices instead of two: as many parameters as with 4 x the width, in a multiple of 16.
-            intermediate_size=-(-8 * width // 48) * 16,
-            max_position_embeddings=max(config.lengths),
-            tie_word_embeddings=True,
-            # Every document ends with </s>, so a new one begins after it.
-            bos_token_id=specials.eos,
-            eos_token_id=specials.eos,
-            pad_token_id=specials.pad,
-        )
-    )

@@ -1,4 +1,4 @@
-"""``attnlab train``: from a text file to a trained model folder, resumable from its run folder alone."""
+"""From a text file to a folder with a trained model; a run resumes from its folder alone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from attnlab.commands.pretraining import PretrainConfig, pretrain
-from attnlab.commands.text_corpus import CorpusConfig, prepare
 from attnlab.models import Transformer, save_model
+from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
+from attnlab.pretraining.language_model import PretrainConfig, pretrain
 from attnlab.training import Outcome
 
 __all__ = ["resume_language_model", "train_language_model"]
@@ -25,7 +25,7 @@ def train_language_model(
 ) -> Outcome:
     """Train, and leave the finished model with its tokeniser in ``run_dir/model``."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    tokeniser, stores = prepare(corpus, run_dir=run_dir, task=config.task)
+    tokeniser, stores = prepare_corpus(corpus, run_dir=run_dir, task=config.task)
     model, outcome = pretrain(
         config,
         tokeniser=tokeniser,
@@ -42,10 +42,10 @@ def train_language_model(
 
 def resume_language_model(run_dir: Path, *, track: str | None = None) -> Outcome:
     """Go on with the run in ``run_dir``, with the settings its run.json holds."""
-    described = run_dir / "run.json"
-    if not described.is_file():
+    run_file = run_dir / "run.json"
+    if not run_file.is_file():
         raise ValueError(f"{run_dir} holds no run.json, so there is no run to resume there")
-    config = json.loads(described.read_text(encoding="utf-8"))["config"]
+    config = json.loads(run_file.read_text(encoding="utf-8"))["config"]
     for name in ("corpus", "pretrain"):
         if name not in config:
             raise ValueError(f"{run_dir} was not made by attnlab train: its run.json names no {name!r}")

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlab.commands.pretraining import PretrainConfig, build_model, pretrain
 from attnlab.data import load_store, train_wordpiece, write_store
 from attnlab.data.tokenisers import Tokeniser
+from attnlab.pretraining import PretrainConfig, build_model, pretrain
 
 TEXTS = ["a red fox runs over the old stone bridge", "the old fox sleeps under a red bridge"] * 9
 

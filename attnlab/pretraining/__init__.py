@@ -1,0 +1,19 @@
+"""A language model from nothing: a text file or token stores in, a trained model out."""
+
+from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
+from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states
+from attnlab.pretraining.language_model import SHIPPED_MLM, PretrainConfig, build_model, pretrain
+from attnlab.pretraining.training_run import resume_language_model, train_language_model
+
+__all__ = [
+    "SHIPPED_MLM",
+    "BertMaskedLM",
+    "CorpusConfig",
+    "PretrainConfig",
+    "bert_states",
+    "build_model",
+    "prepare_corpus",
+    "pretrain",
+    "resume_language_model",
+    "train_language_model",
+]
