@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnlab.adapters.convert import CONTAINER, is_converted, restore_conversion
+from attnlab.adapters.convert import is_converted
+from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
 
 __all__ = [
     "SHIPPED",

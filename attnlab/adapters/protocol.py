@@ -1,36 +1,53 @@
-"""Where a model attends: its attention modules, told apart as encoder, decoder and cross, and numbered."""
+"""What attnlab asks of a model: one protocol, offered by Hugging Face models and by models with our attention layers.
+
+``adapter_of(model)`` finds the adapter. ``swap``, ``record``, ``convert``, ``evicting``, ``guide`` and the readings use
+nothing else of a model.
+"""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.shapes import Float, Int
 from attnlab.trace import Kind
 
-__all__ = ["Layers", "Site", "find_sites", "own_attention", "refuse_partial", "select"]
+if TYPE_CHECKING:
+    from attnlab.adapters.evict import KVPolicy
+
+__all__ = [
+    "Conversion",
+    "Frame",
+    "Layers",
+    "ModelAdapter",
+    "Site",
+    "adapter_of",
+    "refuse_partial",
+    "select",
+]
 
 # What ``layers=`` takes: numbers, (kind, number) pairs or kinds, one or several.
 Layers = int | str | tuple[str, int] | Iterable[Any] | None
 
-INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
-OUTPUT_LINEARS = ("o_proj", "out_proj", "c_proj", "Wo", "o", "out_lin", "dense", "wo", "to_out")
+LAYER_NAME = re.compile(r"(?:(?P<kind>\w+) )?(?P<number>-?\d+)")
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention module of a model."""
+    """One place where a model attends."""
 
     module: nn.Module
     kind: Kind
     layer: int
     name: str
-    # The linear map that mixes the heads, where we know where it lies.
+    # The linear map that mixes the heads; None where it is not known.
     output_linear: nn.Module | None
 
     def projection(self, width: int) -> Tensor | None:
@@ -43,28 +60,98 @@ class Site:
         return weight if weight.shape[1] == width else None
 
 
-def find_sites(model: Any) -> list[Site]:
-    """Every module of ``model`` that attends through transformers' AttentionInterface, in the model's order."""
+Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
+# (module, query, key, value, mask, the other arguments of transformers) -> (output, weights), or None to decline.
+Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What one context asks of a site: to attend by a mechanism, to note its calls, or both.
+
+    Where contexts nest, the innermost mechanism attends and every note is called. Two fields are for Hugging Face
+    models only. ``direct`` attends in the mechanism's place, before any call is made, where no other context is open.
+    ``tokens_read`` says that the cache has evicted keys: it counts the tokens that the site has read so far.
+    """
+
+    mechanism: Mechanism | None = None
+    note: Note | None = None
+    skip_dropout: bool = False
+    direct: Direct | None = None
+    tokens_read: Callable[[Site], int] | None = None
+
+
+@dataclass(eq=False)
+class Conversion:
+    """A layer that attends for good by another mechanism; ``drop_bias`` leaves out the model's position bias."""
+
+    mechanism: Mechanism
+    kind: Kind
+    layer: int
+    name: str
+    drop_bias: bool = False
+
+
+class ModelAdapter(ABC):
+    """A model as attnlab sees it."""
+
+    @abstractmethod
+    def sites(self) -> list[Site]:
+        """Every place where the model attends, in the model's order."""
+
+    @abstractmethod
+    def attach(self, frames: Mapping[Site, Frame]) -> AbstractContextManager[None]:
+        """Attend as the frames say until the context ends; contexts may end in any order."""
+
+    @abstractmethod
+    def mechanism_at(self, site: Site) -> Mechanism:
+        """The mechanism by which a site attends now; softmax where nothing has replaced it."""
+
+    @abstractmethod
+    def conversions(self) -> Sequence[Conversion]:
+        """The layers that were converted."""
+
+    @abstractmethod
+    def convert(
+        self,
+        groups: Mapping[str, tuple[Mechanism, list[Site]]],
+        *,
+        drop_bias: bool,
+        example: Mapping[str, Any] | None,
+    ) -> None:
+        """Attend by {name: (mechanism, its sites)} from now on; an error leaves the model as it was."""
+
+    @abstractmethod
+    def evicting_cache(self, policy: KVPolicy) -> AbstractContextManager[Any]:
+        """A context with an empty cache that keeps the keys that the policy chooses."""
+
+    @abstractmethod
+    def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:
+        """What may follow each token; with a cache, ``ids`` are the tokens that it has not read."""
+
+
+def adapter_of(model: Any) -> ModelAdapter:
+    """The adapter of a model; a ValueError where attention cannot be replaced."""
+    from attnlab.adapters.hugging_face import HuggingFaceModel
+    from attnlab.adapters.own_models import OwnModel
+
     if not isinstance(model, nn.Module):
         raise ValueError(f"a model (torch.nn.Module) was expected, got {type(model).__name__}")
-    modules = dict(model.named_modules())
-    counts: dict[Kind, int] = {}
-    sites = []
-    for name, module in modules.items():
-        if not _attends(module):
-            continue
-        kind = _kind(name, module)
-        layer = counts.get(kind, 0)
-        counts[kind] = layer + 1
-        parent = modules.get(name.rpartition(".")[0])
-        sites.append(Site(module, kind, layer, name, _output_linear(module, parent)))
-    if not sites:
+    kinds: list[type[HuggingFaceModel] | type[OwnModel]] = [
+        kind for kind in (OwnModel, HuggingFaceModel) if kind.fits(model)
+    ]
+    if not kinds:
         raise ValueError(
-            f"{type(model).__name__} cannot be swapped or recorded: none of its modules calls transformers' "
-            "AttentionInterface, the one place where attention can be replaced; a model class written for "
-            "transformers 5 whose attention does (BERT, GPT-2, Llama, T5, ...) works"
+            f"{type(model).__name__} cannot be swapped or recorded: none of its modules is an attention layer of "
+            "attnlab.models or calls transformers' AttentionInterface, the two places where attention can be "
+            "replaced; a model class of transformers 5 whose attention does (BERT, GPT-2, Llama, T5, ...) works"
         )
-    return sites
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{type(model).__name__} holds both layers of attnlab.models and layers of transformers; pass the part of "
+            "it that is meant"
+        )
+    return kinds[0](model)
 
 
 def refuse_partial(model: nn.Module, sites: list[Site]) -> None:
@@ -76,7 +163,8 @@ def refuse_partial(model: nn.Module, sites: list[Site]) -> None:
         if not any(other == name or other.startswith(f"{name}.") or name.startswith(f"{other}.") for other in names):
             raise ValueError(
                 f"{type(model).__name__} can be swapped only in part: {type(module).__name__} ({name}) does not call "
-                "transformers' AttentionInterface; name the layers to swap with layers="
+                "transformers' AttentionInterface, nor is it a layer of attnlab.models; name the layers to swap with "
+                "layers="
             )
 
 
@@ -92,60 +180,37 @@ def select(sites: list[Site], layers: Layers) -> list[Site]:
     return list(dict.fromkeys(chosen))
 
 
-def own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
-    """The function this module would call under ``implementation``, looked up as its own forward does."""
-    forward = _forward(module)
-    eager = [name for name in forward.__code__.co_names if name.startswith("eager")]
-    default = forward.__globals__[eager[0]] if eager else None
-    found = forward.__globals__[INTERFACE].get_interface(implementation, default)
-    if found is None:
-        raise ValueError(f"{type(module).__name__} has no {implementation!r} attention of its own to fall back to")
-    return found
-
-
-def _forward(module: nn.Module) -> Any:
-    return inspect.unwrap(type(module).forward)
-
-
-def _attends(module: nn.Module) -> bool:
-    code = getattr(_forward(module), "__code__", None)
-    return code is not None and INTERFACE in code.co_names
-
-
-def _kind(name: str, module: nn.Module) -> Kind:
-    own_name = ".".join(name.split(".")[-2:])
-    if getattr(module, "is_cross_attention", False) or CROSS.search(own_name) or CROSS.search(type(module).__name__):
-        return "cross"
-    return "decoder" if getattr(module, "is_causal", False) else "encoder"
-
-
-def _output_linear(module: nn.Module, parent: nn.Module | None) -> nn.Module | None:
-    for name in OUTPUT_LINEARS:
-        if isinstance(getattr(module, name, None), nn.Module):
-            return getattr(module, name)
-    # BERT and its family keep W_O in the module beside: attention.self and attention.output.dense.
-    beside = getattr(getattr(parent, "output", None), "dense", None)
-    return beside if isinstance(beside, nn.Module) else None
-
-
 def _matching(sites: list[Site], key: Any) -> list[Site]:
-    if isinstance(key, str):
-        found = [site for site in sites if site.kind == key]
-    elif isinstance(key, int):
-        kinds = sorted({site.kind for site in sites} - {"cross"}) or ["cross"]
-        if len(kinds) > 1:
-            raise ValueError(
-                f"layer {key} is ambiguous in this model; write ({kinds[0]!r}, {key}) or ({kinds[1]!r}, {key})"
-            )
-        return _matching(sites, (kinds[0], key))
-    elif isinstance(key, tuple) and len(key) == 2:
-        kind, number = key
-        of_kind = [site for site in sites if site.kind == kind]
-        number = number + len(of_kind) if number < 0 else number
-        found = [site for site in of_kind if site.layer == number]
-    else:
-        raise ValueError(f"a layer is a number, a kind or (kind, number), got {key!r}")
-    if not found:
-        has = {kind: sum(site.kind == kind for site in sites) for kind in dict.fromkeys(site.kind for site in sites)}
-        raise ValueError(f"no layer {key!r} in this model; its numbers of layers are {has}")
-    return found
+    if isinstance(key, str) and (named := LAYER_NAME.fullmatch(key)):
+        number = int(named["number"])
+        key = number if named["kind"] is None else (named["kind"], number)
+    match key:
+        case str():
+            matching = [site for site in sites if site.kind == key]
+        case int():
+            return _matching(sites, (_only_kind(sites, key), key))
+        case (str() as kind, int() as number):
+            matching = _numbered([site for site in sites if site.kind == kind], number)
+        case _:
+            raise ValueError(f"a layer is a number, a kind or (kind, number), got {key!r}")
+    if not matching:
+        counts = {site.kind: sum(other.kind == site.kind for other in sites) for site in sites}
+        raise ValueError(f"no layer {key!r} in this model; its numbers of layers are {counts}")
+    return matching
+
+
+def _only_kind(sites: list[Site], number: int) -> Kind:
+    """The kind that a plain number means: the model's one kind of self-attention, or cross where there is none."""
+    kinds = sorted({site.kind for site in sites} - {"cross"}) or ["cross"]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"layer {number} is ambiguous in this model; write ({kinds[0]!r}, {number}) or ({kinds[1]!r}, {number})"
+        )
+    return kinds[0]
+
+
+def _numbered(sites: list[Site], number: int) -> list[Site]:
+    """The site of this number; negative ones count from the end."""
+    if number < 0 and sites:
+        number += max(site.layer for site in sites) + 1
+    return [site for site in sites if site.layer == number]

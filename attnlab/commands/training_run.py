@@ -12,7 +12,7 @@ from torch import nn
 
 from attnlab.commands.pretraining import PretrainConfig, pretrain
 from attnlab.commands.text_corpus import CorpusConfig, prepare
-from attnlab.models import Transformer, save_model
+from attnlab.models import Transformer, save_transformer
 from attnlab.training import Outcome
 
 __all__ = ["resume_language_model", "train_language_model"]
@@ -68,6 +68,6 @@ def _from_json(cls: type[C], values: Mapping[str, Any]) -> C:
 
 def _save(model: nn.Module, folder: Path) -> None:
     if isinstance(model, Transformer):
-        save_model(model, folder)
+        save_transformer(model, folder)
     else:
         model.save_pretrained(folder)  # type: ignore[operator]

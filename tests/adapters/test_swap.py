@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from attnlab.adapters import record, swap
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters.protocol import adapter_of
 from tests.adapters.zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
 
 TOLERANCE = 1e-5
@@ -266,7 +266,7 @@ def test_classes_that_cannot_be_swapped_are_named() -> None:
     with pytest.raises(ValueError, match="MPNetModel cannot be swapped or recorded"), swap(mpnet, "softmax"):
         pass
     with pytest.raises(ValueError, match=r"a model .* was expected, got str"):
-        find_sites("bert-base")
+        adapter_of("bert-base")
     with pytest.raises(ValueError, match="no mechanism named 'sotfmax'"), swap(build("bert"), "sotfmax"):
         pass
 

@@ -16,9 +16,9 @@ from attnlab.models import (
     Translation,
     beam_search,
     greedy_search,
-    load_model,
+    load_transformer,
     named_config,
-    save_model,
+    save_transformer,
 )
 
 PAD, BOS, EOS, WORDS = 0, 1, 2, 11
@@ -73,7 +73,7 @@ def test_a_translator_learns_to_reverse(spec: str, tmp_path: object) -> None:
     )
     model = Transformer(replace(config, causal_attention=spec))
     train(model, Translation(label_smoothing=0.1), reversal, steps=400)
-    model = load_model(save_model(model, tmp_path))
+    model = load_transformer(save_transformer(model, tmp_path))
     test = reversal(10_000)
     wanted = [tuple(t for t in row if t != -100) for row in test["labels"].tolist()]
     arguments = {"attention_mask": test["attention_mask"], "bos": BOS, "eos": EOS, "max_new": 8}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import attnlab as al
-from attnlab.models import Transformer, TransformerConfig, attentions, named_config, swapped
+from attnlab.models import Transformer, TransformerConfig, attentions, named_config
 from attnlab.models.positions import rotate, sinusoids
 from tests.models.small import BASE, make, some_tokens
 from tests.tolerance import assert_close
@@ -176,9 +176,9 @@ def test_swapped_is_undone_even_after_an_error() -> None:
     model = make("decoder")
     tokens = some_tokens(2, 5)
     before = model(tokens).logits
-    with swapped(model, "kernel:elu"):
+    with al.swap(model, "kernel:elu"):
         assert (model(tokens).logits != before).any()
-    with pytest.raises(ValueError, match="31"), swapped(model, "kernel:elu"):
+    with pytest.raises(ValueError, match="31"), al.swap(model, "kernel:elu"):
         model(some_tokens(2, 37))
     assert torch.equal(model(tokens).logits, before)
 
