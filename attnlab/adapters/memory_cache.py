@@ -102,7 +102,7 @@ class MemoryLayer(CacheLayerMixin):
 
 
 def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped: bool) -> MemoryLayer | None:
-    """The memory of a converted module in the cache it was given; an empty layer gives way to one, unless swapped."""
+    """The memory of a converted module in its cache; it takes the place of an empty layer, unless swapped."""
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.cross_attention_cache if installed.kind == "cross" else cache.self_attention_cache
     if index is None or not hasattr(cache, "layers"):

@@ -178,7 +178,7 @@ class Attention(AttentionLayer):
 def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     """The mechanisms of a kind's layers; layers with the same spec share one that says ``tied_across_layers = True``.
 
-    ABC ties its control across layers (ABC, 4); without that word every layer has parameters of its own.
+    ABC ties its control across layers (ABC, 4); otherwise every layer has parameters of its own.
     """
     tied: dict[str, Mechanism] = {}
     made = []

@@ -142,10 +142,10 @@ def test_gradient_checkpointing_changes_nothing(checkpointing: bool) -> None:
     if checkpointing:
         model.gradient_checkpointing_enable()
     model(**inputs(model, padding("left")), use_cache=False).logits.logsumexp(-1).sum().backward()
-    found = model.attnlab.decoder.weight.grad
+    gradient = model.attnlab.decoder.weight.grad
     plain = converted("llama")
     plain(**inputs(model, padding("left")), use_cache=False).logits.logsumexp(-1).sum().backward()
-    assert_close(found, plain.attnlab.decoder.weight.grad)
+    assert_close(gradient, plain.attnlab.decoder.weight.grad)
 
 
 # Saving and loading

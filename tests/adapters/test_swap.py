@@ -119,10 +119,10 @@ def test_layers_are_named_by_kind_and_number(layers: object, expected: dict) -> 
     model = build("t5")
     with record(model, layers=layers) as trace:
         real_logits(model, inputs(model))
-    found: dict = {}
+    layers: dict = {}
     for layer in trace:
-        found.setdefault(layer.kind, []).append(layer.layer)
-    assert found == expected
+        layers.setdefault(layer.kind, []).append(layer.layer)
+    assert layers == expected
 
 
 @pytest.mark.parametrize(

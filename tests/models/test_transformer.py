@@ -165,11 +165,11 @@ def test_mechanisms_by_layer_and_by_kind() -> None:
         causal_attention="kernel:exp",
         cross_attention=("softmax", "kernel:poly,degree=2", "softmax"),
     )
-    found = {(a.kind, a.layer): al.spec_of(a.mechanism) for a in attentions(model)}
-    assert found["encoder", 1] == "kernel"
-    assert found["decoder", 2] == "kernel:kernel=exp"
-    assert found["cross", 1] == "kernel:kernel=poly"
-    assert found["cross", 0] == found["encoder", 0] == "softmax"
+    mechanisms = {(a.kind, a.layer): al.spec_of(a.mechanism) for a in attentions(model)}
+    assert mechanisms["encoder", 1] == "kernel"
+    assert mechanisms["decoder", 2] == "kernel:kernel=exp"
+    assert mechanisms["cross", 1] == "kernel:kernel=poly"
+    assert mechanisms["cross", 0] == mechanisms["encoder", 0] == "softmax"
 
 
 def test_swapped_is_undone_even_after_an_error() -> None:
