@@ -95,15 +95,17 @@ class Trace:
         if isinstance(key, int):
             kinds = sorted({kind for kind, _ in self._layers} - {"cross"}) or ["cross"]
             if len(kinds) > 1:
-                raise ValueError(f"layer {key} is ambiguous here; write trace[{kinds[0]!r}, {key}] or {kinds[1]!r}")
+                raise ValueError(
+                    f"layer {key} is ambiguous in this trace; write trace[{kinds[0]!r}, {key}] or {kinds[1]!r}"
+                )
             key = (kinds[0], key)
         kind, number = key
         numbers = sorted(n for k, n in self._layers if k == kind)
         if number < 0 and numbers:
             number += numbers[-1] + 1
         if number not in numbers:
-            found = {k: sorted(n for kk, n in self._layers if kk == k) for k, _ in self._layers}
-            raise ValueError(f"no layer ({kind!r}, {number}) in this trace; it has {found}")
+            recorded = {k: sorted(n for kk, n in self._layers if kk == k) for k, _ in self._layers}
+            raise ValueError(f"no layer ({kind!r}, {number}) in this trace; it has {recorded}")
         return kind, number
 
     def save(self, folder: Path | str) -> Path:

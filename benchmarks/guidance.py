@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.adapters import swap
 from attnlab.attention import AttentionCall
 from attnlab.guidance import Guidance, guide, layer_targets
 from attnlab.guidance.attention import Groups, attend_guided
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.models import MaskedLM, Transformer, named_config, swapped
+from attnlab.models import MaskedLM, Transformer, named_config
 from attnlab.patterns import SpecialTokens, dense
 from attnlab.provenance import provenance, write_json
 
@@ -139,7 +140,7 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
         if way == "guided":
             term = kept.enter_context(guide(model, guidance, tokens=TOKENS))
         elif way == "usual":
-            kept.enter_context(swapped(model, eager))
+            kept.enter_context(swap(model, eager))
 
         def step() -> None:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):

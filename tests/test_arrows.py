@@ -31,7 +31,7 @@ BELOW: dict[str, set[str]] = {
     "trace": {"attention", "registry", "mechanisms"},
     "data": set(),
     "models": CORE,
-    "adapters": CORE,
+    "adapters": CORE | {"models"},
     "reading": CORE | {"adapters"},
     "guidance": CORE | {"adapters"},
     "dynamics": CORE | {"adapters"},

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from attnlab.adapters.interface import Frame, attached
-from attnlab.adapters.sites import Layers, Site, find_sites, refuse_partial, select
+from attnlab.adapters.protocol import Frame, Layers, Site, adapter_of, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms._device import beside
 from attnlab.registry import mechanism
@@ -27,17 +26,19 @@ def swap(
 ) -> Iterator[nn.Module]:
     """Inside the context, ``model`` attends by ``mech``, in all layers or in those named: 3, ("cross", 3), "decoder".
 
-    Other layers keep the model's own attention. A model in training mode that drops attention weights is refused unless
-    ``mech`` is softmax, whose dropout is the model's own, or ``dropout="skip"``.
+    Any Hugging Face model, and any with attention layers of ``attnlab.models``. Other layers keep the model's own
+    attention. A model in training mode that drops attention weights is refused unless ``mech`` is softmax, whose
+    dropout is the model's own, or ``dropout="skip"``.
     """
     mech = beside(model, mechanism(mech))
     if dropout not in ("refuse", "skip"):
         raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")
     frame = Frame(mechanism=mech, skip_dropout=dropout == "skip")
-    sites = find_sites(model)
+    adapter = adapter_of(model)
+    sites = adapter.sites()
     if layers is None:
         refuse_partial(model, sites)
-    with attached(model, dict.fromkeys(select(sites, layers), frame)):
+    with adapter.attach(dict.fromkeys(select(sites, layers), frame)):
         yield model
 
 
@@ -47,7 +48,16 @@ def record(model: nn.Module, *, layers: Layers = None, keep: str = "last") -> It
 
     A layer's last call is kept: after ``generate``, the last decoding step. ``keep="all"`` keeps every call, which
     ``trace.history(3)`` lists. Tensors stay in the autograd graph when the model runs with gradients.
+
+    >>> import torch
+    >>> from attnlab.models import Transformer, TransformerConfig
+    >>> model = Transformer(TransformerConfig(kind="encoder", vocab=11, width=8, heads=2, layers=2))
+    >>> with record(model) as trace:
+    ...     output = model(torch.tensor([[1, 2, 3]]))
+    >>> trace[1].weights().shape
+    torch.Size([1, 2, 3, 3])
     """
+    adapter = adapter_of(model)
     trace = Trace(keep=keep, metadata={"model": type(model).__name__})
 
     def note(site: Site, call: AttentionCall, mech: Mechanism, output: Tensor) -> None:
@@ -55,5 +65,5 @@ def record(model: nn.Module, *, layers: Layers = None, keep: str = "last") -> It
         trace.add(LayerTrace(call, mech, output, site.projection(width), site.kind, site.layer, site.name))
 
     frame = Frame(note=note)
-    with attached(model, dict.fromkeys(select(find_sites(model), layers), frame)):
+    with adapter.attach(dict.fromkeys(select(adapter.sites(), layers), frame)):
         yield trace

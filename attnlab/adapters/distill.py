@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from attnlab.adapters.contexts import record
-from attnlab.adapters.convert import CONTAINER, is_converted
-from attnlab.adapters.installed import Installed, installed_in
+from attnlab.adapters.convert import is_converted
+from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
@@ -100,7 +100,7 @@ def distill(
     teaching = _Teaching(model, converted, source, settings, then)
     lessons = []
     with _still(model, converted):
-        new = [p for p in getattr(converted, CONTAINER).parameters() if p.requires_grad]
+        new = _new_parameters(converted)
         if new and settings.layer_steps:
             with _only(converted, new):
                 lessons += teaching.stage("layers", new, teaching.layers, settings.layer_steps, settings.layer_lr)
@@ -134,9 +134,8 @@ class _Teaching:
         self.model, self.converted, self.source, self.settings, self.then = model, converted, source, settings, then
         self.device = next(converted.parameters()).device
         self.mechanisms = {
-            (installed.kind, installed.layer): _attending(installed)
-            for module in converted.modules()
-            if (installed := installed_in(module)) is not None
+            (conversion.kind, conversion.layer): _attending(conversion)
+            for conversion in adapter_of(converted).conversions()
         }
         # Batches of the second stage are others than the first's.
         self.at = 0
@@ -212,10 +211,17 @@ class _Teaching:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
 
-def _attending(installed: Installed) -> Callable[[AttentionCall], Tensor]:
+def _attending(conversion: Conversion) -> Callable[[AttentionCall], Tensor]:
     """The student's attention on a call of its teacher, without the bias that conversion may have dropped."""
-    mech = installed.mechanism
-    return (lambda call: mech(replace(call, bias=None))) if installed.drop_bias else mech
+    mech = conversion.mechanism
+    return (lambda call: mech(replace(call, bias=None))) if conversion.drop_bias else mech
+
+
+def _new_parameters(converted: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the converted layers' mechanisms, each once."""
+    mechanisms = [conversion.mechanism for conversion in adapter_of(converted).conversions()]
+    learned = nn.ModuleList(mech for mech in mechanisms if isinstance(mech, nn.Module))
+    return [p for p in learned.parameters() if p.requires_grad]
 
 
 def _learned(batch: dict[str, Tensor], logits: Tensor) -> Tensor:

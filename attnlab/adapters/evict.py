@@ -1,4 +1,4 @@
-"""Decoding with a bounded key/value cache: which keys to keep, chosen by what each adds to the output.
+"""Decoding with a bounded key/value cache: which keys to keep, chosen by how much each adds to the output.
 
 Keys keep the positions they were made with (a rotary model caches keys after rotation), and new tokens are numbered by
 how many tokens were read, not by how many keys are left. Every key/value head evicts for itself.
@@ -6,23 +6,32 @@ how many tokens were read, not by how many keys are left. Every key/value head e
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, grouped
+from attnlab.adapters.protocol import adapter_of
+from attnlab.attention import AttentionCall, Mechanism, grouped
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["KVPolicy", "evicting", "keep_mask", "perplexity", "token_losses"]
+__all__ = [
+    "KVPolicy",
+    "KeyRanking",
+    "evicting",
+    "keep_mask",
+    "keep_positions",
+    "perplexity",
+    "refuse_other_attention",
+    "refuse_padding",
+    "token_losses",
+]
 
 RANKINGS = ("value-aware", "leave-one-out", "mass", "mass-norm", "recency", "random")
-ATTENTION = "attnlab_evicting"
 
 
 @dataclass(frozen=True)
@@ -83,13 +92,13 @@ def keep_mask(policy: KVPolicy, rank: Float[Tensor, "b g k"]) -> Bool[Tensor, "b
     return torch.zeros_like(rank, dtype=torch.bool).scatter(-1, order, True).flip(-1)
 
 
-class _Memory:
-    """What one layer remembers of its past queries, and the eviction that follows from it."""
+class KeyRanking:
+    """What one layer gathers from its past queries to rank its keys, and the eviction that follows from it."""
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
         self.policy, self.layer = policy, layer
         self.gathered: Tensor | None = None
-        self.outputs: Tensor | float = 0.0
+        self.outputs: Tensor | None = None
         self.queries = 0
         self.draws = torch.Generator().manual_seed(policy.seed * 1009 + layer)
 
@@ -113,7 +122,8 @@ class _Memory:
         o = W @ v.unsqueeze(2)
         if self.policy.by == "value-aware":
             self.gathered = past
-            self.outputs = self.outputs + o.sum((2, 3))
+            summed = o.sum((2, 3))
+            self.outputs = summed if self.outputs is None else self.outputs + summed
             self.queries += o.shape[2] * o.shape[3]
             mean = (self.outputs / self.queries).unsqueeze(-1)
             return 2 * (v @ mean).squeeze(-1) - v.square().sum(-1)
@@ -121,7 +131,7 @@ class _Memory:
         self.gathered = past + ((W / (1 - W).clamp_min(1e-6)).square() * far.clamp_min(0)).sum((2, 3))
         return self.gathered
 
-    def evict(self, call: AttentionCall) -> Int[Tensor, "b g n"] | None:
+    def kept_after(self, call: AttentionCall) -> Int[Tensor, "b g n"] | None:
         """The keys to keep after these queries; None while all of them fit."""
         rank = self.rank(call)
         if rank.shape[-1] <= self.policy.budget:
@@ -132,109 +142,63 @@ class _Memory:
             self.gathered = self.gathered.gather(-1, at)
         return at
 
-
-@functools.cache
-def _classes() -> tuple[type, type]:
-    """The cache and its layer; made on first use, since they inherit from transformers' classes."""
-    from transformers.cache_utils import Cache, DynamicLayer
-
-    class EvictingLayer(DynamicLayer):
-        """Keys and values that are left, and the number of tokens read."""
-
-        is_croppable = False
-
-        def __init__(self, policy: KVPolicy, layer: int) -> None:
-            super().__init__()
-            self.memory, self.seen = _Memory(policy, layer), 0
-
-        def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            self.seen += key_states.shape[-2]
-            return super().update(key_states, value_states, *args, **kwargs)
-
-        def evict(self, call: AttentionCall) -> None:
-            at = self.memory.evict(call)
-            if at is not None:
-                assert self.keys is not None
-                assert self.values is not None
-                self.keys, self.values = (t.gather(2, _wide(at, t)) for t in (self.keys, self.values))
-
-        def get_seq_length(self, *_: Any) -> int:
-            return self.seen
-
-        def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-            length = query_length if isinstance(query_length, int) else query_length.shape[0]
-            return self.seen + length, 0
-
-        def crop(self, tokens_to_remove: int) -> None:
-            raise ValueError("an evicting cache cannot be cropped: what it evicted is gone; decode without assistance")
-
-    class EvictingCache(Cache):
-        """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
-
-        def __init__(self, policy: KVPolicy, layers: int) -> None:
-            super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
-
-        def kept(self) -> list[int]:
-            """Keys held by each layer."""
-            return [0 if layer.keys is None else layer.keys.shape[-2] for layer in self.layers]  # type: ignore[union-attr]
-
-    return EvictingCache, EvictingLayer
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Make row i of the batch what row ``rows[i]`` was."""
+        if self.gathered is not None:
+            self.gathered = self.gathered[rows.to(self.gathered.device)]
+        if self.outputs is not None:
+            self.outputs = self.outputs[rows.to(self.outputs.device)]
 
 
-def _wide(at: Tensor, t: Tensor) -> Tensor:
-    return at.unsqueeze(-1).expand(*at.shape, t.shape[-1])
+def keep_positions(t: Float[Tensor, "b g k d"], at: Int[Tensor, "b g n"]) -> Float[Tensor, "b g n d"]:
+    """The keys or values at these positions."""
+    return t.gather(2, at.unsqueeze(-1).expand(*at.shape, t.shape[-1]))
+
+
+def refuse_other_attention(name: str, mech: Mechanism) -> None:
+    """Raise a ValueError if a layer does not attend by softmax, whose weights rank the keys."""
+    if not isinstance(mech, Softmax):
+        raise ValueError(
+            f"{name} attends by {mech!r}, but keys are evicted by their softmax attention; evict from the unconverted "
+            "model, outside of swap"
+        )
+
+
+def refuse_padding(mask: Tensor) -> None:
+    """Raise a ValueError if a mask of tokens hides any."""
+    if not bool(mask.all()):
+        raise ValueError("an evicting cache takes no padding; decode rows of one length, or one at a time")
 
 
 @contextmanager
-def evicting(model: Any, policy: KVPolicy) -> Iterator[Any]:
-    """A cache of bounded size for a decoder-only Hugging Face model, while its attention reports to the policy.
+def evicting(model: nn.Module, policy: KVPolicy) -> Iterator[Any]:
+    """A cache of bounded size for a decoder whose attention is softmax; pass it to every call inside the context.
 
-    ``with evicting(model, KVPolicy(64)) as cache: model.generate(ids, past_key_values=cache)``. A prompt attends to
-    itself whole and is then cut to the budget. Padding is refused: rows would evict by tokens that do not exist.
+    Hugging Face: ``with evicting(model, KVPolicy(64)) as cache: model.generate(ids, past_key_values=cache)``.
+    Our Transformer: ``greedy_search(model, ids, cache=cache, ...)``, ``beam_search`` or ``model(ids, cache=cache)``; an
+    encoder-decoder keeps its whole source. A prompt attends to itself whole and is then cut to the budget. Padding is
+    refused: rows would evict by tokens that do not exist.
     """
-    from transformers import AttentionInterface
-
-    cache = _classes()[0](policy, model.config.get_text_config(decoder=True).num_hidden_layers)
-
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        # The keys that are left come before the new ones, so the new ones see them all.
-        call = AttentionCall(q, k, v, causal=True, offset=k.shape[2] - q.shape[2], scale=kwargs.get("scaling"))
-        out = Softmax()(call)
-        cache.layers[module.layer_idx].evict(call)
-        return out.transpose(1, 2).contiguous(), None
-
-    def refuse_padding(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = kwargs.get("attention_mask")
-        if isinstance(mask, Tensor) and mask.dim() == 2 and not bool(mask.all()):
-            raise ValueError("an evicting cache takes no padding; decode rows of one length, or one at a time")
-
-    before = model.config._attn_implementation
-    AttentionInterface.register(ATTENTION, attend)
-    hook = model.register_forward_pre_hook(refuse_padding, with_kwargs=True)
-    try:
-        model.set_attn_implementation(ATTENTION)
+    with adapter_of(model).evicting_cache(policy) as cache:
         yield cache
-    finally:
-        model.set_attn_implementation(before)
-        hook.remove()
-        AttentionInterface._global_mapping.pop(ATTENTION, None)
 
 
 @torch.no_grad()
-def token_losses(model: Any, ids: Int[Tensor, "b n"], policy: KVPolicy | None) -> Float[Tensor, "b m"]:
+def token_losses(model: nn.Module, ids: Int[Tensor, "b n"], policy: KVPolicy | None) -> Float[Tensor, "b m"]:
     """-log p of every token but the first, teacher-forced and read one by one; without a policy in one pass."""
+    adapter = adapter_of(model)
     if policy is None:
-        logits = model(ids[:, :-1], use_cache=False).logits.float()
+        logits = adapter.logits(ids[:, :-1]).float()
         return torch.nn.functional.cross_entropy(logits.mT, ids[:, 1:], reduction="none")
     losses = []
-    with evicting(model, policy) as cache:
+    with adapter.evicting_cache(policy) as cache:
         for t in range(ids.shape[1] - 1):
-            logits = model(ids[:, t : t + 1], past_key_values=cache, use_cache=True).logits[:, -1].float()
+            logits = adapter.logits(ids[:, t : t + 1], cache=cache)[:, -1].float()
             losses.append(torch.nn.functional.cross_entropy(logits, ids[:, t + 1], reduction="none"))
     return torch.stack(losses, 1)
 
 
-def perplexity(model: Any, ids: Tensor, policy: KVPolicy | None, *, skip: int = 0) -> dict[str, float]:
+def perplexity(model: nn.Module, ids: Tensor, policy: KVPolicy | None, *, skip: int = 0) -> dict[str, float]:
     """Teacher-forced perplexity of (batch, length) token ids; the first ``skip`` targets do not count."""
     losses = token_losses(model, ids, policy)[:, skip:]
     return {"loss": float(losses.mean()), "perplexity": float(losses.mean().exp()), "tokens": losses.numel()}

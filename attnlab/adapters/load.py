@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from attnlab.adapters.convert import CONTAINER, is_converted, restore_conversion
+from attnlab.adapters.convert import is_converted
+from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
 
 __all__ = [
     "SHIPPED",
@@ -52,7 +53,7 @@ def load_model(
     trust_remote_code: bool = False,
     dtype: torch.dtype | None = torch.float32,
 ) -> LoadedModel:
-    """Load safetensors weights only; whatever is missing or damaged is a ValueError of one sentence.
+    """Load safetensors weights only; a missing or damaged file is a ValueError of one sentence.
 
     ``dtype=None`` keeps the checkpoint's own. A model that was converted comes back converted.
     """
@@ -108,7 +109,7 @@ def load_model(
 
 @contextmanager
 def _quiet(converted: bool) -> Iterator[None]:
-    """transformers draws its bar even where nobody can watch it move, and reports a conversion's tensors as strange."""
+    """No progress bar outside a terminal, and no report of a conversion's tensors as unexpected."""
     from transformers.utils import logging
 
     bar = not sys.stderr.isatty() and logging.is_progress_bar_enabled()
@@ -146,19 +147,19 @@ def _converted_tensors(name: str) -> dict[str, torch.Tensor]:
     from safetensors import safe_open
 
     folder = Path(name).expanduser()
-    found = {}
+    tensors = {}
     for path in _weight_files(folder) if folder.is_dir() else _hub_files(name):
         with safe_open(path, framework="pt") as file:
-            found.update({key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")})  # noqa: SIM118
-    return found
+            tensors |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")}  # noqa: SIM118
+    return tensors
 
 
 def _hub_files(name: str) -> list[Path]:
     from transformers.utils import cached_file
 
     def local(file: str) -> Path | None:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
-        return None if found is None else Path(found)
+        cached = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        return None if cached is None else Path(cached)
 
     index = local("model.safetensors.index.json")
     names = ["model.safetensors"]

@@ -1,4 +1,4 @@
-"""From transformers' masks to the most structured call: what runs in linear time takes padding and causality only."""
+"""From transformers' masks to padding and causality, where they are no more: mechanisms in linear time need that."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CARRIED = "_attnlab_seen"
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The fields of an AttentionCall that say which keys a query sees; ``bias`` is a mask that adds, not only hides."""
+    """Which keys a query sees, as fields of an AttentionCall; ``bias`` is a mask that also adds to scores."""
 
     key_visible: Bool[Tensor, "b k"] | None = None
     causal: bool = False
@@ -30,7 +30,7 @@ class Seen:
 def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """``make``, a mask function of transformers, whose mask also carries the structure it was made from.
 
-    None stays None: the attention function knows what that means for its implementation.
+    None stays None, whose meaning depends on the implementation of attention.
     """
 
     def make_mask(**arguments: Any) -> Tensor | None:
@@ -43,7 +43,7 @@ def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | 
 
 
 def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none_is_causal: bool) -> Seen:
-    """What the mask an attention function was given lets its queries see; ``shape`` is (batch, queries, keys).
+    """The keys that queries see under an attention function's mask; ``shape`` is (batch, queries, keys).
 
     ``none_is_causal``: in a causal module, no mask means causal to SDPA, and nothing hidden to eager attention.
     """
@@ -73,7 +73,7 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
 
 
 def carried_by(mask: Tensor) -> Seen | None:
-    """What a mask was made from, if it says so and nobody has written into it since."""
+    """The structure that a mask was made from; None if it is unknown or the mask was written to since."""
     carried, version = getattr(mask, CARRIED, (None, None))
     return carried if carried is not None and version == _version(mask) else None
 
@@ -93,19 +93,19 @@ def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, decoding: bool = Tr
 
 
 def _version(mask: Tensor) -> int | None:
-    """Counts writes in place, after which a mask is no longer what it was made as; inference tensors do not count."""
+    """A number that every write in place changes; None for inference tensors, which do not count writes."""
     return None if mask.is_inference() else mask._version
 
 
-def _structure(mask: Tensor, given: dict[str, Any]) -> Seen:
+def _structure(mask: Tensor, arguments: dict[str, Any]) -> Seen:
     from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
 
-    n_k, first_key = int(given["kv_length"]), int(given.get("kv_offset", 0))
-    offset = int(given.get("q_offset", 0)) - first_key
-    pattern = given["mask_function"]
+    n_k, first_key = int(arguments["kv_length"]), int(arguments.get("kv_offset", 0))
+    offset = int(arguments.get("q_offset", 0)) - first_key
+    pattern = arguments["mask_function"]
     if pattern is causal_mask_function or pattern is bidirectional_mask_function:
         causal = pattern is causal_mask_function
-        keys = _real_keys(given.get("attention_mask"), first_key, n_k)
+        keys = _real_keys(arguments.get("attention_mask"), first_key, n_k)
         return Seen(keys, causal, offset if causal else 0)
     seen = mask if mask.dtype == torch.bool else mask == 0
     return recognise(seen, offset=offset)

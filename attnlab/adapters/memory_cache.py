@@ -9,17 +9,18 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from attnlab.adapters.installed import Installed
+from attnlab.adapters.attention_function import Installed
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.models.cache import BoundedMemoryStep
 
-__all__ = ["MemoryLayer", "Remembered", "memory_layer"]
+__all__ = ["MemoryLayer", "memory_layer"]
 
 
 class MemoryLayer(CacheLayerMixin):
     """One layer's past, of a size that does not grow: what the mechanism's ``make_cache`` returns.
 
-    transformers hands over keys and values before the attention function runs. They pass through here, and
-    ``attend`` folds them in; what a module reads back as ``keys`` (a cross-attention's second step) is no key at all.
+    transformers calls ``update`` with keys and values before the attention function runs; that function then calls
+    ``answer``, which folds them in. A module that reads ``keys`` back (a cross-attention's second step) gets none.
     """
 
     is_sliding = False
@@ -41,15 +42,15 @@ class MemoryLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.length += key_states.shape[2]
-        # Copies: a view of nothing would keep the keys of the whole prompt alive.
+        # Copies: an empty view would keep the keys of the whole prompt in memory.
         self.keys, self.values = key_states[:, :, :0].clone(), value_states[:, :, :0].clone()
         return key_states, value_states
 
-    def attend(self, call: AttentionCall) -> tuple[Mechanism, AttentionCall, Tensor]:
+    def answer(self, call: AttentionCall) -> tuple[Mechanism, AttentionCall, Tensor]:
         """Answer a call that holds only new keys: the mechanism that W can be asked of, the call and the output."""
         past = self.length - call.k.shape[2]
         call, out = self.past.attend(self.mechanism, call, key_visible=call.key_visible)
-        return (Remembered(self.mechanism, past) if past else self.mechanism), call, out
+        return (BoundedMemoryStep(self.mechanism, past) if past else self.mechanism), call, out
 
     def get_seq_length(self, *_: Any) -> int:
         """How many tokens were folded in, padding included."""
@@ -100,26 +101,8 @@ class MemoryLayer(CacheLayerMixin):
         )
 
 
-class Remembered(Mechanism):
-    """The mechanism of a decoding step: its memory holds tokens whose keys are gone, so nobody can say W."""
-
-    def __init__(self, mechanism: Mechanism, past: int) -> None:
-        self.mechanism, self.past = mechanism, past
-
-    def __repr__(self) -> str:
-        return repr(self.mechanism)
-
-    def reference(self, call: AttentionCall) -> Tensor:
-        raise ValueError(
-            f"this step of {self.mechanism!r} read a memory of {self.past} earlier tokens, whose keys are not kept; "
-            "for W run the whole text at once, or generate with use_cache=False"
-        )
-
-    forward = reference
-
-
 def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped: bool) -> MemoryLayer | None:
-    """The memory of a converted module in the cache it was given; an empty layer gives way to one, unless swapped."""
+    """The memory of a converted module in its cache; it takes the place of an empty layer, unless swapped."""
     if isinstance(cache, EncoderDecoderCache):
         cache = cache.cross_attention_cache if installed.kind == "cross" else cache.self_attention_cache
     if index is None or not hasattr(cache, "layers"):

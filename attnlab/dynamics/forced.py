@@ -43,7 +43,7 @@ def forced_probe(
     """log beta[t, l]: the logarithm of the right word's probability when attention is forced to source position l.
 
     ``answer()`` runs the model and gives logits ``(b, q, v)``; ``force(spec)`` is a context in which the layers to be
-    probed attend by ``spec``: ``lambda spec: attnlab.swap(model, spec, layers="cross")`` for a Hugging Face model. One
+    probed attend by ``spec``: ``lambda spec: attnlab.swap(model, spec, layers="cross")`` for any model. One
     forward pass for each of the ``keys`` positions. Where a row has no such position the value means nothing, so pass
     its length to ``agreement``. Targets below 0 are padding and have minus infinity.
     """

@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnlab.adapters.interface import Frame, attached
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters.protocol import Frame, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.guidance.inputs import own_layers, watch_inputs
+from attnlab.guidance.inputs import watch_inputs
 from attnlab.guidance.loss import chosen_kind
 from attnlab.guidance.settings import Guidance
 from attnlab.mechanisms.softmax import Softmax
@@ -114,17 +113,12 @@ def bias_heads(
 
     A model that was trained so needs the bias when it is used, too. Models with one kind of self-attention.
     """
-    own = own_layers(model)
-    sites = [] if own else find_sites(model)
-    kind = chosen_kind([x.kind for x in (own or sites)], guidance)
+    adapter = adapter_of(model)
+    sites = adapter.sites()
+    kind = chosen_kind([site.kind for site in sites], guidance)
     mech = _BiasedSoftmax(_Now(guidance, strength, tokens))
     with ExitStack() as undo:
         for remove in watch_inputs(model, mech.now.begin):
             undo.callback(remove)
-        if sites:
-            undo.enter_context(attached(model, {s: Frame(mechanism=mech) for s in sites if s.kind == kind}))
-        for layer in own:
-            if layer.kind == kind:
-                undo.callback(setattr, layer, "mechanism", layer.mechanism)
-                layer.mechanism = mech
+        undo.enter_context(adapter.attach({s: Frame(mechanism=mech) for s in sites if s.kind == kind}))
         yield

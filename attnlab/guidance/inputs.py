@@ -1,4 +1,4 @@
-"""What a model reads and where it attends, seen from outside."""
+"""What a model reads, seen from outside."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnlab.attention import Mechanism
-
-__all__ = ["own_layers", "watch_inputs"]
-
-
-def own_layers(model: nn.Module) -> list[Any]:
-    """The attention layers of a model of this package: modules that have a mechanism, a kind and a number."""
-    return [m for m in model.modules() if isinstance(getattr(m, "mechanism", None), Mechanism) and hasattr(m, "kind")]
+__all__ = ["watch_inputs"]
 
 
 def watch_inputs(

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.interface import Frame, attached, stand_in
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters.protocol import Frame, ModelAdapter, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
-from attnlab.guidance.inputs import own_layers, watch_inputs
+from attnlab.guidance.inputs import watch_inputs
 from attnlab.guidance.loss import cells, chosen_kind, layer_targets, refuse_missing
 from attnlab.guidance.settings import Guidance
 from attnlab.loss import Loss
@@ -26,7 +25,6 @@ from attnlab.trace import Kind
 __all__ = ["GuidanceTerm", "guide"]
 
 Batch = Mapping[str, Any]
-Undo = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -189,18 +187,13 @@ def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None 
     the others, and the rest of the model, run as they would without guidance.
     """
     with ExitStack() as undo:
-        own = own_layers(model)
-        kinds = [layer.kind for layer in own] if own else [site.kind for site in find_sites(model)]
+        adapter = adapter_of(model)
+        kinds = [site.kind for site in adapter.sites()]
         term = GuidanceTerm(guidance, chosen_kind(kinds, guidance), tokens)
         refuse_missing(list(range(kinds.count(term.kind))), guidance, term.kind)
         for remove in watch_inputs(model, term.begin, term.end):
             undo.callback(remove)
-        if own:
-            for layer in own:
-                if _guided(layer.kind, layer.layer, term):
-                    undo.callback(_guide_own(layer, term))
-        else:
-            undo.enter_context(attached(model, _frames(model, term)))
+        undo.enter_context(adapter.attach(_frames(adapter, term)))
         yield term
 
 
@@ -208,38 +201,20 @@ def _guided(kind: Kind, layer: int, term: GuidanceTerm) -> bool:
     return kind == term.kind and (term.guidance.layers is None or layer in term.guidance.layers)
 
 
-def _frames(model: nn.Module, term: GuidanceTerm) -> dict[Any, Frame]:
+def _frames(adapter: ModelAdapter, term: GuidanceTerm) -> dict[Any, Frame]:
     """For each guided site: our softmax in place of its own, or only an observer where another mechanism stands in."""
     frames = {}
-    for site in find_sites(model):
+    for site in adapter.sites():
         if not _guided(site.kind, site.layer, term):
             continue
         guided = GuidedSoftmax(term, site.layer)
 
         def note(site: Any, call: AttentionCall, mech: Mechanism, out: Tensor, guided: GuidedSoftmax = guided) -> None:
-            guided.noted(call, mech)
+            term.outside_of_graphs(guided.noted, call, mech)
 
-        other = stand_in(site.module)
-        replaces = other is None or type(other) is Softmax
+        replaces = type(adapter.mechanism_at(site)) is Softmax
         frames[site] = Frame(mechanism=guided if replaces else None, note=note)
     return frames
-
-
-def _guide_own(layer: Any, term: GuidanceTerm) -> Undo:
-    before = layer.mechanism
-    if type(before) is not Softmax:
-
-        def note(layer: Any, call: AttentionCall, output: Tensor) -> None:
-            term.outside_of_graphs(term.note, layer.layer, call, layer.mechanism)
-
-        layer.observers.append(note)
-        return lambda: layer.observers.remove(note)
-    layer.mechanism = GuidedSoftmax(term, layer.layer)
-
-    def undo() -> None:
-        layer.mechanism = before
-
-    return undo
 
 
 def _cut_mask(call: AttentionCall, heads: range) -> AttentionCall:

@@ -1,27 +1,27 @@
-"""What the experiments train: a transformer and KTIW's LSTMs whose attention is any mechanism, losses, searches."""
+"""A transformer whose attention is any mechanism, its losses, and search with caches."""
 
-from attnlab.models.attention import Attention, attentions, swapped
+from attnlab.models.attention import Attention, AttentionLayer, attentions
 from attnlab.models.cache import Cache, KeyValueCache, LayerCache
 from attnlab.models.config import TransformerConfig, config_from_dict, config_to_dict
 from attnlab.models.losses import CausalLM, MaskedLM, Translation, token_loss
 from attnlab.models.named import CONFIGS, named_config
-from attnlab.models.saving import load_model, save_model
+from attnlab.models.saving import load_transformer, save_transformer
 from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search
-from attnlab.models.tracing import record_model
-from attnlab.models.transformer import Output, Source, Transformer, count_parameters
+from attnlab.models.transformer import EncoderOutput, Output, Transformer, count_parameters
 
 __all__ = [
     "CONFIGS",
     "Attention",
+    "AttentionLayer",
     "Cache",
     "CausalLM",
+    "EncoderOutput",
     "Hypothesis",
     "KeyValueCache",
     "LayerCache",
     "LengthPenalty",
     "MaskedLM",
     "Output",
-    "Source",
     "Transformer",
     "TransformerConfig",
     "Translation",
@@ -31,10 +31,8 @@ __all__ = [
     "config_to_dict",
     "count_parameters",
     "greedy_search",
-    "load_model",
+    "load_transformer",
     "named_config",
-    "record_model",
-    "save_model",
-    "swapped",
+    "save_transformer",
     "token_loss",
 ]

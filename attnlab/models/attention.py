@@ -1,23 +1,22 @@
-"""Multi-head attention as a layer: it makes q, k and v, hands them to its mechanism, and projects what comes back."""
+"""Multi-head attention as a layer: it makes q, k and v, hands them to its mechanism, and projects the output."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.mechanisms._device import beside
-from attnlab.models.cache import KeyValueCache, LayerCache, SourceCache
+from attnlab.models.cache import BoundedMemoryStep, KeyValueCache, LayerCache, SourceCache, refuse_other_mechanism
 from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
 from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Attention", "Carried", "Observer", "attentions", "make_mechanisms", "put_mechanism", "swapped"]
+__all__ = ["Attention", "AttentionLayer", "Carried", "Observer", "attentions", "make_mechanisms", "put_mechanism"]
 
 
 @dataclass
@@ -27,23 +26,59 @@ class Carried:
     memory: Tensor | None = None
 
 
-class Attention(nn.Module):
-    """Multi-head attention (Vaswani et al., 2017, 3.2.2) with any mechanism in the place of the softmax.
+class AttentionLayer(nn.Module):
+    """An attention layer that ``swap``, ``record``, ``guide`` and the readings find in a model.
 
-    A mechanism with parameters is a submodule, so it trains, saves and loads with the model. Whoever wants to see the
-    calls appends to ``observers``; each is called with (this layer, the call, the mechanism's output).
+    A subclass sets ``mechanism``, its attention, and ``out``, a module whose ``weight`` is W_O. It attends by
+    ``run_mechanism``. A mechanism with parameters is a submodule, so it trains, saves and loads with the model.
+
+    Inside ``swap`` the last of ``replacements`` attends. Each of ``observers`` is called with (this layer, the call,
+    the mechanism, its output). Both belong to open contexts, so a copy or a saved layer has none.
     """
 
-    def __init__(self, config: TransformerConfig, *, kind: Kind, layer: int, mechanism: Mechanism) -> None:
+    mechanism: Mechanism
+    out: nn.Module
+
+    def __init__(self, *, kind: Kind, layer: int) -> None:
         super().__init__()
         self.kind, self.layer = kind, layer
+        self.replacements: list[Mechanism] = []
+        self.observers: list[Observer] = []
+
+    def current_mechanism(self) -> Mechanism:
+        """The mechanism by which the layer attends now."""
+        return self.replacements[-1] if self.replacements else self.mechanism
+
+    def run_mechanism(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """The mechanism's output for a call, which observers see too."""
+        mech = self.current_mechanism()
+        output = mech(call)
+        self.tell_observers(call, mech, output)
+        return output
+
+    def tell_observers(self, call: AttentionCall, mech: Mechanism, output: Float[Tensor, "b h q e"]) -> None:
+        """Show observers a call that was answered."""
+        for observer in self.observers:
+            observer(self, call, mech, output)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "replacements": [], "observers": []}
+
+
+Observer = Callable[[AttentionLayer, AttentionCall, Mechanism, Tensor], None]
+
+
+class Attention(AttentionLayer):
+    """Multi-head attention (Vaswani et al., 2017, 3.2.2) with any mechanism in the place of the softmax."""
+
+    def __init__(self, config: TransformerConfig, *, kind: Kind, layer: int, mechanism: Mechanism) -> None:
+        super().__init__(kind=kind, layer=layer)
         self.heads = config.heads
         self.rotary = config.positions == "rotary" and kind != "cross"
         # The rows of q, then of k, then of v: one matrix product where all three have the same input.
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
         self.mechanism = mechanism
-        self.observers: list[Observer] = []
 
     def forward(
         self,
@@ -61,10 +96,12 @@ class Attention(nn.Module):
         new_visible = key_visible if key_visible is None else key_visible[:, -k.shape[2] :]
         # Under autocast h is wider than q.
         call = AttentionCall(q, k, v, x=h.to(q.dtype), key_visible=new_visible, causal=self.kind == "decoder")
-        call = self._hand_on(call, carried)
+        call = self._with_carried_memory(call, carried)
         if cache is None:
-            return self._finish(call, self.mechanism(call))
-        return self._finish(*cache.attend(self.mechanism, call, key_visible=key_visible))
+            return self._project_output(self.run_mechanism(call))
+        # The place of the first new token says whether the cache holds earlier ones; only observers need to know.
+        past = int(positions[:, 0].max()) if self.observers else 0
+        return self._project_output(self._run_with_cache(call, cache, key_visible, past=past))
 
     def cross(
         self,
@@ -77,32 +114,46 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b q m"]:
         """Cross-attention: queries from ``h``, keys and values from ``source``, made once where there is a cache."""
         (q,) = self._project(h, 0, 1)
+        n_source = source.shape[1]
         if cache is None:
             k, v = self._project(source, 1, 3)
         elif cache.state is not None:
+            refuse_other_mechanism(cache.state, cache.made_by, self.current_mechanism())
             k = v = q[:, :, :0]
             source, source_visible = source[:, :0], None if source_visible is None else source_visible[:, :0]
         elif cache.k is not None and cache.v is not None:
             k, v = cache.k, cache.v
         else:
             k, v = self._project(source, 1, 3)
-            if hasattr(self.mechanism, "make_cache"):
-                cache.state = self.make_cache(h.shape[0], source.shape[1])
+            if hasattr(self.current_mechanism(), "make_cache"):
+                cache.state, cache.made_by = self.make_cache(h.shape[0], n_source), self.current_mechanism()
             else:
                 cache.k, cache.v = k, v
-        call = self._hand_on(AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible), carried)
-        if cache is not None and cache.state is not None:
-            return self._finish(*cache.state.attend(self.mechanism, call, key_visible=source_visible))
-        return self._finish(call, self.mechanism(call))
+        call = AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible)
+        call = self._with_carried_memory(call, carried)
+        if cache is None or cache.state is None:
+            return self._project_output(self.run_mechanism(call))
+        past = n_source - k.shape[2]
+        return self._project_output(self._run_with_cache(call, cache.state, source_visible, past=past))
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache:
         """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
-        own = getattr(self.mechanism, "make_cache", None)
+        own = getattr(self.current_mechanism(), "make_cache", None)
         return KeyValueCache(capacity) if own is None else own(batch, capacity)
 
-    def _hand_on(self, call: AttentionCall, carried: Carried | None) -> AttentionCall:
+    def _run_with_cache(
+        self, call: AttentionCall, cache: LayerCache, key_visible: Bool[Tensor, "b k"] | None, *, past: int
+    ) -> Float[Tensor, "b h q e"]:
+        """The output over the cached keys, of which there are ``past``, and the call's own."""
+        mech = self.current_mechanism()
+        call, output = cache.attend(mech, call, key_visible=key_visible)
+        keeps_keys = isinstance(cache, KeyValueCache)
+        self.tell_observers(call, mech if keeps_keys or not past else BoundedMemoryStep(mech, past), output)
+        return output
+
+    def _with_carried_memory(self, call: AttentionCall, carried: Carried | None) -> AttentionCall:
         """The call with the previous layer's memory; this layer's takes its place for the next."""
-        make = getattr(self.mechanism, "memory_after", None)
+        make = getattr(self.current_mechanism(), "memory_after", None)
         if carried is None or make is None or call.k.shape[2] == 0:
             return call
         if carried.memory is not None:
@@ -120,19 +171,14 @@ class Attention(nn.Module):
     def _split(self, t: Float[Tensor, "b n m"]) -> Float[Tensor, "b h n d"]:
         return t.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def _finish(self, call: AttentionCall, output: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q m"]:
-        for observer in self.observers:
-            observer(self, call, output)
+    def _project_output(self, output: Float[Tensor, "b h q e"]) -> Float[Tensor, "b q m"]:
         return self.out(output.transpose(1, 2).flatten(2))
-
-
-Observer = Callable[[Attention, AttentionCall, Tensor], None]
 
 
 def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     """The mechanisms of a kind's layers; layers with the same spec share one that says ``tied_across_layers = True``.
 
-    ABC ties its control across layers (ABC, 4); without that word every layer has parameters of its own.
+    ABC ties its control across layers (ABC, 4); otherwise every layer has parameters of its own.
     """
     tied: dict[str, Mechanism] = {}
     made = []
@@ -144,32 +190,13 @@ def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     return made
 
 
-def attentions(model: nn.Module, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")) -> list[Attention]:
+def attentions(model: nn.Module, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")) -> list[AttentionLayer]:
     """The model's attention layers of these kinds, in the order they run."""
-    return [m for m in model.modules() if isinstance(m, Attention) and m.kind in kinds]
+    return [m for m in model.modules() if isinstance(m, AttentionLayer) and m.kind in kinds]
 
 
-@contextmanager
-def swapped(
-    model: nn.Module, mech: Mechanism | str, *, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")
-) -> Iterator[None]:
-    """Run the model with another mechanism in its layers of these kinds; undone on exit, also after an error."""
-    new = beside(model, mechanism(mech))
-    layers = attentions(model, kinds)
-    if not layers:
-        raise ValueError(f"this model has no attention of kind {', '.join(kinds)}")
-    old = [layer.mechanism for layer in layers]
-    try:
-        for layer in layers:
-            put_mechanism(layer, new)
-        yield
-    finally:
-        for layer, mech_before in zip(layers, old, strict=True):
-            put_mechanism(layer, mech_before)
-
-
-def put_mechanism(layer: Attention, mech: Mechanism) -> None:
-    """Make the layer attend by another mechanism."""
+def put_mechanism(layer: AttentionLayer, mech: Mechanism) -> None:
+    """Give the layer another mechanism for good; ``attnlab.swap`` replaces it for a while."""
     # A module and a plain object live in different tables of nn.Module; leave the old one's before entering the new.
     del layer.mechanism
     layer.mechanism = mech

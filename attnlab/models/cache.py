@@ -1,7 +1,8 @@
-"""What decoding remembers: per layer the keys and values of the past, preallocated, and which of them may be seen."""
+"""The past of a decoder: for each layer its keys and values, preallocated, and which of them may be seen."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -12,25 +13,24 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.models.positions import count_positions
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Cache", "KeyValueCache", "LayerCache", "SourceCache"]
+__all__ = ["BoundedMemoryStep", "Cache", "KeyValueCache", "LayerCache", "SourceCache", "refuse_other_mechanism"]
 
 
 @runtime_checkable
 class LayerCache(Protocol):
     """One attention layer's past.
 
-    The seam for a bounded memory: a mechanism with a method ``make_cache(batch, capacity)`` is given the object it
-    returns instead of a ``KeyValueCache``. ABC's would hold (K~, V~, z), of constant size, and fold each call's keys
-    and values into them. In cross-attention (``call.causal`` is false) the first call brings the whole source, and
-    the later ones bring no key at all.
+    A mechanism with a bounded memory has a method ``make_cache(batch, capacity)``, whose result takes the place of a
+    ``KeyValueCache``. ABC's holds (K~, V~, z), of constant size, and folds each call's keys and values into them. In
+    cross-attention (``call.causal`` is false) the first call brings the whole source, the later ones bring no key.
     """
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
     ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys and values, all new, and answer its queries: the call answered, and the output.
+        """Take in the call's keys and values, all new, and return the call that was answered and its output.
 
-        ``call.key_visible`` speaks of the new keys, ``key_visible`` of all so far.
+        ``call.key_visible`` covers the new keys, ``key_visible`` all keys so far.
         """
         ...
 
@@ -68,8 +68,38 @@ class KeyValueCache:
             self.k, self.v = _rows(self.k, rows, self.length), _rows(self.v, rows, self.length)
 
 
+class BoundedMemoryStep(Mechanism):
+    """The mechanism of a decoding step that read a bounded memory: the keys of the past are gone, so W is unknown."""
+
+    def __init__(self, mechanism: Mechanism, past: int) -> None:
+        self.mechanism, self.past = mechanism, past
+
+    def __repr__(self) -> str:
+        return repr(self.mechanism)
+
+    def reference(self, call: AttentionCall) -> Tensor:
+        raise ValueError(
+            f"this step of {self.mechanism!r} read a memory of {self.past} earlier tokens, whose keys are not kept; "
+            "for W run the whole text at once, or decode without a cache (generate with use_cache=False, search with "
+            "cached=False)"
+        )
+
+    forward = reference
+
+
+def refuse_other_mechanism(cache: LayerCache, made_by: Mechanism | None, mech: Mechanism) -> None:
+    """Raise a ValueError if a bounded memory is to be read by another mechanism than the one that made it."""
+    if not isinstance(cache, KeyValueCache) and made_by is not None and mech is not made_by:
+        raise ValueError(
+            f"this cache was made for {made_by!r} and keeps no keys for {mech!r} to read; begin with an empty cache "
+            "inside the swap"
+        )
+
+
 class SourceCache:
     """A cross-attention's keys and values, made at the first step, or the mechanism's own ``state`` in their place."""
+
+    made_by: Mechanism | None = None
 
     def __init__(self) -> None:
         self.k: Tensor | None = None
@@ -85,14 +115,25 @@ class SourceCache:
 
 
 class Cache:
-    """A decoder's past: one ``LayerCache`` per layer, one ``SourceCache`` per cross-attention, and what may be seen."""
+    """A decoder's past: one ``LayerCache`` per layer, one ``SourceCache`` per cross-attention, and what may be seen.
 
-    def __init__(self, layers: list[LayerCache], *, cross_layers: int, capacity: int) -> None:
-        self.layers = layers
+    ``made_by`` is the mechanism of each layer.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerCache], *, made_by: Sequence[Mechanism], cross_layers: int, capacity: int
+    ) -> None:
+        self.layers = list(layers)
+        self.made_by = list(made_by)
         self.cross = [SourceCache() for _ in range(cross_layers)]
         self.capacity = capacity
         self.length = 0
         self._visible: Tensor | None = None
+
+    def of_layer(self, layer: int, mech: Mechanism) -> LayerCache:
+        """The past of a layer that attends by ``mech``."""
+        refuse_other_mechanism(self.layers[layer], self.made_by[layer], mech)
+        return self.layers[layer]
 
     def extend(
         self, tokens: Int[Tensor, "b q"], visible: Bool[Tensor, "b q"] | None

@@ -118,14 +118,14 @@ class TransformerConfig:
 def specs_per_layer(config: TransformerConfig, kind: Kind) -> tuple[str, ...]:
     """The mechanism of each layer of a kind, as spec strings."""
     name = FIELDS[kind]
-    given, depth = getattr(config, name), config.depth(kind)
-    if isinstance(given, str):
-        return (given,) * depth
-    if not isinstance(given, tuple) or not all(isinstance(spec, str) for spec in given):
-        raise ValueError(f"{name} must be a spec string or a tuple of them, got {given!r}")
-    if len(given) != depth:
-        raise ValueError(f"{name} names {len(given)} mechanisms for {depth} layers; give one spec, or one per layer")
-    return given
+    specs, depth = getattr(config, name), config.depth(kind)
+    if isinstance(specs, str):
+        return (specs,) * depth
+    if not isinstance(specs, tuple) or not all(isinstance(spec, str) for spec in specs):
+        raise ValueError(f"{name} must be a spec string or a tuple of them, got {specs!r}")
+    if len(specs) != depth:
+        raise ValueError(f"{name} names {len(specs)} mechanisms for {depth} layers; give one spec, or one per layer")
+    return specs
 
 
 def config_to_dict(config: TransformerConfig) -> dict[str, Any]:

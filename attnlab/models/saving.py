@@ -12,29 +12,29 @@ from attnlab.models.config import config_from_dict, config_to_dict
 from attnlab.models.transformer import Transformer
 from attnlab.provenance import write_atomic, write_json
 
-__all__ = ["CONFIG", "load_model", "save_model"]
+__all__ = ["CONFIG", "load_transformer", "save_transformer"]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-def save_model(model: Transformer, folder: Path | str) -> Path:
-    """Write the model into a folder; killed at any moment, it leaves the old model, the new one, or a detected mix."""
+def save_transformer(model: Transformer, folder: Path | str) -> Path:
+    """Write the model into a folder; a process killed while writing leaves the old, the new or a detected mix."""
     from safetensors.torch import save
 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = config_to_dict(model.config)
     tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(model).items()}
-    # The weights name the config they belong to, so that a kill between the two files does not pass unseen.
+    # The weights name the config they belong to, so that loading notices a kill between the two files.
     write_atomic(folder / WEIGHTS, save(tensors, metadata={"config": json.dumps(config)}))
     write_json(folder / CONFIG, config)
     return folder
 
 
-def load_model(
+def load_transformer(
     folder: Path | str, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
 ) -> Transformer:
-    """Read what ``save_model`` wrote, in evaluation mode; the random state of the caller is left as it is."""
+    """Read what ``save_transformer`` wrote, in evaluation mode; the random state of the caller is left as it is."""
     from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
@@ -60,12 +60,12 @@ def load_model(
 def _tensors(model: Transformer) -> dict[str, Tensor]:
     """Parameters and buffers, each once however many layers share it."""
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     for name, t in model.state_dict(keep_vars=True).items():
         if id(t) not in seen:
             seen.add(id(t))
-            found[name] = t
-    return found
+            tensors[name] = t
+    return tensors
 
 
 def _fill(model: Transformer, stored: dict[str, Tensor], folder: Path) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from attnlab.models.attention import attentions
-from attnlab.models.transformer import Source, Transformer
+from attnlab.models.cache import Cache
+from attnlab.models.transformer import EncoderOutput, Transformer
 from attnlab.models.vocabulary import at_least_float32
 from attnlab.shapes import Float, Int
 
@@ -57,9 +58,10 @@ def greedy_search(
     bos: int | None = None,
     attention_mask: Tensor | None = None,
     cached: bool | None = None,
+    cache: Cache | None = None,
 ) -> list[Hypothesis]:
     """The most probable next token, again and again: ``beam_search`` with one beam."""
-    found = beam_search(
+    ranked = beam_search(
         model,
         input_ids,
         eos=eos,
@@ -67,10 +69,11 @@ def greedy_search(
         bos=bos,
         attention_mask=attention_mask,
         cached=cached,
+        cache=cache,
         beams=1,
         length_penalty=LengthPenalty(alpha=0.0),
     )
-    return [best for (best,) in found]
+    return [best for (best,) in ranked]
 
 
 @torch.no_grad()
@@ -86,6 +89,7 @@ def beam_search(
     length_penalty: LengthPenalty | None = None,
     n_best: int = 1,
     cached: bool | None = None,
+    cache: Cache | None = None,
 ) -> list[list[Hypothesis]]:
     """The ``n_best`` continuations of each row, best first, as fairseq finds them.
 
@@ -94,7 +98,8 @@ def beam_search(
     must be ``eos``; with ``eos=None`` nothing ends before ``max_new``.
 
     A decoder continues ``input_ids``; an encoder-decoder reads them and starts from ``bos``. ``cached=None`` uses a
-    cache unless a mechanism cannot (``cannot()["offset"]``).
+    cache unless a mechanism cannot (``cannot()["offset"]``). ``cache`` is an empty cache to use, such as the one of
+    ``attnlab.evicting``.
     """
     if min(beams, max_new, n_best) < 1 or n_best > beams:
         raise ValueError(
@@ -105,12 +110,12 @@ def beam_search(
     training = model.training
     model.eval()
     try:
-        past = _Past(model, input_ids, bos=bos, mask=attention_mask, max_new=max_new, cached=cached)
+        past = _Past(model, input_ids, bos=bos, mask=attention_mask, max_new=max_new, cached=cached, cache=cache)
         finished = _search(past, beams=beams, eos=eos, max_new=max_new)
     finally:
         model.train(training)
-    for row, found in enumerate(finished):
-        if not found:
+    for row, outputs in enumerate(finished):
+        if not outputs:
             raise ValueError(f"row {row}: no output has a finite probability; the model's weights or states may be NaN")
     penalty = length_penalty or LengthPenalty()
     ranked = [[Hypothesis(tuple(t), p, p / penalty(len(t))) for t, p in row] for row in finished]
@@ -141,10 +146,10 @@ def _search(past: _Past, *, beams: int, eos: int | None, max_new: int) -> list[F
         beam, token = index // vocab, index % vocab
         ends = torch.zeros_like(token, dtype=torch.bool) if eos is None else token == eos
         ending = ends if eos is not None or step < max_new else ~ends
-        # All that ends here crosses from the device at once.
+        # One transfer from the device for every output that ends at this step.
         i, rank = (ending & best.isfinite())[:, :beams].nonzero().unbind(1)
-        said = torch.cat([tokens[i, beam[i, rank]], token[i, rank, None]], dim=-1)
-        for row, ended, p in zip(live[i].tolist(), said.tolist(), best[i, rank].tolist(), strict=True):
+        ended_tokens = torch.cat([tokens[i, beam[i, rank]], token[i, rank, None]], dim=-1)
+        for row, ended, p in zip(live[i].tolist(), ended_tokens.tolist(), best[i, rank].tolist(), strict=True):
             if len(finished[row]) < beams:
                 finished[row].append((ended, p))
         keep = [i for i, row in enumerate(live.tolist()) if len(finished[row]) < beams]
@@ -172,9 +177,10 @@ class _Past:
         mask: Tensor | None,
         max_new: int,
         cached: bool | None,
+        cache: Cache | None,
     ) -> None:
         self.model = model
-        self.source: Source | None = None
+        self.source: EncoderOutput | None = None
         self.tokens, self.mask = input_ids, mask
         if model.config.kind == "encoder-decoder":
             if bos is None:
@@ -185,11 +191,23 @@ class _Past:
             raise ValueError("a decoder continues input_ids: put the first token there instead of giving bos")
         if self.tokens.shape[1] == 0 or (self.mask is not None and not self.mask.bool().any(-1).all()):
             raise ValueError("every row needs at least one token to continue")
+        self.cache = self._checked(cache, cached) if cache is not None else self._own_cache(max_new, cached)
+
+    def _own_cache(self, max_new: int, cached: bool | None) -> Cache | None:
         if cached is None:
-            cached = not any("offset" in layer.mechanism.cannot() for layer in attentions(model, ("decoder",)))
+            mechanisms = [layer.current_mechanism() for layer in attentions(self.model, ("decoder",))]
+            cached = not any("offset" in mech.cannot() for mech in mechanisms)
         # The last token is never read.
         capacity = self.tokens.shape[1] + max_new - 1
-        self.cache = model.make_cache(self.tokens.shape[0], capacity) if cached else None
+        return self.model.make_cache(self.tokens.shape[0], capacity) if cached else None
+
+    @staticmethod
+    def _checked(cache: Cache, cached: bool | None) -> Cache:
+        if cached is False:
+            raise ValueError("cached=False and a cache contradict each other; leave one of them out")
+        if cache.length:
+            raise ValueError(f"the cache holds {cache.length} tokens already; a search begins with an empty one")
+        return cache
 
     def first(self) -> Float[Tensor, "b v"]:
         """What may follow the prompts."""
@@ -210,7 +228,7 @@ class _Past:
             self.cache.select(rows, same_source=same_source)
         if self.source is not None and not same_source:
             visible = self.source.visible
-            self.source = Source(self.source.hidden[rows], None if visible is None else visible[rows])
+            self.source = EncoderOutput(self.source.hidden[rows], None if visible is None else visible[rows])
 
     def next(self, rows: Int[Tensor, " n"], token: Int[Tensor, " n"], *, same_source: bool) -> Float[Tensor, "n v"]:
         """What may follow sequences ``rows``, each continued by a token."""

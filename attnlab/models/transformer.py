@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -13,13 +13,12 @@ from attnlab.attention import Mechanism
 from attnlab.models.attention import Attention, Carried, attentions, make_mechanisms
 from attnlab.models.cache import Cache, LayerCache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig
-from attnlab.models.converting import convert_attention
 from attnlab.models.init import init_weights
 from attnlab.models.positions import count_positions, sinusoids
 from attnlab.models.vocabulary import Head, make_embedding, make_head
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Block", "Output", "Source", "Stack", "Transformer", "count_parameters"]
+__all__ = ["Block", "EncoderOutput", "Output", "Stack", "Transformer", "count_parameters"]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
@@ -28,8 +27,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Source(NamedTuple):
-    """What a decoder translates: the encoder's output, and which of its positions are no padding (None: all)."""
+class EncoderOutput(NamedTuple):
+    """The encoder's hidden states, which a decoder reads, and which of its positions are tokens (None: all)."""
 
     hidden: Float[Tensor, "b k m"]
     visible: Bool[Tensor, "b k"] | None = None
@@ -79,7 +78,7 @@ class Block(nn.Module):
         *,
         positions: Int[Tensor, "#b q"],
         visible: Bool[Tensor, "b k"] | None = None,
-        source: Source | None = None,
+        source: EncoderOutput | None = None,
         cache: LayerCache | None = None,
         source_cache: SourceCache | None = None,
         carried: tuple[Carried, Carried] | None = None,
@@ -126,19 +125,19 @@ class Stack(nn.Module):
         *,
         positions: Int[Tensor, "#b q"],
         visible: Bool[Tensor, "b k"] | None = None,
-        source: Source | None = None,
+        source: EncoderOutput | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "b q m"]:
         """The hidden states above the last block."""
         h = self._embed(vectors, positions)
         carried = Carried(), Carried()
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(cast("Iterable[Block]", self.blocks)):
             after = block(
                 h,
                 positions=positions,
                 visible=visible,
                 source=source,
-                cache=None if cache is None else cache.layers[i],
+                cache=None if cache is None else cache.of_layer(i, block.attention.current_mechanism()),
                 source_cache=None if cache is None or source is None else cache.cross[i],
                 carried=carried,
             )
@@ -208,19 +207,19 @@ class Transformer(nn.Module):
             return self._output(source.hidden)
         return self.decode(decoder_input_ids, source, attention_mask=decoder_attention_mask, cache=cache)
 
-    def encode(self, input_ids: Int[Tensor, "b k"], *, attention_mask: Tensor | None = None) -> Source:
+    def encode(self, input_ids: Int[Tensor, "b k"], *, attention_mask: Tensor | None = None) -> EncoderOutput:
         """The encoder's output for a batch."""
         if self.encoder is None:
             raise ValueError("a transformer of kind 'decoder' has no encoder")
         visible = _visible(attention_mask, input_ids)
         self._check_length(input_ids.shape[1])
         positions = _positions(visible, input_ids)
-        return Source(self.encoder(self.tokens(input_ids), positions=positions, visible=visible), visible)
+        return EncoderOutput(self.encoder(self.tokens(input_ids), positions=positions, visible=visible), visible)
 
     def decode(
         self,
         input_ids: Int[Tensor, "b q"],
-        source: Source | None = None,
+        source: EncoderOutput | None = None,
         *,
         attention_mask: Tensor | None = None,
         cache: Cache | None = None,
@@ -242,12 +241,13 @@ class Transformer(nn.Module):
     def make_cache(self, batch: int, capacity: int) -> Cache:
         """An empty past for this many rows and at most this many positions."""
         self._check_length(capacity)
-        layers = [layer.make_cache(batch, capacity) for layer in attentions(self, ("decoder",))]
-        return Cache(layers, cross_layers=self.config.depth("cross"), capacity=capacity)
-
-    def convert_attention(self, mechs: Mapping[Kind, Mechanism | str], *, layers: Any = None) -> None:
-        """Attend by other mechanisms from now on, in place; ``attnlab.convert`` calls this."""
-        convert_attention(self, mechs, layers=layers)
+        layers = [layer for layer in attentions(self, ("decoder",)) if isinstance(layer, Attention)]
+        return Cache(
+            [layer.make_cache(batch, capacity) for layer in layers],
+            made_by=[layer.current_mechanism() for layer in layers],
+            cross_layers=self.config.depth("cross"),
+            capacity=capacity,
+        )
 
     def _output(self, hidden: Float[Tensor, "b q m"]) -> Output:
         return Output(hidden, cast("Head | None", self.head))
@@ -260,15 +260,25 @@ class Transformer(nn.Module):
             )
 
     def make_lazy_parameters(self) -> None:
-        """Mechanisms may make their parameters at their first call; optimisers and files need them before that."""
+        """Let mechanisms make the parameters that they make at their first call: optimisers and files need them."""
         if not any(isinstance(layer.mechanism, nn.Module) for layer in attentions(self)):
             return
-        tokens = torch.zeros(1, 2, dtype=torch.long, device=next(self.parameters()).device)
+        self.run_once()
+
+    def run_once(self, example: Mapping[str, Any] | None = None) -> None:
+        """A forward pass for its effects on the mechanisms: on ``example``, or on two tokens."""
+        if example is None:
+            tokens = torch.zeros(1, 2, dtype=torch.long, device=next(self.parameters()).device)
+            example = {"input_ids": tokens}
+            if self.config.kind == "encoder-decoder":
+                example["decoder_input_ids"] = tokens
         training = self.training
         self.eval()
-        with torch.no_grad():
-            self(tokens, decoder_input_ids=tokens if self.config.kind == "encoder-decoder" else None)
-        self.train(training)
+        try:
+            with torch.no_grad():
+                self(**example)
+        finally:
+            self.train(training)
 
 
 def count_parameters(config: TransformerConfig) -> int:

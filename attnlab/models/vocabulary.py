@@ -129,11 +129,11 @@ class AdaptiveHead(nn.Module):
             where = ((labels >= lo) & (labels < hi)).nonzero().squeeze(-1)
             in_first = in_first.index_fill(0, where, words + i)
             rare.append((where, lo))
-        found = first.gather(-1, in_first[:, None]).squeeze(-1)
+        log_prob = first.gather(-1, in_first[:, None]).squeeze(-1)
         for i, (where, lo) in enumerate(rare):
             inside = self._band(hidden[where], i + 1).gather(-1, (labels[where] - lo)[:, None]).squeeze(-1)
-            found = found.index_add(0, where, inside)
-        return -found.masked_fill(labels == IGNORED, 0)
+            log_prob = log_prob.index_add(0, where, inside)
+        return -log_prob.masked_fill(labels == IGNORED, 0)
 
     @property
     def _first_size(self) -> int:

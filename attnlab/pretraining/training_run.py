@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from attnlab.models import Transformer, save_model
+from attnlab.models import Transformer, save_transformer
 from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
 from attnlab.pretraining.language_model import PretrainConfig, pretrain
 from attnlab.training import Outcome
@@ -68,6 +68,6 @@ def _from_json(cls: type[C], values: Mapping[str, Any]) -> C:
 
 def _save(model: nn.Module, folder: Path) -> None:
     if isinstance(model, Transformer):
-        save_model(model, folder)
+        save_transformer(model, folder)
     else:
         model.save_pretrained(folder)  # type: ignore[operator]

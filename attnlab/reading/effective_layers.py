@@ -10,8 +10,7 @@ from typing import Any, cast, overload
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.interface import Frame, attached
-from attnlab.adapters.sites import Layers, find_sites, refuse_partial, select
+from attnlab.adapters.protocol import Frame, Layers, adapter_of, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._input import Given
@@ -33,14 +32,15 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     """
     if any(p.is_meta for p in model.parameters()):
         raise ValueError("the model is on the meta device and holds no numbers; load its weights first")
-    sites = find_sites(model)
+    adapter = adapter_of(model)
+    sites = adapter.sites()
     if layers is None:
         refuse_partial(model, sites)
     chosen = select(sites, layers)
     found = EffectiveLayers()
     counts = Counter(site.kind for site in chosen)
     reader = _Reader(found, {site.module: counts[site.kind] for site in chosen})
-    with attached(model, dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
+    with adapter.attach(dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
         yield found
 
 

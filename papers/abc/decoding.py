@@ -18,7 +18,7 @@ from torch import Tensor
 from attnlab.devices import best_device
 from attnlab.measure import captured, median_seconds
 from attnlab.models import Cache, Transformer, named_config
-from attnlab.models.transformer import Source
+from attnlab.models.transformer import EncoderOutput
 from papers.abc.summaries import Rows, spread
 from papers.common.row_store import Part
 
@@ -146,14 +146,14 @@ def _steps(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[
     """(``config.together`` steps at this length, bytes in the caches)."""
     device, kind = next(model.parameters()).device, next(model.parameters()).dtype
     # Only the size of the source matters for time, so it need not come out of an encoder.
-    source = Source(torch.randn(config.batch, length, model.config.width, device=device, dtype=kind), None)
+    source = EncoderOutput(torch.randn(config.batch, length, model.config.width, device=device, dtype=kind), None)
     cache = model.make_cache(config.batch, length + 1)
     token = torch.zeros(config.batch, 1, dtype=torch.long, device=device)
     # A first step makes what the source leaves in the cache; then the past is as long as asked.
     model.decode(token, source, cache=cache)
     _lengthen(cache, length)
     # What is left of the source is in the cache.
-    source = Source(source.hidden[:, :1].clone(), None)
+    source = EncoderOutput(source.hidden[:, :1].clone(), None)
     memories = (cache, *cache.layers, *cache.cross, *(m.state for m in cache.cross if m.state is not None))
     past = [dict(vars(memory)) for memory in memories]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.interface import installed_in
+from attnlab.adapters.attention_function import installed_in
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.mechanisms._bounded.pooled import attend_pooled, pooling
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, one_hot

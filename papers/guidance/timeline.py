@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from attnlab.adapters import record
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.guidance import guidance_by_head
-from attnlab.models import record_model
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance, write_atomic, write_json
 from attnlab.reading.timeline import record_step
@@ -36,7 +36,7 @@ def record_heads(
 ) -> None:
     """The maps of one text and the AG loss of every guided head, as the explorer plays them."""
     ids = batch["input_ids"][:1, :length]
-    with record_model(model.eval()) as trace:
+    with record(model.eval()) as trace:
         model(ids)
     by_head = guidance_by_head(trace, config.guidance(arm), ids, tokens=tokens)
     names = [tokeniser.decode([i]) for i in ids[0].tolist()]

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from attnlab.adapters import swap
 from attnlab.devices import best_device
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
-from attnlab.models import Transformer, Translation, named_config, swapped
+from attnlab.models import Transformer, Translation, named_config
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.trace import Kind
@@ -139,7 +140,7 @@ def _learner(
 ) -> GuidedLearner:
     terms: list[GuidanceTerm] = []
     if name == "Gaussian":
-        stack.enter_context(swapped(model, GaussianHeads(), kinds=("encoder", "decoder")))
+        stack.enter_context(swap(model, GaussianHeads(), layers=["encoder", "decoder"]))
     if name == "AG":
         specials = corpus.tokeniser.specials
         ends = tuple(i for i in (specials.bos, specials.eos) if i is not None)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from attnlab.adapters import record
 from attnlab.data import IGNORED, LabelledSource, ParallelSource
 from attnlab.dynamics import gradient_saliency, lexical_probe, proxy_probe
 from attnlab.dynamics.proxy import BagOfWords, LogisticProxy
-from attnlab.models import record_model
 from attnlab.shapes import Float, Int
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Classifier, Translator
@@ -76,7 +76,7 @@ def read(model: Classifier | Translator, on: Examples) -> Reading:
     alphas, betas = [], []
     right, loss, count = 0.0, 0.0, 0
     for batch in on.batches:
-        with record_model(model) as trace:
+        with record(model) as trace:
             beta, correct, nll = _read_batch(model, batch)
         # Several heads are read as their mean.
         alpha = trace["cross", 0].weights().mean(1)

@@ -20,7 +20,7 @@ from attnlab.data import IGNORED, ParallelSource
 from attnlab.devices import best_device
 from attnlab.dynamics import agreement, forced_probe
 from attnlab.dynamics.metrics import random_agreement
-from attnlab.models import Transformer, TransformerConfig, record_model, swapped
+from attnlab.models import Transformer, TransformerConfig
 from attnlab.provenance import write_json
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
 from papers.ktiw.corpora import Corpus
@@ -143,10 +143,6 @@ def uniform_cross(model: nn.Module) -> Iterator[None]:
 
 def forced(model: nn.Module, layer: int | None = None) -> Callable[[str], Any]:
     """What puts a spec in the place of a layer's cross-attention (None: of every layer's)."""
-    if isinstance(model, Transformer):
-        assert model.decoder is not None
-        part: Any = model if layer is None else model.decoder.blocks[layer]
-        return lambda spec: swapped(part, spec, kinds=("cross",))
     chosen: Any = "cross" if layer is None else ("cross", layer)
     return lambda spec: swap(model, spec, layers=chosen, dropout="skip")
 
@@ -156,7 +152,7 @@ def attention_rows(model: nn.Module, on: Examples) -> dict[tuple[int, int], Tens
     """alpha of each (layer, head) on every target token."""
     found: dict[tuple[int, int], list[Tensor]] = {}
     for batch in on.batches:
-        with record_model(model) if isinstance(model, Transformer) else record(model) as trace:
+        with record(model) as trace:
             _logits(model, batch)
         told = batch["labels"] != IGNORED
         for layer in (one for one in trace if one.kind == "cross"):

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.adapters import swap
 from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
 from attnlab.devices import best_device
 from attnlab.models import Transformer, named_config
-from attnlab.models.attention import swapped
 from attnlab.models.losses import CausalLM
 from attnlab.training import Recipe, Schedule
 from papers.common.row_store import Part
@@ -200,7 +200,7 @@ def _judge(
 
 
 def _score(model: Transformer, spec: str, windows: Windows) -> Score:
-    with swapped(model, spec):
+    with swap(model, spec):
         return causal_loss(model, windows)
 
 

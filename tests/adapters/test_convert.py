@@ -11,7 +11,7 @@ import transformers as tf
 
 import attnlab as al
 from attnlab.attention import repeat_groups
-from attnlab.models import Transformer, TransformerConfig, load_model, save_model
+from attnlab.models import Transformer, TransformerConfig, load_transformer, save_transformer
 from tests.adapters.converted import GAINED, converted
 from tests.adapters.zoo import PAD, VOCABULARY, build, inputs, padding, real_logits
 from tests.tolerance import assert_close
@@ -142,10 +142,10 @@ def test_gradient_checkpointing_changes_nothing(checkpointing: bool) -> None:
     if checkpointing:
         model.gradient_checkpointing_enable()
     model(**inputs(model, padding("left")), use_cache=False).logits.logsumexp(-1).sum().backward()
-    found = model.attnlab.decoder.weight.grad
+    gradient = model.attnlab.decoder.weight.grad
     plain = converted("llama")
     plain(**inputs(model, padding("left")), use_cache=False).logits.logsumexp(-1).sum().backward()
-    assert_close(found, plain.attnlab.decoder.weight.grad)
+    assert_close(gradient, plain.attnlab.decoder.weight.grad)
 
 
 # Saving and loading
@@ -191,9 +191,9 @@ def test_our_own_models(kind: str, tmp_path: Path) -> None:
     model.eval()
     expected = model(ids, **given).logits
     assert (expected - plain.eval()(ids, **given).logits).abs().max() > 1e-3
-    again = load_model(save_model(model, tmp_path))
+    again = load_transformer(save_transformer(model, tmp_path))
     assert_close(again(ids, **given).logits, expected)
-    with pytest.raises(ValueError, match="already; convert a model whose attention is softmax"):
+    with pytest.raises(ValueError, match=r"is converted already .* convert a model whose attention is softmax"):
         al.convert(model, "abc-mlp")
 
 

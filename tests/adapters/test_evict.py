@@ -78,17 +78,17 @@ def test_recency_equals_attention_with_a_mask(model: torch.nn.Module) -> None:
 
 
 def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn.Module) -> None:
-    from attnlab.adapters.evict import _Memory
+    from attnlab.adapters.evict import KeyRanking
     from attnlab.attention import AttentionCall
 
     q, k = torch.zeros(1, 1, 1, 3), torch.randn(1, 1, 4, 3)
     v = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [-1.0, 3.0]]).view(1, 1, 4, 2)
     # Zero queries attend uniformly: o = (1, 1), nearest to the third value, then to the first.
-    memory = _Memory(KVPolicy(2, by="value-aware", recent=0), 0)
-    assert memory.evict(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
+    ranking = KeyRanking(KVPolicy(2, by="value-aware", recent=0), 0)
+    assert ranking.kept_after(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
     # Leaving one out moves the output by |v_i - o| / 3: most for the fourth and the second.
-    memory = _Memory(KVPolicy(2, by="leave-one-out", recent=0), 0)
-    assert memory.evict(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
+    ranking = KeyRanking(KVPolicy(2, by="leave-one-out", recent=0), 0)
+    assert ranking.kept_after(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
 
 
 def test_padding_and_cropping_are_refused(model: torch.nn.Module) -> None:

@@ -138,8 +138,8 @@ def test_one_mask_for_every_sentence() -> None:
 
 
 def test_a_mask_of_two_dimensions_is_padding() -> None:
-    found = seen_by(torch.tensor([[0, 1, 1]]), shape=(1, 1, 3), causal_module=True, none_is_causal=True)
-    assert (found.key_visible.tolist(), found.causal, found.offset) == ([[False, True, True]], True, 2)
+    seen = seen_by(torch.tensor([[0, 1, 1]]), shape=(1, 1, 3), causal_module=True, none_is_causal=True)
+    assert (seen.key_visible.tolist(), seen.causal, seen.offset) == ([[False, True, True]], True, 2)
 
 
 def test_an_additive_mask_that_is_more_than_a_mask_is_a_bias() -> None:
@@ -159,9 +159,9 @@ def test_recognise_by_hand() -> None:
     assert recognise(padded, offset=0).key_visible.tolist() == [[F, T, T]]
     assert not recognise(padded, offset=0).causal
     causal = torch.tensor([[[[F, F, F], [F, T, F], [F, T, T]]]])
-    found = recognise(causal, offset=0)
-    assert (found.causal, found.offset, found.mask) == (True, 0, None)
-    assert found.key_visible.tolist() == [[F, T, T]]
+    seen = recognise(causal, offset=0)
+    assert (seen.causal, seen.offset, seen.mask) == (True, 0, None)
+    assert seen.key_visible.tolist() == [[F, T, T]]
     hole = torch.tensor([[[[T, F, F], [T, T, F], [F, T, T]]]])
     assert torch.equal(recognise(hole, offset=0).mask, hole)
     full = torch.ones(2, 1, 3, 5, dtype=torch.bool)

@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers as tf
 
-from attnlab.adapters import record, swap
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters import adapter_of, record, swap
 from tests.adapters.zoo import ALL, LLAMA, SPECIAL, build, inputs, padding, set_implementation
 
 KEYS = {
@@ -44,7 +43,7 @@ def test_weights_are_eager_attentions(name: str, kind: str) -> None:
 def test_values_output_and_projection_fit_together(name: str) -> None:
     model = build(name)
     seen: dict[str, torch.Tensor] = {}
-    for site in find_sites(model):
+    for site in adapter_of(model).sites():
         linear = site.output_linear
         linear.register_forward_hook(lambda m, args, out, key=site.name: seen.update({key: out}))
     with torch.no_grad(), record(model) as trace:
@@ -60,7 +59,7 @@ def test_values_output_and_projection_fit_together(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_x_is_what_the_keys_are_made_from(name: str) -> None:
     model = build(name)
-    sites = {site.name: site for site in find_sites(model)}
+    sites = {site.name: site for site in adapter_of(model).sites()}
     seen: dict[str, torch.Tensor] = {}
     key_linears = ("k_proj", "key", "k_lin", "k", "c_attn", "query_key_value", "Wqkv")
     for site in sites.values():

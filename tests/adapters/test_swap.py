@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from attnlab.adapters import record, swap
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters.protocol import adapter_of
 from tests.adapters.zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
 
 TOLERANCE = 1e-5
@@ -119,10 +119,10 @@ def test_layers_are_named_by_kind_and_number(layers: object, expected: dict) -> 
     model = build("t5")
     with record(model, layers=layers) as trace:
         real_logits(model, inputs(model))
-    found: dict = {}
+    layers: dict = {}
     for layer in trace:
-        found.setdefault(layer.kind, []).append(layer.layer)
-    assert found == expected
+        layers.setdefault(layer.kind, []).append(layer.layer)
+    assert layers == expected
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_classes_that_cannot_be_swapped_are_named() -> None:
     with pytest.raises(ValueError, match="MPNetModel cannot be swapped or recorded"), swap(mpnet, "softmax"):
         pass
     with pytest.raises(ValueError, match=r"a model .* was expected, got str"):
-        find_sites("bert-base")
+        adapter_of("bert-base")
     with pytest.raises(ValueError, match="no mechanism named 'sotfmax'"), swap(build("bert"), "sotfmax"):
         pass
 

@@ -20,7 +20,7 @@ from attnlab.guidance import (
     pattern_bias,
 )
 from attnlab.guidance import term as term_module
-from attnlab.models import Transformer, TransformerConfig, record_model
+from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens, special_tokens
 from tests.guidance.trained import TOKENS, bert, texts
 from tests.tolerance import assert_close
@@ -45,22 +45,17 @@ def llama() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "recorder"),
-    [
-        (ours, record_model),
-        (lambda: ours(self_attention="kernel:elu"), record_model),
-        (bert, al.record),
-        (llama, al.record),
-    ],
+    "make",
+    [ours, lambda: ours(self_attention="kernel:elu"), bert, llama],
     ids=["ours", "ours, not softmax", "bert", "llama"],
 )
-def test_the_term_is_the_loss_of_the_recorded_maps(make: Callable[[], nn.Module], recorder: Callable) -> None:
+def test_the_term_is_the_loss_of_the_recorded_maps(make: Callable[[], nn.Module]) -> None:
     given = batch()
     slopes = []
     for way in ("while attending", "recorded"):
         model = make().eval()
         if way == "recorded":
-            with recorder(model) as trace:
+            with al.record(model) as trace:
                 model(**given)
             loss = guidance_loss(trace, GUIDANCE, **given, tokens=TOKENS)
         else:
@@ -139,7 +134,7 @@ def test_refusals() -> None:
         guide(model, Guidance(heads={"next": 1}, layers=(7,))),
     ):
         pass
-    with pytest.raises(ValueError, match="none of its modules calls"), guide(nn.Linear(2, 2), GUIDANCE):
+    with pytest.raises(ValueError, match="cannot be swapped or recorded"), guide(nn.Linear(2, 2), GUIDANCE):
         pass
     with guide(model, GUIDANCE, tokens=TOKENS), pytest.raises(ValueError, match="not called with input_ids"):
         model(inputs_embeds=torch.randn(1, 3, 32))
@@ -172,14 +167,8 @@ def test_a_bias_through_a_training(make: Callable[[], nn.Module]) -> None:
         found = model(**given).logits
         # Another batch has a bias of its own.
         model(input_ids=given["input_ids"][:1, :5])
-    if isinstance(model, Transformer):
-        from attnlab.models import swapped
-
-        with swapped(model, LogitBias(bias)):
-            wanted = model(**given).logits
-    else:
-        with al.swap(model, LogitBias(bias)):
-            wanted = model(**given).logits
+    with al.swap(model, LogitBias(bias)):
+        wanted = model(**given).logits
     assert_close(found, wanted)
     assert (found - model(**given).logits).abs().max() > 1e-3
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.adapters.sites import find_sites
+from attnlab.adapters import adapter_of
 from attnlab.guidance import Guidance, guidance_loss, guide
 from tests.adapters import zoo as hf_zoo
 from tests.tolerance import assert_close
@@ -35,7 +35,7 @@ def test_every_family_is_guided_and_left_plain(name: str) -> None:
         wanted = guidance_loss(trace, guidance, **texts)
         assert_close(loss.total, wanted.total)
         assert loss.count == wanted.count
-        first = next(site for site in find_sites(model) if kind in (None, site.kind))
+        first = next(site for site in adapter_of(model).sites() if kind in (None, site.kind))
         weights = [p for p in first.module.parameters() if p.dim() == 2]
         slopes = torch.autograd.grad(loss.total, weights, allow_unused=True)
         assert any(slope is not None and slope.abs().max() > 0 for slope in slopes)

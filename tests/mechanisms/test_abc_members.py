@@ -267,7 +267,7 @@ def test_a_model_decodes_as_it_reads(spec: str) -> None:
 
 @pytest.mark.parametrize("kind", ["encoder", "cross"])
 def test_a_model_hands_lunas_memory_on(kind: str) -> None:
-    from attnlab.models import Transformer, TransformerConfig, attentions, record_model
+    from attnlab.models import Transformer, TransformerConfig, attentions
 
     field = {"encoder": "self_attention", "cross": "cross_attention"}[kind]
     config = TransformerConfig(
@@ -278,7 +278,7 @@ def test_a_model_hands_lunas_memory_on(kind: str) -> None:
     assert [layer.mechanism.first is not None for layer in attentions(model, (kind,))] == [True, False, False]
     source, seen = torch.randint(0, 23, (2, 7)), torch.ones(2, 7, dtype=torch.bool)
     seen[1, 4:] = False
-    with record_model(model) as trace:
+    with al.record(model) as trace:
         model(source, attention_mask=seen, decoder_input_ids=source[:, :5])
     calls = [trace[kind, i].call for i in range(3)]
     assert calls[0].memory is None

@@ -16,9 +16,9 @@ from attnlab.models import (
     Translation,
     beam_search,
     greedy_search,
-    load_model,
+    load_transformer,
     named_config,
-    save_model,
+    save_transformer,
 )
 
 PAD, BOS, EOS, WORDS = 0, 1, 2, 11
@@ -73,14 +73,14 @@ def test_a_translator_learns_to_reverse(spec: str, tmp_path: object) -> None:
     )
     model = Transformer(replace(config, causal_attention=spec))
     train(model, Translation(label_smoothing=0.1), reversal, steps=400)
-    model = load_model(save_model(model, tmp_path))
+    model = load_transformer(save_transformer(model, tmp_path))
     test = reversal(10_000)
     wanted = [tuple(t for t in row if t != -100) for row in test["labels"].tolist()]
     arguments = {"attention_mask": test["attention_mask"], "bos": BOS, "eos": EOS, "max_new": 8}
     greedy = [h.tokens for h in greedy_search(model, test["input_ids"], **arguments)]
     beam = [row[0].tokens for row in beam_search(model, test["input_ids"], beams=4, **arguments)]
-    for found in (greedy, beam):
-        assert sum(f == w for f, w in zip(found, wanted, strict=True)) >= 30
+    for outputs in (greedy, beam):
+        assert sum(f == w for f, w in zip(outputs, wanted, strict=True)) >= 30
 
 
 def counting(step: int) -> dict[str, Tensor]:
@@ -101,8 +101,8 @@ def test_a_language_model_learns_to_count(positions: str) -> None:
     )
     train(model, CausalLM(), counting, steps=200)
     prompts = counting(0)["input_ids"][:, :2]
-    for row, found in zip(prompts.tolist(), greedy_search(model, prompts, eos=None, max_new=6), strict=True):
-        assert found.tokens == tuple(row[0] * i % WORDS for i in range(3, 9))
+    for row, outputs in zip(prompts.tolist(), greedy_search(model, prompts, eos=None, max_new=6), strict=True):
+        assert outputs.tokens == tuple(row[0] * i % WORDS for i in range(3, 9))
 
 
 def repetition(step: int) -> dict[str, Tensor]:

@@ -83,10 +83,10 @@ def test_adaptive_embedding_by_hand() -> None:
     model = adaptive()
     bands, projections = model.tokens.bands, model.tokens.projections
     assert [tuple(b.weight.shape) for b in bands] == [(5, 12), (3, 4), (5, 1)]
-    found = model.tokens(torch.tensor([[4, 5, 12]]))[0]
-    assert_close(found[0], projections[0].weight @ bands[0].weight[4])
-    assert_close(found[1], projections[1].weight @ bands[1].weight[0])
-    assert_close(found[2], projections[2].weight @ bands[2].weight[4])
+    vectors = model.tokens(torch.tensor([[4, 5, 12]]))[0]
+    assert_close(vectors[0], projections[0].weight @ bands[0].weight[4])
+    assert_close(vectors[1], projections[1].weight @ bands[1].weight[0])
+    assert_close(vectors[2], projections[2].weight @ bands[2].weight[4])
 
 
 def test_adaptive_softmax_by_hand() -> None:

@@ -14,7 +14,7 @@ import attnlab as al
 from attnlab import registry
 from attnlab.attention import scores
 from attnlab.mechanisms.softmax import softmax
-from attnlab.models import Transformer, attentions, load_model, record_model, save_model
+from attnlab.models import Transformer, attentions, load_transformer, save_transformer
 from tests.models.small import BASE, make, some_tokens
 from tests.tolerance import assert_close
 
@@ -24,47 +24,47 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
     model = make(kind, cross_attention="kernel:elu", cutoffs=(5,) if kind == "decoder" else ())
     tokens = some_tokens(2, 5)
     inputs = {"decoder_input_ids": tokens} if kind == "encoder-decoder" else {}
-    save_model(model, tmp_path / "model")
+    save_transformer(model, tmp_path / "model")
     assert sorted(os.listdir(tmp_path / "model")) == ["config.json", "model.safetensors"]
     state = torch.get_rng_state()
-    again = load_model(tmp_path / "model")
+    again = load_transformer(tmp_path / "model")
     assert torch.equal(torch.get_rng_state(), state)
     assert again.config == model.config
     assert not again.training
     assert torch.equal(again(tokens, **inputs).logits, model(tokens, **inputs).logits)
-    half = load_model(tmp_path / "model", dtype=torch.bfloat16)
+    half = load_transformer(tmp_path / "model", dtype=torch.bfloat16)
     assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
 
 
 def test_saving_again_keeps_other_files(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    save_model(make("encoder"), tmp_path)
-    save_model(make("decoder"), tmp_path)
-    assert load_model(tmp_path).config.kind == "decoder"
+    save_transformer(make("encoder"), tmp_path)
+    save_transformer(make("decoder"), tmp_path)
+    assert load_transformer(tmp_path).config.kind == "decoder"
     assert (tmp_path / "tokenizer.json").exists()
 
 
 def test_a_kill_between_the_two_files_is_seen(tmp_path: Path) -> None:
-    save_model(make("encoder"), tmp_path / "a")
-    save_model(make("encoder", layers=3), tmp_path / "b")
+    save_transformer(make("encoder"), tmp_path / "a")
+    save_transformer(make("encoder", layers=3), tmp_path / "b")
     os.replace(tmp_path / "b" / "model.safetensors", tmp_path / "a" / "model.safetensors")
     with pytest.raises(ValueError, match="written for another config"):
-        load_model(tmp_path / "a")
+        load_transformer(tmp_path / "a")
 
 
 def test_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json is missing"):
-        load_model(tmp_path)
-    save_model(make("encoder"), tmp_path)
+        load_transformer(tmp_path)
+    save_transformer(make("encoder"), tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="damaged model"):
-        load_model(tmp_path)
+        load_transformer(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(whole)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**values, "hiden": 5}))
     with pytest.raises(ValueError, match="no field 'hiden'; did you mean 'hidden'"):
-        load_model(tmp_path)
+        load_transformer(tmp_path)
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ def test_a_mechanism_with_parameters_trains_saves_and_loads(tied: bool, tmp_path
     model(tokens).logits.square().sum().backward()
     optimizer.step()
     assert all((p != 0.5).all() for p in scales)
-    again = load_model(save_model(model, tmp_path))
+    again = load_transformer(save_transformer(model, tmp_path))
     assert_close(again(tokens).logits, model.eval()(tokens).logits)
     first, second = (a.mechanism for a in attentions(again))
     assert (first is second) == tied
@@ -115,7 +115,7 @@ def test_recorded_layers_are_those_of_the_model() -> None:
     source, target = some_tokens(2, 5), some_tokens(2, 7)
     mask = torch.ones(2, 5, dtype=torch.bool)
     mask[1, 3:] = False
-    with record_model(model) as trace:
+    with al.record(model) as trace:
         output = model(source, attention_mask=mask, decoder_input_ids=target)
     assert len(trace) == 2 + 3 + 3
     for layer in trace:
@@ -140,11 +140,11 @@ def test_recorded_layers_are_those_of_the_model() -> None:
 def test_recording_gives_gradients_and_every_step() -> None:
     model = make("decoder")
     tokens = some_tokens(1, 5)
-    with record_model(model, keep="all") as trace:
+    with al.record(model, keep="all") as trace:
         model(tokens)
         model(tokens[:, :3])
     assert [t.call.q.shape[2] for t in trace.history(0)] == [5, 3]
     (gradient,) = torch.autograd.grad(trace[1].weights().square().sum(), model.tokens.weight)
     assert gradient.abs().sum() > 0
-    with pytest.raises(ValueError, match="no attention layer of this package"), record_model(nn.Linear(2, 2)):
+    with pytest.raises(ValueError, match="cannot be swapped or recorded"), al.record(nn.Linear(2, 2)):
         pass

@@ -45,11 +45,11 @@ def test_a_wide_beam_is_enumeration(kind: str, penalty: LengthPenalty) -> None:
     outputs = everything(vocab=4, max_new=4)
     scored = [(log_prob(model, prompt[0], t) / penalty(len(t)), t) for t in outputs]
     best = sorted(scored, reverse=True)[:7]
-    (found,) = beam_search(
+    (hypotheses,) = beam_search(
         model, prompt, **arguments(kind), max_new=4, beams=len(outputs), n_best=7, length_penalty=penalty
     )
-    assert [h.tokens for h in found] == [t for _, t in best]
-    for hypothesis, (score, tokens) in zip(found, best, strict=True):
+    assert [h.tokens for h in hypotheses] == [t for _, t in best]
+    for hypothesis, (score, tokens) in zip(hypotheses, best, strict=True):
         assert hypothesis.score == pytest.approx(score, abs=1e-9)
         assert hypothesis.log_prob == pytest.approx(log_prob(model, prompt[0], tokens), abs=1e-9)
 
@@ -80,22 +80,22 @@ def naive_beam(model: Transformer, prompt: Tensor, *, beams: int, max_new: int, 
 def test_a_narrow_beam_is_the_definition(kind: str, beams: int) -> None:
     model = tiny(kind, vocab=7)
     for prompt in some_tokens(2, 3, 7):
-        (found,) = beam_search(model, prompt[None], **arguments(kind), max_new=6, beams=beams, n_best=beams)
+        (hypotheses,) = beam_search(model, prompt[None], **arguments(kind), max_new=6, beams=beams, n_best=beams)
         expected = naive_beam(model, prompt, beams=beams, max_new=6, alpha=1.0)
-        assert [h.tokens for h in found] == [h.tokens for h in expected]
-        assert [h.score for h in found] == pytest.approx([h.score for h in expected], abs=1e-9)
+        assert [h.tokens for h in hypotheses] == [h.tokens for h in expected]
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in expected], abs=1e-9)
 
 
 def test_greedy_takes_the_largest_each_time() -> None:
     model = tiny("decoder", vocab=13)
     for prompt in some_tokens(5, 3, 13):
-        (found,) = greedy_search(model, prompt[None], eos=EOS, max_new=7)
+        (greedy,) = greedy_search(model, prompt[None], eos=EOS, max_new=7)
         tokens = prompt.tolist()
-        for t in found.tokens[:-1]:
+        for t in greedy.tokens[:-1]:
             assert model(torch.tensor([tokens])).logits[0, -1].argmax() == t
             tokens.append(t)
-        assert found.tokens[-1] == EOS
-        assert found.log_prob == found.score == pytest.approx(log_prob(model, prompt, found.tokens), abs=1e-9)
+        assert greedy.tokens[-1] == EOS
+        assert greedy.log_prob == greedy.score == pytest.approx(log_prob(model, prompt, greedy.tokens), abs=1e-9)
 
 
 def ragged(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -106,9 +106,9 @@ def ragged(side: str) -> tuple[list[Tensor], Tensor, Tensor]:
     return rows, tokens, mask
 
 
-def same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
-    assert [[h.tokens for h in row] for row in found] == [[h.tokens for h in row] for row in expected]
-    for a, b in zip(itertools.chain(*found), itertools.chain(*expected), strict=True):
+def same(hypotheses: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:
+    assert [[h.tokens for h in row] for row in hypotheses] == [[h.tokens for h in row] for row in expected]
+    for a, b in zip(itertools.chain(*hypotheses), itertools.chain(*expected), strict=True):
         assert a.score == pytest.approx(b.score, abs=1e-9)
 
 
@@ -163,9 +163,9 @@ def test_without_an_end_token() -> None:
     model = tiny("decoder", vocab=4)
     prompt = some_tokens(1, 3, 4)
     outputs = list(itertools.product(range(4), repeat=3))
-    (found,) = beam_search(model, prompt, eos=None, max_new=3, beams=64, n_best=64)
-    assert sorted(h.tokens for h in found) == outputs
-    assert found[0].tokens == max(outputs, key=lambda t: log_prob(model, prompt[0], t))
+    (hypotheses,) = beam_search(model, prompt, eos=None, max_new=3, beams=64, n_best=64)
+    assert sorted(h.tokens for h in hypotheses) == outputs
+    assert hypotheses[0].tokens == max(outputs, key=lambda t: log_prob(model, prompt[0], t))
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import attnlab as al
-from attnlab.models import Transformer, TransformerConfig, attentions, named_config, swapped
+from attnlab.models import Transformer, TransformerConfig, attentions, named_config
 from attnlab.models.positions import rotate, sinusoids
 from tests.models.small import BASE, make, some_tokens
 from tests.tolerance import assert_close
@@ -165,20 +165,20 @@ def test_mechanisms_by_layer_and_by_kind() -> None:
         causal_attention="kernel:exp",
         cross_attention=("softmax", "kernel:poly,degree=2", "softmax"),
     )
-    found = {(a.kind, a.layer): al.spec_of(a.mechanism) for a in attentions(model)}
-    assert found["encoder", 1] == "kernel"
-    assert found["decoder", 2] == "kernel:kernel=exp"
-    assert found["cross", 1] == "kernel:kernel=poly"
-    assert found["cross", 0] == found["encoder", 0] == "softmax"
+    mechanisms = {(a.kind, a.layer): al.spec_of(a.mechanism) for a in attentions(model)}
+    assert mechanisms["encoder", 1] == "kernel"
+    assert mechanisms["decoder", 2] == "kernel:kernel=exp"
+    assert mechanisms["cross", 1] == "kernel:kernel=poly"
+    assert mechanisms["cross", 0] == mechanisms["encoder", 0] == "softmax"
 
 
 def test_swapped_is_undone_even_after_an_error() -> None:
     model = make("decoder")
     tokens = some_tokens(2, 5)
     before = model(tokens).logits
-    with swapped(model, "kernel:elu"):
+    with al.swap(model, "kernel:elu"):
         assert (model(tokens).logits != before).any()
-    with pytest.raises(ValueError, match="31"), swapped(model, "kernel:elu"):
+    with pytest.raises(ValueError, match="31"), al.swap(model, "kernel:elu"):
         model(some_tokens(2, 37))
     assert torch.equal(model(tokens).logits, before)
 

@@ -1,7 +1,7 @@
 """KTIW's recurrent models: an LSTM translator with dot attention and an LSTM classifier with additive attention.
 
 Neither feeds its context back into the recurrence, so both run on cuDNN's whole-sequence LSTM. Attention is a
-mechanism's, so ``record_model``, ``swapped`` and every reading work on them as on a transformer.
+mechanism's, so ``swap``, ``record`` and every reading work on them as on a transformer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnlab.attention import AttentionCall
-from attnlab.models.attention import Attention
+from attnlab.models.attention import AttentionLayer
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
 from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
@@ -66,52 +66,46 @@ class _SharedContexts(nn.Module):
         return self.context.weight.repeat(1, self.config.heads) * self.config.head_share
 
 
-class DotAttention(Attention):
+class DotAttention(AttentionLayer):
     """a[t, l] = s_t^T W h_l for each head, and the heads' contexts summed (Eqs. 1, 2, 20, 21)."""
 
     def __init__(self, config: TranslatorConfig, *, context: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.kind, self.layer, self.heads, self.share = "cross", 0, config.heads, config.head_share
+        super().__init__(kind="cross", layer=0)
+        self.heads, self.share = config.heads, config.head_share
         self.query = nn.Linear(config.width, config.heads * config.encoded, bias=not config.literal)
-        self.out = context  # type: ignore[assignment]
+        self.out = context
         self.mechanism = mechanism(config.attention)
-        self.observers = []
 
-    def forward(self, s: Float[Tensor, "b q m"], *, source: Encoded) -> Float[Tensor, "b q e"]:  # type: ignore[override]
+    def forward(self, s: Float[Tensor, "b q m"], *, source: Encoded) -> Float[Tensor, "b q e"]:
         """The context of each decoder state, before any projection."""
         q = self.query(s).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         h = source.hidden.unsqueeze(1)
         # The paper's dot product is not scaled. All heads read the same states: one key/value head for all.
         call = AttentionCall(q, h, h, x=source.hidden, key_visible=source.visible, scale=1.0)
-        output = self.mechanism(call)
-        for observer in self.observers:
-            observer(self, call, output)
+        output = self.run_mechanism(call)
         return output.sum(1) * self.share
 
 
-class AdditiveAttention(Attention):
+class AdditiveAttention(AttentionLayer):
     """a_l = v^T ReLU(Q h_l) (Eq. 7): dot attention whose one query is v and whose keys are ReLU(Q h_l)."""
 
     def __init__(self, config: ClassifierConfig, *, out: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.kind, self.layer, self.heads = "cross", 0, 1
+        super().__init__(kind="cross", layer=0)
+        self.heads = 1
         self.key = nn.Linear(config.encoded, config.attention_width)
         # Its bias moves every logit alike, so softmax does not see it; it is there as the paper counts it.
         self.score = nn.Linear(config.attention_width, 1)
         self.score.bias.requires_grad_(False)
-        self.out = out  # type: ignore[assignment]
+        self.out = out
         self.mechanism = mechanism(config.attention)
-        self.observers = []
 
-    def forward(self, source: Encoded) -> Float[Tensor, "b e"]:  # type: ignore[override]
+    def forward(self, source: Encoded) -> Float[Tensor, "b e"]:
         """sum_l alpha_l h_l."""
         h = source.hidden.unsqueeze(1)
         k = torch.relu(self.key(h))
         q = self.score.weight.expand(len(h), 1, 1, -1)
         call = AttentionCall(q, k, h, x=source.hidden, key_visible=source.visible, scale=1.0)
-        output = self.mechanism(call)
-        for observer in self.observers:
-            observer(self, call, output)
+        output = self.run_mechanism(call)
         return output[:, 0, 0]
 
 

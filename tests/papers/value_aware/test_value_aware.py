@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from attnlab.adapters import swap
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
-from attnlab.models.attention import swapped
 from papers.common.claims import judge
 from papers.common.row_store import Part
 from papers.value_aware import claims as claims
@@ -137,9 +137,9 @@ def test_value_aware_with_one_key_more_than_the_width_is_exact_for_each_kernel(k
     windows = [{"input_ids": tokens, "labels": tokens}]
     exact = causal_loss(model, windows).loss
     oblivious, aware = kernel_specs(kernel, 4)
-    with swapped(model, aware):
+    with swap(model, aware):
         assert causal_loss(model, windows).loss == pytest.approx(exact, rel=1e-5)
-    with swapped(model, oblivious):
+    with swap(model, oblivious):
         assert abs(causal_loss(model, windows).loss - exact) > 1e-6
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters import record, swap
 from attnlab.dynamics import class_probe, lexical_probe
-from attnlab.models import record_model, swapped
 from papers.ktiw.models.glove import fill_from_glove
 from papers.ktiw.models.lstm import Classifier, Translator, attention_parameters, freeze_probe
 from papers.ktiw.models.lstm_config import LSTM_CONFIGS, ClassifierConfig, TranslatorConfig
@@ -74,7 +74,7 @@ def test_attention_is_a_mechanism_and_its_trace_rebuilds_the_answer(heads: int, 
     model = translator(heads=heads, contexts=contexts)
     x, mask = batch()
     y = torch.randint(1, 13, (len(x), 4))
-    with record_model(model) as trace:
+    with record(model) as trace:
         out = model(x, decoder_input_ids=y, attention_mask=mask)
     layer = trace["cross", 0]
     weights = layer.weights()
@@ -102,7 +102,7 @@ def test_linear_output_is_linear_in_attention() -> None:
     """Eq. 32: the logits are sum_l alpha_l W h_l + W d_t."""
     model = translator(output="linear")
     x, y = torch.randint(1, 13, (2, 5)), torch.randint(1, 13, (2, 3))
-    with record_model(model) as trace:
+    with record(model) as trace:
         out = model(x, decoder_input_ids=y)
     alpha = trace["cross", 0].weights()[:, 0]
     gamma = model.context(out.source.hidden) @ model.output.weight.T
@@ -116,7 +116,7 @@ def test_the_probe_is_the_answer_under_attention_on_one_position() -> None:
     out = model(x, decoder_input_ids=y)
     beta = lexical_probe(model.predict, out.source.hidden, out.states, y, vocabulary=13)
     for at in range(5):
-        with swapped(model, f"position:at={at}", kinds=("cross",)):
+        with swap(model, f"position:at={at}", layers="cross"):
             p = model(x, decoder_input_ids=y).logits.softmax(-1).gather(2, y.unsqueeze(2)).squeeze(2)
         torch.testing.assert_close(beta[:, :, at], p.detach())
 
@@ -125,7 +125,7 @@ def test_equation_12() -> None:
     torch.manual_seed(0)
     model = Classifier(ClassifierConfig(vocab=13, embedding=5, width=4, attention_width=3)).double()
     x, labels = torch.randint(1, 13, (3, 7)), torch.tensor([0, 1, 1])
-    with torch.no_grad(), record_model(model) as trace:
+    with torch.no_grad(), record(model) as trace:
         out = model(x)
     alpha = trace["cross", 0].weights()[:, 0, 0]
     beta = class_probe(model.output.weight[0], out.source.hidden, labels, bias=model.output.bias.item())
@@ -136,7 +136,7 @@ def test_equation_12() -> None:
 def test_uniform_attention_is_the_mean() -> None:
     model = translator(attention="uniform")
     x, mask = batch()
-    with record_model(model) as trace:
+    with record(model) as trace:
         model(x, decoder_input_ids=x, attention_mask=mask)
     expected = mask.double() / torch.tensor(LENGTHS)[:, None]
     torch.testing.assert_close(trace["cross", 0].weights()[:, 0], expected[:, None].expand(-1, 7, -1))

@@ -1,0 +1,326 @@
+"""The attention function that transformers calls in a swapped, recorded or converted model.
+
+transformers looks the function up by a name in the model's config, for each call. Ours is named after the one whose
+place it takes, "attnlab|sdpa": a module that is neither in a context nor converted (of another model that shares the
+config) attends as before.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.adapters.calls import make_call
+from attnlab.adapters.masks import carrying_mask
+from attnlab.adapters.protocol import Conversion, Direct, Frame, Site
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.mechanisms.softmax import Softmax
+
+__all__ = [
+    "INTERFACE",
+    "PREFIX",
+    "Installed",
+    "add_frame",
+    "argument_names",
+    "current_mechanism",
+    "forward_of",
+    "install",
+    "installed_in",
+    "registered_name",
+    "remove_frame",
+    "uninstall",
+]
+
+PREFIX = "attnlab|"
+# The object of transformers through which a module finds its attention function.
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+# The attribute of a converted module.
+INSTALLED = "_attnlab"
+KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
+CACHES = ("past_key_values", "past_key_value")
+
+# By thread, arguments of the module that is running: its hidden states do not reach the attention function.
+ModuleInputs = dict[int, dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Installed(Conversion):
+    """What a converted module carries, for good: it is copied with the module, and so is the mechanism in it."""
+
+    # By thread, the memory that the layer before handed on (LUNA); the object is shared with that layer. None where
+    # nothing comes.
+    handed: dict[int, Tensor] | None = None
+    # The same towards the next layer.
+    hands_on: dict[int, Tensor] | None = None
+    inputs: ModuleInputs = field(default_factory=dict)
+    hook: Any = None
+
+
+@dataclass(eq=False)
+class _OpenSite:
+    """A site inside at least one context; the innermost mechanism counts, every note is called."""
+
+    site: Site
+    frames: list[Frame] = field(default_factory=list)
+    inputs: ModuleInputs = field(default_factory=dict)
+    hook: Any = None
+    direct: Direct | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.site.kind
+
+    def settle(self) -> None:
+        """Look again at the frames: one that attends directly needs no hook while it is alone."""
+        alone = len(self.frames) == 1 and installed_in(self.site.module) is None
+        self.direct = self.frames[0].direct if alone else None
+        if self.direct is None and self.hook is None and self.frames:
+            self.hook = self.site.module.register_forward_pre_hook(_uncompiled(_keep_inputs), with_kwargs=True)
+
+    def replacement(self) -> Frame | None:
+        """The innermost frame with a mechanism."""
+        return next((frame for frame in reversed(self.frames) if frame.mechanism is not None), None)
+
+    def tokens_read(self) -> int | None:
+        """How many tokens the site has read where its cache evicts keys; None where it keeps them all."""
+        counters = [frame.tokens_read for frame in self.frames if frame.tokens_read is not None]
+        return counters[-1](self.site) if counters else None
+
+
+_lock = threading.RLock()
+_open: dict[nn.Module, _OpenSite] = {}
+
+
+def add_frame(site: Site, frame: Frame) -> None:
+    """Let a site attend as the frame says."""
+    with _lock:
+        opened = _open.get(site.module)
+        if opened is None:
+            opened = _open[site.module] = _OpenSite(site)
+        opened.frames.append(frame)
+        opened.settle()
+
+
+def remove_frame(site: Site, frame: Frame) -> None:
+    """Undo ``add_frame``."""
+    with _lock:
+        opened = _open[site.module]
+        opened.frames.remove(frame)
+        opened.settle()
+        if not opened.frames:
+            if opened.hook is not None:
+                opened.hook.remove()
+            del _open[site.module]
+
+
+def installed_in(module: nn.Module) -> Installed | None:
+    """What ``install`` put into the module."""
+    return getattr(module, INSTALLED, None)
+
+
+def install(module: nn.Module, installed: Installed) -> None:
+    """Make a module attend by a mechanism outside of any context."""
+    setattr(module, INSTALLED, installed)
+    opened = _open.get(module)
+    if opened is not None:
+        opened.settle()
+    installed.hook = module.register_forward_pre_hook(_uncompiled(_keep_inputs), with_kwargs=True)
+
+
+def uninstall(module: nn.Module) -> None:
+    """Undo ``install``."""
+    installed = installed_in(module)
+    assert installed is not None
+    installed.hook.remove()
+    delattr(module, INSTALLED)
+
+
+def current_mechanism(module: nn.Module) -> Mechanism:
+    """The mechanism by which a module attends now; softmax where that is its own attention."""
+    opened, installed = _open.get(module), installed_in(module)
+    frame = None if opened is None else opened.replacement()
+    if frame is not None and frame.mechanism is not None:
+        return frame.mechanism
+    return Softmax() if installed is None else installed.mechanism
+
+
+def registered_name(own: str) -> str:
+    """The name of our function in place of ``own``; a kernel that is neither SDPA nor eager gives way to SDPA."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    own = own if own in ("sdpa", "eager") else "sdpa"
+    name = PREFIX + own
+    if name not in AttentionInterface():
+        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
+        AttentionInterface.register(name, _uncompiled(_function_in_place_of(own)))
+    return name
+
+
+def forward_of(module: nn.Module) -> Any:
+    """The function that a module's class defines as its forward pass."""
+    return inspect.unwrap(type(module).forward)
+
+
+@functools.cache
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile would take one layer's site for that of all layers; it may compile the code between layers.
+
+    Made when needed: torch's compiler takes long to import.
+    """
+    return torch.compiler.disable(function)
+
+
+def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before a module runs: keep the inputs that its attention function will need."""
+    opened, installed = _open.get(module), installed_in(module)
+    names = argument_names(type(module).forward)
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    for holder in (opened, installed):
+        if holder is None:
+            continue
+        own_states = None if holder.kind == "cross" else arguments.get(names[0])
+        x = next((arguments[name] for name in KEY_SOURCES if arguments.get(name) is not None), own_states)
+        inputs = {"x": x, "output_attentions": arguments.get("output_attentions")}
+        if isinstance(holder, Installed):
+            cache = next((arguments[name] for name in CACHES if name in arguments), None)
+            swapped = opened is not None and opened.replacement() is not None
+            inputs["memory"] = _bounded_memory(module, holder, cache, swapped=swapped)
+        holder.inputs[threading.get_ident()] = inputs
+
+
+@functools.cache
+def argument_names(forward: Callable[..., Any]) -> list[str]:
+    """The names of a forward pass's arguments, the module itself left out."""
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
+    """The bounded memory that this module has in the model's cache; None if it has none."""
+    if cache is None or not hasattr(installed.mechanism, "make_cache"):
+        return None
+    from attnlab.adapters.memory_cache import memory_layer
+
+    return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
+
+
+def _function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def attention_function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        opened = _open.get(module)
+        if opened is not None and opened.direct is not None:
+            answer = opened.direct(module, query, key, value, attention_mask, kwargs)
+            if answer is not None:
+                return answer
+        installed = installed_in(module)
+        if opened is None and installed is None:
+            return _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        holders = [holder for holder in (opened, installed) if holder is not None]
+        inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
+        memory = inputs.get("memory")
+        call = make_call(
+            module,
+            _place(opened, installed),
+            query,
+            key,
+            value,
+            attention_mask,
+            x=inputs.get("x"),
+            own=own,
+            memory=memory,
+            tokens_read=None if opened is None else opened.tokens_read(),
+            **kwargs,
+        )
+        mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
+        weights = None
+        if by_model:
+            out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+            output = out.transpose(1, 2)
+        else:
+            with _errors_named(_place(opened, installed).name):
+                mech, call, output = _run_mechanism(mech, call, installed, memory)
+                weights = mech.weights(call) if inputs.get("output_attentions") else None
+        if opened is not None:
+            for frame in list(opened.frames):
+                if frame.note is not None:
+                    frame.note(opened.site, call, mech, output)
+        # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
+        return output.transpose(1, 2).contiguous(), weights
+
+    return attention_function
+
+
+def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
+    """The function this module would call under ``implementation``, looked up as its own forward does."""
+    forward = forward_of(module)
+    eager = [name for name in forward.__code__.co_names if name.startswith("eager")]
+    default = forward.__globals__[eager[0]] if eager else None
+    function = forward.__globals__[INTERFACE].get_interface(implementation, default)
+    if function is None:
+        raise ValueError(f"{type(module).__name__} has no {implementation!r} attention of its own to fall back to")
+    return function
+
+
+def _place(opened: _OpenSite | None, installed: Installed | None) -> Site | Installed:
+    if installed is not None:
+        return installed
+    assert opened is not None
+    return opened.site
+
+
+def _mechanism_of_call(opened: _OpenSite | None, installed: Installed | None, dropped: float) -> tuple[Mechanism, bool]:
+    """The innermost mechanism, and whether the model's own attention computes it: always where none was swapped in."""
+    frame = None if opened is None else opened.replacement()
+    if frame is None or frame.mechanism is None:
+        return (Softmax(), True) if installed is None else (installed.mechanism, False)
+    if not dropped or frame.skip_dropout:
+        return frame.mechanism, False
+    if isinstance(frame.mechanism, Softmax):
+        return frame.mechanism, True
+    assert opened is not None
+    raise ValueError(
+        f"{opened.site.name} drops attention weights with p={dropped} in training, which {frame.mechanism!r} does "
+        "not do; call model.eval(), set the model's attention dropout to 0, or swap with dropout='skip'"
+    )
+
+
+@contextmanager
+def _errors_named(place: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _run_mechanism(
+    mech: Mechanism, call: AttentionCall, installed: Installed | None, memory: Any
+) -> tuple[Mechanism, AttentionCall, Tensor]:
+    """The mechanism that W can be asked of, the call that was answered, and the output."""
+    if installed is not None and mech is installed.mechanism:
+        call = _with_handed_memory(installed, call)
+    return (mech, call, mech(call)) if memory is None else memory.answer(call)
+
+
+def _with_handed_memory(installed: Installed, call: AttentionCall) -> AttentionCall:
+    """The call with the previous layer's memory, if the mechanism reads it (LUNA), and this layer's handed on."""
+    thread = threading.get_ident()
+    if call.k.shape[2] == 0:
+        return call
+    if installed.handed is not None:
+        if thread not in installed.handed:
+            raise ValueError(
+                f"{installed.mechanism!r} reads the previous layer's memory, but that layer has not just run; turn off "
+                "gradient checkpointing, which runs layers alone"
+            )
+        call = replace(call, memory=installed.handed.pop(thread).to(call.q.dtype))
+    if installed.hands_on is not None:
+        installed.hands_on[thread] = installed.mechanism.memory_after(call)  # type: ignore[attr-defined]
+    return call
