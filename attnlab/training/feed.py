@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Feed", "Source", "parts_of", "to_device"]
+__all__ = ["Prefetcher", "Source", "parts_of", "to_device"]
 
 
 class Source(Protocol):
@@ -45,15 +45,15 @@ def parts_of(batch: dict[str, Any], *, rank: int, world: int, accumulate: int = 
 
 
 def to_device(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The part with its tensors on ``device``; pinned ones travel while the device computes."""
+    """The part with its tensors on ``device``; pinned ones are copied while the device computes."""
     return {name: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for name, v in part.items()}
 
 
-class Feed:
+class Prefetcher:
     """Iterates over (parts of) the batches of ``steps``, prepared by a background thread up to ``ahead`` in advance.
 
-    The thread fills the buffer and then sleeps until it is half empty: waking it for every batch would cost the loop a
-    change of threads each step, which a small model would feel.
+    The thread fills the buffer and then sleeps until it is half empty. Waking it for every batch would cost the loop a
+    change of threads each step, which slows a small model down.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Feed:
     ) -> None:
         self.source, self.steps, self.device = source, steps, device
         self.rank, self.world, self.accumulate = rank, world, accumulate
-        # Seconds the loop has spent waiting for a batch, without the first, which nothing could have prepared.
+        # Seconds the loop has spent waiting for a batch, without the first, which cannot be prepared ahead.
         self.waited = 0.0
         self.ahead = ahead
         self._buffer: deque[Any] = deque()
         self._filled, self._room, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._prepare, name="attnlab-feed", daemon=True)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Prefetcher:
         self._thread.start()
         return self
 

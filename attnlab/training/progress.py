@@ -7,11 +7,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-__all__ = ["Progress"]
+__all__ = ["ProgressLine"]
 
 
-class Progress:
-    """Rate and time left on standard error; ``quiet`` (ranks other than the first) says nothing."""
+class ProgressLine:
+    """Rate and time left on standard error; ``quiet`` (ranks other than the first) writes nothing."""
 
     def __init__(self, steps: int, *, start: int = 0, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet

@@ -11,7 +11,7 @@ from attnlab.data import IGNORED
 from attnlab.devices import best_device
 from attnlab.dynamics import agreement, optimal_attention, random_agreement
 from attnlab.provenance import write_json
-from attnlab.training import load_model
+from attnlab.training import load_weights
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Translator
 from papers.ktiw.readings import examples, read
@@ -27,7 +27,7 @@ def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, wid
     """A(alpha_opt, beta) of the trained ``linear`` run on some validation sentences, and how near alpha_opt is."""
     device = best_device()
     model = make_model(corpus, "linear", width=width)
-    step = load_model(model, folder / "linear", which="best")
+    step = load_weights(model, folder / "linear", which="best")
     assert isinstance(model, Translator)
     model.to(device).eval()
     on = examples(corpus, "valid", count=sentences, device=device, batch=16)
