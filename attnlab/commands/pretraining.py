@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from attnlab.data import IGNORED, Blocks, CausalSource, MlmSource, Source, TokenStore
+from attnlab.data import IGNORED, Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
@@ -25,6 +25,7 @@ from attnlab.training import (
     Recipe,
     Schedule,
     Settings,
+    Source,
     every,
     train,
 )

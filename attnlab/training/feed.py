@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = ["Prefetcher", "Source", "parts_of", "to_device"]
 
 
+@runtime_checkable
 class Source(Protocol):
     """Data: ``batch(step)`` is the global batch of that step, a pure function of the source's seed and the step."""
 
