@@ -177,7 +177,7 @@ def logistic_proxy(
 
 
 class _Bags:
-    """Sentences and what they should predict, end to end on a device; a batch is gathered by its row numbers."""
+    """Sentences and their targets, end to end on a device; a batch is gathered by its row numbers."""
 
     def __init__(self, inputs: Sequence[Any], targets: Sequence[Any], *, device: torch.device | str) -> None:
         if len(inputs) != len(targets) or len(inputs) == 0:

@@ -40,7 +40,7 @@ class CorruptCheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: the model's and the optimiser's tensors by name, and the rest as JSON."""
+    """The content of a checkpoint: the model's and the optimiser's tensors by name, and the rest as JSON."""
 
     path: Path
     step: int
@@ -107,7 +107,7 @@ def newest_good(run_dir: Path | str) -> Checkpoint | None:
 
 
 def prune(run_dir: Path | str, *, keep: int) -> None:
-    """Delete all but the last ``keep`` checkpoints and those that one of them names as its best."""
+    """Delete all but the last ``keep`` checkpoints and the best checkpoints that these refer to."""
     paths = list_checkpoints(run_dir)
     wanted = {path.name for path in paths[-keep:]}
     for path in paths[-keep:]:

@@ -1,4 +1,4 @@
-"""The moving parts of a run: one update, one evaluation, one line of metrics, one checkpoint."""
+"""The parts of a run: one update, one evaluation, one line of metrics, one checkpoint."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Engine:
         optimizer = make_optimizer(groups, settings.recipe, fused=accelerator.device.type == "cuda")
         self.prepared, wrapped = accelerator.prepare(self.objective, optimizer)
         # Accelerate's wrapper looks for an optional package on the disk at every step, and without a gradient scaler
-        # does no more than that.
+        # does nothing else.
         self.optimizer: torch.optim.Optimizer = wrapped.optimizer
         if settings.compile:
             self.prepared.compile(dynamic=settings.dynamic, mode=settings.compile_mode)
@@ -136,7 +136,7 @@ class Engine:
                 totals, own = self.prepared(part, step)
                 if counts is None:
                     counts = self.over_all_ranks(own)
-                # Ranks average their gradients; the sum over ranks is wanted.
+                # Gradients are averaged over ranks, but the loss is a sum over them.
                 accelerator.backward(torch.dot(totals, weights * world / counts))
             sums = totals.detach() if sums is None else sums + totals.detach()
         norm = accelerator.clip_grad_norm_(self.parameters, recipe.clip or math.inf)
@@ -152,7 +152,7 @@ class Engine:
         self.pending.add(weights=weights, totals=sums, counts=counts, norm=norm.detach().float())
 
     def counts(self, parts: list[dict[str, Any]], step: int) -> Tensor:
-        """What each term is averaged over in all parts on all ranks, known before the first backward pass."""
+        """The count of each term over all parts on all ranks, before the first backward pass."""
         own = []
         for part in parts:
             known = self.objective.counts(part, step)
@@ -269,7 +269,7 @@ class Engine:
             raise DivergedError(step, [*self.names, "the gradient"][column], kept[-1] if kept else None)
 
     def checkpoint(self) -> None:
-        """Save everything that a resumed run needs."""
+        """Save all that a resumed run needs."""
         self.check_updates()
         accelerator, state = self.accelerator, self.state
         model, optimizer = full_state(self.prepared, self.optimizer, sharded=self.sharded)

@@ -1,4 +1,4 @@
-"""Batches prepared ahead by a thread, each rank's share of them, and how long the loop waited."""
+"""Sources of batches, each rank's share of a batch, and a thread that prepares batches ahead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Prefetcher", "Source", "parts_of", "to_device"]
 
 @runtime_checkable
 class Source(Protocol):
-    """Data: ``batch(step)`` is the global batch of that step, a pure function of the source's seed and the step."""
+    """``batch(step)`` is the global batch of that step, a pure function of the source's seed and the step."""
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The global batch of this step."""
@@ -84,7 +84,7 @@ class Prefetcher:
     def __exit__(self, *error: object) -> None:
         self._closed.set()
         self._room.set()
-        # A source that hangs must not keep an interrupted run from ending; the thread is a daemon.
+        # After a timeout the thread, a daemon, is left alone, so that an interrupted run ends even if its source hangs.
         self._thread.join(timeout=5)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The loop that trains every model here: any module, any source of batches, any loss terms, through Accelerate."""
+"""The training loop: any module, any source of batches, any loss terms, through Accelerate."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def train(
 
     The loss is the sum over terms of weight(step) * total / count, with counts taken over the whole global batch. The
     model is called with the entries of the batch that its ``forward`` names (not labels), or through ``forward(model,
-    batch)``. ``resume=True`` goes on from the newest good checkpoint, and starts afresh where there is none; a finished
+    batch)``. ``resume=True`` goes on from the newest good checkpoint, or from the start if there is none; a finished
     run is not run again. ``track`` names an Accelerate tracker, such as tensorboard.
     """
     run_dir = Path(run_dir)

@@ -1,4 +1,4 @@
-"""What a run is asked to do: the optimiser's recipe, the learning rate over steps, and when things happen."""
+"""The settings of a run: the optimiser's recipe, the learning rate over steps, and when to evaluate, log and save."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""``python -m papers abc-distill``: how much of what conversion costs comes back per minute, taught or continued.
+"""``python -m papers abc-distill``: how fast distillation and continued training undo the loss of conversion.
 
-A pretrained model is converted; then it is continued on its own objective, or taught by ``distill`` with and without
-its first stage. What counts is the share of the gap in held-out loss, between the converted model as it stands and
-the model it was made from, that is closed after so many seconds.
+A pretrained model is converted; then its training is continued on its own objective, or ``distill`` trains it with and
+without its first stage. The measure is the share of the gap in held-out loss, between the converted model before
+training and the model it was made from, that is closed after so many seconds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class AbcDistillConfig:
     seconds: float = 40.0
     layer_share: float = 0.2
     points: int = 8
-    # Steps in which a method's speed is found, at a learning rate of nearly nothing.
+    # Steps in which a method's speed is measured.
     probe: int = 8
     settings: Distillation = field(default_factory=lambda: Distillation(layer_lr=1e-2, model_lr=5e-4))
     # None: all.
@@ -73,7 +73,7 @@ class AbcDistillConfig:
 
 @dataclass(frozen=True, eq=False)
 class DistillationCase:
-    """A teacher, the attention it is converted to, what it learns from, and its held-out batches."""
+    """A teacher, the attention it is converted to, the student's training batches, and held-out batches."""
 
     name: str
     model: nn.Module
@@ -102,10 +102,10 @@ def masked_case(
 def sampled_case(
     model: Any, spec: str, *, name: str, rows: int = 12288, length: int = 256, batch: int = 64, seed: int = 0
 ) -> DistillationCase:
-    """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
+    """A causal model on texts that it wrote itself at temperature 1, since its training data is not available."""
     device, held_out = next(model.parameters()).device, min(128, 2 * batch)
     written: list[Tensor] = []
-    # Many rows at once: a step's time is that of its launches.
+    # Many rows at once, since launches take most of a step's time.
     first = torch.full((min(8192, rows + held_out), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
@@ -156,7 +156,7 @@ METHODS = tuple(STAGES)
 
 
 def run_case(case: DistillationCase, config: AbcDistillConfig, *, part: Part) -> None:
-    """Every method for equally many seconds, from the same converted model; one that diverges is noted, and left."""
+    """Every method for equally many seconds, from the same converted model; one that diverges is recorded as failed."""
     start = convert(case.model, case.spec, copy=True)
     with dense_attention(start):
         ends = held_out_loss(case.model, case), held_out_loss(start, case)
@@ -203,7 +203,7 @@ def _run_method(
 
 
 def step_seconds(stage: str, case: DistillationCase, student: nn.Module, config: AbcDistillConfig) -> float:
-    """Seconds of a step of this stage, found on a copy of the student."""
+    """Seconds of a step of this stage, measured on a copy of the student."""
     settings = replace(config.settings, every=config.probe)
     history = _run_stage(stage, case, copy.deepcopy(student), 2 * config.probe, settings, None)
     return (history[-1].seconds - history[0].seconds) / config.probe

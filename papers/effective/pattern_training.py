@@ -1,4 +1,4 @@
-"""Training the pattern classifier that ``attnlab.reading`` ships, and what it gets right on maps it has not seen."""
+"""Training the pattern classifier that ``attnlab.reading`` ships, and its scores on maps it has not seen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def train_classifier(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> PatternNet:
-    """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch.
+    """Learn from generated maps and from labelled real ones, if any, which fill ``real_share`` of each batch.
 
     Each of ``members`` starts and draws for itself; weights are a moving average over the training. ``made`` are
     pictures and labels of ``generated_pictures``, for many trainings on the same ones.

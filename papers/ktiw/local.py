@@ -29,7 +29,7 @@ class LocalConfig:
     lr: float = 1e-3
     batch: int = 32
     count: int = 2048
-    # The order of the four turns round within the first hundred steps.
+    # The order of the four log-odds reverses within the first hundred steps.
     evaluate_early: int = 10
     evaluate_every: int = 100
     embedding: int = 300

@@ -31,8 +31,8 @@ def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, wid
     assert isinstance(model, Translator)
     model.to(device).eval()
     on = examples(corpus, "valid", count=sentences, device=device, batch=16)
-    found = read(model, on)
-    weights, gaps, at = torch.zeros_like(found.beta), [], 0
+    reading = read(model, on)
+    weights, gaps, at = torch.zeros_like(reading.beta), [], 0
     with torch.no_grad():
         for batch in on.batches:
             mask = batch["attention_mask"].bool()
@@ -57,15 +57,15 @@ def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, wid
                 gaps.append(best.gap)
                 at += len(chunk)
     gap = torch.cat(gaps)
-    told = {
-        "a_opt_beta": 100 * float(agreement(weights, found.beta, lengths=on.lengths).nanmean()),
-        "a_alpha_beta": 100 * float(agreement(found.alpha, found.beta, lengths=on.lengths).nanmean()),
-        "a_opt_alpha": 100 * float(agreement(weights, found.alpha, lengths=on.lengths).nanmean()),
-        "a_random": 100 * float(random_agreement(weights, found.beta, lengths=on.lengths, shuffles=5).nanmean()),
+    result = {
+        "a_opt_beta": 100 * float(agreement(weights, reading.beta, lengths=on.lengths).nanmean()),
+        "a_alpha_beta": 100 * float(agreement(reading.alpha, reading.beta, lengths=on.lengths).nanmean()),
+        "a_opt_alpha": 100 * float(agreement(weights, reading.alpha, lengths=on.lengths).nanmean()),
+        "a_random": 100 * float(random_agreement(weights, reading.beta, lengths=on.lengths, shuffles=5).nanmean()),
         "targets": len(gap),
         "solved": float((gap <= 1e-4).double().mean()),
         "largest_gap": float(gap.max()),
         "step": step,
     }
-    write_json(folder / "optimal.json", told)
-    return told
+    write_json(folder / "optimal.json", result)
+    return result

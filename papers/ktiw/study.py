@@ -1,8 +1,8 @@
 """One data set of KTIW: the trainings its tables compare, each a run folder that keeps the readings of its checkpoints.
 
 ``reference`` gives the gold alpha and Delta at its best checkpoint; ``second`` is the same model from another seed;
-``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1. Runs do not need
-each other, so they may be trained at once; ``comparison.py`` then compares them.
+``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1. Runs are
+independent, so they may be trained at once; ``comparison.py`` then compares them.
 """
 
 from __future__ import annotations
