@@ -1,4 +1,4 @@
-"""What a loss term returns, to the training loop and to whoever writes a term."""
+"""The value of a loss term, shared by the training loop and by the rooms that define terms."""
 
 from __future__ import annotations
 

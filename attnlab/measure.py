@@ -42,19 +42,22 @@ def median_seconds(
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None) -> Callable[[], T]:
+def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None, stream: Any = None) -> Callable[[], T]:
     """The kernels that ``job`` launches as a CUDA graph: calling it replays them and returns the result of ``job``.
 
-    Graphs of one ``pool`` share their memory: clone the result of one before another runs.
+    Graphs of one ``pool`` share their memory: clone the result of one before another runs. Graphs that share a pool
+    while training goes on are captured on the ``stream`` that they run on.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(warmup):
-            job()
-    torch.cuda.current_stream().wait_stream(stream)
+    if warmup:
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(warmup):
+                job()
+        torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    # Other threads, such as one that prepares batches, may use the device meanwhile.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         out = job()
 
     def replay() -> T:

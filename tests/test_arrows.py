@@ -31,10 +31,10 @@ BELOW: dict[str, set[str]] = {
     "trace": {"attention", "registry", "mechanisms"},
     "data": set(),
     "models": CORE,
-    "adapters": CORE | {"models"},
+    "adapters": CORE | {"models", "training"},
     "reading": CORE | {"adapters"},
     "guidance": CORE | {"adapters"},
-    "dynamics": CORE | {"adapters"},
+    "dynamics": CORE | {"adapters", "training"},
     "training": set(),
     "pages": set(),
 }

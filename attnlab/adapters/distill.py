@@ -1,8 +1,8 @@
-"""``distill``: what a converted model must relearn, taught by the model it was made from, in minutes.
+"""``distill``: a converted model learns from the model it was made from, its teacher, in minutes.
 
-First the new parameters alone, layer by layer: on the teacher's own q, k, v and x the new attention W^ is to give the
-teacher's output, so |(W - W^) v|^2 falls (the value-aware objective of Gupta and Berant, 2021). Every layer learns at
-once, as none waits for another. Then the whole model, end to end: its predictions are to be the teacher's.
+First only the new parameters are trained, layer by layer: on the teacher's own q, k, v and x the new attention W^ is to
+give the teacher's output, so |(W - W^) v|^2 falls (the value-aware objective of Gupta and Berant, 2021). All layers are
+trained at once, since none needs another's output. Then the whole model is trained on the teacher's predictions.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,11 @@ from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
+from attnlab.training.feed import Source
+from attnlab.training.settings import Recipe, Schedule
+from attnlab.training.side_by_side import Clock, Learner, train_learners
 
-__all__ = ["Distillation", "Lesson", "distill", "layer_error"]
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """Batches by step: ``input_ids``; ``attention_mask``, ``decoder_input_ids`` and ``labels`` where there are any."""
-
-    def batch(self, step: int) -> dict[str, Tensor]:
-        """The batch of a step."""
-        ...
+__all__ = ["Distillation", "Progress", "StageLearner", "distill", "layer_error", "run_stage"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class Distillation:
     batch: int = 16
     length: int = 128
     seed: int = 0
-    # A lesson is told after this many steps, and at the end of a stage.
+    # Progress is reported after this many steps, and at the end of a stage.
     every: int = 50
 
     def __post_init__(self) -> None:
@@ -66,8 +60,8 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Where a distillation stands: its ``stage`` is "layers" or "model"; seconds are without what ``then`` took."""
+class Progress:
+    """How far a stage, "layers" or "model", has come; the seconds do not include those spent in ``on_progress``."""
 
     stage: str
     step: int
@@ -78,109 +72,137 @@ class Lesson:
 def distill(
     model: nn.Module,
     converted: nn.Module,
-    texts: Sequence[str] | Batches,
+    texts: Sequence[str] | Source,
     *,
     tokenizer: Any = None,
     settings: Distillation | None = None,
-    then: Callable[[Lesson], bool | None] | None = None,
-) -> list[Lesson]:
+    on_progress: Callable[[Progress], bool | None] | None = None,
+) -> list[Progress]:
     """Teach ``converted``, in place, what ``model`` does; both are Hugging Face models on one device.
 
-    ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``, as an encoder-decoder needs. A
-    batch with labels is learned where it has any, one without at all its tokens. ``then`` is told each lesson; where it
-    returns True the stage ends. The stages' losses are the mean over layers of |(W - W^) v|^2 / |W v|^2, and the
-    teacher's KL divergence per token.
+    ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``, as an encoder-decoder needs: its
+    batches have ``input_ids``, and ``attention_mask``, ``decoder_input_ids`` or ``labels`` where they apply. Positions
+    with a label are learned; in a batch without labels, all tokens. ``on_progress`` is called every ``settings.every``
+    steps and at a stage's end; where it returns True the stage ends. The stages' losses are the mean over layers of
+    |(W - W^) v|^2 / |W v|^2, and the teacher's KL divergence per token.
     """
     settings = settings or Distillation()
     if not is_converted(converted) or is_converted(model):
         raise ValueError(
             "distill(model, converted, ...) wants the model as it was and its al.convert(model, copy=True)"
         )
-    source = texts if isinstance(texts, Batches) else _Rows(texts, tokenizer, settings, model)
-    teaching = _Teaching(model, converted, source, settings, then)
-    lessons = []
-    with _still(model, converted):
+    source = texts if isinstance(texts, Source) else _Rows(texts, tokenizer, settings, model)
+    losses = _Losses(model, converted)
+    history: list[Progress] = []
+    with teacher_eval(model, converted):
         new = _new_parameters(converted)
-        if new and settings.layer_steps:
+        steps = settings.layer_steps
+        if new and steps:
             with _only(converted, new):
-                lessons += teaching.stage("layers", new, teaching.layers, settings.layer_steps, settings.layer_lr)
-        if settings.model_steps:
-            trained = [p for p in converted.parameters() if p.requires_grad]
-            lessons += teaching.stage("model", trained, teaching.predictions, settings.model_steps, settings.model_lr)
-    return lessons
+                learner = StageLearner(
+                    converted, settings, losses.layers, steps=steps, lr=settings.layer_lr, train_mode=False
+                )
+                history += run_stage("layers", learner, source, steps, every=settings.every, on_progress=on_progress)
+        # The second stage continues with the batches after the first's.
+        first, steps = history[-1].step if history else 0, settings.model_steps
+        if steps:
+            learner = StageLearner(converted, settings, losses.predictions, steps=steps, lr=settings.model_lr)
+            history += run_stage(
+                "model", learner, source, steps, every=settings.every, first=first, on_progress=on_progress
+            )
+    return history
+
+
+class StageLearner(Learner):
+    """The student in one stage: AdamW that decays all trained parameters, linear warm-up and decay of its rate."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        settings: Distillation,
+        loss_of: Callable[[dict[str, Tensor]], Tensor],
+        *,
+        steps: int,
+        lr: float,
+        train_mode: bool = True,
+    ) -> None:
+        self.loss_of, self.train_mode = loss_of, train_mode
+        recipe = Recipe(lr=lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay, clip=settings.clip)
+        schedule = Schedule("linear", warmup=max(1, round(settings.warmup * steps)))
+        # A teacher that is recorded runs Python at every call, which a captured update would skip.
+        super().__init__(student, None, recipe, schedule=schedule, capture=False)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return [{"params": trained, "weight_decay": self.recipe.weight_decay}]
+
+    def objective(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.loss_of(batch)
+
+
+def run_stage(
+    name: str,
+    learner: StageLearner,
+    source: Source,
+    steps: int,
+    *,
+    every: int,
+    first: int = 0,
+    on_progress: Callable[[Progress], bool | None] | None = None,
+) -> list[Progress]:
+    """``steps`` updates on the source's batches from number ``first`` on; progress is reported after each ``every``."""
+    history: list[Progress] = []
+    spent, started = 0.0, time.perf_counter()
+
+    def report(step: int) -> bool:
+        nonlocal spent, started
+        loss = float(learner.loss)
+        if not math.isfinite(loss):
+            raise ValueError(f"the {name} stage diverged at step {step}: its loss is {loss}; lower its lr")
+        spent += time.perf_counter() - started
+        history.append(Progress(name, step, loss, spent))
+        ended = on_progress is not None and bool(on_progress(history[-1]))
+        started = time.perf_counter()
+        return ended
+
+    pauses = range(every, steps + 1, every)
+    later = _Later(source, first)
+    train_learners([(learner, later)], Clock(steps), pauses=pauses, pause_at_end=True, on_pause=report)
+    return history
+
+
+@dataclass(frozen=True)
+class _Later:
+    """A source without its first batches."""
+
+    source: Source
+    first: int
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        return self.source.batch(self.first + step)
 
 
 def layer_error(trace: Trace, mechanisms: Mapping[tuple[Kind, int], Callable[[AttentionCall], Tensor]]) -> Tensor:
     """The mean over these layers of |(W - W^) v|^2 / |W v|^2, W^ by the mechanisms on the recorded calls."""
     errors = []
     for (kind, layer), mech in mechanisms.items():
-        taught = trace[kind, layer]
-        difference = (mech(taught.call) - taught.output).float()
-        weight = _query_weight(taught.call, kind)
-        size = (taught.output.float().square() * weight).sum()
+        teacher = trace[kind, layer]
+        difference = (mech(teacher.call) - teacher.output).float()
+        weight = _query_weight(teacher.call, kind)
+        size = (teacher.output.float().square() * weight).sum()
         errors.append((difference.square() * weight).sum() / size.clamp(min=1e-12))
     return torch.stack(errors).mean()
 
 
-class _Teaching:
-    def __init__(
-        self,
-        model: nn.Module,
-        converted: nn.Module,
-        source: Batches,
-        settings: Distillation,
-        then: Callable[[Lesson], bool | None] | None,
-    ) -> None:
-        self.model, self.converted, self.source, self.settings, self.then = model, converted, source, settings, then
-        self.device = next(converted.parameters()).device
+class _Losses:
+    """The losses of the two stages, of a batch on the models' device."""
+
+    def __init__(self, model: nn.Module, converted: nn.Module) -> None:
+        self.model, self.converted = model, converted
         self.mechanisms = {
             (conversion.kind, conversion.layer): _attending(conversion)
             for conversion in adapter_of(converted).conversions()
         }
-        # Batches of the second stage are others than the first's.
-        self.at = 0
-
-    def stage(
-        self,
-        name: str,
-        parameters: list[nn.Parameter],
-        loss_of: Callable[[dict[str, Tensor]], Tensor],
-        steps: int,
-        lr: float,
-    ) -> list[Lesson]:
-        """One stage: AdamW, linear warm-up and decay."""
-        s = self.settings
-        optimizer = torch.optim.AdamW(
-            parameters, lr=lr, betas=(0.9, 0.98), weight_decay=s.weight_decay, fused=self.device.type == "cuda" or None
-        )
-        warmup = max(1, round(s.warmup * steps))
-        lessons: list[Lesson] = []
-        spent, started = 0.0, time.perf_counter()
-        self.converted.train(name == "model")
-        for step in range(1, steps + 1):
-            batch = {k: t.to(self.device, non_blocking=True) for k, t in self.source.batch(self.at).items()}
-            self.at += 1
-            with self._autocast():
-                loss = loss_of(batch)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(parameters, s.clip)
-            for group in optimizer.param_groups:
-                group["lr"] = lr * min(step / warmup, (steps - step + 1) / max(1, steps - warmup))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if step % s.every == 0 or step == steps:
-                value = float(loss.detach())
-                if not math.isfinite(value):
-                    raise ValueError(f"the {name} stage diverged at step {step}: its loss is {value}; lower its lr")
-                now = time.perf_counter()
-                spent += now - started
-                lessons.append(Lesson(name, step, value, spent))
-                enough = self.then is not None and self.then(lessons[-1])
-                started = time.perf_counter()
-                self.converted.train(name == "model")
-                if enough:
-                    break
-        return lessons
 
     def layers(self, batch: dict[str, Tensor]) -> Tensor:
         """The value-aware error of every converted layer on the teacher's own calls."""
@@ -191,10 +213,10 @@ class _Teaching:
     def predictions(self, batch: dict[str, Tensor]) -> Tensor:
         """KL(teacher || student), the mean over the tokens that are learned."""
         with torch.no_grad():
-            wanted = self.model(**self._inputs(batch)).logits
-        given = self.converted(**self._inputs(batch)).logits
-        chosen = _learned(batch, wanted)
-        p, q = (log_softmax(t[chosen].float(), -1) for t in (wanted, given))
+            teacher = self.model(**self._inputs(batch)).logits
+        student = self.converted(**self._inputs(batch)).logits
+        chosen = _learned(batch, teacher)
+        p, q = (log_softmax(t[chosen].float(), -1) for t in (teacher, student))
         return (p.exp() * (p - q)).sum(-1).mean()
 
     def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -206,9 +228,6 @@ class _Teaching:
             model: Any = self.model
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
         return inputs
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
 
 
 def _attending(conversion: Conversion) -> Callable[[AttentionCall], Tensor]:
@@ -225,9 +244,9 @@ def _new_parameters(converted: nn.Module) -> list[nn.Parameter]:
 
 
 def _learned(batch: dict[str, Tensor], logits: Tensor) -> Tensor:
-    """Which positions of the logits are learned: those with a label, or all that are no padding."""
+    """Which positions of the logits are learned: those with a label, or all but padding."""
     labels = batch.get("labels")
-    # Labels that stand everywhere are a causal model's next tokens: every position predicts.
+    # A causal model's labels are its next tokens: every position is learned.
     if labels is not None and labels.shape == logits.shape[:2]:
         return labels != IGNORED
     mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
@@ -276,14 +295,14 @@ class _Rows:
         if self.mask is None:
             return {"input_ids": ids}
         hidden = (torch.rand(ids.shape, generator=draw) < s.masked) & ~torch.isin(ids, self.special)
-        # A batch without one hidden token would teach nothing.
+        # A batch without a hidden token would have no loss.
         hidden[0, -1] = True
         return {"input_ids": ids.masked_fill(hidden, self.mask), "labels": ids.masked_fill(~hidden, IGNORED)}
 
 
 @contextmanager
-def _still(model: nn.Module, converted: nn.Module) -> Iterator[None]:
-    """The teacher teaches without dropout; both models come back in the mode they were in."""
+def teacher_eval(model: nn.Module, converted: nn.Module) -> Iterator[None]:
+    """Inside, the teacher is in evaluation mode, without dropout; afterwards both models have their old modes."""
     before = model.training, converted.training
     model.eval()
     try:

@@ -8,7 +8,7 @@ from attnlab.data.masking import IGNORED, Masking, mask_tokens
 from attnlab.data.packing import Blocks
 from attnlab.data.parallel import Pairs, ParallelSource, encode_pairs, read_parallel
 from attnlab.data.readers import hf_texts, read_text, records, texts
-from attnlab.data.sources import CausalSource, MlmSource, Source
+from attnlab.data.sources import CausalSource, MlmSource
 from attnlab.data.store import TokenStore, load_store, tokenise, write_store
 from attnlab.data.tokenisers import (
     FastTokeniser,
@@ -36,7 +36,6 @@ __all__ = [
     "Pairs",
     "ParallelSource",
     "SentencePieceTokeniser",
-    "Source",
     "Specials",
     "TokenStore",
     "Tokeniser",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,14 +12,7 @@ from attnlab.data.batching import Order, generator
 from attnlab.data.masking import BERT, IGNORED, Masking, mask_tokens
 from attnlab.data.packing import Blocks
 
-__all__ = ["CausalSource", "MlmSource", "Source"]
-
-
-class Source(Protocol):
-    """What a training loop asks for batches."""
-
-    def batch(self, step: int) -> dict[str, Tensor]:
-        """The global batch of this step."""
+__all__ = ["CausalSource", "MlmSource"]
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def bitext(sources: Sequence[Any], targets: Sequence[Any], *, null: bool = False
         first = min(len(sources), len(targets)) + 1
         longer = "source" if len(sources) > len(targets) else "target"
         raise ValueError(
-            f"source has {len(sources)} sentences and target {len(targets)}: sentence {first} stands on the {longer} "
+            f"source has {len(sources)} sentences and target {len(targets)}: sentence {first} is on the {longer} "
             "side only; give every sentence its translation"
         )
     source, source_at = _flat(sources, "source", [NULL] if null else [])
@@ -106,9 +106,9 @@ def count_table(corpus: Bitext) -> PairTable:
     keys: np.ndarray = np.zeros(0, np.int64)
     value: np.ndarray = np.zeros(0)
     for source, target, length in links(corpus):
-        found, where = np.unique(np.concatenate([keys, (source + 1) * width + target]), return_inverse=True)
-        value = np.bincount(where, np.concatenate([value, 1 / length]), minlength=len(found))
-        keys = found
+        met = np.concatenate([keys, (source + 1) * width + target])
+        keys, where = np.unique(met, return_inverse=True)
+        value = np.bincount(where, np.concatenate([value, 1 / length]), minlength=len(keys))
     return PairTable(keys // width - 1, keys % width, value)
 
 
@@ -117,9 +117,9 @@ def indexed_counts(corpus: Bitext) -> tuple[PairTable, Int[np.ndarray, " links"]
     chunks = list(itertools.islice(links(corpus), 2))
     if len(chunks) != 1:
         counts = count_table(corpus)
-        found = [counts.find(source, target).astype(np.int32) for source, target, _ in links(corpus)]
-        return counts, np.concatenate(found) if found else np.zeros(0, np.int32)
-    # What counting has sorted need not be searched for again.
+        pairs = [counts.find(source, target).astype(np.int32) for source, target, _ in links(corpus)]
+        return counts, np.concatenate(pairs) if pairs else np.zeros(0, np.int32)
+    # With one chunk, the sorting that counts also gives each link's place.
     [(source, target, length)] = chunks
     width = _width(corpus)
     keys, pair = np.unique((source + 1) * width + target, return_inverse=True)

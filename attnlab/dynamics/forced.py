@@ -1,4 +1,4 @@
-"""The lexical probe of any model with attention: what it answers when heads are forced to look at one position.
+"""The lexical probe of any model with attention: its predictions when heads are forced to attend to one position.
 
 For KTIW's models this is Eq. 4. A transformer has many heads; one may force all of them, as Eq. 4 does, or one alone.
 """
@@ -18,7 +18,7 @@ __all__ = ["forced_probe", "position_spec"]
 
 
 def position_spec(at: int, *, head: int | None = None, heads: int = 1) -> str:
-    """The spec under which a head (None: every head) looks at the key number ``at`` alone, and others as they would.
+    """The spec under which a head (None: every head) attends to key number ``at`` only; other heads attend as usual.
 
     >>> position_spec(3), position_spec(3, head=1, heads=2)
     ('position:at=3', 'per-head:heads=softmax/position:at=3')
@@ -44,14 +44,14 @@ def forced_probe(
 
     ``answer()`` runs the model and gives logits ``(b, q, v)``; ``force(spec)`` is a context in which the layers to be
     probed attend by ``spec``: ``lambda spec: attnlab.swap(model, spec, layers="cross")`` for any model. One
-    forward pass for each of the ``keys`` positions. Where a row has no such position the value means nothing, so pass
-    its length to ``agreement``. Targets below 0 are padding and have minus infinity.
+    forward pass for each of the ``keys`` positions. Values beyond a row's length mean nothing, so pass the lengths
+    to ``agreement``. Targets below 0 are padding and have minus infinity.
     """
-    told = y >= 0
+    is_target = y >= 0
     out = torch.full((*y.shape, keys), -torch.inf, device=y.device)
     for at in range(keys):
         with force(position_spec(at, head=head, heads=heads)):
             logits = answer().float()
         right = logits.gather(2, y.clamp_min(0).unsqueeze(2)).squeeze(2) - logits.logsumexp(2)
-        out[:, :, at] = right.masked_fill(~told, -torch.inf)
+        out[:, :, at] = right.masked_fill(~is_target, -torch.inf)
     return out

@@ -59,7 +59,7 @@ def fit_ibm(corpus: Bitext, *, steps: int = 100, tolerance: float = 1e-6) -> IBM
         total = np.add.reduceat(beta, starts)
         history.append(float(np.log(total / lengths).mean()))
         if len(history) > 1 and tolerance and history[-1] - history[-2] < tolerance:
-            # The table that was just measured is the one to give; this pass made no step.
+            # The table that was just measured is returned; this pass made no step.
             return IBMModel1(replace(counts, value=value), tuple(history[:-1]), True)
         beta /= np.repeat(total, lengths)
         value = _by_source(counts.source, np.bincount(pair, beta, minlength=len(counts)))

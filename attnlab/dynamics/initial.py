@@ -1,4 +1,4 @@
-"""Where the bag-of-words proxy starts to move: its derivatives at initialisation, from the count table (KTIW, A.2)."""
+"""How the bag-of-words proxy begins to learn: its derivatives at initialisation, from the count table (KTIW, A.2)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from attnlab.dynamics.corpus import Bitext, PairTable, count_table
 __all__ = ["Learnable", "learnable_from_cooccurrence", "sharpness"]
 
 
-# Rare words meet few others, and look sharp in any table; so many occurrences of an average word are added to each.
+# Rare words co-occur with few others, so any table looks sharp for them. Each word gets so many occurrences of an
+# average word in addition.
 SMOOTHING = 10.0
 
 
@@ -25,12 +26,12 @@ class Learnable:
 
     @property
     def excess(self) -> float:
-        """Bits a target word that the pairing of the sentences adds; nothing to learn from at 0 and below."""
+        """Bits a target word that the pairing of the sentences adds; at 0 and below nothing can be learned from it."""
         return self.bits - self.chance
 
     @property
     def hopeless(self) -> bool:
-        """Whether the counts tell the words of a sentence apart no better than random pairs would."""
+        """Whether the counts distinguish the words of a sentence no better than those of random pairs."""
         # Rounding leaves some 1e-15 bits in a table that is flat.
         return self.excess <= max(3 * self.spread, 1e-9)
 
@@ -42,10 +43,10 @@ class Learnable:
 def sharpness(counts: PairTable, *, smoothing: float = SMOOTHING) -> float:
     """How far one step of EM moves the alignment away from uniform, in bits a target word, from the counts alone.
 
-    For a target word o, a uniform alignment meets source word i with q(i) = C[i, o] / C[., o]; after one step it is
+    For a target word o, a uniform alignment chooses source word i with q(i) = C[i, o] / C[., o]; after one step it is
     p(i) proportional to q(i) Trans(o | i), Trans from the counts and ``smoothing`` occurrences of an average word. The
     sharpness is KL(p || q), averaged over target words. It is 0 exactly
-    when all source words that o meets translate to it equally well, so that beta cannot prefer a position: for
+    when all source words that co-occur with o translate to it equally well, so that beta cannot prefer a position: for
     permutations of one set of words, and for mixtures of permutations too (A.3), whose mutual information is not 0.
     """
     if not len(counts):
@@ -58,14 +59,14 @@ def sharpness(counts: PairTable, *, smoothing: float = SMOOTHING) -> float:
     trans = (counts.value + prior[target]) / (np.bincount(source, counts.value) + smoothing)[source]
     ratio = trans / np.bincount(target, q * trans)[target]
     kl = np.bincount(target, q * ratio * np.log2(ratio))
-    # A divergence is not negative; rounding may be.
+    # A divergence is not negative, but rounding can make it so.
     return max(0.0, float((weight * kl).sum() / weight.sum()))
 
 
 def learnable_from_cooccurrence(corpus: Bitext, *, draws: int = 3, seed: int = 0) -> Learnable:
     """The sharpness of a corpus' count table against that of its sentences paired at random, ``draws`` times.
 
-    Some sharpness is left in any table of finite counts: only the excess over chance is knowledge.
+    Any table of finite counts has some sharpness: only the excess over chance can be learned from.
     """
     if len(corpus) < 2:
         raise ValueError(f"a corpus of {len(corpus)} sentence pairs cannot be paired at random; give at least 2")

@@ -186,7 +186,7 @@ def _chunks(lengths: Tensor, rows_of: Callable[[int], int]) -> Iterator[tuple[np
 
 
 def _tau(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
-    """tau-b of each row; rows without a tie, which most readings are, need one count and no more."""
+    """tau-b of each row; rows without a tie, as most readings are, need one count only."""
     size = inside.sum(1)
     # NaN is sorted behind everything, infinity too.
     u, v = (np.where(inside, x, np.nan) for x in (u, v))
@@ -245,7 +245,7 @@ def _descents(x: np.ndarray) -> np.ndarray:
     count = np.zeros(across.shape[1], np.int64)
     for i in range(half - 1):
         count += (across[i] > across[i + 1 :]).view(np.uint8).sum(0, dtype=np.uint8)
-    found = count.reshape(rows, -1).sum(1)
+    descents = count.reshape(rows, -1).sum(1)
     keys = np.sort(keys.reshape(-1, half), axis=1)
     while blocks > 1:
         blocks //= 2
@@ -253,21 +253,21 @@ def _descents(x: np.ndarray) -> np.ndarray:
         keys[:, half:] += 1
         keys.sort(axis=1)
         places = (keys & 1) @ np.arange(2 * half, dtype=np.int32)
-        found += blocks * (half * half + half * (half - 1) // 2) - places.reshape(rows, -1).sum(1, dtype=np.int64)
+        descents += blocks * (half * half + half * (half - 1) // 2) - places.reshape(rows, -1).sum(1, dtype=np.int64)
         keys >>= 1
         half *= 2
-    return found
+    return descents
 
 
 def _tau_by_pairs(u: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """The same from every pair of positions: more work, of the kind a GPU is quick at."""
+    """The same from every pair of positions: more operations, which a GPU does faster than sorting."""
     out = torch.full((len(u),), torch.nan, dtype=torch.float64, device=u.device)
     for chosen, n in _chunks(lengths, lambda n: PAIRS // (n * n)):
         rows = torch.from_numpy(chosen).to(u.device)
         seen = torch.arange(n, device=u.device) < lengths[rows, None]
         both = seen.unsqueeze(1) & seen.unsqueeze(2)
         up, down = (_order(x[rows, :n], both) for x in (u, v))
-        # Each pair is there twice, in either order.
+        # Each pair is counted twice, once in either order.
         untied = [x.abs().sum((1, 2), dtype=torch.int64).double() for x in (up, down)]
         out[rows] = (up * down).sum((1, 2), dtype=torch.int64).double() / (untied[0].sqrt() * untied[1].sqrt())
     return out

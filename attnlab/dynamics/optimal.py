@@ -33,7 +33,7 @@ def optimal_attention(
     """alpha_opt = argmin over the simplex of -log softmax(sum_l alpha_l gamma_l + bias)_y (Eqs. 26, 34).
 
     ``gamma_l = W h_l`` and ``bias = W s_t`` (gamma_s). Accelerated projected gradient with restarts, each row with its
-    own step size, until every row's duality gap is below ``tolerance``; the gap says so where ``steps`` came first. A
+    own step size, until every row's duality gap is below ``tolerance`` or after ``steps``; see ``gap``. A
     row of length 0 has weights 0, and NaN for its loss. Where optima tie, one of them comes back.
 
     >>> gamma = torch.tensor([[[0.0, 0, 0], [0, -10, 5], [0, 5, -10]]])
@@ -47,20 +47,33 @@ def optimal_attention(
     if rows and not 0 <= int(y.min()) <= int(y.max()) < v:
         raise ValueError(f"y must lie between 0 and {v - 1}, got {int(y.min())} to {int(y.max())}")
     seen = torch.arange(k, device=gamma.device) < lengths.unsqueeze(1)
-    dtype = gamma.dtype
-    # In float32 a gap below 1e-6 is lost in the rounding of the logits.
+    dtype, (gamma, fixed) = gamma.dtype, _relative_logits(gamma, bias, y, seen)
+    start = seen.to(gamma.dtype) / lengths.clamp_min(1).unsqueeze(1)
+    alpha, nll, slope = _minimise(start, gamma, fixed, seen, tolerance=tolerance, steps=steps)
+    empty = lengths == 0
+    gap = _gap(alpha, slope, seen).masked_fill(empty, torch.nan)
+    return OptimalAttention(alpha.to(dtype), nll.masked_fill(empty, torch.nan).to(dtype), gap.to(dtype))
+
+
+def _relative_logits(gamma: Tensor, bias: Tensor | None, y: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """(gamma, bias) less their entries for the right word, so that the loss is a log-sum-exp (Eq. 34).
+
+    In double precision: in float32 a gap below 1e-6 is lost in the rounding of the logits.
+    """
     gamma = gamma.detach().double().masked_fill(~seen.unsqueeze(2), 0)
     if gamma.isnan().any() or (bias is not None and bias.isnan().any()):
         raise ValueError("gamma or bias holds a NaN at a visible position; there is no optimum")
-    fixed = gamma.new_zeros(rows, v) if bias is None else bias.detach().double()
-    # The right word's logit is the zero of the scale (Eq. 34), so the loss is a log-sum-exp.
-    right = y.view(-1, 1, 1).expand(-1, k, 1)
-    gamma = gamma - gamma.gather(2, right)
-    fixed = fixed - fixed.gather(1, y.unsqueeze(1))
+    fixed = gamma.new_zeros(len(gamma), gamma.shape[2]) if bias is None else bias.detach().double()
+    right = y.view(-1, 1, 1).expand(-1, gamma.shape[1], 1)
+    return gamma - gamma.gather(2, right), fixed - fixed.gather(1, y.unsqueeze(1))
 
-    alpha = seen.to(gamma.dtype) / lengths.clamp_min(1).unsqueeze(1)
-    ahead, momentum = alpha, gamma.new_ones(rows, 1)
-    rate = gamma.new_ones(rows, 1)
+
+def _minimise(
+    alpha: Tensor, gamma: Tensor, fixed: Tensor, seen: Tensor, *, tolerance: float, steps: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(alpha, its loss, its gradient) by accelerated projected gradient, each row with its own rate and momentum."""
+    ahead, momentum = alpha, gamma.new_ones(len(alpha), 1)
+    rate = torch.ones_like(momentum)
     nll, slope = _loss(alpha, gamma, fixed)
     for _ in range(steps):
         if not (_gap(alpha, slope, seen) > tolerance).any():
@@ -70,21 +83,19 @@ def optimal_attention(
         moved = step - ahead
         new, new_slope = _loss(step, gamma, fixed)
         bound = at + (down * moved).sum(1) + moved.square().sum(1) / (2 * rate.squeeze(1))
-        # Slack of rounding: at the optimum both sides are equal.
+        # At the optimum both sides are equal, up to rounding.
         slack = 8 * torch.finfo(at.dtype).eps * at.abs().clamp_min(1)
         worse = (new > nll + slack).unsqueeze(1)
-        short = (new > bound + slack).unsqueeze(1) | (worse & (momentum == 1))
-        taken = ~(short | worse)
+        too_long = (new > bound + slack).unsqueeze(1) | (worse & (momentum == 1))
+        taken = ~(too_long | worse)
         # A step that is too long is repeated with half the rate; one that climbs restarts without momentum.
-        rate = torch.where(short, rate / 2, rate * 1.05)
+        rate = torch.where(too_long, rate / 2, rate * 1.05)
         after = (1 + (1 + 4 * momentum.square()).sqrt()) / 2
-        ahead = torch.where(taken, step + (momentum - 1) / after * (step - alpha), torch.where(short, ahead, alpha))
-        momentum = torch.where(taken, after, torch.where(short, momentum, torch.ones_like(momentum)))
+        ahead = torch.where(taken, step + (momentum - 1) / after * (step - alpha), torch.where(too_long, ahead, alpha))
+        momentum = torch.where(taken, after, torch.where(too_long, momentum, torch.ones_like(momentum)))
         alpha, slope = torch.where(taken, step, alpha), torch.where(taken, new_slope, slope)
         nll = torch.where(taken.squeeze(1), new, nll)
-    empty = lengths == 0
-    gap = _gap(alpha, slope, seen).masked_fill(empty, torch.nan)
-    return OptimalAttention(alpha.to(dtype), nll.masked_fill(empty, torch.nan).to(dtype), gap.to(dtype))
+    return alpha, nll, slope
 
 
 def _loss(alpha: Tensor, gamma: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:

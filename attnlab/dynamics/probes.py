@@ -11,7 +11,7 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["class_probe", "lexical_probe", "proxy_probe"]
 
-# Numbers of logits held at once: on a CPU as many as its cache may hold, on a GPU enough to keep it busy.
+# Numbers of logits held at once: on a CPU about as many as its cache holds, on a GPU enough to keep it busy.
 LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
@@ -91,4 +91,4 @@ def _rows(vocabulary: int, device: torch.device) -> int:
 
 def _check_targets(y: Tensor, size: int, *, name: str = "y") -> None:
     if y.numel() and int(y.max()) >= size:
-        raise ValueError(f"{name} has the id {int(y.max())}, beyond the {size} that the layer knows")
+        raise ValueError(f"{name} has the id {int(y.max())}, beyond the {size} of the layer")

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, softplus
 
 from attnlab.shapes import Float, Int
+from attnlab.training.feed import to_device
+from attnlab.training.settings import Recipe
+from attnlab.training.side_by_side import Clock, Learner, train_learners
 
 __all__ = ["BagOfWords", "LogisticProxy", "ProxyConfig", "TrainedProxy", "logistic_proxy", "train_proxy"]
 
@@ -73,21 +76,49 @@ def train_proxy(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = BagOfWords(words, outputs, width=config.width).to(device)
-    adam = torch.optim.Adam(model.parameters(), lr=config.lr, fused=torch.device(device).type == "cuda" or None)
-    rng = np.random.default_rng(config.seed)
+    recipe = Recipe(kind="adam", lr=config.lr, weight_decay=0.0, clip=None)
+    learner = _ProxyLearner(model, data, recipe)
+    source = _Epochs(data, batches=max(1, len(data) // config.batch), seed=config.seed)
     best, losses = copy.deepcopy(model.state_dict()), [held_out.loss(model)]
-    for _ in range(config.epochs):
-        for rows in np.array_split(rng.permutation(len(data)), max(1, len(data) // config.batch)):
-            adam.zero_grad(set_to_none=True)
-            data.nll(model, rows).mean().backward()
-            adam.step()
+
+    def validate(step: int) -> bool:
+        nonlocal best
         losses.append(held_out.loss(model))
         if losses[-1] == min(losses):
             best = copy.deepcopy(model.state_dict())
-        elif len(losses) - 1 - int(np.argmin(losses)) >= config.patience:
-            break
+            return False
+        return len(losses) - 1 - int(np.argmin(losses)) >= config.patience
+
+    steps = config.epochs * source.batches
+    epoch_ends = range(source.batches, steps + 1, source.batches)
+    train_learners([(learner, source)], Clock(steps), pauses=epoch_ends, on_pause=validate)
     model.load_state_dict(best)
     return TrainedProxy(model, tuple(losses))
+
+
+class _ProxyLearner(Learner):
+    """The mean over the batch's targets of -log p."""
+
+    def __init__(self, model: BagOfWords, data: _Bags, recipe: Recipe) -> None:
+        self.data = data
+        # Every batch has its own shape, so a captured update would never be used again.
+        super().__init__(model, None, recipe, half=False, capture=False)
+
+    def objective(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.data.nll(self.model, batch).mean()
+
+
+class _Epochs:
+    """Batches of sentences, each epoch in a new order; steps must be asked for in turn."""
+
+    def __init__(self, data: _Bags, *, batches: int, seed: int) -> None:
+        self.data, self.batches, self.rng = data, batches, np.random.default_rng(seed)
+        self.order: list[np.ndarray] = []
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        if step % self.batches == 0:
+            self.order = np.array_split(self.rng.permutation(len(self.data)), self.batches)
+        return self.data.batch(self.order[step % self.batches])
 
 
 @dataclass(frozen=True)
@@ -111,7 +142,8 @@ def logistic_proxy(
 ) -> LogisticProxy:
     """Logistic regression on word counts divided by the length (Eq. 55), l2 chosen by validation accuracy (A.10).
 
-    Minimises sum_m log(1 + exp(-+(w x_m + b))) + penalty |w|^2 / 2 by L-BFGS; ties go to the stronger penalty.
+    Minimises sum_m log(1 + exp(-+(w x_m + b))) + penalty |w|^2 / 2 by L-BFGS; ties go to the stronger penalty. L-BFGS
+    calls its objective as often as its line search needs, so this is no loop over updates.
     """
     data, held_out = _Bags(*train, device=device), _Bags(*valid, device=device)
     for name, labels in (("training", train[1]), ("validation", valid[1])):
@@ -120,7 +152,7 @@ def logistic_proxy(
     weight = torch.zeros(words, 1, dtype=torch.float64, device=device, requires_grad=True)
     bias = torch.zeros(1, dtype=torch.float64, device=device, requires_grad=True)
     sign = 2 * data.targets.double() - 1
-    found: dict[float, float] = {}
+    accuracy: dict[float, float] = {}
     best: tuple[float, float, Tensor, float] | None = None
     for penalty in penalties:
         solver = torch.optim.LBFGS(
@@ -136,47 +168,54 @@ def logistic_proxy(
         solver.step(objective)
         with torch.no_grad():
             right = (held_out.scores(weight, bias) > 0) == (held_out.targets == 1)
-        found[penalty] = float(right.double().mean())
-        if best is None or found[penalty] > best[0]:
-            best = (found[penalty], penalty, weight.detach().squeeze(1).clone(), float(bias.detach()))
+        accuracy[penalty] = float(right.double().mean())
+        if best is None or accuracy[penalty] > best[0]:
+            best = (accuracy[penalty], penalty, weight.detach().squeeze(1).clone(), float(bias.detach()))
     if best is None:
         raise ValueError("penalties is empty; give at least one l2 coefficient")
-    return LogisticProxy(best[2], best[3], best[1], found)
+    return LogisticProxy(best[2], best[3], best[1], accuracy)
 
 
 class _Bags:
-    """Sentences and what they should predict, end to end on a device; a batch is gathered by its row numbers."""
+    """Sentences and their targets, end to end on a device; a batch is gathered by its row numbers."""
 
     def __init__(self, inputs: Sequence[Any], targets: Sequence[Any], *, device: torch.device | str) -> None:
         if len(inputs) != len(targets) or len(inputs) == 0:
-            raise ValueError(f"inputs and targets must be as many, and some, got {len(inputs)} and {len(targets)}")
+            raise ValueError(
+                f"inputs and targets must be as many, and at least one, got {len(inputs)} and {len(targets)}"
+            )
         rows = [np.atleast_1d(np.asarray(row, np.int64)) for row in inputs]
         empty = next((i for i, row in enumerate(rows) if not row.size), None)
         if empty is not None:
             raise ValueError(f"sentence {empty} has no words, so its mean embedding is not defined; leave it out")
-        wanted = [np.atleast_1d(np.asarray(row, np.int64)) for row in targets]
-        self.device = device
+        target_rows = [np.atleast_1d(np.asarray(row, np.int64)) for row in targets]
+        self.device = torch.device(device)
         self.words, self.lengths = self._flat(rows)
-        self.targets, self.heights = self._flat(wanted)
+        self.targets, self.heights = self._flat(target_rows)
         self.word_at, self.target_at = (np.cumsum(n) - n for n in (self.lengths, self.heights))
         self.starts = torch.from_numpy(self.word_at).to(device)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def nll(self, model: BagOfWords, rows: np.ndarray) -> Float[Tensor, " targets"]:
-        """-log p of each target of these sentences."""
-        at, starts = _positions(self.word_at[rows], self.lengths[rows])
-        wanted, _ = _positions(self.target_at[rows], self.heights[rows])
-        sentence = np.repeat(np.arange(len(rows)), self.heights[rows])
-        logits = model(self.words[self._on(at)], self._on(starts))
-        log_p = logits.log_softmax(1)
-        return -log_p[self._on(sentence), self.targets[self._on(wanted)]]
+    def batch(self, rows: np.ndarray) -> dict[str, Tensor]:
+        """Where the words and the targets of these sentences lie, as ``nll`` takes them."""
+        words, starts = _positions(self.word_at[rows], self.lengths[rows])
+        targets, _ = _positions(self.target_at[rows], self.heights[rows])
+        sentences = np.repeat(np.arange(len(rows)), self.heights[rows])
+        places = {"words": words, "starts": starts, "targets": targets, "sentences": sentences}
+        return {name: torch.from_numpy(indices) for name, indices in places.items()}
+
+    def nll(self, model: nn.Module, batch: dict[str, Tensor]) -> Float[Tensor, " targets"]:
+        """-log p of each target of a ``batch``."""
+        at = to_device(batch, self.device)
+        log_p = model(self.words[at["words"]], at["starts"]).log_softmax(1)
+        return -log_p[at["sentences"], self.targets[at["targets"]]]
 
     @torch.no_grad()
     def loss(self, model: BagOfWords) -> float:
         """The mean over all targets."""
-        parts = [self.nll(model, rows).sum() for rows in _chunks(len(self), 1024)]
+        parts = [self.nll(model, self.batch(rows)).sum() for rows in _chunks(len(self), 1024)]
         return float(torch.stack(parts).sum()) / max(1, len(self.targets))
 
     def scores(self, weight: Tensor, bias: Tensor) -> Float[Tensor, " b"]:
@@ -185,9 +224,6 @@ class _Bags:
 
     def _flat(self, rows: list[np.ndarray]) -> tuple[Tensor, np.ndarray]:
         return torch.from_numpy(np.concatenate(rows)).to(self.device), np.array([len(row) for row in rows])
-
-    def _on(self, index: np.ndarray) -> Tensor:
-        return torch.from_numpy(index).to(self.device, non_blocking=True)
 
 
 def _positions(at: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,7 @@ def gradient_saliency(nll: Callable[[Tensor], Tensor], embeddings: Float[Tensor,
 
     ``nll(embeddings)`` gives the negative log-likelihood of each example ``(b,)``, and Delta is ``(b, k)``; or of each
     target ``(b, q)``, and Delta is ``(b, q, k)``: one gradient a target. Examples must not depend on each other, so
-    call it with the model in eval mode. Positive means that the word speaks for the right answer.
+    call it with the model in eval mode. Positive means that the word supports the right answer.
 
     >>> embeddings = torch.tensor([[[1.0], [2.0]]])
     >>> gradient_saliency(lambda e: -(3 * e[:, 0, 0] - e[:, 1, 0]), embeddings)

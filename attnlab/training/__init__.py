@@ -1,7 +1,7 @@
 """One training engine: the loop, run folders, checkpoints, exact resume, many runs. It knows no paper."""
 
 from attnlab.training.callbacks import Callback, Moment
-from attnlab.training.checkpoints import average_checkpoints, best_checkpoint, list_checkpoints, load_model
+from attnlab.training.checkpoints import average_checkpoints, best_checkpoint, list_checkpoints, load_weights
 from attnlab.training.engine import DivergedError, Evaluation
 from attnlab.training.feed import Source
 from attnlab.training.loop import Interrupted, Outcome, train
@@ -30,7 +30,7 @@ __all__ = [
     "best_checkpoint",
     "every",
     "list_checkpoints",
-    "load_model",
+    "load_weights",
     "log_spaced",
     "map_runs",
     "read_metrics",

@@ -1,4 +1,4 @@
-"""What may look on while a model is trained: recorders, probes, anything that knows the model."""
+"""Callbacks: recorders, probes and other code that reads a model while it is trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Moment:
     """A point of a run: the state after ``step`` updates."""
 
     step: int
-    # The model that was given to ``train``, in evaluation mode during on_evaluation.
+    # The model passed to ``train``, in evaluation mode during on_evaluation.
     model: nn.Module
     run_dir: Path
     # The evaluation's values so far; empty in on_step.
@@ -25,20 +25,20 @@ class Moment:
 
 
 class Callback:
-    """Override what you need. Every rank calls it; the first rank's values are recorded.
+    """Override the methods you need. Every rank calls them; the first rank's values are recorded.
 
-    What it does to the random generators, to gradients and to train/eval mode during ``on_evaluation`` is undone after.
+    Changes to random generators, gradients and train/eval mode during ``on_evaluation`` are undone afterwards.
     """
 
     def on_step(self, moment: Moment) -> None:
-        """Called after each update; reading a GPU tensor here makes the GPU wait."""
+        """Called after each update; reading the value of a GPU tensor would make the GPU wait."""
 
     def on_evaluation(self, moment: Moment) -> Mapping[str, float] | None:
-        """Called at each evaluation; what it returns joins the evaluation's values."""
+        """Called at each evaluation; the values it returns join the evaluation's."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run must know, as JSON."""
+        """What must be restored in a resumed run, as JSON."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

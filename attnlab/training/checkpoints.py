@@ -23,7 +23,7 @@ __all__ = [
     "best_checkpoint",
     "discard",
     "list_checkpoints",
-    "load_model",
+    "load_weights",
     "newest_good",
     "prune",
     "read_checkpoint",
@@ -40,7 +40,7 @@ class CorruptCheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: the model's and the optimiser's tensors by name, and the rest as JSON."""
+    """The content of a checkpoint: the model's and the optimiser's tensors by name, and the rest as JSON."""
 
     path: Path
     step: int
@@ -97,7 +97,7 @@ def list_checkpoints(run_dir: Path | str) -> list[Path]:
 
 
 def newest_good(run_dir: Path | str) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are named and passed over."""
+    """The newest checkpoint that can be read; damaged ones are reported and skipped."""
     for path in reversed(list_checkpoints(run_dir)):
         try:
             return read_checkpoint(path)
@@ -107,7 +107,7 @@ def newest_good(run_dir: Path | str) -> Checkpoint | None:
 
 
 def prune(run_dir: Path | str, *, keep: int) -> None:
-    """Delete all but the last ``keep`` checkpoints and those that one of them names as its best."""
+    """Delete all but the last ``keep`` checkpoints and the best checkpoints that these refer to."""
     paths = list_checkpoints(run_dir)
     wanted = {path.name for path in paths[-keep:]}
     for path in paths[-keep:]:
@@ -120,7 +120,7 @@ def prune(run_dir: Path | str, *, keep: int) -> None:
 
 
 def discard(path: Path) -> None:
-    """Delete a checkpoint, if it is there; renamed first, so that a kill leaves no half-deleted one to be found."""
+    """Delete a checkpoint if it exists; it is renamed first, so that a kill cannot leave half of it under its name."""
     doomed = path.with_name(f".{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     if path.exists():
@@ -129,7 +129,7 @@ def discard(path: Path) -> None:
 
 
 def sweep(run_dir: Path | str) -> None:
-    """Delete what killed processes left half-written."""
+    """Delete the unfinished files of killed processes."""
     for path in (Path(run_dir) / "checkpoints").glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in Path(run_dir).glob(".*.json.*.tmp"):
@@ -137,7 +137,7 @@ def sweep(run_dir: Path | str) -> None:
 
 
 def best_checkpoint(run_dir: Path | str) -> Path:
-    """The checkpoint with the best value of the run's ``watch``, as its last checkpoint names it."""
+    """The checkpoint with the best value of the run's ``watch``; the last checkpoint holds its step."""
     for path in reversed(list_checkpoints(run_dir)):
         best = _state_of(path).get("progress", {}).get("best_step")
         if best is not None:
@@ -145,20 +145,20 @@ def best_checkpoint(run_dir: Path | str) -> Path:
     raise RunError(f"{run_dir} has no best checkpoint; train with watch='valid/loss' or another evaluation value")
 
 
-def load_model(model: nn.Module, run_dir: Path | str, *, which: str | int = "last") -> int:
+def load_weights(model: nn.Module, run_dir: Path | str, *, which: str | int = "last") -> int:
     """Load the parameters of a run's ``last``, ``best`` or numbered checkpoint; returns its step."""
     if which == "best":
-        found: Checkpoint | None = read_checkpoint(best_checkpoint(run_dir))
+        saved: Checkpoint | None = read_checkpoint(best_checkpoint(run_dir))
     elif which == "last":
-        found = newest_good(run_dir)
+        saved = newest_good(run_dir)
     elif isinstance(which, int):
-        found = read_checkpoint(Path(run_dir) / "checkpoints" / f"step-{which:08d}")
+        saved = read_checkpoint(Path(run_dir) / "checkpoints" / f"step-{which:08d}")
     else:
         raise ValueError(f"which must be 'last', 'best' or a step, got {which!r}")
-    if found is None:
+    if saved is None:
         raise RunError(f"{run_dir} has no readable checkpoint")
-    model.load_state_dict(found.model)
-    return found.step
+    model.load_state_dict(saved.model)
+    return saved.step
 
 
 def average_checkpoints(paths: Iterable[Path | str]) -> Tensors:
@@ -176,14 +176,14 @@ def average_checkpoints(paths: Iterable[Path | str]) -> Tensors:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
-    """The tensors ready for safetensors, which refuses shared memory; tied ones are named once, with their aliases."""
+    """The tensors ready for safetensors, which refuses shared memory; tied ones are kept once, with their aliases."""
     kept: Tensors = {}
     aliases: dict[str, str] = {}
     owners: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
         t = tensor.detach()
-        place = t.untyped_storage().data_ptr()
-        owner, first = owners.get(place, (name, t)) if t.numel() else (name, t)
+        storage = t.untyped_storage().data_ptr()
+        owner, first = owners.get(storage, (name, t)) if t.numel() else (name, t)
         same = (first.data_ptr(), first.shape, first.stride(), first.dtype) == (
             t.data_ptr(),
             t.shape,
@@ -193,7 +193,7 @@ def _unshared(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
         if owner != name and same:
             aliases[name] = owner
             continue
-        owners.setdefault(place, (name, t))
+        owners.setdefault(storage, (name, t))
         whole = t.numel() * t.element_size() == t.untyped_storage().nbytes()
         on_cpu = t.cpu().contiguous()
         kept[name] = on_cpu if whole or on_cpu.data_ptr() != t.data_ptr() else on_cpu.clone()
@@ -216,7 +216,7 @@ def _digest(path: Path) -> dict[str, Any]:
 
 
 def _flush(folder: Path, *, deep: bool = True) -> None:
-    """Force a folder's entries (and files) to the disk, so that a rename never outruns what it names."""
+    """Force a folder's entries (and files) to the disk, so that a rename is never on the disk before its content."""
     for path in [*(folder.iterdir() if deep else ()), folder]:
         handle = os.open(path, os.O_RDONLY)
         try:

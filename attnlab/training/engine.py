@@ -1,4 +1,4 @@
-"""The moving parts of a run: one update, one evaluation, one line of metrics, one checkpoint."""
+"""The parts of a run: one update, one evaluation, one line of metrics, one checkpoint."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.checkpoints import discard, list_checkpoints, newest_good, prune, write_checkpoint
 from attnlab.training.feed import Source, parts_of, to_device
 from attnlab.training.launch import gather_objects
-from attnlab.training.pending_metrics import Reading, Window, first_bad
-from attnlab.training.progress import Progress
+from attnlab.training.pending_metrics import PendingMetrics, TableTransfer, first_not_finite
+from attnlab.training.progress import ProgressLine
 from attnlab.training.runs import RunError, RunFolder, say
-from attnlab.training.settings import Settings, make_optimizer
+from attnlab.training.settings import Settings, make_optimizer, parameter_groups
 from attnlab.training.state import (
     full_state,
     load_state,
@@ -32,7 +32,7 @@ from attnlab.training.state import (
 )
 from attnlab.training.terms import Batch, Objective, Term, term_weight
 
-__all__ = ["DivergedError", "Engine", "Evaluation", "Standing"]
+__all__ = ["DivergedError", "Engine", "Evaluation", "RunState"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class DivergedError(RunError):
 
 
 @dataclass
-class Standing:
-    """What a checkpoint remembers beside parameters and generators."""
+class RunState:
+    """What a checkpoint holds beside parameters and random generators."""
 
     step: int = 0
     seconds: float = 0.0
@@ -66,11 +66,25 @@ class Standing:
     stopped: bool = False
     evaluated: dict[str, float] = field(default_factory=dict)
     # The rows since the last train line: loss, terms, gradient norm.
-    window: list[list[float]] = field(default_factory=list)
+    pending: list[list[float]] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The ``progress`` of a checkpoint's state.json, which calls the pending rows ``window``; NaN is null."""
+        fields = dataclasses.asdict(self)
+        fields["window"] = fields.pop("pending")
+        fields["evaluated"] = {name: v if math.isfinite(v) else None for name, v in self.evaluated.items()}
+        return fields
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> RunState:
+        """The inverse of ``as_json``."""
+        others = {name: value for name, value in fields.items() if name not in ("window", "evaluated")}
+        evaluated = {name: math.nan if v is None else v for name, v in fields["evaluated"].items()}
+        return cls(**others, evaluated=evaluated, pending=fields["window"])
 
 
 class Engine:
-    """What a run trains with; ``at`` is where it stands."""
+    """The parts of one run; ``state`` says how far it has come."""
 
     def __init__(
         self,
@@ -89,27 +103,29 @@ class Engine:
         self.objective = Objective(model, terms, forward)
         if not self.sharded:
             self.objective.to(accelerator.device)
-        optimizer = make_optimizer(self.objective, settings.recipe, fused=accelerator.device.type == "cuda")
+        groups = parameter_groups(self.objective, settings.recipe)
+        optimizer = make_optimizer(groups, settings.recipe, fused=accelerator.device.type == "cuda")
         self.prepared, wrapped = accelerator.prepare(self.objective, optimizer)
         # Accelerate's wrapper looks for an optional package on the disk at every step, and without a gradient scaler
-        # does no more than that.
+        # does nothing else.
         self.optimizer: torch.optim.Optimizer = wrapped.optimizer
         if settings.compile:
             self.prepared.compile(dynamic=settings.dynamic, mode=settings.compile_mode)
         self.parameters = list(self.prepared.parameters())
         self.names = ["loss", *(term.name for term in terms)]
-        self.at = Standing()
+        self.state = RunState()
         self.metrics_bytes = 0
-        self.progress = Progress(settings.steps, quiet=True)
+        self.progress = ProgressLine(settings.steps, quiet=True)
         self.began = time.perf_counter()
-        self.window = Window(accelerator, len(self.names) + 1)
-        self.reading: Reading | None = None
-        self.weights: tuple[list[float], Tensor] = ([], self.window.before)
+        self.pending = PendingMetrics(accelerator, len(self.names) + 1)
+        self.transfer: TableTransfer | None = None
+        # The terms' weights as numbers and as a tensor.
+        self.weights: tuple[list[float], Tensor] = ([], torch.empty(0))
         self.prepared.train()
 
     def update(self, parts: list[dict[str, Any]]) -> None:
         """One optimiser step on this rank's parts of the batch."""
-        accelerator, step, recipe = self.accelerator, self.at.step, self.settings.recipe
+        accelerator, step, recipe = self.accelerator, self.state.step, self.settings.recipe
         world = accelerator.num_processes
         weights = self.weights_at(step)
         counts = self.counts(parts, step) if len(parts) > 1 else None
@@ -120,7 +136,7 @@ class Engine:
                 totals, own = self.prepared(part, step)
                 if counts is None:
                     counts = self.over_all_ranks(own)
-                # Ranks average their gradients; the sum over ranks is wanted.
+                # Gradients are averaged over ranks, but the loss is a sum over them.
                 accelerator.backward(torch.dot(totals, weights * world / counts))
             sums = totals.detach() if sums is None else sums + totals.detach()
         norm = accelerator.clip_grad_norm_(self.parameters, recipe.clip or math.inf)
@@ -133,10 +149,10 @@ class Engine:
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         assert sums is not None
         assert counts is not None
-        self.window.add(weights=weights, totals=sums, counts=counts, norm=norm.detach().float())
+        self.pending.add(weights=weights, totals=sums, counts=counts, norm=norm.detach().float())
 
     def counts(self, parts: list[dict[str, Any]], step: int) -> Tensor:
-        """What each term is averaged over in all parts on all ranks, known before the first backward pass."""
+        """The count of each term over all parts on all ranks, before the first backward pass."""
         own = []
         for part in parts:
             known = self.objective.counts(part, step)
@@ -147,7 +163,7 @@ class Engine:
         return self.over_all_ranks(torch.stack(own).sum(0))
 
     def over_all_ranks(self, counts: Tensor) -> Tensor:
-        """The counts' sums; a term that found nothing to average over is 0 / 1."""
+        """The counts' sums; a term with nothing to average over is 0 / 1."""
         counts = counts.detach()
         if self.accelerator.num_processes > 1:
             counts = self.accelerator.reduce(counts, "sum")
@@ -161,55 +177,61 @@ class Engine:
         return self.weights[1]
 
     def log(self) -> None:
-        """Ask for the rows since the last train line; ``flush`` writes their means when they have come."""
+        """Start copying the rows since the last train line; ``flush`` writes their means after the copy."""
         self.flush()
-        self.reading = Reading(self.window.table(), step=self.at.step, seconds=self.seconds())
-        self.window.restore([])
+        self.transfer = TableTransfer(self.pending.table(), step=self.state.step, seconds=self.seconds())
+        self.pending.restore([])
         self.flush(wait=False)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Write the train line that was asked for, if there is one and, without ``wait``, if it is there already."""
-        reading = self.reading
-        if reading is None or not (wait or reading.ready):
+        """Write the train line that ``log`` began; without ``wait`` only if its numbers are already on the host."""
+        transfer = self.transfer
+        if transfer is None or not (wait or transfer.ready):
             return
-        self.reading = None
-        table = reading.table()
-        self.judge(table, last=reading.step)
+        self.transfer = None
+        table = transfer.table()
+        self.check_finite(table, last=transfer.step)
         *losses, norm = table.double().mean(0).tolist()
-        lr = self.settings.recipe.lr * self.settings.schedule.factor(reading.step, steps=self.settings.steps)
+        lr = self.settings.recipe.lr * self.settings.schedule.factor(transfer.step, steps=self.settings.steps)
         values = dict(zip(self.names, losses, strict=True)) | {"lr": lr, "grad_norm": norm}
         self.progress.loss = losses[0]
-        self.record("train", values, step=reading.step, seconds=reading.seconds)
+        self.record("train", values, step=transfer.step, seconds=transfer.seconds)
 
     def evaluate(self) -> bool:
-        """Evaluate, record, and tell whether the watched value is the best so far."""
-        self.check()
-        at, settings = self.at, self.settings
+        """Evaluate, record, and return whether the watched value is the best so far."""
+        self.check_updates()
+        state = self.state
         self.prepared.eval()
         values: dict[str, float] = {}
-        with undisturbed(settings.seed):
+        with undisturbed(self.settings.seed):
             for name, evaluation in self.evaluations.items():
                 means = self.means(evaluation)
                 values |= {f"{name}/{key}": value for key, value in zip(self.names, means, strict=True)}
             for callback in self.callbacks:
-                moment = Moment(at.step, self.model, self.folder.path, dict(values))
+                moment = Moment(state.step, self.model, self.folder.path, dict(values))
                 values |= callback.on_evaluation(moment) or {}
         self.optimizer.zero_grad(set_to_none=True)
         self.prepared.train()
-        at.evaluated = {name: float(value) for name, value in values.items()}
-        self.record("eval", at.evaluated, step=at.step, seconds=self.seconds())
-        self.progress.evaluation(at.step, at.evaluated)
+        state.evaluated = {name: float(value) for name, value in values.items()}
+        self.record("eval", state.evaluated, step=state.step, seconds=self.seconds())
+        self.progress.evaluation(state.step, state.evaluated)
+        return self.improved()
+
+    def improved(self) -> bool:
+        """Whether the watched value of the last evaluation is the best so far; ``patience`` may stop the run."""
+        state, settings = self.state, self.settings
         if settings.watch is None:
             return False
-        if settings.watch not in values:
-            raise ValueError(f"watch={settings.watch!r} is not among the evaluation's values: {', '.join(values)}")
-        value = at.evaluated[settings.watch]
-        better = at.best_value is None or (value > at.best_value if settings.maximise else value < at.best_value)
+        if settings.watch not in state.evaluated:
+            names = ", ".join(state.evaluated)
+            raise ValueError(f"watch={settings.watch!r} is not among the evaluation's values: {names}")
+        value, best = state.evaluated[settings.watch], state.best_value
+        better = best is None or (value > best if settings.maximise else value < best)
         if better and math.isfinite(value):
-            at.best_step, at.best_value, at.stale = at.step, value, 0
+            state.best_step, state.best_value, state.stale = state.step, value, 0
             return True
-        at.stale += 1
-        at.stopped = settings.patience is not None and at.stale >= settings.patience
+        state.stale += 1
+        state.stopped = settings.patience is not None and state.stale >= settings.patience
         return False
 
     @torch.no_grad()
@@ -220,10 +242,10 @@ class Engine:
         for index in range(evaluation.batches):
             batch = evaluation.source.batch(index)
             [part] = parts_of(batch, rank=accelerator.process_index, world=accelerator.num_processes)
-            sums += torch.stack(self.prepared(to_device(part, accelerator.device), self.at.step))
+            sums += torch.stack(self.prepared(to_device(part, accelerator.device), self.state.step))
         totals, counts = accelerator.reduce(sums, "sum")
         means = totals / counts.where(counts > 0, 1.0)
-        return torch.cat([(self.weights_at(self.at.step) * means).sum()[None], means]).tolist()
+        return torch.cat([(self.weights_at(self.state.step) * means).sum()[None], means]).tolist()
 
     def record(self, kind: str, values: Mapping[str, float], *, step: int, seconds: float) -> None:
         """A line of metrics.jsonl, and the same to the trackers."""
@@ -233,37 +255,35 @@ class Engine:
             named = {name if "/" in name else f"{kind}/{name}": value for name, value in values.items()}
             self.accelerator.log(named, step=step)
 
-    def check(self) -> None:
-        """Raise if a term or the gradient was not finite in some update so far."""
+    def check_updates(self) -> None:
+        """Raise if a term or the gradient was not finite in an update so far."""
         self.flush()
-        self.judge(self.window.table().cpu(), last=self.at.step)
+        self.check_finite(self.pending.table().cpu(), last=self.state.step)
 
-    def judge(self, table: Tensor, *, last: int) -> None:
+    def check_finite(self, table: Tensor, *, last: int) -> None:
         """Raise if these rows, which end with step ``last``, are not finite."""
-        found = first_bad(table, last=last)
-        if found is not None:
-            step, column = found
+        place = first_not_finite(table, last=last)
+        if place is not None:
+            step, column = place
             kept = list_checkpoints(self.folder.path)
             raise DivergedError(step, [*self.names, "the gradient"][column], kept[-1] if kept else None)
 
     def checkpoint(self) -> None:
-        """Save everything that a resumed run needs."""
-        self.check()
-        accelerator, at = self.accelerator, self.at
+        """Save all that a resumed run needs."""
+        self.check_updates()
+        accelerator, state = self.accelerator, self.state
         model, optimizer = full_state(self.prepared, self.optimizer, sharded=self.sharded)
         generators = gather_objects([random_state()], accelerator)
-        at.window = self.window.table().tolist()
+        state.pending = self.pending.table().tolist()
         if accelerator.is_main_process:
-            standing = dataclasses.asdict(at) | {"seconds": self.seconds()}
-            standing["evaluated"] = {k: v if math.isfinite(v) else None for k, v in at.evaluated.items()}
-            with self.folder.explain(f"save the checkpoint of step {at.step}"):
+            with self.folder.explain(f"save the checkpoint of step {state.step}"):
                 write_checkpoint(
                     self.folder.checkpoints,
-                    step=at.step,
+                    step=state.step,
                     model=model,
                     optimizer=optimizer,
                     state={
-                        "progress": standing,
+                        "progress": state.as_json() | {"seconds": self.seconds()},
                         "metrics_bytes": self.folder.sync_metrics(),
                         "random": generators,
                         "callbacks": [callback.state() for callback in self.callbacks],
@@ -275,44 +295,42 @@ class Engine:
     def restore(self) -> None:
         """Go back to the newest good checkpoint, if there is one."""
         accelerator = self.accelerator
-        found = newest_good(self.folder.path)
+        saved = newest_good(self.folder.path)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             for path in list_checkpoints(self.folder.path):
-                if found is None or path.name > found.path.name:
+                if saved is None or path.name > saved.path.name:
                     discard(path)
             say(
-                f"resuming from {found.path}" if found else f"no checkpoint in {self.folder.path}; starting from step 0"
+                f"resuming from {saved.path}" if saved else f"no checkpoint in {self.folder.path}; starting from step 0"
             )
-        if found is None:
+        if saved is None:
             return
-        load_state(self.prepared, self.optimizer, found.model, found.optimizer, sharded=self.sharded)
-        rank, generators = accelerator.process_index, found.state["random"]
+        load_state(self.prepared, self.optimizer, saved.model, saved.optimizer, sharded=self.sharded)
+        rank, generators = accelerator.process_index, saved.state["random"]
         if rank < len(generators):
             set_random_state(generators[rank])
         else:
-            seed_everything(self.settings.seed + rank + found.step)
-        standing = found.state["progress"]
-        standing["evaluated"] = {k: math.nan if v is None else v for k, v in standing["evaluated"].items()}
-        self.at = Standing(**standing)
-        self.metrics_bytes = found.state["metrics_bytes"]
-        self.window.restore(self.at.window)
-        for callback, state in zip(self.callbacks, found.state["callbacks"], strict=True):
-            callback.load_state(state)
+            seed_everything(self.settings.seed + rank + saved.step)
+        self.state = RunState.from_json(saved.state["progress"])
+        self.metrics_bytes = saved.state["metrics_bytes"]
+        self.pending.restore(self.state.pending)
+        for callback, memory in zip(self.callbacks, saved.state["callbacks"], strict=True):
+            callback.load_state(memory)
 
-    def agree(self, flag: bool, *, now: bool) -> bool:
-        """Whether any rank was interrupted; several ranks ask each other only when a line is written anyway."""
+    def any_interrupted(self, interrupted: bool, *, exchange: bool) -> bool:
+        """Whether a rank was interrupted; several ranks know of each other only after an ``exchange``."""
         if self.accelerator.num_processes == 1:
-            return flag
-        if not now:
+            return interrupted
+        if not exchange:
             return False
-        return bool(self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device), "sum"))
+        return bool(self.accelerator.reduce(torch.tensor(float(interrupted), device=self.accelerator.device), "sum"))
 
     def seconds(self) -> float:
         """Time spent on this run so far, the time before it was resumed included."""
-        return self.at.seconds + time.perf_counter() - self.began
+        return self.state.seconds + time.perf_counter() - self.began
 
     def synchronise(self) -> None:
-        """Wait for the device, so that times are true."""
+        """Wait until the device has finished, so that measured times include its work."""
         if self.accelerator.device.type == "cuda":
             torch.cuda.synchronize()

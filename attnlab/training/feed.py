@@ -1,4 +1,4 @@
-"""Batches prepared ahead by a thread, each rank's share of them, and how long the loop waited."""
+"""Sources of batches, each rank's share of a batch, and a thread that prepares batches ahead."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["Feed", "Source", "parts_of", "to_device"]
+__all__ = ["Prefetcher", "Source", "parts_of", "to_device"]
 
 
+@runtime_checkable
 class Source(Protocol):
-    """Data: ``batch(step)`` is the global batch of that step, a pure function of the source's seed and the step."""
+    """``batch(step)`` is the global batch of that step, a pure function of the source's seed and the step."""
 
     def batch(self, step: int) -> dict[str, Tensor]:
         """The global batch of this step."""
@@ -45,15 +46,15 @@ def parts_of(batch: dict[str, Any], *, rank: int, world: int, accumulate: int = 
 
 
 def to_device(part: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The part with its tensors on ``device``; pinned ones travel while the device computes."""
+    """The part with its tensors on ``device``; pinned ones are copied while the device computes."""
     return {name: v.to(device, non_blocking=True) if isinstance(v, Tensor) else v for name, v in part.items()}
 
 
-class Feed:
+class Prefetcher:
     """Iterates over (parts of) the batches of ``steps``, prepared by a background thread up to ``ahead`` in advance.
 
-    The thread fills the buffer and then sleeps until it is half empty: waking it for every batch would cost the loop a
-    change of threads each step, which a small model would feel.
+    The thread fills the buffer and then sleeps until it is half empty. Waking it for every batch would cost the loop a
+    change of threads each step, which slows a small model down.
     """
 
     def __init__(
@@ -69,21 +70,21 @@ class Feed:
     ) -> None:
         self.source, self.steps, self.device = source, steps, device
         self.rank, self.world, self.accumulate = rank, world, accumulate
-        # Seconds the loop has spent waiting for a batch, without the first, which nothing could have prepared.
+        # Seconds the loop has spent waiting for a batch, without the first, which cannot be prepared ahead.
         self.waited = 0.0
         self.ahead = ahead
         self._buffer: deque[Any] = deque()
         self._filled, self._room, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._prepare, name="attnlab-feed", daemon=True)
 
-    def __enter__(self) -> Feed:
+    def __enter__(self) -> Prefetcher:
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._closed.set()
         self._room.set()
-        # A source that hangs must not keep an interrupted run from ending; the thread is a daemon.
+        # After a timeout the thread, a daemon, is left alone, so that an interrupted run ends even if its source hangs.
         self._thread.join(timeout=5)
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""What a run asks of the machine: Accelerate's set-up, and what to do about Ctrl-C."""
+"""Accelerate's set-up for a run, and the handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["flat_settings", "gather_objects", "interrupts", "make_accelerator"]
 
 
 def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) -> Any:
-    """The Accelerator of these settings; the launcher decides the rest."""
+    """The Accelerator of these settings; the number and kind of processes come from the launcher."""
     try:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
@@ -36,7 +36,7 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
     AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision=precision,
-        # Told so, Accelerate also joins the processes of a machine without any accelerator (gloo).
+        # With cpu=True Accelerate also joins the processes of a machine without any accelerator (gloo).
         cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         log_with=track,
         project_dir=str(run_dir) if track else None,
@@ -44,7 +44,7 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
     plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
     policy: Any = getattr(plugin, "mixed_precision_policy", None)
     if hasattr(policy, "output_dtype"):
-        # What the model returns to the loop are sums and counts over a batch, which bf16 would round to three digits.
+        # The model returns sums and counts over a batch, which bf16 would round to three digits.
         plugin.mixed_precision_policy = dataclasses.replace(policy, output_dtype=torch.float32)
     return accelerator
 
@@ -61,7 +61,7 @@ def interrupts() -> Iterator[threading.Event]:
 
     def note(number: int, frame: Any) -> None:
         nonlocal seen
-        # A launcher passes on the Ctrl-C that the terminal has already sent to all: twice at once is still the first.
+        # The terminal sends Ctrl-C to all processes and a launcher passes it on again, so two at once count as one.
         if event.is_set() and time.monotonic() - seen > 2:
             signal.signal(number, before[number])
             signal.raise_signal(number)

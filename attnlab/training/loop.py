@@ -1,4 +1,4 @@
-"""The loop that trains every model here: any module, any source of batches, any loss terms, through Accelerate."""
+"""The training loop: any module, any source of batches, any loss terms, through Accelerate."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from attnlab.training.callbacks import Callback, Moment
-from attnlab.training.checkpoints import load_model, sweep
-from attnlab.training.engine import Engine, Evaluation
-from attnlab.training.feed import Feed, Source
+from attnlab.training.checkpoints import load_weights, sweep
+from attnlab.training.engine import Engine, Evaluation, RunState
+from attnlab.training.feed import Prefetcher, Source
 from attnlab.training.launch import flat_settings, interrupts, make_accelerator
-from attnlab.training.progress import Progress
+from attnlab.training.progress import ProgressLine
 from attnlab.training.runs import RunFolder, say
 from attnlab.training.settings import Settings
 from attnlab.training.state import seed_everything
@@ -63,7 +63,7 @@ def train(
 
     The loss is the sum over terms of weight(step) * total / count, with counts taken over the whole global batch. The
     model is called with the entries of the batch that its ``forward`` names (not labels), or through ``forward(model,
-    batch)``. ``resume=True`` goes on from the newest good checkpoint, and starts afresh where there is none; a finished
+    batch)``. ``resume=True`` goes on from the newest good checkpoint, or from the start if there is none; a finished
     run is not run again. ``track`` names an Accelerate tracker, such as tensorboard.
     """
     run_dir = Path(run_dir)
@@ -89,79 +89,93 @@ def train(
         engine = Engine(accelerator, model, terms, settings, folder, forward, callbacks, dict(evaluations or {}))
         if resume:
             engine.restore()
-        at = engine.at
         if main:
             folder.start_metrics(engine.metrics_bytes)
         if track:
             accelerator.init_trackers(name, config=flat_settings(settings.as_dict()))
-
-        evaluate_at = frozenset(settings.evaluate_at)
-        steps = range(at.step, at.step if at.stopped else settings.steps)
-        progress = engine.progress = Progress(settings.steps, start=at.step, quiet=not main)
-        ranks = {"rank": accelerator.process_index, "world": accelerator.num_processes}
-        feed = Feed(
-            source,
-            steps,
-            device=accelerator.device,
-            accumulate=settings.accumulate,
-            ahead=settings.prefetch,
-            **ranks,
-        )
-        started = time.perf_counter()
-        try:
-            with feed, interrupts() as interrupted:
-                if at.step == 0 and 0 in evaluate_at and not at.evaluated and engine.evaluate():
-                    engine.checkpoint()
-                for parts in feed:
-                    engine.update(parts)
-                    at.step += 1
-                    for callback in callbacks:
-                        callback.on_step(Moment(at.step, model, run_dir, {}))
-                    logging = at.step % settings.log_every == 0 or at.step == settings.steps
-                    if logging:
-                        engine.log()
-                    engine.flush(wait=False)
-                    improved = at.step in evaluate_at and engine.evaluate()
-                    interrupt = engine.agree(interrupted.is_set(), now=logging)
-                    due = settings.checkpoint_every and at.step % settings.checkpoint_every == 0
-                    if due or improved or interrupt or at.stopped or at.step == settings.steps:
-                        engine.checkpoint()
-                    progress.step(at.step)
-                    if interrupt:
-                        raise _interruption(engine)
-                    if at.stopped:
-                        break
-        finally:
-            progress.close()
-        engine.synchronise()
-        elapsed = time.perf_counter() - started
-        done = at.step - steps.start
-        timing = {
-            "seconds": round(engine.seconds(), 3),
-            "steps_per_second": done / elapsed if done else 0.0,
-            "waiting_share": feed.waited / elapsed if done else 0.0,
-        }
+        timing = _run(engine, source)
         for tracker in accelerator.trackers:
             tracker.finish()
-        metrics = {key: value for key, value in at.evaluated.items() if math.isfinite(value)}
-        outcome = Outcome(at.step, metrics, at.best_step, at.best_value, at.stopped, timing, run_dir)
+        outcome = _outcome(engine.state, timing, run_dir)
         if main:
             folder.finish({"name": name, **{k: v for k, v in vars(outcome).items() if k != "run_dir"}})
         accelerator.wait_for_everyone()
     return outcome
 
 
+def _run(engine: Engine, source: Source) -> dict[str, float]:
+    """Make the updates that are left, with what is due between them; returns how the time was spent."""
+    accelerator, settings, state = engine.accelerator, engine.settings, engine.state
+    steps = range(state.step, state.step if state.stopped else settings.steps)
+    engine.progress = ProgressLine(settings.steps, start=state.step, quiet=not accelerator.is_main_process)
+    batches = Prefetcher(
+        source,
+        steps,
+        device=accelerator.device,
+        rank=accelerator.process_index,
+        world=accelerator.num_processes,
+        accumulate=settings.accumulate,
+        ahead=settings.prefetch,
+    )
+    started = time.perf_counter()
+    try:
+        with batches, interrupts() as interrupted:
+            if state.step == 0 and 0 in settings.evaluate_at and not state.evaluated and engine.evaluate():
+                engine.checkpoint()
+            for parts in batches:
+                engine.update(parts)
+                state.step += 1
+                for callback in engine.callbacks:
+                    callback.on_step(Moment(state.step, engine.model, engine.folder.path, {}))
+                _between_updates(engine, interrupted.is_set())
+                if state.stopped:
+                    break
+    finally:
+        engine.progress.close()
+    engine.synchronise()
+    elapsed, done = time.perf_counter() - started, state.step - steps.start
+    return {
+        "seconds": round(engine.seconds(), 3),
+        "steps_per_second": done / elapsed if done else 0.0,
+        "waiting_share": batches.waited / elapsed if done else 0.0,
+    }
+
+
+def _between_updates(engine: Engine, interrupted: bool) -> None:
+    """Log, evaluate and save where that is due after this step; raise ``Interrupted`` if the run was interrupted."""
+    settings, state = engine.settings, engine.state
+    last = state.step == settings.steps
+    logging = last or state.step % settings.log_every == 0
+    if logging:
+        engine.log()
+    engine.flush(wait=False)
+    improved = state.step in settings.evaluate_at and engine.evaluate()
+    # Ranks talk to each other only when a line is written, since every exchange makes them wait.
+    interrupted = engine.any_interrupted(interrupted, exchange=logging)
+    due = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
+    if due or improved or interrupted or state.stopped or last:
+        engine.checkpoint()
+    engine.progress.step(state.step)
+    if interrupted:
+        raise _interruption(engine)
+
+
+def _outcome(state: RunState, timing: dict[str, float], run_dir: Path) -> Outcome:
+    metrics = {key: value for key, value in state.evaluated.items() if math.isfinite(value)}
+    return Outcome(state.step, metrics, state.best_step, state.best_value, state.stopped, timing, run_dir)
+
+
 def _finished(model: nn.Module, folder: RunFolder) -> Outcome:
     result = folder.result
     assert result is not None
     say(f"{folder.path} is finished (step {result['step']}); nothing to do")
-    load_model(model, folder.path)
+    load_weights(model, folder.path)
     known = {f.name for f in dataclasses.fields(Outcome)}
     return Outcome(run_dir=folder.path, **{k: v for k, v in result.items() if k in known})
 
 
 def _interruption(engine: Engine) -> Interrupted:
-    path = engine.folder.path
+    path, step = engine.folder.path, engine.state.step
     if engine.accelerator.is_main_process:
-        say(f"interrupted at step {engine.at.step}; a checkpoint is saved; go on with --resume {path} (resume=True)")
-    return Interrupted(f"interrupted at step {engine.at.step}; resume {path}")
+        say(f"interrupted at step {step}; a checkpoint is saved; go on with --resume {path} (resume=True)")
+    return Interrupted(f"interrupted at step {step}; resume {path}")

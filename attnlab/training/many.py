@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,9 +42,7 @@ def map_runs(
     A run whose folder has a result.json is not run again; a failed one is reported and the others finish. ``backend``
     is joblib's: ``loky`` (processes of this machine), ``sequential``, or ``ray`` for a cluster (extra ``ray``).
     """
-    bad = [name for name in configs if not name or Path(name).name != name or name.startswith(".")]
-    if bad:
-        raise ValueError(f"run names become folders, so they must be plain file names, got {bad}")
+    _check_names(configs)
     try:
         import joblib
     except ImportError as error:
@@ -52,16 +50,25 @@ def map_runs(
     if backend == "ray":
         _register_ray()
     folder = Path(root).resolve()
-    reports = {name: _already(name, folder / name) for name in configs}
-    todo = [name for name, report in reports.items() if report is None]
-    found: dict[str, RunReport] = {name: report for name, report in reports.items() if report is not None}
+    reports = {name: report for name in configs if (report := _already(name, folder / name)) is not None}
+    todo = [name for name in configs if name not in reports]
     with joblib.parallel_config(backend=backend, n_jobs=jobs):
         parallel = joblib.Parallel(return_as="list" if backend == "ray" else "generator_unordered")
         for report in parallel(joblib.delayed(_run)(function, configs[name], name, folder / name) for name in todo):
-            found[report.name] = report
-            cause = f": {report.error.strip().splitlines()[-1]}" if report.error else ""
-            say(f"run {report.name} {report.status} ({len(found)} of {len(configs)}, {report.seconds:.0f} s){cause}")
-    return {name: found[name] for name in configs}
+            reports[report.name] = report
+            _say_end(report, len(reports), len(configs))
+    return {name: reports[name] for name in configs}
+
+
+def _check_names(names: Iterable[str]) -> None:
+    bad = [name for name in names if not name or Path(name).name != name or name.startswith(".")]
+    if bad:
+        raise ValueError(f"run names become folders, so they must be plain file names, got {bad}")
+
+
+def _say_end(report: RunReport, ended: int, runs: int) -> None:
+    cause = f": {report.error.strip().splitlines()[-1]}" if report.error else ""
+    say(f"run {report.name} {report.status} ({ended} of {runs}, {report.seconds:.0f} s){cause}")
 
 
 def _run(function: Callable[[Any, Path], Any], config: Any, name: str, run_dir: Path) -> RunReport:

@@ -1,4 +1,4 @@
-"""The losses since the last line of metrics, left on the device: a GPU that must answer at once stops working ahead."""
+"""The losses since the last line of metrics, kept on the device: reading them at every update would stall a GPU."""
 
 from __future__ import annotations
 
@@ -7,40 +7,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Reading", "Window", "first_bad"]
+__all__ = ["PendingMetrics", "TableTransfer", "first_not_finite"]
 
 
-class Window:
+class PendingMetrics:
     """One row for each update: the weighted loss, each term's mean, the gradient's norm."""
 
     def __init__(self, accelerator: Any, columns: int) -> None:
         self.accelerator, self.columns = accelerator, columns
-        self.rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.updates: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self.restore([])
 
     def add(self, *, weights: Tensor, totals: Tensor, counts: Tensor, norm: Tensor) -> None:
         """Remember an update; nothing is computed yet."""
-        self.rows.append((weights, totals, counts, norm))
+        self.updates.append((weights, totals, counts, norm))
 
     def table(self) -> Tensor:
         """The rows, summed over ranks; the gradient's norm is the same on all."""
-        if not self.rows:
-            return self.before
-        weights, totals, counts, norms = (torch.stack(column) for column in zip(*self.rows, strict=True))
+        if not self.updates:
+            return self.restored
+        weights, totals, counts, norms = (torch.stack(column) for column in zip(*self.updates, strict=True))
         means = totals / counts
         losses = torch.cat([(weights * means).sum(1, keepdim=True), means], dim=1)
         if self.accelerator.num_processes > 1:
             losses = self.accelerator.reduce(losses, "sum")
-        return torch.cat([self.before, torch.cat([losses, norms[:, None]], dim=1)])
+        return torch.cat([self.restored, torch.cat([losses, norms[:, None]], dim=1)])
 
     def restore(self, rows: list[list[float]]) -> None:
         """Begin with the rows of a checkpoint."""
-        self.before = torch.tensor(rows, device=self.accelerator.device).reshape(-1, self.columns)
-        self.rows = []
+        self.restored = torch.tensor(rows, device=self.accelerator.device).reshape(-1, self.columns)
+        self.updates = []
 
 
-class Reading:
-    """A table on its way from the device, and what was known when it was asked for."""
+class TableTransfer:
+    """A table that is being copied from the device, with the step and the time at which the copy began."""
 
     def __init__(self, table: Tensor, *, step: int, seconds: float) -> None:
         self.step, self.seconds = step, seconds
@@ -51,20 +51,20 @@ class Reading:
 
     @property
     def ready(self) -> bool:
-        """Whether ``table`` can be had without waiting."""
+        """Whether ``table`` returns without waiting."""
         return self._arrived is None or self._arrived.query()
 
     def table(self) -> Tensor:
-        """The table, waited for if need be."""
+        """The table, after waiting for the copy if necessary."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._table
 
 
-def first_bad(table: Tensor, *, last: int) -> tuple[int, int] | None:
+def first_not_finite(table: Tensor, *, last: int) -> tuple[int, int] | None:
     """The step and the column of the first value that is not finite, in rows that end with step ``last``.
 
-    The weighted sum, column 0, is bad wherever a term is; the term is what the user can change, so it is named first.
+    The weighted sum, column 0, is not finite wherever a term is not; the user can change the term, so it is preferred.
     """
     bad = ~table.isfinite()
     if not bad.any():

@@ -1,4 +1,4 @@
-"""How far a run is: a line that moves on a terminal, one line for each evaluation elsewhere."""
+"""A run's progress: one line that is rewritten on a terminal, one line for each evaluation elsewhere."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-__all__ = ["Progress"]
+__all__ = ["ProgressLine"]
 
 
-class Progress:
-    """Rate and time left on standard error; ``quiet`` (ranks other than the first) says nothing."""
+class ProgressLine:
+    """Rate and time left on standard error; ``quiet`` (ranks other than the first) writes nothing."""
 
     def __init__(self, steps: int, *, start: int = 0, quiet: bool = False) -> None:
         self.steps, self.quiet = steps, quiet
         self.live = sys.stderr.isatty() and not quiet
         self.shown = time.perf_counter()
-        # The last ten seconds: compilation and evaluations soon leave the rate.
+        # The last ten seconds, so that compilation and evaluations soon stop counting in the rate.
         self.recent = deque([(self.shown, start)], maxlen=50)
         self.loss: float | None = None
 
     def step(self, step: int) -> None:
-        """Move the line, a few times a second at most."""
+        """Rewrite the line, at most five times a second."""
         now = time.perf_counter()
         if not self.live or (now - self.shown < 0.2 and step < self.steps):
             return
@@ -42,7 +42,7 @@ class Progress:
             self._write(f"{clear}step {step}/{self.steps}  {shown}\n")
 
     def close(self) -> None:
-        """Leave the terminal's line as it is and go to the next."""
+        """End the terminal's line."""
         if self.live:
             self._write("\n")
 
@@ -53,7 +53,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them.
+    """Seconds as hours, minutes and seconds.
 
     >>> duration(3725)
     '1:02:05'

@@ -19,11 +19,11 @@ __all__ = ["RunError", "RunFolder", "read_metrics", "read_result", "say"]
 
 
 class RunError(RuntimeError):
-    """A run that cannot start or go on; what was written before stays as it is."""
+    """A run that cannot start or go on; files written before stay as they are."""
 
 
 def say(message: str) -> None:
-    """One line for the person who watches: to standard error, so that output stays clean."""
+    """One line to standard error, so that standard output holds results only."""
     print(f"attnlab: {message}", file=sys.stderr, flush=True)
 
 
@@ -54,46 +54,46 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What result.json says; None while the run is not finished."""
+        """The content of result.json; None while the run is not finished."""
         return read_result(self.path)
 
     def describe(self, *, name: str, seed: int, config: Mapping[str, Any], processes: int = 1, resume: bool) -> None:
-        """Write run.json, or compare with the one that is there."""
+        """Write run.json; where it exists already, check that it says the same."""
         try:
-            asked = json.loads(json.dumps({"name": name, "config": config, "seed": seed}, allow_nan=False))
+            requested = json.loads(json.dumps({"name": name, "config": config, "seed": seed}, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"config must be what JSON can write ({error}); turn paths and dtypes into strings"
             ) from None
-        here = {**provenance(), "processes": processes}
+        environment = {**provenance(), "processes": processes}
         file = self.path / "run.json"
         if not file.exists():
             with self.explain("write run.json"):
-                write_json(file, {**asked, **here})
+                write_json(file, {**requested, **environment})
             return
         if not resume:
             raise RunError(
                 f"{self.path} already holds a run; resume it (--resume, resume=True) or choose another folder"
             )
-        there = json.loads(file.read_text())
+        recorded = json.loads(file.read_text())
         # A folder may be renamed, and its name with it.
-        changed = _differences(there, {k: v for k, v in asked.items() if k != "name"})
+        changed = _differences(recorded, {k: v for k, v in requested.items() if k != "name"})
         if changed:
             raise RunError(
                 f"{self.path} was started with other settings, so it cannot be resumed: {'; '.join(changed)}"
             )
         for key in ("versions", "device", "processes"):
-            if there.get(key) != here[key]:
+            if recorded.get(key) != environment[key]:
                 say(f"{key} changed since {self.path} was started, so results may differ in the last bits")
 
     def start_metrics(self, size: int) -> None:
-        """Open metrics.jsonl for appending after its first ``size`` bytes; what a killed run wrote later is dropped."""
+        """Open metrics.jsonl for appending after its first ``size`` bytes; later lines of a killed run are dropped."""
         file = self.path / "metrics.jsonl"
         with self.explain("open metrics.jsonl"):
-            there = file.stat().st_size if file.exists() else 0
-            if there < size:
-                raise RunError(f"{file} has {there} bytes where its checkpoint saw {size}; it was changed by hand")
-            # Unbuffered: a line that the disk refuses is an error now, and not again when the file is closed.
+            present = file.stat().st_size if file.exists() else 0
+            if present < size:
+                raise RunError(f"{file} has {present} bytes where its checkpoint saw {size}; it was changed by hand")
+            # Unbuffered, so that a full disk is an error at the line's write and not once more when the file is closed.
             self._metrics = open(file, "ab", buffering=0)  # noqa: SIM115 - closed by hold
             self._metrics.truncate(size)
 
@@ -169,8 +169,8 @@ def _lock(file: IO[str], path: Path) -> None:
     file.flush()
 
 
-def _differences(there: Any, asked: Any, path: str = "") -> list[str]:
-    if isinstance(there, dict) and isinstance(asked, dict):
-        keys = asked if path == "" else sorted(set(there) | set(asked))
-        return [d for k in keys for d in _differences(there.get(k), asked.get(k), f"{path}.{k}" if path else k)]
-    return [] if there == asked else [f"{path} was {there!r}, now {asked!r}"]
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = new if path == "" else sorted(set(old) | set(new))
+        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{path}.{k}" if path else k)]
+    return [] if old == new else [f"{path} was {old!r}, now {new!r}"]

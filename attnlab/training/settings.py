@@ -1,4 +1,4 @@
-"""What a run is asked to do: the optimiser's recipe, the learning rate over steps, and when things happen."""
+"""The settings of a run: the optimiser's recipe, the learning rate over steps, and when to evaluate, log and save."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 __all__ = ["Recipe", "Schedule", "Settings", "every", "log_spaced", "make_optimizer", "parameter_groups"]
 
@@ -160,10 +160,25 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe, *, fused: bool = False) -> torch.optim.Optimizer:
-    """The recipe's optimiser over ``parameter_groups``; ``fused`` is one kernel for all parameters on a GPU."""
+def make_optimizer(
+    groups: Sequence[dict[str, Any]],
+    recipe: Recipe,
+    *,
+    lr: Tensor | None = None,
+    fused: bool = False,
+    capturable: bool = False,
+) -> torch.optim.Optimizer:
+    """The recipe's optimiser over ``groups`` (of ``parameter_groups``); ``fused`` is one kernel for all on a GPU.
+
+    An update in a CUDA graph must be ``capturable`` and read its learning rate from a tensor, ``lr``.
+    """
     return OPTIMIZERS[recipe.kind](
-        parameter_groups(model, recipe), lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=fused or None
+        list(groups),
+        lr=recipe.lr if lr is None else lr,
+        betas=recipe.betas,
+        eps=recipe.eps,
+        fused=fused or None,
+        capturable=capturable,
     )
 
 

@@ -26,8 +26,8 @@ def full_state(prepared: nn.Module, optimizer: torch.optim.Optimizer, *, sharded
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(prepared, options=options)
-        # Asked before the first update, torch would take a step of its own to have something to return; and only the
-        # first rank is given anything.
+        # Before the first update torch would make an update of its own to have a state to return. Only the first rank
+        # gets one.
         optim: Any = get_optimizer(prepared, optimizer, options=options) if optimizer.state else {}
         by_name = optim.get("state", {})
     else:
@@ -104,7 +104,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def undisturbed(seed: int) -> Iterator[None]:
-    """Run with freshly seeded generators and put the old ones back: training does not depend on when it is watched."""
+    """Run with freshly seeded generators and put the old ones back, so that evaluations do not change the training."""
     before = random_state()
     try:
         seed_everything(seed)

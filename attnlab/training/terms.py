@@ -1,4 +1,4 @@
-"""Loss terms: callables that return a sum and what it is averaged over, so that a mean is over the global batch."""
+"""Loss terms: callables that return a sum and the count to divide it by, so that a mean is over the global batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Batch = Mapping[str, Any]
 class Term(Protocol):
     """A loss term. It may also have ``weight(step) -> float`` (1 without it), and ``count(batch, step)``.
 
-    ``count`` tells, without running the model, what the term's sum will be averaged over. With gradient accumulation
-    the loop needs it before the first part; for a term that has none it runs the model once more, without gradients.
+    ``count`` is the number that the term's sum will be divided by, known without running the model. With gradient
+    accumulation the loop needs it before the first part; for a term without it the loop runs the model once more,
+    without gradients.
     """
 
     @property
@@ -66,10 +67,10 @@ def logits_of(output: Any) -> Tensor:
     """The logits of a model's output: its ``logits``, its entry of that name, or the output itself."""
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if found is None:
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if logits is None:
         raise ValueError(f"a model's output must be a tensor or have logits, got {type(output).__name__}")
-    return found
+    return logits
 
 
 def term_weight(term: Term, step: int) -> float:
@@ -79,7 +80,7 @@ def term_weight(term: Term, step: int) -> float:
 
 
 class Objective(nn.Module):
-    """The model and its loss terms as one module, so that DDP, FSDP and torch.compile see them whole.
+    """The model and its loss terms as one module, so that DDP, FSDP and torch.compile treat them as one.
 
     Compiled together, the logits of a large vocabulary are reduced to their loss without being written out in float32.
     """
@@ -119,21 +120,21 @@ class Objective(nn.Module):
         return totals, counts.detach()
 
     def tie_weights(self) -> None:
-        """Tie again what was tied in the model as it came; FSDP's preparation takes parameters apart."""
+        """Tie the parameters that were tied in the model at first; FSDP's preparation separates them."""
         for first, *others in self._tied:
             for name in others:
                 path, _, last = name.rpartition(".")
                 setattr(self.model.get_submodule(path), last, self.model.get_parameter(first))
 
     def counts(self, batch: Batch, step: int) -> Float[Tensor, " t"] | None:
-        """What each term is averaged over, if every term can say so without the model."""
+        """The count of each term, if every term has ``count``."""
         if not all(hasattr(term, "count") for term in self.terms):
             return None
         return torch.stack([torch.as_tensor(term.count(batch, step)).float() for term in self.terms])  # type: ignore[attr-defined]
 
 
 def _tied_names(model: nn.Module) -> list[list[str]]:
-    """The names under which one parameter is found more than once."""
+    """Names of one parameter, for each parameter that has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -141,7 +142,7 @@ def _tied_names(model: nn.Module) -> list[list[str]]:
 
 
 def _input_names(model: nn.Module) -> frozenset[str]:
-    """The batch entries that ``model.forward`` takes; labels are for the terms, lest the loss be computed twice."""
+    """The batch entries that ``model.forward`` takes, without labels, or the loss would be computed twice."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(model.forward).parameters.values()
     return frozenset(p.name for p in parameters if p.kind in kinds) - {"labels"}

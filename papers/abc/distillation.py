@@ -1,17 +1,16 @@
-"""``python -m papers abc-distill``: how much of what conversion costs comes back per minute, taught or continued.
+"""``python -m papers abc-distill``: how fast distillation and continued training undo the loss of conversion.
 
-A pretrained model is converted; then it is continued on its own objective, or taught by ``distill`` with and without
-its first stage. What counts is the share of the gap in held-out loss, between the converted model as it stands and
-the model it was made from, that is closed after so many seconds.
+A pretrained model is converted; then its training is continued on its own objective, or ``distill`` trains it with and
+without its first stage. The measure is the share of the gap in held-out loss, between the converted model before
+training and the model it was made from, that is closed after so many seconds.
 """
 
 from __future__ import annotations
 
 import copy
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters import convert
-from attnlab.adapters.distill import Distillation, Lesson, distill
+from attnlab.adapters.distill import Distillation, Progress, StageLearner, distill, run_stage
 from attnlab.data import IGNORED, Blocks, MlmSource
 from papers.abc.dense_attention import dense_attention
 from papers.abc.distillation_tables import derived
@@ -33,12 +32,12 @@ __all__ = [
     "NAME",
     "NOTES",
     "AbcDistillConfig",
-    "Subject",
+    "DistillationCase",
     "derived",
-    "masked_subject",
+    "masked_case",
     "measure_rates",
-    "run_subject",
-    "sampled_subject",
+    "run_case",
+    "sampled_case",
 ]
 
 NAME = "abc-distill"
@@ -63,7 +62,7 @@ class AbcDistillConfig:
     seconds: float = 40.0
     layer_share: float = 0.2
     points: int = 8
-    # Steps in which a method's speed is found, at a learning rate of nearly nothing.
+    # Steps in which a method's speed is measured.
     probe: int = 8
     settings: Distillation = field(default_factory=lambda: Distillation(layer_lr=1e-2, model_lr=5e-4))
     # None: all.
@@ -73,8 +72,8 @@ class AbcDistillConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
-    """A teacher, the attention it is converted to, what it learns from, and its held-out batches."""
+class DistillationCase:
+    """A teacher, the attention it is converted to, the student's training batches, and held-out batches."""
 
     name: str
     model: nn.Module
@@ -84,9 +83,9 @@ class Subject:
     causal: bool
 
 
-def masked_subject(
+def masked_case(
     model: nn.Module, spec: str, corpus: Path, *, batch: int = 64, length: int = 256, seed: int = 0
-) -> Subject:
+) -> DistillationCase:
     """A masked language model on the enwik8 articles of ``corpus``."""
     stores = Corpus(corpus)
     tokeniser, device = stores.tokeniser(), next(model.parameters()).device
@@ -96,17 +95,17 @@ def masked_subject(
     held = MlmSource(valid, min(batch, len(valid)), vocab_size=tokeniser.vocab_size, seed=7, shuffle=False)
     batches = [{n: t.to(device) for n, t in held.batch(i).items()} for i in range(min(4, held.steps_per_epoch))]
     name = "masked LM" if device.type == "cuda" else f"masked LM, {_cores()}"
-    return Subject(name, model, _seeded(spec, seed), source, batches, causal=False)
+    return DistillationCase(name, model, _seeded(spec, seed), source, batches, causal=False)
 
 
 @torch.no_grad()
-def sampled_subject(
+def sampled_case(
     model: Any, spec: str, *, name: str, rows: int = 12288, length: int = 256, batch: int = 64, seed: int = 0
-) -> Subject:
-    """A causal model on texts that it wrote itself, drawn at temperature 1: what it learned from is not at hand."""
+) -> DistillationCase:
+    """A causal model on texts that it wrote itself at temperature 1, since its training data is not available."""
     device, held_out = next(model.parameters()).device, min(128, 2 * batch)
     written: list[Tensor] = []
-    # Many rows at once: a step's time is that of its launches.
+    # Many rows at once, since launches take most of a step's time.
     first = torch.full((min(8192, rows + held_out), 1), model.config.bos_token_id, device=device)
     torch.manual_seed(0)
     while sum(len(part) for part in written) < rows + held_out:
@@ -119,7 +118,7 @@ def sampled_subject(
             )  # fmt: skip
     texts = torch.cat(written).cpu()
     held = [{"input_ids": part.to(device), "labels": part.to(device)} for part in texts[:held_out].split(batch)]
-    return Subject(name, model, _seeded(spec, seed), _Drawn(texts[held_out:], batch, seed), held, causal=True)
+    return DistillationCase(name, model, _seeded(spec, seed), _Drawn(texts[held_out:], batch, seed), held, causal=True)
 
 
 def _cores() -> str:
@@ -156,110 +155,94 @@ STAGES = {
 METHODS = tuple(STAGES)
 
 
-def run_subject(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
-    """Every method for equally many seconds, from the same converted model; one that diverges is noted, and left."""
-    start = convert(subject.model, subject.spec, copy=True)
+def run_case(case: DistillationCase, config: AbcDistillConfig, *, part: Part) -> None:
+    """Every method for equally many seconds, from the same converted model; one that diverges is recorded as failed."""
+    start = convert(case.model, case.spec, copy=True)
     with dense_attention(start):
-        ends = held_out_loss(subject.model, subject), held_out_loss(start, subject)
-    part.row("ends", subject=subject.name, spec=subject.spec, seed=config.seed, teacher=ends[0], converted=ends[1])
+        ends = held_out_loss(case.model, case), held_out_loss(start, case)
+    part.row("ends", subject=case.name, spec=case.spec, seed=config.seed, teacher=ends[0], converted=ends[1])
     for method in config.methods or METHODS:
-        if part.has("summary", subject=subject.name, method=method, seed=config.seed):
+        if part.has("summary", subject=case.name, method=method, seed=config.seed):
             continue
         torch.manual_seed(config.seed)
         student = copy.deepcopy(start)
         with dense_attention(student):
             try:
-                _run_method(method, subject, student, config, part, ends)
+                _run_method(method, case, student, config, part, ends)
             except ValueError as error:
-                part.fact(f"failed: {subject.name}, {method}", str(error))
+                part.fact(f"failed: {case.name}, {method}", str(error))
 
 
 def _run_method(
-    method: str, subject: Subject, student: nn.Module, config: AbcDistillConfig, part: Part, ends: tuple[float, float]
+    method: str,
+    case: DistillationCase,
+    student: nn.Module,
+    config: AbcDistillConfig,
+    part: Part,
+    ends: tuple[float, float],
 ) -> None:
     teacher, converted = ends
     spent = 0.0
     row: dict[str, Any] = {}
     for stage in STAGES[method]:
         share = config.layer_share if stage == "layers" else 1 - config.layer_share * (len(STAGES[method]) - 1)
-        steps = max(1, round(share * config.seconds / step_seconds(stage, subject, student, config)))
+        steps = max(1, round(share * config.seconds / step_seconds(stage, case, student, config)))
         rate = config.settings.model_lr * (2 if method.endswith("twice the rate") else 1)
         settings = replace(config.settings, every=max(1, steps // config.points), model_lr=rate)
 
-        def note(lesson: Lesson, stage: str = stage, before: float = spent) -> None:
-            loss = held_out_loss(student, subject)
+        def note(progress: Progress, stage: str = stage, before: float = spent) -> None:
+            loss = held_out_loss(student, case)
             row.update(
-                subject=subject.name, method=method, seed=config.seed, seconds=before + lesson.seconds, loss=loss,
+                subject=case.name, method=method, seed=config.seed, seconds=before + progress.seconds, loss=loss,
                 gap_closed=(converted - loss) / (converted - teacher),
             )  # fmt: skip
-            part.row("curve", **row, stage=stage, step=lesson.step, training_loss=lesson.loss)
+            part.row("curve", **row, stage=stage, step=progress.step, training_loss=progress.loss)
 
-        spent += _run_stage(stage, subject, student, steps, settings, note)[-1].seconds
+        spent += _run_stage(stage, case, student, steps, settings, note)[-1].seconds
     part.row("summary", **row)
 
 
-def step_seconds(stage: str, subject: Subject, student: nn.Module, config: AbcDistillConfig) -> float:
-    """Seconds of a step of this stage, found on a copy of the student."""
+def step_seconds(stage: str, case: DistillationCase, student: nn.Module, config: AbcDistillConfig) -> float:
+    """Seconds of a step of this stage, measured on a copy of the student."""
     settings = replace(config.settings, every=config.probe)
-    lessons = _run_stage(stage, subject, copy.deepcopy(student), 2 * config.probe, settings, None)
-    return (lessons[-1].seconds - lessons[0].seconds) / config.probe
+    history = _run_stage(stage, case, copy.deepcopy(student), 2 * config.probe, settings, None)
+    return (history[-1].seconds - history[0].seconds) / config.probe
 
 
-def measure_rates(subject: Subject, config: AbcDistillConfig, *, part: Part) -> None:
+def measure_rates(case: DistillationCase, config: AbcDistillConfig, *, part: Part) -> None:
     """Table ``rates``; run it on a GPU that does nothing else."""
-    student = convert(subject.model, subject.spec, copy=True)
+    student = convert(case.model, case.spec, copy=True)
     with dense_attention(student):
         for stage in ("labels", "layers", "model"):
-            seconds = step_seconds(stage, subject, student, config)
-            part.row("rates", subject=subject.name, stage=stage, milliseconds=1000 * seconds)
+            seconds = step_seconds(stage, case, student, config)
+            part.row("rates", subject=case.name, stage=stage, milliseconds=1000 * seconds)
 
 
 def _run_stage(
     stage: str,
-    subject: Subject,
+    case: DistillationCase,
     student: nn.Module,
     steps: int,
     settings: Distillation,
-    note: Callable[[Lesson], None] | None,
-) -> list[Lesson]:
+    note: Callable[[Progress], None] | None,
+) -> list[Progress]:
     if stage == "labels":
-        return _continue(subject, student, steps, settings, note)
+        return _continue(case, student, steps, settings, note)
     counts = {"layer_steps": steps, "model_steps": 0} if stage == "layers" else {"layer_steps": 0, "model_steps": steps}
-    return distill(subject.model, student, subject.source, settings=replace(settings, **counts), then=note)
+    return distill(case.model, student, case.source, settings=replace(settings, **counts), on_progress=note)
 
 
 def _continue(
-    subject: Subject, student: nn.Module, steps: int, s: Distillation, note: Callable[[Lesson], None] | None
-) -> list[Lesson]:
+    case: DistillationCase,
+    student: nn.Module,
+    steps: int,
+    settings: Distillation,
+    note: Callable[[Progress], None] | None,
+) -> list[Progress]:
     """The model's own objective, with the optimiser and the schedule of distillation."""
-    device = next(student.parameters()).device
-    optimizer = torch.optim.AdamW(
-        student.parameters(), lr=s.model_lr, betas=(0.9, 0.98), weight_decay=s.weight_decay,
-        fused=device.type == "cuda" or None,
-    )  # fmt: skip
-    warmup, lessons, spent, started = max(1, round(s.warmup * steps)), [], 0.0, time.perf_counter()
-    student.train()
-    for step in range(1, steps + 1):
-        batch = {name: t.to(device, non_blocking=True) for name, t in subject.source.batch(step).items()}
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = _label_loss(student, batch, causal=subject.causal)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(student.parameters(), s.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = s.model_lr * min(step / warmup, (steps - step + 1) / max(1, steps - warmup))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % s.every == 0 or step == steps:
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise ValueError(f"continuing diverged at step {step}: its loss is {value}; lower its lr")
-            spent += time.perf_counter() - started
-            lessons.append(Lesson("labels", step, value, spent))
-            if note is not None:
-                note(lessons[-1])
-                student.train()
-            started = time.perf_counter()
-    return lessons
+    loss_of = partial(_label_loss, student, causal=case.causal)
+    learner = StageLearner(student, settings, loss_of, steps=steps, lr=settings.model_lr)
+    return run_stage("labels", learner, case.source, steps, every=settings.every, first=1, on_progress=note)
 
 
 def _label_loss(model: nn.Module, batch: dict[str, Tensor], *, causal: bool) -> Tensor:
@@ -271,8 +254,8 @@ def _label_loss(model: nn.Module, batch: dict[str, Tensor], *, causal: bool) -> 
 
 
 @torch.no_grad()
-def held_out_loss(model: nn.Module, subject: Subject) -> float:
+def held_out_loss(model: nn.Module, case: DistillationCase) -> float:
     """The mean over the held-out batches of the loss of a label."""
     model.eval()
-    losses = [float(_label_loss(model, batch, causal=subject.causal)) for batch in subject.held_out]
+    losses = [float(_label_loss(model, batch, causal=case.causal)) for batch in case.held_out]
     return sum(losses) / len(losses)

@@ -104,7 +104,7 @@ def run_table(
             seconds=TRAINING * seconds - (time.monotonic() - began),
             streams=min(config.streams, len(runs)),
             every=CURVE,
-            then=look,
+            on_pause=look,
         )
         for run in runs:
             _note_size(table, config, part, run, found)

@@ -141,7 +141,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             seconds=(1 - config.tune_share) * seconds - (time.monotonic() - began),
             streams=config.streams,
             every=CURVE,
-            then=look,
+            on_pause=look,
         )
     tokens = found.steps * config.batch * config.length
     part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))

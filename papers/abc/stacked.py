@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import cross_entropy
 
-from attnlab.data import Source
 from attnlab.data.masking import IGNORED
 from attnlab.loss import Loss
 from attnlab.models import Transformer
 from attnlab.shapes import Float
+from attnlab.training import Source
 from attnlab.training.side_by_side import Learner
 from papers.abc.vmap_rules import few_launches
 
@@ -126,11 +126,12 @@ class StackedLearner(Learner):
         model.dtype = torch.bfloat16 if half and self.cuda else torch.float32
         self.loss = torch.zeros(model.size, device=self.device)
 
-    def _clip(self, most: float) -> None:
-        gradient = self.model.weights.grad
+    def prepare_gradients(self) -> None:
+        gradient, most = self.model.weights.grad, self.recipe.clip
         assert gradient is not None
-        lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-        gradient.mul_((most / (lengths + 1e-6)).clamp(max=1))
+        if most is not None:
+            lengths = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_((most / (lengths + 1e-6)).clamp(max=1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,8 +136,8 @@ def _trained(
             streams=config.streams,
             half=config.half,
             every=every,
-            then=keep,
-            kind=StackedLearner,
+            on_pause=keep,
+            learner_class=StackedLearner,
         )
         if found.steps % (every * config.look):
             look(found.steps)

@@ -1,4 +1,4 @@
-"""A transformer's blocks and its loss, each compiled: layers that are alike share one graph, so it is soon made."""
+"""A transformer's blocks and its loss, each compiled; layers that are alike share one graph, to compile it once."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MOST = 128
 def compiled_parts(models: Iterable[nn.Module], *, backend: str = "inductor") -> Iterator[None]:
     """Inside, the blocks of the models and their losses of tokens run as compiled graphs; the models stay as they are.
 
-    What lies between products is fused: casts, norms, masks, and the passes over logits. The first call of each kind of
-    layer takes seconds. Models that are scored meanwhile run better uncompiled (``torch.compiler.set_stance``). What
-    cannot be compiled runs as it is written, and a warning says so.
+    The operations between products are fused: casts, norms, masks, and the passes over logits. The first call of each
+    kind of layer takes seconds. Models that are scored meanwhile run better uncompiled (``torch.compiler.set_stance``).
+    Code that cannot be compiled runs as it is written, with a warning.
     """
     from torch._dynamo import config
 
@@ -41,5 +41,5 @@ def compiled_parts(models: Iterable[nn.Module], *, backend: str = "inductor") ->
         for part in parts:
             part._compiled_call_impl = None
         for head in heads:
-            # The method of its class is there again.
+            # Without the attribute the method of its class is used again.
             vars(head).pop("nll", None)

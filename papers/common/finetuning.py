@@ -1,4 +1,4 @@
-"""Encoders fine-tuned side by side on one of GLUE's tasks, and how often each is right afterwards."""
+"""Encoders fine-tuned side by side on one of GLUE's tasks, and their accuracies."""
 
 from __future__ import annotations
 
@@ -97,16 +97,16 @@ def _order(n: int, seed: int, epoch: int) -> Tensor:
 
 
 def _padded(examples: Examples, *, width: int, size: int, seed: int) -> Padded:
-    every = examples.batch(range(len(examples)), length=width, segments=False, classes=2)
-    return Padded(every["input_ids"], every["attention_mask"].bool(), every["labels"], size, seed)
+    rows = examples.batch(range(len(examples)), length=width, segments=False, classes=2)
+    return Padded(rows["input_ids"], rows["attention_mask"].bool(), rows["labels"], size, seed)
 
 
 def tune(
     encoders: Mapping[str, Transformer], examples: Mapping[str, Examples], tuning: Tuning
 ) -> tuple[Fitted, dict[str, float]]:
     """A classifier on each encoder learns ``examples["train"]``: how that went, and its accuracy on "dev"."""
-    found, right = tune_seeds(encoders, examples, tuning, seeds=(tuning.seed,))
-    return found, {name: share for (name, _), share in right.items()}
+    fitted, right = tune_seeds(encoders, examples, tuning, seeds=(tuning.seed,))
+    return fitted, {name: share for (name, _), share in right.items()}
 
 
 def tune_seeds(
@@ -129,7 +129,7 @@ def tune_seeds(
         (name, seed): Classifier(encoder, classes=2, seed=seed) for seed in seeds for name, encoder in encoders.items()
     }
     models = {f"{name}/{seed}": model for (name, seed), model in made.items()}
-    found = fit(
+    fitted = fit(
         models,
         {f"{name}/{seed}": sources[seed] for name, seed in made},
         term=Classified(),
@@ -139,18 +139,18 @@ def tune_seeds(
         seconds=tuning.seconds,
         streams=min(tuning.streams, len(models)),
         half=tuning.half,
-        # Where time may end it, its speed has to be known early.
+        # A limit of time needs the speed early.
         every=20,
     )
-    return found, {place: accuracy(model, examples["dev"], length=width) for place, model in made.items()}
+    return fitted, {key: accuracy(model, examples["dev"], length=width) for key, model in made.items()}
 
 
 @torch.no_grad()
 def accuracy(model: Classifier, examples: Examples, *, length: int) -> float:
-    """The share of examples whose class the model finds."""
+    """The share of examples whose class the model predicts."""
     device = next(model.parameters()).device
     right = 0
     for _, batch in dev_batches(examples, size=512, length=length, segments=False, classes=2, device=device):
-        said = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
-        right += int((said == batch["labels"]).sum())
+        predicted = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
+        right += int((predicted == batch["labels"]).sum())
     return right / len(examples)

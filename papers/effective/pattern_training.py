@@ -1,4 +1,4 @@
-"""Training the pattern classifier that ``attnlab.reading`` ships, and what it gets right on maps it has not seen."""
+"""Training the pattern classifier that ``attnlab.reading`` ships, and its scores on maps it has not seen."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from attnlab.provenance import write_atomic
 from attnlab.reading.pattern_classifier import SHIPPED, device_of
 from attnlab.reading.pattern_data import CLASSES, SIZE
 from attnlab.reading.pattern_net import PatternNet
+from attnlab.training import Recipe
+from attnlab.training.side_by_side import Clock, Learner, train_learners
 from papers.effective.labelled_maps import LabelledMaps, load_labelled
 from papers.effective.pattern_augment import varied
 from papers.effective.pattern_generator import generated_pictures
@@ -29,6 +31,8 @@ __all__ = [
     "train_classifier",
 ]
 
+# Maps of a batch, for each member.
+BATCH = 48
 MAPS = Path(__file__).resolve().parent / "maps_data"
 
 
@@ -43,40 +47,81 @@ def train_classifier(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> PatternNet:
-    """Learn from generated maps and, where given, from labelled real ones, which fill ``real_share`` of each batch.
+    """Learn from generated maps and from labelled real ones, if any, which fill ``real_share`` of each batch.
 
     Each of ``members`` starts and draws for itself; weights are a moving average over the training. ``made`` are
     pictures and labels of ``generated_pictures``, for many trainings on the same ones.
     """
     torch.manual_seed(seed)
     net = PatternNet(members).to(device)
-    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / max(2, steps // 10)))
-    chosen = torch.Generator(device).manual_seed(seed)
-    others, other_labels = (t.to(device) for t in made or generated_pictures(generated, seed=seed))
-    other_labels = one_hot(other_labels, len(CLASSES)).float()
-    batch = 48
-    # Classes that are rare among the real maps weigh more than their number.
-    pictures, labels, odds = _real(real)
-    pictures, labels, odds = pictures.to(device), labels.to(device), odds.to(device)
-    kept = int(batch * real_share) if len(pictures) else 0
-    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=steps)
-    for _ in range(steps):
-        at = torch.randint(len(others), (members, batch - kept), generator=chosen, device=device)
-        x, y = others[at], other_labels[at]
-        if kept:
-            some = torch.multinomial(odds, members * kept, replacement=True, generator=chosen).view(members, kept)
-            x, y = torch.cat([x, pictures[some]], 1), torch.cat([y, labels[some]], 1)
+    learner = _EnsembleLearner(net, steps)
+    drawn = _DrawnMaps(made or generated_pictures(generated, seed=seed), real, real_share, members, seed, device)
+    train_learners([(learner, drawn)], Clock(steps))
+    net.load_state_dict(learner.average.module.state_dict())
+    return net
+
+
+class _EnsembleLearner(Learner):
+    """The members' losses; the learning rate and Adam's momentum follow one cycle, and weights are averaged."""
+
+    model: PatternNet
+
+    def __init__(self, net: PatternNet, steps: int) -> None:
+        recipe = Recipe(lr=2e-3, weight_decay=0.05, clip=None)
+        # A captured update could not change the momentum.
+        super().__init__(net, None, recipe, half=False, capture=False)
+        self.average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(1 - 1 / max(2, steps // 10)))
+        self.cycle = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, recipe.lr, total_steps=steps)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.model.parameters()), "weight_decay": self.recipe.weight_decay}]
+
+    def set_rate(self, lr: float) -> None:
+        """The cycle has set it."""
+
+    def advance(self, batch: Mapping[str, Tensor], *, step: int, steps: int) -> None:
+        super().advance(batch, step=step, steps=steps)
+        self.cycle.step()
+        self.average.update_parameters(self.model)
+
+    def objective(self, batch: dict[str, Tensor]) -> Tensor:
+        x, y = batch["pictures"], batch["labels"]
+        logits = self.model.each(x).flatten(0, 1)
+        return len(x) * cross_entropy(logits, y.transpose(0, 1).flatten(0, 1), label_smoothing=0.1)
+
+
+class _DrawnMaps:
+    """Batches of generated and real maps, drawn and varied for each member; steps must be asked for in turn."""
+
+    def __init__(
+        self,
+        generated: tuple[Tensor, Tensor],
+        real: LabelledMaps | None,
+        real_share: float,
+        members: int,
+        seed: int,
+        device: torch.device | str,
+    ) -> None:
+        self.members, self.device = members, device
+        self.draw = torch.Generator(device).manual_seed(seed)
+        self.generated, labels = (t.to(device) for t in generated)
+        self.generated_labels = one_hot(labels, len(CLASSES)).float()
+        # Classes that are rare among the real maps weigh more than their number.
+        self.real, self.real_labels, self.odds = (t.to(device) for t in _real(real))
+        self.real_count = int(BATCH * real_share) if len(self.real) else 0
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        members, real = self.members, self.real_count
+        size = (members, BATCH - real)
+        rows = torch.randint(len(self.generated), size, generator=self.draw, device=self.device)
+        x, y = self.generated[rows], self.generated_labels[rows]
+        if real:
+            rows = torch.multinomial(self.odds, members * real, replacement=True, generator=self.draw)
+            rows = rows.view(members, real)
+            x, y = torch.cat([x, self.real[rows]], 1), torch.cat([y, self.real_labels[rows]], 1)
         stays = y[..., CLASSES.index("block")] > 0
-        x = varied(x.flatten(0, 1), chosen, stays=stays.flatten()).view_as(x)
-        loss = members * cross_entropy(net.each(x).flatten(0, 1), y.transpose(0, 1).flatten(0, 1), label_smoothing=0.1)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-        average.update_parameters(net)
-    net.load_state_dict(average.module.state_dict())
-    return net.eval()
+        x = varied(x.flatten(0, 1), self.draw, stays=stays.flatten()).view_as(x)
+        return {"pictures": x, "labels": y}
 
 
 @torch.no_grad()
@@ -93,12 +138,12 @@ def leave_one_model_out(maps: LabelledMaps, *, seed: int = 0, **training: Any) -
     ``train_classifier``.
     """
     families = sorted({_family(entry) for entry in maps.entries})
-    found = {}
+    by_family = {}
     for held in families:
         inside = [i for i, entry in enumerate(maps.entries) if _family(entry) == held]
         outside = [i for i, entry in enumerate(maps.entries) if _family(entry) != held]
-        found[held] = scores(train_classifier(maps.at(outside), seed=seed, **training), maps.at(inside))
-    return found
+        by_family[held] = scores(train_classifier(maps.at(outside), seed=seed, **training), maps.at(inside))
+    return by_family
 
 
 def cross_validated(maps: LabelledMaps, *, folds: int = 5, seed: int = 0, **training: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnlab.devices import best_device
 from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_proxy, random_agreement, train_proxy
 from attnlab.provenance import write_atomic, write_json
-from attnlab.training import load_model
+from attnlab.training import load_weights
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.optimal import optimal_agreement
 from papers.ktiw.readings import Examples, proxy_rows, read, saliency
@@ -113,7 +113,7 @@ def _pairs(run: str, found: Mapping[str, Tensor], gold: Mapping[str, Tensor]) ->
 def _gold(corpus: Corpus, config: StudyConfig, folder: Path, on: Mapping[str, Examples], device: torch.device) -> Gold:
     """alpha and Delta of the reference's best checkpoint."""
     model = make_model(corpus, "reference", width=config.width)
-    load_model(model, folder / "reference", which="best")
+    load_weights(model, folder / "reference", which="best")
     model.to(device).eval()
     return {split: {"alpha": read(model, one).alpha, "delta": saliency(model, one)} for split, one in on.items()}
 

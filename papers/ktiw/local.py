@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from attnlab.devices import best_device
+from attnlab.training import Recipe
+from attnlab.training.feed import to_device
+from attnlab.training.side_by_side import Clock, Learner, train_learners
 from papers.ktiw.models.lstm import Classifier
 from papers.ktiw.models.lstm_config import ClassifierConfig
 from papers.ktiw.rows import Rows
@@ -25,7 +29,7 @@ class LocalConfig:
     lr: float = 1e-3
     batch: int = 32
     count: int = 2048
-    # The order of the four turns round within the first hundred steps.
+    # The order of the four log-odds reverses within the first hundred steps.
     evaluate_early: int = 10
     evaluate_every: int = 100
     embedding: int = 300
@@ -35,31 +39,37 @@ class LocalConfig:
 
 def run_figure_7(config: LocalConfig, rows: Rows) -> None:
     """Rows of ``figure_7``: the four log-odds at a step, mean over positive sequences, for each direction and seed."""
-    device = best_device()
     for bidirectional in (True, False):
         for seed in range(config.seeds):
-            task = KeywordDetection(batch_size=config.batch, seed=seed)
-            test = _moved(replace(task, split="test", batch_size=config.count).batch(0), device)
-            torch.manual_seed(seed)
-            size: dict[str, Any] = {
-                "embedding": config.embedding,
-                "width": config.width,
-                "bidirectional": bidirectional,
-            }
-            model = Classifier(ClassifierConfig(vocab=task.vocab_size, attention="uniform", **size)).to(device)
-            adam = torch.optim.Adam(model.parameters(), lr=config.lr, fused=device.type == "cuda" or None)
-            name = "both ways" if bidirectional else "left to right"
-            for step in range(config.steps + 1):
-                if step % (config.evaluate_early if step < config.evaluate_every else config.evaluate_every) == 0:
-                    rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
-                if step < config.steps:
-                    batch = _moved(task.batch(step), device)
-                    sign = 2 * batch["labels"] - 1
-                    loss = torch.nn.functional.softplus(-sign * model(batch["input_ids"]).logits).mean()
-                    adam.zero_grad(set_to_none=True)
-                    loss.backward()
-                    adam.step()
+            _train_and_measure(config, rows, bidirectional=bidirectional, seed=seed)
             rows.save()
+
+
+def _train_and_measure(config: LocalConfig, rows: Rows, *, bidirectional: bool, seed: int) -> None:
+    device = best_device()
+    task = KeywordDetection(batch_size=config.batch, seed=seed)
+    test = to_device(replace(task, split="test", batch_size=config.count).batch(0), device)
+    torch.manual_seed(seed)
+    size: dict[str, Any] = {"embedding": config.embedding, "width": config.width, "bidirectional": bidirectional}
+    model = Classifier(ClassifierConfig(vocab=task.vocab_size, attention="uniform", **size)).to(device)
+    name = "both ways" if bidirectional else "left to right"
+    early, late = config.evaluate_early, config.evaluate_every
+
+    def measure(step: int) -> None:
+        rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
+
+    recipe = Recipe(kind="adam", lr=config.lr, weight_decay=0.0, clip=None)
+    learner = _KeywordLearner(model, None, recipe, half=False, capture=False)
+    evaluate_at = {step for step in range(config.steps + 1) if step % (early if step < late else late) == 0}
+    train_learners([(learner, task)], Clock(config.steps), pauses=evaluate_at, on_pause=measure)
+
+
+class _KeywordLearner(Learner):
+    """-log sigmoid of the right sign. Batches hold the keyword's position too, which is not an input of the model."""
+
+    def objective(self, batch: dict[str, Tensor]) -> Tensor:
+        sign = 2 * batch["labels"] - 1
+        return softplus(-sign * self.model(batch["input_ids"]).logits).mean()
 
 
 @torch.no_grad()
@@ -71,15 +81,13 @@ def log_odds(model: Classifier, batch: dict[str, Tensor]) -> dict[str, Any]:
     # A keyword at the last position has nothing after it.
     chosen = (batch["position"] >= 0) & (batch["position"] < length - 1)
     gamma, at = gamma[chosen], batch["position"][chosen].unsqueeze(1)
-    found = {
+    by_place = {
         "keyword": gamma.gather(1, at),
         "after": gamma.gather(1, at + 1),
         "mean": gamma.mean(1),
         "last": gamma[:, -1],
     }
     accuracy = 100 * float(((out.logits > 0) == (batch["labels"] == 1)).float().mean())
-    return {name: round(float(values.mean()), 4) for name, values in found.items()} | {"accuracy": round(accuracy, 2)}
-
-
-def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: t.to(device, non_blocking=True) for name, t in batch.items()}
+    return {name: round(float(values.mean()), 4) for name, values in by_place.items()} | {
+        "accuracy": round(accuracy, 2)
+    }

@@ -11,7 +11,7 @@ from attnlab.data import IGNORED
 from attnlab.devices import best_device
 from attnlab.dynamics import agreement, optimal_attention, random_agreement
 from attnlab.provenance import write_json
-from attnlab.training import load_model
+from attnlab.training import load_weights
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Translator
 from papers.ktiw.readings import examples, read
@@ -27,12 +27,12 @@ def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, wid
     """A(alpha_opt, beta) of the trained ``linear`` run on some validation sentences, and how near alpha_opt is."""
     device = best_device()
     model = make_model(corpus, "linear", width=width)
-    step = load_model(model, folder / "linear", which="best")
+    step = load_weights(model, folder / "linear", which="best")
     assert isinstance(model, Translator)
     model.to(device).eval()
     on = examples(corpus, "valid", count=sentences, device=device, batch=16)
-    found = read(model, on)
-    weights, gaps, at = torch.zeros_like(found.beta), [], 0
+    reading = read(model, on)
+    weights, gaps, at = torch.zeros_like(reading.beta), [], 0
     with torch.no_grad():
         for batch in on.batches:
             mask = batch["attention_mask"].bool()
@@ -57,15 +57,15 @@ def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, wid
                 gaps.append(best.gap)
                 at += len(chunk)
     gap = torch.cat(gaps)
-    told = {
-        "a_opt_beta": 100 * float(agreement(weights, found.beta, lengths=on.lengths).nanmean()),
-        "a_alpha_beta": 100 * float(agreement(found.alpha, found.beta, lengths=on.lengths).nanmean()),
-        "a_opt_alpha": 100 * float(agreement(weights, found.alpha, lengths=on.lengths).nanmean()),
-        "a_random": 100 * float(random_agreement(weights, found.beta, lengths=on.lengths, shuffles=5).nanmean()),
+    result = {
+        "a_opt_beta": 100 * float(agreement(weights, reading.beta, lengths=on.lengths).nanmean()),
+        "a_alpha_beta": 100 * float(agreement(reading.alpha, reading.beta, lengths=on.lengths).nanmean()),
+        "a_opt_alpha": 100 * float(agreement(weights, reading.alpha, lengths=on.lengths).nanmean()),
+        "a_random": 100 * float(random_agreement(weights, reading.beta, lengths=on.lengths, shuffles=5).nanmean()),
         "targets": len(gap),
         "solved": float((gap <= 1e-4).double().mean()),
         "largest_gap": float(gap.max()),
         "step": step,
     }
-    write_json(folder / "optimal.json", told)
-    return told
+    write_json(folder / "optimal.json", result)
+    return result

@@ -36,7 +36,7 @@ class PermutationsConfig:
     lr: float = 1e-3
     # Updates of Figure 3 and of copying.
     steps: int = 300
-    # Updates by which heads are judged, alone and together, since later even bad ones get far; and those of Figure 6.
+    # Updates after which heads are judged, alone and together (later even bad heads learn), and updates of Figure 6.
     head_steps: int = 200
     figure_6_steps: int = 400
     contexts: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
@@ -92,13 +92,12 @@ def run_figure_6(
 ) -> None:
     """Heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same.
 
-    The paper sums the heads' contexts; whether their mean, which is no larger than one head's, does otherwise is ours
-    to ask.
+    The paper sums the heads' contexts. We also try their mean, which is no larger than one head's context.
     ``judged`` are (good, bad) heads of an earlier ``judge_heads`` with this config.
     """
     good, bad = judged or judge_heads(config, part)
     task = figure_3_tasks(config)["permutations", "hard"]
-    # Data that no head was judged on.
+    # Data on which no head was judged.
     tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
     for contexts in config.contexts:
         for name, seeds in _chosen_heads(config, good, bad).items():
@@ -109,7 +108,7 @@ def run_figure_6(
 
 
 def _chosen_heads(config: PermutationsConfig, good: Sequence[int], bad: Sequence[int]) -> dict[str, list[list[int]]]:
-    """The heads of each seed in each scenario that there are heads enough for."""
+    """The heads of each seed in each scenario for which there are enough heads."""
     rng = np.random.default_rng(config.seed)
     fresh = iter(range(10_000, 10_000 + config.seeds * config.heads))
     chosen = {"random": [[next(fresh) for _ in range(config.heads)] for _ in range(config.seeds)]}

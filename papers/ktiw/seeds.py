@@ -10,10 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from papers.ktiw.graphs import captured_update
+from attnlab.measure import captured
+from attnlab.training import Recipe
+from attnlab.training.feed import to_device
+from attnlab.training.side_by_side import Clock, Learner, UpdateLog, lanes, train_learners
 from papers.ktiw.models.lstm import Translator
 from papers.ktiw.models.lstm_config import TranslatorConfig
 from papers.ktiw.models.stacked_lstm import StackedTranslator, stack_translators
@@ -42,7 +45,10 @@ class SeedTraining:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Token accuracy (evaluations, members) at ``steps``, losses of each update (steps, members), and the seconds."""
+    """Token accuracy (evaluations, members) at ``steps``, losses of each update (steps, members), and the seconds.
+
+    The seconds include those in which a GPU's graph is captured.
+    """
 
     steps: list[int]
     accuracy: np.ndarray
@@ -66,15 +72,15 @@ def train_seeds(
 ) -> Curves:
     """Train the models at once, each on its own task (``batch(step)``, and ``split`` for the test)."""
     stacked = stack_translators(models, invariant=how.invariant).to(device)
-    return _run(stacked, tasks, how, device, graph=how.graph and device.type == "cuda")
+    return _run(stacked, tasks, how, device, capture=how.graph and device.type == "cuda")
 
 
 def train_one(model: Translator, task: Any, *, how: SeedTraining, device: torch.device) -> Curves:
     """Train one model alone: the sequential twin of ``train_seeds``."""
-    return _run(_Alone(model).to(device), [task], how, device, graph=False)
+    return _run(_Alone(model).to(device), [task], how, device, capture=False)
 
 
-class _Alone(torch.nn.Module):
+class _Alone(nn.Module):
     """One translator behind the stacked model's shapes."""
 
     def __init__(self, model: Translator) -> None:
@@ -86,69 +92,82 @@ class _Alone(torch.nn.Module):
 
 
 def _run(
-    model: StackedTranslator | _Alone, tasks: Sequence[Any], how: SeedTraining, device: torch.device, *, graph: bool
+    model: StackedTranslator | _Alone, tasks: Sequence[Any], how: SeedTraining, device: torch.device, *, capture: bool
 ) -> Curves:
-    cuda = device.type == "cuda"
-    adam = torch.optim.Adam(model.parameters(), lr=how.lr, fused=cuda or None, capturable=graph)
-    tests = [replace(task, split="test") for task in tasks]
-    held: dict[str, Tensor] = {k: t.to(device) for k, t in _batch(tasks, 0).items()}
+    [(stream, pool)] = lanes(1) if device.type == "cuda" else [(None, None)]
+    learner = _SeedLearner(model, how, members=len(tasks), stream=stream, pool=pool, capture=capture)
+    accuracy_at = _TestAccuracy(model, [replace(task, split="test") for task in tasks], device, capture=capture)
+    steps: list[int] = []
+    accuracy: list[Tensor] = []
 
-    def update() -> Tensor:
-        adam.zero_grad(set_to_none=True)
-        losses = _losses(model, held)
-        losses.sum().backward()
-        adam.step()
-        return losses.detach()
+    def evaluate(step: int) -> bool:
+        steps.append(step)
+        accuracy.append(accuracy_at(step))
+        learned = how.enough is not None and len(accuracy) > 2 and torch.stack(accuracy[-3:]).amin() > how.enough
+        return bool(learned)
 
-    def evaluate() -> Tensor:
-        with torch.no_grad():
-            logits = model(held["input_ids"], decoder_input_ids=held["decoder_input_ids"])
-            return (logits.argmax(-1) == held["labels"]).float().mean((1, 2))
-
-    do_update, do_evaluate = (
-        (captured_update(model, adam, update), captured_update(model, adam, evaluate)) if graph else (update, evaluate)
-    )
-    steps, accuracy, losses = [], [], []
     started = time.perf_counter()
-    with ThreadPoolExecutor(4) as pool:
-        ahead: dict[tuple[bool, int], Future[dict[str, Tensor]]] = {}
-
-        def fetch(test: bool, step: int) -> None:
-            for later in range(step, step + AHEAD):
-                if (False, later) not in ahead and later < how.steps:
-                    ahead[False, later] = pool.submit(_batch, tasks, later)
-            if test:
-                ahead.setdefault((True, step), pool.submit(_batch, tests, step))
-            made = ahead.pop((test, step)).result()
-            for name, t in made.items():
-                held[name].copy_(t, non_blocking=True)
-
-        for step in range(how.steps + 1):
-            if step % how.evaluate_every == 0:
-                fetch(True, step)
-                steps.append(step)
-                accuracy.append(do_evaluate().clone())
-                if (
-                    how.enough is not None
-                    and len(accuracy) > 2
-                    and bool(torch.stack(accuracy[-3:]).amin() > how.enough)
-                ):
-                    break
-            if step < how.steps:
-                fetch(False, step)
-                losses.append(do_update().clone())
-    found = torch.stack(accuracy).cpu().numpy()
-    lost = torch.stack(losses).cpu().numpy() if losses else np.zeros((0, len(tasks)))
-    return Curves(steps, found, lost, time.perf_counter() - started, model)
+    with ThreadPoolExecutor(4) as threads:
+        source = _StackedTasks(tasks, how.steps, threads)
+        evaluate_at = range(0, how.steps + 1, how.evaluate_every)
+        train_learners([(learner, source)], Clock(how.steps), pauses=evaluate_at, on_pause=evaluate)
+    seconds = time.perf_counter() - started
+    return Curves(steps, torch.stack(accuracy).cpu().numpy(), learner.log.read().cpu().numpy(), seconds, model)
 
 
-def _losses(model: StackedTranslator | _Alone, held: dict[str, Tensor]) -> Tensor:
-    """The mean loss of each member; members do not share parameters, so their sum trains each by its own."""
-    logits = model(held["input_ids"], decoder_input_ids=held["decoder_input_ids"])
-    nll = cross_entropy(logits.flatten(0, -2), held["labels"].flatten(), reduction="none")
-    return nll.unflatten(0, held["labels"].shape).mean((1, 2))
+class _SeedLearner(Learner):
+    """The mean loss of each member. Members share no parameters, so the sum of the losses trains each by its own."""
+
+    def __init__(
+        self, model: nn.Module, how: SeedTraining, *, members: int, stream: Any, pool: Any, capture: bool
+    ) -> None:
+        recipe = Recipe(kind="adam", lr=how.lr, weight_decay=0.0, clip=None)
+        super().__init__(model, None, recipe, stream=stream, pool=pool, half=False, capture=capture)
+        self.loss = torch.zeros(members, device=self.device)
+        dtype = next(model.parameters()).dtype
+        self.log = UpdateLog(how.steps, members, device=self.device, dtype=dtype)
+
+    def output_loss(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        labels = batch["labels"]
+        nll = cross_entropy(output.flatten(0, -2), labels.flatten(), reduction="none")
+        losses = nll.unflatten(0, labels.shape).mean((1, 2))
+        self.log.add(losses)
+        return losses
+
+
+class _StackedTasks:
+    """The tasks' batches, stacked; those of the next steps are made by threads while the model is trained."""
+
+    def __init__(self, tasks: Sequence[Any], steps: int, threads: ThreadPoolExecutor) -> None:
+        self.tasks, self.steps, self.threads = tasks, steps, threads
+        self.ahead: dict[int, Future[dict[str, Tensor]]] = {}
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        for later in range(step, min(step + AHEAD, self.steps)):
+            if later not in self.ahead:
+                self.ahead[later] = self.threads.submit(_batch, self.tasks, later)
+        return self.ahead.pop(step).result()
+
+
+class _TestAccuracy:
+    """The token accuracy of each member on the test batch of a step; measured by a CUDA graph if ``capture``."""
+
+    def __init__(self, model: nn.Module, tests: Sequence[Any], device: torch.device, *, capture: bool) -> None:
+        self.model, self.tests = model, tests
+        self.inputs = to_device(_batch(tests, 0), device)
+        self.measure = captured(self._measure) if capture else self._measure
+
+    def __call__(self, step: int) -> Tensor:
+        for name, t in _batch(self.tests, step).items():
+            self.inputs[name].copy_(t)
+        return self.measure().clone()
+
+    @torch.no_grad()
+    def _measure(self) -> Tensor:
+        logits = self.model(self.inputs["input_ids"], decoder_input_ids=self.inputs["decoder_input_ids"])
+        return (logits.argmax(-1) == self.inputs["labels"]).float().mean((1, 2))
 
 
 def _batch(tasks: Sequence[Any], step: int) -> dict[str, Tensor]:
-    made = [task.batch(step) for task in tasks]
-    return {name: torch.stack([batch[name] for batch in made]) for name in KEYS}
+    batches = [task.batch(step) for task in tasks]
+    return {name: torch.stack([batch[name] for batch in batches]) for name in KEYS}

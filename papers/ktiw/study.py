@@ -1,8 +1,8 @@
-"""One data set of KTIW: the trainings its tables compare, each a run folder that keeps what its checkpoints read.
+"""One data set of KTIW: the trainings its tables compare, each a run folder that keeps the readings of its checkpoints.
 
 ``reference`` gives the gold alpha and Delta at its best checkpoint; ``second`` is the same model from another seed;
-``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1. Runs do not need
-each other, so they may be trained at once; ``comparison.py`` then compares them.
+``uniform`` never learns to attend; ``frozen`` learns nothing else. ``linear`` is the model of A.1. Runs are
+independent, so they may be trained at once; ``comparison.py`` then compares them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from papers.ktiw.models.search import translate
 from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples, read
 
 __all__ = [
+    "ReadingsCallback",
     "StudyConfig",
-    "Watch",
     "chosen_runs",
     "make_model",
     "measured_on",
+    "run_description",
     "run_study",
     "shortened",
     "study_config",
-    "told_of",
 ]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
@@ -101,7 +101,7 @@ class LogOdds:
         return Loss(torch.nn.functional.softplus(-sign * output.logits).sum(), torch.tensor(len(sign)))
 
 
-class Watch(Callback):
+class ReadingsCallback(Callback):
     """At each evaluation: accuracy and loss on both splits, and alpha and beta kept for the comparison."""
 
     def __init__(self, run: str, on: dict[str, Examples], words: tuple[str, ...]) -> None:
@@ -114,12 +114,12 @@ class Watch(Callback):
         values: dict[str, float] = {}
         kept: dict[str, Tensor] = {}
         for split, on in self.on.items():
-            found = read(model, on)
-            values |= {f"{split}/accuracy": found.accuracy, f"{split}/loss": found.loss}
-            own = agreement(found.alpha, found.beta, lengths=on.lengths).nanmean()
+            reading = read(model, on)
+            values |= {f"{split}/accuracy": reading.accuracy, f"{split}/loss": reading.loss}
+            own = agreement(reading.alpha, reading.beta, lengths=on.lengths).nanmean()
             if self.run != "uniform":
                 values[f"{split}/alpha_beta_own"] = 100 * float(own)
-            kept |= {f"{split}.{name}": getattr(found, name).contiguous() for name in KEPT.get(self.run, ())}
+            kept |= {f"{split}.{name}": getattr(reading, name).contiguous() for name in KEPT.get(self.run, ())}
         if kept:
             folder = moment.run_dir / READINGS
             folder.mkdir(exist_ok=True)
@@ -132,14 +132,14 @@ class Watch(Callback):
 
 
 def _translations(model: Translator, on: Examples, path: Path) -> None:
-    """Greedy translations, to be scored where sacrebleu is: ids end to end, and the reference's beside them."""
+    """Greedy translations and their references, as ids end to end; scored later, since that needs sacrebleu."""
     rows, references = [], []
     for batch in on.batches:
         longest = 2 * batch["labels"].shape[1] + 5
-        found = translate(
+        hypotheses = translate(
             model, batch["input_ids"], attention_mask=batch["attention_mask"], bos=BOS, eos=EOS, max_length=longest
         )
-        rows += [row[: row.index(EOS)] if EOS in row else row for row in found.tolist()]
+        rows += [row[: row.index(EOS)] if EOS in row else row for row in hypotheses.tolist()]
         references += [[i for i in row if i >= 0 and i != EOS] for row in batch["labels"].tolist()]
     arrays: dict[str, Any] = {}
     for name, side in (("hypotheses", rows), ("references", references)):
@@ -156,11 +156,11 @@ def _record_sentence(
     length, height = int(batch["attention_mask"][row].sum()), int((batch["labels"][row] != IGNORED).sum())
     sizes = {"input_ids": length, "attention_mask": length}
     cut = {name: t[row : row + 1, : sizes.get(name, height)] for name, t in batch.items()}
-    found = read(model, Examples(on.kind, [cut], torch.full((height,), length)))
-    beta = found.beta[:, :length].softmax(1)
+    reading = read(model, Examples(on.kind, [cut], torch.full((height,), length)))
+    beta = reading.beta[:, :length].softmax(1)
     target = [words[i] for i in cut["labels"][0].tolist()]
     source = [words[i] for i in cut["input_ids"][0].tolist()]
-    maps = {("cross", 0): found.alpha[None, None, :, :length], ("cross", 1): beta[None, None]}
+    maps = {("cross", 0): reading.alpha[None, None, :, :length], ("cross", 1): beta[None, None]}
     shown = {name: value for name, value in values.items() if name.startswith("valid/") and "loss" not in name}
     record_step(moment.run_dir, moment.step, maps, tokens={"source": source, "target": target}, scalars=shown)
 
@@ -195,8 +195,8 @@ def chosen_runs(corpus: Corpus, config: StudyConfig, runs: tuple[str, ...]) -> d
     if unknown:
         raise ValueError(f"unknown runs {', '.join(sorted(unknown))}; there are {', '.join(RUNS)}")
     # Table 10 is of classifiers, and they have no other output layer.
-    not_here = "linear" if corpus.kind == "classification" else "frozen"
-    return {run: config.seed + number for number, run in enumerate(RUNS) if run in runs and run != not_here}
+    absent = "linear" if corpus.kind == "classification" else "frozen"
+    return {run: config.seed + number for number, run in enumerate(RUNS) if run in runs and run != absent}
 
 
 def measured_on(corpus: Corpus, config: StudyConfig) -> dict[str, Examples]:
@@ -236,15 +236,23 @@ def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Pat
         maximise=True,
     )
     terms: list[Any] = [LogOdds() if corpus.kind == "classification" else CrossEntropy()]
-    told = told_of(corpus, config, run, model)
-    watch = Watch(run, on, corpus.words)
-    train(model, source, terms=terms, settings=settings, run_dir=folder, config=told, callbacks=[watch], resume=True)
+    readings = ReadingsCallback(run, on, corpus.words)
+    train(
+        model,
+        source,
+        terms=terms,
+        settings=settings,
+        run_dir=folder,
+        config=run_description(corpus, config, run, model),
+        callbacks=[readings],
+        resume=True,
+    )
 
 
-def told_of(corpus: Corpus, config: StudyConfig, run: str, model: Classifier | Translator) -> dict[str, Any]:
-    """What a run's run.json says of it; ``examples`` are those it is trained on."""
-    told = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
-    return {**told, "examples": len(corpus.train[0])}
+def run_description(corpus: Corpus, config: StudyConfig, run: str, model: Classifier | Translator) -> dict[str, Any]:
+    """The config in a run's run.json; ``examples`` is the number that it is trained on."""
+    description = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
+    return {**description, "examples": len(corpus.train[0])}
 
 
 def make_model(corpus: Corpus, run: str, *, width: int = 256) -> Classifier | Translator:

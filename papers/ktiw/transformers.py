@@ -22,7 +22,7 @@ from attnlab.dynamics import agreement, forced_probe
 from attnlab.dynamics.metrics import random_agreement
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.provenance import write_json
-from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_model, train
+from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_weights, train
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples
 
@@ -82,7 +82,7 @@ def run_heads(corpus: Corpus, work: Path | str, *, config: HeadsConfig) -> Path:
                 resume=True,
             )
         if run == "reference":
-            load_model(model, folder / run, which="best")
+            load_weights(model, folder / run, which="best")
             model.to(device).eval()
             gold |= attention_rows(model, on)
             first = next(iter(gold.values()))

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import Source, TokenStore, load_store, load_tokeniser
+from attnlab.data import TokenStore, load_store, load_tokeniser
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
-from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, every, train
+from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, Source, every, train
 
 __all__ = ["CONFIGS", "Corpus", "Meeting", "ValueAwareConfig", "fit", "plan_steps"]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.adapters.distill import Lesson, layer_error
+from attnlab.adapters.distill import Progress, layer_error
 from tests.adapters import zoo as hf_zoo
 
 
@@ -61,12 +61,12 @@ def test_each_stage_brings_the_student_nearer(name: str, masked: bool) -> None:
     teacher, source = sharpened(name), Tokens(masked=masked)
     student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
     before = {n: p.detach().clone() for n, p in teacher.named_parameters()}
-    heard: list[Lesson] = []
+    heard: list[Progress] = []
     found = [errors(teacher, student, source.batch(99))]
     for steps in ((40, 0), (0, 60)):
         settings = al.Distillation(layer_steps=steps[0], model_steps=steps[1], every=20, layer_lr=0.03, model_lr=3e-3)
-        lessons = al.distill(teacher, student, source, settings=settings, then=lambda x: heard.append(x))
-        assert lessons == heard[-len(lessons) :]
+        history = al.distill(teacher, student, source, settings=settings, on_progress=lambda x: heard.append(x))
+        assert history == heard[-len(history) :]
         found.append(errors(teacher, student, source.batch(99)))
     assert [(x.stage, x.step) for x in heard] == [
         ("layers", 20), ("layers", 40), ("model", 20), ("model", 40), ("model", 60),
@@ -116,8 +116,8 @@ def test_a_model_without_new_parameters_begins_with_the_second_stage() -> None:
     teacher = sharpened("llama")
     student = al.convert(teacher, "abc-random:slots=2", copy=True)
     settings = al.Distillation(layer_steps=3, model_steps=2)
-    lessons = al.distill(teacher, student, Tokens(masked=False), settings=settings, then=lambda lesson: True)
-    assert [(x.stage, x.step) for x in lessons] == [("model", 2)]
+    history = al.distill(teacher, student, Tokens(masked=False), settings=settings, on_progress=lambda progress: True)
+    assert [(x.stage, x.step) for x in history] == [("model", 2)]
 
 
 class Pairs:
@@ -141,9 +141,9 @@ def test_encoder_decoders_learn_from_pairs(name: str, bias: str, labels: bool) -
     teacher = sharpened(name)
     student = al.convert(teacher, "abc-mlp:slots=3", bias=bias, copy=True)
     settings = al.Distillation(layer_steps=20, model_steps=20, every=5, model_lr=1e-3)
-    lessons = al.distill(teacher, student, Pairs(labels=labels), settings=settings)
+    history = al.distill(teacher, student, Pairs(labels=labels), settings=settings)
     for stage in ("layers", "model"):
-        first, *_, last = [lesson.loss for lesson in lessons if lesson.stage == stage]
+        first, *_, last = [x.loss for x in history if x.stage == stage]
         assert last < first
 
 
@@ -163,8 +163,8 @@ def test_strings_are_enough_with_the_models_tokenizer() -> None:
     student = al.convert(loaded.model, "abc-mlp:slots=4", copy=True)
     settings = al.Distillation(layer_steps=2, model_steps=1, batch=2, length=11)
     texts = ["The old man went to the sea and came back with a fish.", "It rained."]
-    lessons = al.distill(loaded.model, student, texts, tokenizer=loaded.tokenizer, settings=settings)
-    assert [(x.stage, x.step) for x in lessons] == [("layers", 2), ("model", 1)]
+    history = al.distill(loaded.model, student, texts, tokenizer=loaded.tokenizer, settings=settings)
+    assert [(x.stage, x.step) for x in history] == [("layers", 2), ("model", 1)]
 
 
 def test_what_cannot_be_taught_is_refused() -> None:

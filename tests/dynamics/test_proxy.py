@@ -67,7 +67,7 @@ def test_bad_input_is_told() -> None:
         train_proxy(([[1], []], [0, 1]), (rows, labels), words=11, outputs=2)
     with pytest.raises(ValueError, match=r"the training labels must be 0 and 1, both of them, got \[1\]"):
         logistic_proxy(([[1], [2]], [1, 1]), ([[1], [2]], [0, 1]), words=11)
-    with pytest.raises(ValueError, match="as many, and some, got 2 and 1"):
+    with pytest.raises(ValueError, match="as many, and at least one, got 2 and 1"):
         train_proxy(([[1], [2]], [1]), (rows, labels), words=11, outputs=2)
     with pytest.raises(ValueError, match="penalties is empty"):
         logistic_proxy(([[1], [2]], [0, 1]), ([[1], [2]], [0, 1]), words=11, penalties=[])

@@ -3,7 +3,7 @@ import time
 import pytest
 import torch
 
-from attnlab.training.feed import Feed, parts_of
+from attnlab.training.feed import Prefetcher, parts_of
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ class Counter:
 
 
 def test_batches_come_in_order_from_the_step_a_run_resumes_at():
-    with Feed(Counter(), range(3, 8), device=CPU) as feed:
+    with Prefetcher(Counter(), range(3, 8), device=CPU) as feed:
         assert [int(part["x"][0, 0]) for [part] in feed] == [3, 4, 5, 6, 7]
 
 
@@ -45,7 +45,7 @@ def test_a_failing_source_raises_where_the_batch_is_wanted():
     seen = []
     with (
         pytest.raises(FileNotFoundError, match="the corpus is gone"),
-        Feed(Counter(fail_at=2), range(5), device=CPU) as f,
+        Prefetcher(Counter(fail_at=2), range(5), device=CPU) as f,
     ):
         seen.extend(parts for parts in f)
     assert len(seen) == 2
@@ -53,7 +53,7 @@ def test_a_failing_source_raises_where_the_batch_is_wanted():
 
 def test_it_prepares_only_so_far_ahead_and_stops_when_left():
     source = Counter()
-    with Feed(source, range(1000), device=CPU, ahead=3) as feed:
+    with Prefetcher(source, range(1000), device=CPU, ahead=3) as feed:
         next(iter(feed))
         time.sleep(0.3)
     # One taken, at most three waiting.
@@ -61,10 +61,10 @@ def test_it_prepares_only_so_far_ahead_and_stops_when_left():
 
 
 def test_waiting_is_measured_and_the_first_batch_does_not_count():
-    with Feed(Counter(delay=0.05), range(4), device=CPU) as slow:
+    with Prefetcher(Counter(delay=0.05), range(4), device=CPU) as slow:
         assert len(list(slow)) == 4
     assert 0.1 < slow.waited < 1.0
-    with Feed(Counter(), range(4), device=CPU) as fast:
+    with Prefetcher(Counter(), range(4), device=CPU) as fast:
         for _ in fast:
             time.sleep(0.02)
     assert fast.waited < 0.02

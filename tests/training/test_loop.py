@@ -15,7 +15,7 @@ from attnlab.training import (
     average_checkpoints,
     best_checkpoint,
     list_checkpoints,
-    load_model,
+    load_weights,
     read_metrics,
 )
 from attnlab.training.terms import Objective
@@ -143,9 +143,9 @@ def test_early_stop_and_the_best_checkpoint(tmp_path):
     assert best_checkpoint(tmp_path / "run").name == "step-00000001"
     assert [p.name for p in list_checkpoints(tmp_path / "run")] == [f"step-{s:08d}" for s in (1, 3, 4)]
     other = Model()
-    assert load_model(other, tmp_path / "run") == 4
+    assert load_weights(other, tmp_path / "run") == 4
     assert_same_parameters(other.state_dict(), model.state_dict())
-    assert load_model(other, tmp_path / "run", which="best") == 1
+    assert load_weights(other, tmp_path / "run", which="best") == 1
     assert not torch.equal(other.embed.weight, model.embed.weight)
     assert other.embed.weight is other.head.weight
 
@@ -166,7 +166,7 @@ def test_averaging_the_last_checkpoints(tmp_path):
     assert [p.name[-2:] for p in paths] == ["16", "18", "20"]
     models = [Model() for _ in paths]
     for model, step in zip(models, (16, 18, 20), strict=True):
-        load_model(model, tmp_path / "run", which=step)
+        load_weights(model, tmp_path / "run", which=step)
     mean = average_checkpoints(paths)
     expected = sum(m.mix[0].weight.double() for m in models) / 3
     assert_close(mean["mix.0.weight"], expected)
@@ -239,7 +239,7 @@ def test_a_hugging_face_model_trains_and_its_checkpoint_loads(tmp_path):
 
     model, _ = job(tmp_path / "run", model=fresh(), terms=[CrossEntropy()], steps=3, evaluate_at=(3,))
     other = fresh()
-    load_model(other, tmp_path / "run")
+    load_weights(other, tmp_path / "run")
     assert_same_parameters(other.state_dict(), model.state_dict())
 
 

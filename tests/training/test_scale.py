@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.training import list_checkpoints, load_model, map_runs, read_metrics, read_result
+from attnlab.training import list_checkpoints, load_weights, map_runs, read_metrics, read_result
 from attnlab.training.checkpoints import read_checkpoint
 from tests.tolerance import assert_close
 from tests.training.jobs import Model, assert_same_parameters, job
@@ -65,7 +65,7 @@ def test_two_processes_train_like_one_and_one_goes_on_from_their_checkpoint(tmp_
     launch(two, kind)
     assert_same_losses(path, two)
     loaded = Model()
-    assert load_model(loaded, two) == 20
+    assert load_weights(loaded, two) == 20
     for name, tensor in model.state_dict().items():
         assert_close(loaded.state_dict()[name], tensor, what=name)
     forget_after(two, 12)

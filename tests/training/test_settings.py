@@ -46,7 +46,7 @@ def test_only_matrices_decay():
 
 def test_the_recipe_reaches_the_optimiser():
     recipe = Recipe(kind="adam", lr=0.25, betas=(0.5, 0.75), eps=1e-3, weight_decay=0.125)
-    optimizer = make_optimizer(nn.Linear(2, 3), recipe)
+    optimizer = make_optimizer(parameter_groups(nn.Linear(2, 3), recipe), recipe)
     assert type(optimizer) is torch.optim.Adam
     group = optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.25, (0.5, 0.75), 1e-3, 0.125)

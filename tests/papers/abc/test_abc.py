@@ -107,7 +107,7 @@ def test_side_by_side_is_one_by_one() -> None:
     }
     models = {"a": small(1), "b": small(2, "abc-mlp:slots=3")}
     seen: list[int] = []
-    together = fit(models, Rows(), then=seen.append, **how)
+    together = fit(models, Rows(), on_pause=seen.append, **how)
     assert together.steps == 6
     assert seen == [2, 4, 6]
     for name, seed, spec in (("a", 1, "softmax"), ("b", 2, "abc-mlp:slots=3")):

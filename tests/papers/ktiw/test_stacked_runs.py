@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy, softplus
 
 from attnlab.dynamics import ProxyConfig
-from attnlab.training import load_model
+from attnlab.training import load_weights
 from papers.ktiw.comparison import run_chosen
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Classifier, Translator, freeze_probe
@@ -83,7 +83,7 @@ def test_each_run_is_what_it_would_be_alone(kind: str, tmp_path: Path, monkeypat
             loss_of(model, data, batch).backward()
             adam.step()
         found = make_model(data, run, width=7)
-        assert load_model(found, folder / run, which="best") == 5
+        assert load_weights(found, folder / run, which="best") == 5
         for name, p in model.named_parameters():
             torch.testing.assert_close(found.get_parameter(name), p, atol=1e-9, rtol=0, msg=f"{run} {name}")
         assert torch.equal(found.output.weight, before) == (run == "frozen")
