@@ -10,6 +10,9 @@ from typing import Any
 
 __all__ = ["arguments", "run"]
 
+# Readings with an option of their own.
+SHORT = ("effective", "norm", "rollout")
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -27,16 +30,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a mechanism whose W^ and (W - W^) v are shown beside W; repeatable",
     )
-    parser.add_argument("--effective", action="store_true", help="effective attention too")
-    parser.add_argument("--norm", action="store_true", help="norm-based attention too")
-    parser.add_argument("--rollout", action="store_true", help="attention rollout too")
-    parser.add_argument("--all", action="store_true", help="every reading")
+    parser.add_argument(
+        "--reading",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a reading beside W, by name or as ./file.py:function; repeatable",
+    )
+    parser.add_argument("--list-readings", action=_ListReadings, nargs=0, help="print the readings and stop")
+    for name in SHORT:
+        parser.add_argument(f"--{name}", dest="reading", action="append_const", const=name, help=f"--reading {name}")
+    parser.add_argument("--all", action="store_true", help="every reading that is not a control")
     parser.add_argument("--layers", metavar="LIST", help="layers whose maps are kept whole, such as 0,3,5-7")
     parser.add_argument("--precise", action="store_true", help="half precision instead of 8 bits a weight")
     parser.add_argument("-o", "--out", type=Path, default=Path("explore.html"), help="the page (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+class _ListReadings(argparse.Action):
+    """Print every registered reading with its summary, and stop."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from attnlab.reading import named_reading, reading_names
+
+        for name in reading_names():
+            print(f"{name:<16} {named_reading(name).summary}")
+        parser.exit()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -52,32 +73,33 @@ def run(options: argparse.Namespace) -> None:
             raise ValueError(
                 f"{options.model} is a run with recorded steps, which shows them alone; leave out {refused[0]}"
             )
-        found = explore_run(options.model, precise=options.precise)
+        exploration = explore_run(options.model, precise=options.precise)
     else:
-        found = _models(options)
-    page = found.html()
+        exploration = _explore_models(options)
+    page = exploration.html()
     write_atomic(options.out, page)
-    told = _told(found.packed.meta, options.out, len(page))
+    summary = _summary(exploration.packed.meta, options.out, len(page))
     if options.json:
-        print(json.dumps(told, indent=1, ensure_ascii=False))
+        print(json.dumps(summary, indent=1, ensure_ascii=False))
         return
-    for note in told["notes"]:
+    for note in summary["notes"]:
         print(f"attnlab: {note}", file=sys.stderr)
     print(f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser")
 
 
-def _models(options: argparse.Namespace) -> Any:
+def _explore_models(options: argparse.Namespace) -> Any:
     from attnlab.adapters import load_model
     from attnlab.devices import to_device
     from attnlab.evaluation.explore_models import ExploreConfig, explore_models, parse_layers, texts_of
+    from attnlab.reading import reading_names
     from attnlab.registry import mechanism
 
-    chosen = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
     for spec in options.compare_mechanism:
-        # A misspelt mechanism is told before a large model is loaded.
+        # A misspelt mechanism is reported before a large model is loaded.
         mechanism(spec)
+    every = reading_names(maps=True, controls=False) if options.all else []
     config = ExploreConfig(
-        readings=("standard", *(name for name, wanted in chosen.items() if wanted or options.all)),
+        readings=tuple(dict.fromkeys(["standard", *every, *options.reading])),
         mechanisms=tuple(options.compare_mechanism),
         layers=None if options.layers is None else parse_layers(options.layers),
         precise=options.precise,
@@ -100,7 +122,7 @@ def _models(options: argparse.Namespace) -> Any:
     return explore_models(models, texts, config=config)
 
 
-def _told(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:
+def _summary(meta: dict[str, Any], out: Path, size: int) -> dict[str, Any]:
     shown = [
         {
             "name": item["name"],
