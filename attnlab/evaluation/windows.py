@@ -1,18 +1,23 @@
-"""A text as a model reads it: windows of tokens with the tokenizer's own special tokens, and the answers to predict."""
+"""How well a model predicts a text, which it reads in windows of tokens with the tokenizer's own special tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.data import IGNORED
 
-__all__ = ["Windows", "batches", "cut_windows"]
+__all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
+
+# The measures of quality, as a table's header names them.
+LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +78,56 @@ def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:
         }
 
 
+@torch.no_grad()
+def quality(loaded: LoadedModel, windows: Windows, *, batch: int) -> dict[str, Any] | None:
+    """Perplexity of the next token, or the share of masked tokens predicted wrongly, with the attention that the model
+    has at the moment; None for a model that predicts no tokens."""
+    if loaded.task not in ("mlm", "causal"):
+        return None
+    loss, wrong, count = 0.0, 0, 0
+    for part in batches(windows, size=batch):
+        labels = part["labels"]
+        logits = loaded.model(**model_inputs(loaded, part)).logits
+        if loaded.task == "causal":
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        chosen = labels != IGNORED
+        logits, labels = logits[chosen].double(), labels[chosen]
+        loss += float(cross_entropy(logits, labels, reduction="sum"))
+        wrong += int((logits.argmax(-1) != labels).sum())
+        count += len(labels)
+    if count == 0:
+        return None
+    mean = loss / count
+    if loaded.task == "mlm":
+        return {"name": "mlm_error", "value": wrong / count, "loss": mean, "predicted": count}
+    return {"name": "perplexity", "value": math.exp(min(mean, 700.0)), "loss": mean, "predicted": count}
+
+
+def model_inputs(loaded: LoadedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What the model's ``forward`` takes of a batch of windows."""
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    if loaded.task == "seq2seq":
+        # A plain text has no translation, so the decoder reads the same text.
+        inputs |= {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
+    return inputs
+
+
+def quality_label(name: str) -> str:
+    """A measure of quality as a table's header names it."""
+    return LABELS.get(name, name)
+
+
+def quality_text(name: str, value: float | None) -> str:
+    """A measured quality as a table's cell shows it.
+
+    >>> quality_text("mlm_error", 0.25), quality_text("perplexity", 12.3456), quality_text("perplexity", None)
+    ('25.0%', '12.35', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if name == "mlm_error" else f"{value:.4g}"
+
+
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a text."""
     body = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -84,9 +139,9 @@ def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def _masked(input_ids: Tensor, of_text: Tensor, tokenizer: Any, seed: int) -> tuple[Tensor, Tensor]:
-    """15 % of the text's tokens are labels: 80 % of them [MASK], 10 % another token, 10 % as they are (BERT; OVA, A.1).
+    """15 % of the text's tokens are labels: 80 % of them [MASK], 10 % another token, 10 % unchanged (BERT; OVA, A.1).
 
-    At least one is, and becomes [MASK], so that a short text has an answer.
+    At least one token is a label and becomes [MASK], however short the text is.
     """
     if tokenizer.mask_token_id is None:
         raise ValueError("the model predicts masked tokens, but its tokenizer has no mask token")
