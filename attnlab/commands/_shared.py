@@ -1,60 +1,11 @@
-"""What several commands share: the options of a comparison, and how its result is shown."""
+"""What several commands share: how a result is printed as JSON."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from attnlab.evaluation.compare import CompareConfig
-
-__all__ = ["comparison_arguments", "comparison_config", "print_json", "show_comparison"]
-
-
-def comparison_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compared, on how much text."""
-    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
-    parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text to read (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="windows in a batch (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which tokens are masked (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-
-
-def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings that ``comparison_arguments`` asked for."""
-    from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
-    from attnlab.registry import mechanism
-
-    specs = tuple(options.mechanism or DEFAULT_MECHANISMS)
-    for spec in specs:
-        # A misspelt mechanism is told before a large model is loaded.
-        mechanism(spec)
-    return CompareConfig(
-        mechanisms=specs, length=options.length, tokens=options.tokens, batch=options.batch, seed=options.seed
-    )
-
-
-def show_comparison(result: dict[str, Any], options: argparse.Namespace, *, written: Sequence[Path]) -> None:
-    """The tables of a comparison, or its JSON, and the files that were written."""
-    from attnlab.evaluation.compare import table_lines
-    from attnlab.evaluation.recommend import recommend_lines
-    from attnlab.evaluation.sweep import sweep_lines
-
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(table_lines(result)))
-        if "sweeps" in result:
-            print("", *sweep_lines(result), sep="\n")
-        if "recommendation" in result:
-            print("", *recommend_lines(result["recommendation"]), sep="\n")
-    for path in written:
-        print(f"wrote {path.resolve()}", file=sys.stderr if options.json else sys.stdout)
+__all__ = ["print_json"]
 
 
 def print_json(result: Any) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import comparison_arguments, comparison_config, show_comparison
+from attnlab.commands.compare import comparison_arguments, comparison_config, show_comparison
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel

@@ -22,11 +22,11 @@ from attnlab.reading.effective import removed_share
 from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.pattern_classifier import PatternNet, classify, load_classifier
 from attnlab.reading.pattern_data import CLASSES
-from attnlab.reading.registry import Reading, named_reading
+from attnlab.reading.registry import Reading, recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.trace import LayerTrace, Trace
 
-__all__ = ["Subject", "check_shown", "explore"]
+__all__ = ["Subject", "explore"]
 
 ERRORS = {
     "scores": ("|W - Ŵ| / |W|", "How far the weights are off"),
@@ -87,7 +87,7 @@ def explore(
     ``layers`` are those whose maps are kept whole. ``precise`` stores half precision instead of 8 bits.
     """
     subjects = _subjects(what, tokens)
-    chosen = [check_shown(name) for name in readings]
+    chosen = [recorded_reading(name) for name in readings]
     if not any(one.shows_maps for one in chosen):
         raise ValueError("explore shows maps: name a reading that has them, such as standard")
     mechs = {one if isinstance(one, str) else spec_of(one): mechanism(one) for one in mechanisms}
@@ -110,16 +110,6 @@ def explore(
         about=about,
     )
     return Exploration(packed)
-
-
-def check_shown(name: str) -> Reading:
-    """The reading of this name; a ValueError where a recorded forward pass is not enough for it."""
-    chosen = named_reading(name)
-    if "gradients" in chosen.needs:
-        raise ValueError(
-            f"reading {name!r} explains one number, which a page has none of; use attnlab.read(target=...)"
-        )
-    return chosen
 
 
 def _first_panes(items: int, readings: Sequence[Reading], specs: Sequence[str]) -> list[tuple[int | None, str]]:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
-from attnlab.evaluation.explore import Subject, check_shown, explore
+from attnlab.evaluation.explore import Subject, explore
 from attnlab.pages.explorer import Exploration
 from attnlab.pages.explorer.tokens import guess_words
 from attnlab.patterns import SpecialTokens, special_tokens
 from attnlab.provenance import provenance
+from attnlab.reading.registry import recorded_reading
 
 __all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject", "texts_of"]
 
@@ -36,7 +37,7 @@ class ExploreConfig:
 
     def __post_init__(self) -> None:
         for name in self.readings:
-            check_shown(name)
+            recorded_reading(name)
 
 
 def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, config: ExploreConfig) -> Exploration:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnlab.trace import LayerTrace
 
-__all__ = ["NEEDS", "Reading", "named_reading", "reading", "reading_names"]
+__all__ = ["NEEDS", "Reading", "named_reading", "reading", "reading_names", "recorded_reading"]
 
 ENTRY_POINT_GROUP = "attnlab.readings"
 NEEDS = {
@@ -138,6 +138,14 @@ def named_reading(name: str | Reading) -> Reading:
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"no reading named {name!r}; {hint}the readings are {', '.join(reading_names())}")
     return readings[name]
+
+
+def recorded_reading(name: str) -> Reading:
+    """The reading of this name; a ValueError where it needs more than a recorded forward pass."""
+    chosen = named_reading(name)
+    if "gradients" in chosen.needs:
+        raise ValueError(f"reading {name!r} explains one number, and none is named here; use attnlab.read with target=")
+    return chosen
 
 
 def reading_names(*, maps: bool = False, controls: bool = True) -> list[str]:
