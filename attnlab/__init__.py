@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from attnlab.reading.effective import EffectiveAttention, effective_attention, effective_from_output
     from attnlab.reading.effective_layers import read_effective
     from attnlab.reading.faithfulness import faithfulness
+    from attnlab.reading.registry import reading_names
+    from attnlab.reading.table import read
     from attnlab.registry import all_mechanisms, mechanism, mechanism_names, register, spec_of
     from attnlab.trace import LayerTrace, Trace
 
@@ -111,7 +113,9 @@ __all__ = [
     "mechanism",
     "mechanism_names",
     "pattern_audit",
+    "read",
     "read_effective",
+    "reading_names",
     "record",
     "register",
     "shipped_model",
@@ -155,6 +159,8 @@ _OFFERED = {
     "reading.effective": "EffectiveAttention effective_attention effective_from_output",
     "reading.effective_layers": "read_effective",
     "reading.faithfulness": "faithfulness",
+    "reading.registry": "reading_names",
+    "reading.table": "read",
     "registry": "all_mechanisms mechanism mechanism_names register spec_of",
     "trace": "LayerTrace Trace",
 }

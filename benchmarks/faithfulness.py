@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnlab.provenance import provenance, write_json
-from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness
+from attnlab.reading.faithfulness import AGAINST, faithfulness
 
 
 def main() -> None:
@@ -26,19 +26,18 @@ def main() -> None:
         "--keys", type=int, default=24, help="keys hidden per text and layer for the prediction's change"
     )
     parser.add_argument("--length", type=int, default=96, help="tokens kept of a text")
+    parser.add_argument(
+        "--reading", action="append", metavar="NAME", help="a reading by name or ./file.py:function (default: all)"
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = [line.strip() for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     tables: dict[str, Any] = {}
     for folder in args.model:
         name = Path(folder).name
-        tables[name] = faithfulness(*_load(folder, lines[: args.limit], args.length), keys=args.keys).rows()
-        for against in AGAINST:
-            print(f"{name}, {against}: mean Spearman over layers")
-            for reading in COMPARED:
-                rows = [r for r in tables[name] if r["reading"] == reading and r["against"] == against]
-                known = [r["spearman"] for r in rows if r["spearman"] is not None]
-                print(f"   {reading:14s} {sum(known) / max(1, len(known)):.3f}")
+        model, texts = _load(folder, lines[: args.limit], args.length)
+        tables[name] = faithfulness(model, texts, readings=args.reading, keys=args.keys).rows()
+        _print_means(name, tables[name])
     if args.out:
         config = {"limit": args.limit, "keys": args.keys, "length": args.length, "texts": args.texts.name}
         tables["summary"] = summary(tables)
@@ -48,16 +47,26 @@ def main() -> None:
 
 def summary(tables: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per model and truth: the mean rank correlation over layers of each reading."""
-    found = []
+    means = []
     for model, rows in tables.items():
         for against in dict.fromkeys(row["against"] for row in rows):
-            one = {"model": model, "against": against}
-            for reading in dict.fromkeys(row["reading"] for row in rows):
-                mine = [r["spearman"] for r in rows if (r["against"], r["reading"]) == (against, reading)]
-                known = [value for value in mine if value is not None]
-                one[reading.replace(" ", "_")] = sum(known) / len(known) if known else None
-            found.append(one)
-    return found
+            readings = dict.fromkeys(row["reading"] for row in rows)
+            by_name = {name.replace(" ", "_"): _mean_over_layers(rows, against, name) for name in readings}
+            means.append({"model": model, "against": against, **by_name})
+    return means
+
+
+def _print_means(model: str, rows: list[dict[str, Any]]) -> None:
+    for against in AGAINST:
+        print(f"{model}, {against}: mean Spearman over layers")
+        for reading in dict.fromkeys(row["reading"] for row in rows):
+            print(f"   {reading:16s} {_mean_over_layers(rows, against, reading) or 0:.3f}")
+
+
+def _mean_over_layers(rows: list[dict[str, Any]], against: str, reading: str) -> float | None:
+    chosen = [row["spearman"] for row in rows if (row["against"], row["reading"]) == (against, reading)]
+    known = [value for value in chosen if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _load(folder: str, lines: list[str], length: int) -> tuple[torch.nn.Module, list[dict[str, torch.Tensor]]]:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import comparison_arguments, comparison_config, show_comparison
+from attnlab.commands._shared import check_mechanisms, print_json
 
-__all__ = ["arguments", "run"]
+if TYPE_CHECKING:
+    from attnlab.evaluation.compare import CompareConfig
+
+__all__ = ["arguments", "comparison_arguments", "comparison_config", "run", "show_comparison"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,3 +65,48 @@ def run(options: argparse.Namespace) -> None:
         write_plans(options.plans, result["recommendation"])
         written.append(options.plans)
     show_comparison(result, options, written=written)
+
+
+def comparison_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is compared, on how much text."""
+    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
+    parser.add_argument(
+        "--reading",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also the error of each mechanism's map by this reading (attnlab explore --list-readings); repeatable",
+    )
+    parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text to read (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=8, help="windows in a batch (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="which tokens are masked (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def comparison_config(options: argparse.Namespace) -> CompareConfig:
+    """The settings that ``comparison_arguments`` asked for."""
+    from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
+
+    specs = tuple(options.mechanism or DEFAULT_MECHANISMS)
+    check_mechanisms(specs)
+    return CompareConfig(
+        mechanisms=specs,
+        length=options.length,
+        tokens=options.tokens,
+        batch=options.batch,
+        seed=options.seed,
+        readings=tuple(options.reading),
+    )
+
+
+def show_comparison(result: dict[str, Any], options: argparse.Namespace, *, written: Sequence[Path]) -> None:
+    """The tables of a comparison, or its JSON, and the files that were written."""
+    from attnlab.evaluation.compare_lines import comparison_lines
+
+    if options.json:
+        print_json(result)
+    else:
+        print("\n".join(comparison_lines(result)))
+    for path in written:
+        print(f"wrote {path.resolve()}", file=sys.stderr if options.json else sys.stdout)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import comparison_arguments, comparison_config, show_comparison
+from attnlab.commands.compare import comparison_arguments, comparison_config, show_comparison
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel
@@ -62,9 +62,10 @@ def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 def demo_exploration() -> Exploration:
     """Every reading of the shipped model's attention over ``PASSAGE``."""
     from attnlab.adapters import shipped_model
-    from attnlab.evaluation.explore_models import READINGS, ExploreConfig, explore_models
+    from attnlab.evaluation.explore_models import ExploreConfig, explore_models
+    from attnlab.reading import reading_names
 
-    config = ExploreConfig(readings=READINGS)
+    config = ExploreConfig(readings=tuple(reading_names(maps=True, controls=False)))
     return explore_models({"attnlab's shipped MLM": shipped_model()}, [PASSAGE], config=config)
 
 
@@ -72,14 +73,11 @@ def _maps(loaded: LoadedModel) -> dict[str, Any]:
     import torch
 
     from attnlab.adapters import record
-    from attnlab.reading.effective import effective_attention
+    from attnlab.reading import read
 
     inputs = loaded.tokenizer(PASSAGE, return_tensors="pt")
     with torch.no_grad(), record(loaded.model) as trace:
         loaded.model(**inputs)
     tokens = loaded.tokenizer.convert_ids_to_tokens(inputs["input_ids"][0].tolist())
-    maps = {
-        "standard": [layer.weights()[0].tolist() for layer in trace],
-        "effective": [effective_attention(layer).weights[0].tolist() for layer in trace],
-    }
+    maps = {name: [t[0].tolist() for t in read(trace, name).maps.values()] for name in ("standard", "effective")}
     return {"tokens": tokens, "maps": maps}

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["arguments", "run"]
 
+# Readings with an option of their own.
+SHORT = ("effective", "norm", "rollout")
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
@@ -31,16 +34,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a mechanism whose W^ and (W - W^) v are shown beside W; repeatable",
     )
-    parser.add_argument("--effective", action="store_true", help="effective attention too")
-    parser.add_argument("--norm", action="store_true", help="norm-based attention too")
-    parser.add_argument("--rollout", action="store_true", help="attention rollout too")
-    parser.add_argument("--all", action="store_true", help="every reading")
+    parser.add_argument(
+        "--reading",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="a reading beside W, by name or as ./file.py:function; repeatable",
+    )
+    parser.add_argument("--list-readings", action=_ListReadings, nargs=0, help="print the readings and stop")
+    for name in SHORT:
+        parser.add_argument(f"--{name}", dest="reading", action="append_const", const=name, help=f"--reading {name}")
+    parser.add_argument("--all", action="store_true", help="every reading that is not a control")
     parser.add_argument("--layers", metavar="LIST", help="layers whose maps are kept whole, such as 0,3,5-7")
     parser.add_argument("--precise", action="store_true", help="half precision instead of 8 bits a weight")
     parser.add_argument("-o", "--out", type=Path, default=Path("explore.html"), help="the page (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+class _ListReadings(argparse.Action):
+    """Print every registered reading with its summary, and stop."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from attnlab.reading import named_reading, reading_names
+
+        for name in reading_names():
+            print(f"{name:<16} {named_reading(name).summary}")
+        parser.exit()
 
 
 def run(options: argparse.Namespace) -> None:
@@ -74,11 +95,12 @@ def _explore_models(options: argparse.Namespace) -> Exploration:
     from attnlab.adapters import load_model
     from attnlab.devices import to_device
     from attnlab.evaluation.explore_models import ExploreConfig, explore_models, parse_layers, texts_of
+    from attnlab.reading import reading_names
 
-    optional = {"effective": options.effective, "norm-based": options.norm, "rollout": options.rollout}
     check_mechanisms(options.compare_mechanism)
+    every = reading_names(maps=True, controls=False) if options.all else []
     config = ExploreConfig(
-        readings=("standard", *(name for name, wanted in optional.items() if wanted or options.all)),
+        readings=tuple(dict.fromkeys(["standard", *every, *options.reading])),
         mechanisms=tuple(options.compare_mechanism),
         layers=None if options.layers is None else parse_layers(options.layers),
         precise=options.precise,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,17 +13,16 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.evaluation.quality import model_inputs, quality
-from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, halves, recommend
+from attnlab.evaluation.quality import Windows, batches, cut_windows, model_inputs, quality
+from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
-from attnlab.evaluation.windows import Windows, batches, cut_windows
 from attnlab.guidance import pattern_audit
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.pages.audit import audit_lines
 from attnlab.patterns import special_tokens
 from attnlab.provenance import provenance
-from attnlab.reading.approximation import ApproximationError, approximation_error
+from attnlab.reading.approximation import ApproximationError, approximation_error, reading_error
+from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
@@ -39,13 +38,6 @@ DEFAULT_MECHANISMS = (
     "window:r=16",
     "kernel:elu",
 )
-# Columns of the table in a terminal, and the fields of a row that they show.
-ERRORS = {
-    "output error": "output_error",
-    "score error": "score_error",
-    "after W_O": "after_projection",
-    "effective": "effective_error",
-}
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,8 @@ class CompareConfig:
     repeats: int = 3
     # Windows whose heads are compared one by one.
     traced: int = 4
+    # Readings of which the error of every mechanism's map is also measured.
+    readings: tuple[str, ...] = ()
     # Whether quality and error are also measured against the number of keys, r.
     sweep: bool = False
     # Whether plans are recommended, and of what: "layers" or "heads".
@@ -75,6 +69,8 @@ class CompareConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.length is not None and self.length < 1:
             raise ValueError(f"length must be at least 1, got {self.length}")
+        for name in self.readings:
+            recorded_reading(name)
 
 
 @torch.no_grad()
@@ -83,35 +79,10 @@ def compare(
 ) -> dict[str, Any]:
     """The comparison as JSON: one row per mechanism, each beside exact softmax attention in the same model and run."""
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
-    if config.recommend and loaded.task not in ("mlm", "causal"):
-        raise ValueError(
-            f"a recommendation keeps a model's quality, and a plain text cannot measure that of "
-            f"{type(loaded.model).__name__} ({loaded.task}); use a masked or a causal language model"
-        )
-    chosen = _recommend_config(config)
+    recommend_config = _recommend_config(config, loaded)
     windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
-    exact = _with(loaded, windows, Softmax(), config.batch)
     trace = _traced(loaded, windows, config.traced)
-    # Times are ratios: two windows give them as well as a batch, and sooner.
-    sample = next(batches(windows, size=min(config.batch, 2)))
-
-    rows, layers = [], {}
-    for spec, mech in tqdm(mechanisms.items(), desc="comparing", unit="mechanism", disable=None):
-        try:
-            error = approximation_error(trace, mech)
-            found = exact if isinstance(mech, Softmax) else _with(loaded, windows, mech, config.batch)
-        except ValueError as refusal:
-            rows.append({"mechanism": spec, "refused": str(refusal)})
-            continue
-        rows.append(
-            {
-                "mechanism": spec,
-                "refused": None,
-                **_row(found, exact, error),
-                **_cost(loaded, trace, sample, mech, config),
-            }
-        )
-        layers[spec] = [layer.output.tolist() for layer in error.layers]
+    rows, layers = _mechanism_rows(loaded, windows, trace, mechanisms, config)
     result = {
         "name": "compare",
         "model": _describe(loaded, trace, model_name),
@@ -119,7 +90,7 @@ def compare(
         "config": asdict(config) | {"length": windows.input_ids.shape[1]},
         "seed": config.seed,
         **provenance(),
-        # A property of the model's own attention, whatever takes its place.
+        # A property of the model's own attention, which no mechanism changes.
         "ranking_differs": approximation_error(trace, Softmax()).summary()["ranking_differs"],
         "rows": rows,
         "layers": layers,
@@ -127,21 +98,49 @@ def compare(
     }
     if config.sweep:
         result["sweeps"], result["sweep_notes"] = sweep_r(loaded, windows, trace, batch=config.batch)
-    if chosen is not None:
-        seen, held_out = halves(windows)
-        result["recommendation"] = recommend(loaded, seen, trace, config=chosen, held_out=held_out)
+    if recommend_config is not None:
+        choosing, held_out = choosing_and_held_out(windows)
+        result["recommendation"] = recommend(loaded, choosing, trace, config=recommend_config, held_out=held_out)
     return result
 
 
-def _recommend_config(config: CompareConfig) -> RecommendConfig | None:
+def _mechanism_rows(
+    loaded: LoadedModel, windows: Windows, trace: Trace, mechanisms: dict[str, Mechanism], config: CompareConfig
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(a row per mechanism, {mechanism: each layer's output error per head}); a refusal is a row with its reason."""
+    exact = _quality_with(loaded, windows, Softmax(), config.batch)
+    # Times are ratios: two windows give them as well as a batch, and sooner.
+    sample = next(batches(windows, size=min(config.batch, 2)))
+    rows: list[dict[str, Any]] = []
+    layers = {}
+    for spec, mech in tqdm(mechanisms.items(), desc="comparing", unit="mechanism", disable=None):
+        try:
+            error = approximation_error(trace, mech)
+            measured = exact if isinstance(mech, Softmax) else _quality_with(loaded, windows, mech, config.batch)
+            of_readings = {name: reading_error(trace, mech, name) for name in config.readings}
+        except ValueError as refusal:
+            rows.append({"mechanism": spec, "refused": str(refusal)})
+            continue
+        row = {"mechanism": spec, "refused": None, **_errors(measured, exact, error)}
+        rows.append(row | {"reading_errors": of_readings} | _cost(loaded, trace, sample, mech, config))
+        layers[spec] = [layer.output.tolist() for layer in error.layers]
+    return rows, layers
+
+
+def _recommend_config(config: CompareConfig, loaded: LoadedModel) -> RecommendConfig | None:
     """The mechanisms that are compared are the candidates; where none was named, those that are made for saving."""
     if config.recommend is None:
         return None
+    if loaded.task not in ("mlm", "causal"):
+        raise ValueError(
+            f"a recommendation keeps a model's quality, and a plain text cannot measure that of "
+            f"{type(loaded.model).__name__} ({loaded.task}); use a masked or a causal language model"
+        )
     named = CANDIDATES if config.mechanisms == DEFAULT_MECHANISMS else config.mechanisms
     return RecommendConfig(mechanisms=named, by=config.recommend, batch=config.batch, repeats=config.repeats)
 
 
-def _with(loaded: LoadedModel, windows: Windows, mech: Mechanism, size: int) -> dict[str, Any] | None:
+def _quality_with(loaded: LoadedModel, windows: Windows, mech: Mechanism, size: int) -> dict[str, Any] | None:
     with swap(loaded.model, mech):
         return quality(loaded, windows, batch=size)
 
@@ -179,7 +178,7 @@ def _cost(
         seconds = median_seconds(jobs, repeats=config.repeats, device=device)
         return seconds["mechanism"] / seconds["softmax"]
 
-    # On a CPU every allocation is noted, of which a search for keys makes a great many: one window has enough.
+    # On a CPU every allocation is counted, which is slow where a search for keys makes many: one window is enough.
     peaks = [peak_bytes(partial(attend, each, _first(call)), device=device) for each in (mech, Softmax())]
     return {"time_ratio": ratio(forward), "attention_time_ratio": ratio(attend), "memory_ratio": peaks[0] / peaks[1]}
 
@@ -190,7 +189,7 @@ def _first(call: AttentionCall) -> AttentionCall:
     return replace(call, **{name: t[:1] for name in parts if (t := getattr(call, name)) is not None})
 
 
-def _row(quality: dict[str, Any] | None, exact: dict[str, Any] | None, error: ApproximationError) -> dict[str, Any]:
+def _errors(quality: dict[str, Any] | None, exact: dict[str, Any] | None, error: ApproximationError) -> dict[str, Any]:
     means = error.summary()
     return {
         "quality": None if quality is None or exact is None else quality | {"exact": exact["value"]},
@@ -212,53 +211,3 @@ def _describe(loaded: LoadedModel, trace: Trace, name: str) -> dict[str, Any]:
         "heads": layers[0].call.q.shape[1],
         "head_width": layers[0].call.q.shape[3],
     }
-
-
-def table_lines(result: dict[str, Any]) -> Sequence[str]:
-    """The comparison as aligned text for a terminal."""
-    measured = next((r["quality"] for r in result["rows"] if r.get("quality")), None)
-    label = {"mlm_error": "MLM error", "perplexity": "perplexity"}[measured["name"]] if measured else "quality"
-    header = ("mechanism", label, *ERRORS, "time", "memory")
-    body: list[tuple[str, ...]] = [header]
-    for row in result["rows"]:
-        if row["refused"]:
-            body.append((row["mechanism"], "refused: " + row["refused"].splitlines()[0]))
-            continue
-        body.append(
-            (
-                row["mechanism"],
-                "-" if row["quality"] is None else _shown(row["quality"], "value"),
-                *("-" if row[name] is None else f"{row[name]:.4f}" for name in ERRORS.values()),
-                f"{row['time_ratio']:.2f} x",
-                f"{row['memory_ratio']:.2f} x",
-            )
-        )
-    whole = [row for row in body if not row[1].startswith("refused")]
-    widths = [max(len(row[i]) for row in whole) for i in range(len(header))]
-    widths[0] = max(len(row[0]) for row in body)
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        if not row[1].startswith("refused")
-        else f"{row[0].ljust(widths[0])}  {row[1]}"
-        for row in body
-    ]
-    differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
-    return [*lines, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
-
-
-def _shown(quality: dict[str, Any], which: str) -> str:
-    return f"{quality[which]:.1%}" if quality["name"] == "mlm_error" else f"{quality[which]:.4g}"
-
-
-def _exact_line(measured: dict[str, Any] | None, label: str) -> list[str]:
-    """The model's own quality, with a warning where it fails on this text even so."""
-    if measured is None:
-        return []
-    line = f"with exact attention the {label} on this text is {_shown(measured, 'exact')}"
-    if measured["exact"] <= {"perplexity": 500, "mlm_error": 0.65}[measured["name"]]:
-        return [line]
-    return [
-        f"{line}: the model was made for other text, and differences say little here; name one it knows with --text"
-    ]

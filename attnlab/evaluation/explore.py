@@ -18,18 +18,16 @@ from attnlab.pages.explorer.payload import AXES
 from attnlab.pages.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 from attnlab.patterns import SpecialTokens
 from attnlab.reading.approximation import approximation_error
-from attnlab.reading.effective import effective_attention
+from attnlab.reading.effective import removed_share
 from attnlab.reading.heads import attention_distance, attention_entropy
-from attnlab.reading.norm_based import norm_based
 from attnlab.reading.pattern_classifier import PatternNet, classify, load_classifier
 from attnlab.reading.pattern_data import CLASSES
-from attnlab.reading.rollout import rollout
+from attnlab.reading.registry import Reading, recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.trace import LayerTrace, Trace
 
-__all__ = ["READINGS", "Subject", "explore"]
+__all__ = ["Subject", "explore"]
 
-READINGS = ("standard", "effective", "norm-based", "rollout")
 ERRORS = {
     "scores": ("|W - Ŵ| / |W|", "How far the weights are off"),
     "output": ("|(W - Ŵ) v| / |W v|", "How far the output is off: the value-aware error"),
@@ -52,8 +50,8 @@ CLASSIFIED = 2048
 class Subject:
     """One text through one model. ``tokens`` are strings, or {"source": ..., "target": ...} where there are two texts.
 
-    ``words`` number the word of each token, ``types`` index ``type_names``; both are guessed from the tokens where they
-    are not given. With ``input_ids`` the heads are compared with the patterns of attention guidance.
+    ``words`` number the word of each token, ``types`` index ``type_names``; both are guessed from the tokens by
+    default. With ``input_ids`` the heads are compared with the patterns of attention guidance.
     """
 
     trace: Trace
@@ -83,36 +81,24 @@ def explore(
 ) -> Exploration:
     """A page in which people look at a trace: ``explore(trace, tokens=tokens).save("page.html")``.
 
-    Several subjects (texts, models) stand side by side. ``readings`` are some of standard, effective, norm-based and
-    rollout; every one of ``mechanisms`` adds its W^ on the recorded calls, (W - W^) v, and their errors. ``layers`` are
-    those whose maps are kept whole. ``precise`` stores half precision instead of 8 bits.
+    Several subjects (texts, models) stand side by side. ``readings`` are some of ``reading_names()`` that need no
+    gradients, or functions in files ("./my.py:function"): a map is shown, a number per query becomes a column of the
+    table of heads. Every one of ``mechanisms`` adds its W^ on the recorded calls, (W - W^) v, and their errors.
+    ``layers`` are those whose maps are kept whole. ``precise`` stores half precision instead of 8 bits.
     """
     subjects = _subjects(what, tokens)
-    unknown = [name for name in readings if name not in READINGS]
-    if unknown or not readings:
-        raise ValueError(f"readings must be among {', '.join(READINGS)}, got {', '.join(unknown) or 'none'}")
+    chosen = [recorded_reading(name) for name in readings]
+    if not any(one.shows_maps for one in chosen):
+        raise ValueError("explore shows maps: name a reading that has them, such as standard")
     mechs = {one if isinstance(one, str) else spec_of(one): mechanism(one) for one in mechanisms}
     net = load_classifier()
-    items = [
-        Item(s.name or f"text {i + 1}", _texts(s), _layers(s, readings, mechs, net)) for i, s in enumerate(subjects)
-    ]
-    panes: list[tuple[int | None, str]] = [(i, "standard") for i in range(min(2, len(items)))]
-    if mechs:
-        first = next(iter(mechs))
-        panes = [(0, "standard"), (0, first), (0, _lost(first))]
-    columns = [{"key": key, "title": name, "help": text} for key, (name, text) in COLUMNS.items()]
-    for spec in mechs:
-        columns += [
-            {"key": f"{key} {spec}", "title": f"{name}, {spec}" if len(mechs) > 1 else name, "help": f"{text}: {spec}"}
-            for key, (name, text) in ERRORS.items()
-        ]
     packed = pack(
-        items,
+        [Item(s.name or f"text {i + 1}", _texts(s), _layers(s, chosen, mechs, net)) for i, s in enumerate(subjects)],
         title=title or str(subjects[0].trace.metadata.get("model", "attention")),
         subtitle=subtitle,
         type_names=type_names,
-        columns=columns,
-        panes=panes if readings[0] == "standard" or mechs else [(0, readings[0])],
+        columns=_columns(chosen, list(mechs)),
+        panes=_first_panes(len(subjects), chosen, list(mechs)),
         precise=precise,
         layers=layers,
         heads=sum(layer.call.q.shape[1] for s in subjects for layer in s.trace),
@@ -124,6 +110,30 @@ def explore(
         about=about,
     )
     return Exploration(packed)
+
+
+def _first_panes(items: int, readings: Sequence[Reading], specs: Sequence[str]) -> list[tuple[int | None, str]]:
+    """(item, map) of the panes that are open at first."""
+    if specs:
+        return [(0, "standard"), (0, specs[0]), (0, _lost(specs[0]))]
+    first = next(one.name for one in readings if one.shows_maps)
+    return [(i, "standard") for i in range(min(2, items))] if first == "standard" else [(0, first)]
+
+
+def _columns(readings: Sequence[Reading], specs: Sequence[str]) -> list[dict[str, str]]:
+    """The columns of the table of heads: key in the statistics, title, and a sentence of help."""
+    columns = [{"key": key, "title": name, "help": text} for key, (name, text) in COLUMNS.items()]
+    columns += [
+        {"key": one.name, "title": one.name, "help": one.summary}
+        for one in readings
+        if one.per_query and one.name not in COLUMNS
+    ]
+    for spec in specs:
+        columns += [
+            {"key": f"{key} {spec}", "title": f"{name}, {spec}" if len(specs) > 1 else name, "help": f"{text}: {spec}"}
+            for key, (name, text) in ERRORS.items()
+        ]
+    return columns
 
 
 def _subjects(what: Trace | Subject | Sequence[Subject], tokens: Any) -> list[Subject]:
@@ -143,9 +153,9 @@ def _kept(subject: Subject) -> dict[str, np.ndarray]:
         b, _, n_q, n_k = layer.call.sizes
         if not 0 <= subject.item < b:
             raise ValueError(f"item {subject.item} is not in a batch of {b}")
-        seen = layer.call.key_visible
-        found = torch.ones(n_k, dtype=torch.bool) if seen is None else seen[subject.item].cpu()
-        kept.setdefault(keys, found.numpy())
+        flags = layer.call.key_visible
+        unpadded = torch.ones(n_k, dtype=torch.bool) if flags is None else flags[subject.item].cpu()
+        kept.setdefault(keys, unpadded.numpy())
         kept.setdefault(queries, np.ones(n_q, dtype=bool))
         for name, length in ((queries, n_q), (keys, n_k)):
             if len(kept[name]) != length:
@@ -159,81 +169,101 @@ def _kept(subject: Subject) -> dict[str, np.ndarray]:
 
 
 def _texts(subject: Subject) -> dict[str, Tokens]:
+    """The tokens of each text as people read them, without padding."""
     kept = _kept(subject)
-    given = subject.tokens
-    if given is None:
-        given = {name: [str(i) for i in range(len(keep))] for name, keep in kept.items()}
-    if not isinstance(given, Mapping):
-        if isinstance(given, str):
-            raise ValueError("tokens must be a list of strings, one per token, got one string; tokenize it first")
-        given = {next(iter(kept)): given}
+    strings = _token_strings(subject, kept)
     texts = {}
     for name, keep in kept.items():
-        if name not in given or len(given[name]) != len(keep):
-            came = len(given[name]) if name in given else "no"
-            raise ValueError(f"the model read {len(keep)} {name} tokens, but {came} token strings were given")
-        told = [str(token) for token, real in zip(given[name], keep, strict=True) if real]
-        words = [int(w) for w in np.asarray(subject.words[name])[keep]] if subject.words else guess_words(told)
-        types = [int(t) for t in np.asarray(subject.types[name])[keep]] if subject.types else guess_types(told, words)
-        texts[name] = Tokens(readable(told), words, types)
+        tokens = [token for token, real in zip(strings[name], keep, strict=True) if real]
+        words = [int(w) for w in np.asarray(subject.words[name])[keep]] if subject.words else guess_words(tokens)
+        types = [int(t) for t in np.asarray(subject.types[name])[keep]] if subject.types else guess_types(tokens, words)
+        texts[name] = Tokens(readable(tokens), words, types)
     return texts
 
 
+def _token_strings(subject: Subject, kept: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """A string for every token of each text; numbers where the subject has none."""
+    tokens = subject.tokens
+    if tokens is None:
+        return {name: [str(i) for i in range(len(keep))] for name, keep in kept.items()}
+    if isinstance(tokens, str):
+        raise ValueError("tokens must be a list of strings, one per token, got one string; tokenize it first")
+    by_text = tokens if isinstance(tokens, Mapping) else {next(iter(kept)): tokens}
+    for name, keep in kept.items():
+        if name not in by_text or len(by_text[name]) != len(keep):
+            came = len(by_text[name]) if name in by_text else "no"
+            raise ValueError(f"the model read {len(keep)} {name} tokens, but {came} token strings were given")
+    return {name: [str(token) for token in by_text[name]] for name in kept}
+
+
 def _layers(
-    subject: Subject, readings: Sequence[str], mechs: Mapping[str, Mechanism], net: PatternNet
+    subject: Subject, readings: Sequence[Reading], mechs: Mapping[str, Mechanism], net: PatternNet
 ) -> Iterator[LayerMaps]:
     """One layer after the other, so that no more than a layer's maps are held."""
     kept = _kept(subject)
-    rolled: dict[str, Tensor] = {}
-    for whole in subject.trace:
-        layer = _single(whole, subject.item)
+    layers = [_single(whole, subject.item) for whole in subject.trace]
+    read = {one: one.of_layers(layers) for one in readings}
+    for layer in layers:
         queries, keys = (torch.from_numpy(kept[name]) for name in AXES[layer.kind])
-
-        def array(w: Tensor, queries: Tensor = queries, keys: Tensor | None = keys) -> np.ndarray:
-            w = w[0].detach().float().cpu()[:, queries]
-            return (w if keys is None else w[:, :, keys]).numpy()
-
         W = layer.weights()
-        maps: dict[str, np.ndarray] = {}
+        maps: dict[str, np.ndarray] = {"standard": _array(W, queries, keys)} if mechs else {}
         statistics = _statistics(layer, W, queries, net)
-        if "standard" in readings or mechs:
-            maps["standard"] = array(W)
-        if "effective" in readings:
-            found = effective_attention(layer)
-            maps["effective"] = array(found.weights)
-            statistics["removed"] = found.removed[0].tolist()
-        if "norm-based" in readings:
-            maps["norm-based"] = array(norm_based(layer))
-        if "rollout" in readings and layer.kind != "cross" and W.shape[2] == W.shape[3]:
-            step = rollout([W])[0]
-            rolled[layer.kind] = step @ rolled[layer.kind] if layer.kind in rolled else step
-            maps["rollout"] = array(rolled[layer.kind])
+        for one, values in ((one, next(values)) for one, values in read.items()):
+            if values is None:
+                continue
+            if one.per_query:
+                statistics[one.name] = _mean_over_queries(values, queries)
+                continue
+            maps[one.name] = _array(values, queries, keys)
+            if one.name == "effective":
+                statistics["removed"] = removed_share(W, values)[0].tolist()
         for spec, mech in mechs.items():
-            approx = mech.weights(layer.call)
-            call = hide_unseen(layer.call)
-            maps[spec] = array(approx)
-            maps[_lost(spec)] = array((W - approx) @ repeat_groups(call.v, call.groups), keys=None)
-            errors = approximation_error(layer, mech).layers[0]
-            for name in ERRORS:
-                told = getattr(errors, name)
-                statistics[f"{name} {spec}"] = [None] * W.shape[1] if told is None else told.tolist()
+            approximation, errors = _approximated(layer, W, spec, mech, queries, keys)
+            maps |= approximation
+            statistics |= errors
         statistics |= _audit(subject, layer)
         yield LayerMaps(layer.kind, layer.layer, maps, statistics, frozenset(_lost(spec) for spec in mechs))
 
 
-def _statistics(layer: LayerTrace, W: Tensor, queries: Tensor, net: PatternNet) -> dict[str, Any]:
-    def mean(t: Tensor) -> list[float]:
-        return t[0].cpu()[:, queries].mean(-1).tolist()
+def _approximated(
+    layer: LayerTrace, W: Tensor, spec: str, mech: Mechanism, queries: Tensor, keys: Tensor
+) -> tuple[dict[str, np.ndarray], dict[str, list[float | None]]]:
+    """(W^ and (W - W^) v, the errors of each head) of a mechanism in a layer's place."""
+    approx, call = mech.weights(layer.call), hide_unseen(layer.call)
+    lost = (W - approx) @ repeat_groups(call.v, call.groups)
+    maps = {spec: _array(approx, queries, keys), _lost(spec): _array(lost, queries)}
+    errors = approximation_error(layer, mech).layers[0]
+    by_name = {name: getattr(errors, name) for name in ERRORS}
+    return maps, {
+        f"{name} {spec}": [None] * W.shape[1] if values is None else values.tolist() for name, values in by_name.items()
+    }
 
-    found: dict[str, Any] = {"entropy": mean(attention_entropy(layer)), "distance": mean(attention_distance(layer))}
+
+def _array(t: Tensor, queries: Tensor, keys: Tensor | None = None) -> np.ndarray:
+    """The first item of a batch without padded queries, and without padded keys where they are named."""
+    t = t[0].detach().float().cpu()[:, queries]
+    return (t if keys is None else t[:, :, keys]).numpy()
+
+
+def _mean_over_queries(t: Tensor, queries: Tensor) -> list[float]:
+    return t[0].cpu()[:, queries].mean(-1).tolist()
+
+
+def _statistics(layer: LayerTrace, W: Tensor, queries: Tensor, net: PatternNet) -> dict[str, Any]:
+    """Numbers about each head that every page has."""
+    statistics: dict[str, Any] = {
+        "entropy": _mean_over_queries(attention_entropy(layer), queries),
+        "distance": _mean_over_queries(attention_distance(layer), queries),
+    }
     n_q, n_k = W.shape[2:]
     if n_q == n_k <= CLASSIFIED and int(queries.sum()) > 1 and bool(W.isfinite().all()):
         kinds = classify(W.float().cpu(), key_visible=queries[None], net=net)[0]
-        found["class"] = [CLASSES[int(kind)] for kind in kinds]
-    return found
+        statistics["class"] = [CLASSES[int(kind)] for kind in kinds]
+    return statistics
 
 
 def _audit(subject: Subject, layer: LayerTrace) -> dict[str, Any]:
+    """The pattern of attention guidance that each head is closest to, and how close."""
     ids = (subject.input_ids or {}).get(AXES[layer.kind][1])
     if ids is None or layer.kind == "cross":
         return {}

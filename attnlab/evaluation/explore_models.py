@@ -12,21 +12,22 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
-from attnlab.evaluation.explore import READINGS, Subject, explore
+from attnlab.evaluation.explore import Subject, explore
 from attnlab.pages.explorer import Exploration
 from attnlab.pages.explorer.tokens import guess_words
 from attnlab.patterns import SpecialTokens, special_tokens
 from attnlab.provenance import provenance
+from attnlab.reading.registry import recorded_reading
 
-__all__ = ["READINGS", "ExploreConfig", "explore_models", "parse_layers", "subject"]
+__all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject", "texts_of"]
 
-# Tokens that a sequence-to-sequence model writes where no target text is given.
-WRITTEN = 64
+# The most tokens that a sequence-to-sequence model writes where no target text is given.
+LONGEST_TARGET = 64
 
 
 @dataclass(frozen=True)
 class ExploreConfig:
-    """What is looked at: readings, mechanisms beside the model's own, the layers kept whole, and the precision."""
+    """What is shown: readings, mechanisms beside the model's own, the layers kept whole, and the precision."""
 
     readings: tuple[str, ...] = ("standard",)
     mechanisms: tuple[str, ...] = ()
@@ -35,9 +36,8 @@ class ExploreConfig:
     target: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.readings if name not in READINGS]
-        if unknown:
-            raise ValueError(f"no reading named {', '.join(unknown)}; the readings are {', '.join(READINGS)}")
+        for name in self.readings:
+            recorded_reading(name)
 
 
 def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, config: ExploreConfig) -> Exploration:
@@ -89,21 +89,22 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
             f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
         )
     side = "source" if task in ("mlm", "encoder", "seq2seq") else "target"
-    read = {side: (ids, *_words(tokenizer, encoded, text))}
+    # {text: (ids, token strings, the word of each token)}
+    texts = {side: (ids, *_words(tokenizer, encoded, text))}
     if task == "seq2seq":
         inputs["decoder_input_ids"] = written = _target(loaded, inputs, target)
         tokens = _strings(tokenizer, written[0])
-        read["target"] = (written, tokens, guess_words(tokens))
+        texts["target"] = (written, tokens, guess_words(tokens))
     with record(model) as trace:
         model(**inputs)
     if side == "source" and all(layer.kind == "decoder" for layer in trace):
-        read = {"target": read["source"]}
+        texts = {"target": texts["source"]}
     return Subject(
         trace,
-        {key: tokens for key, (_, tokens, _) in read.items()},
+        {key: tokens for key, (_, tokens, _) in texts.items()},
         name=name,
-        words={key: words for key, (_, _, words) in read.items()},
-        input_ids={key: ids for key, (ids, _, _) in read.items()},
+        words={key: words for key, (_, _, words) in texts.items()},
+        input_ids={key: ids for key, (ids, _, _) in texts.items()},
         special=_special(tokenizer),
     )
 
@@ -114,13 +115,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     >>> parse_layers("0,3,5-7")
     (0, 3, 5, 6, 7)
     """
-    found: list[int] = []
+    layers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError(f"layers must be numbers and ranges such as 0,3,5-7, got {text!r}")
-        found += range(int(first), int(last if dash else first) + 1)
-    return tuple(found)
+        layers += range(int(first), int(last if dash else first) + 1)
+    return tuple(layers)
 
 
 def _takes(model: Any, name: str) -> bool:
@@ -135,7 +136,7 @@ def _target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str | Non
     if start is None:
         start = model.config.decoder_start_token_id
     if target is None:
-        written = model.generate(**inputs, max_new_tokens=WRITTEN, do_sample=False, num_beams=1)
+        written = model.generate(**inputs, max_new_tokens=LONGEST_TARGET, do_sample=False, num_beams=1)
         return written[:, :-1] if written.shape[1] > 2 else written
     ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(inputs["input_ids"].device)
     return torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
@@ -147,7 +148,7 @@ def _words(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[int
     raw = _strings(tokenizer, ids)
     if not getattr(tokenizer, "is_fast", False) or not any(token.startswith(("Ġ", "▁", "Ċ")) for token in raw):
         return raw, guess_words(raw)
-    # Byte-level tokens are unreadable beyond ASCII; the piece of text that a token stands for is not.
+    # Byte-level tokens are unreadable beyond ASCII, so each is shown as its piece of the text.
     spans = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     shown, words, word = [], [], -1
     for i, (token, (start, end)) in enumerate(zip(raw, spans, strict=True)):

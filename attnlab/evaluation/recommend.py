@@ -16,19 +16,28 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, swap
 from attnlab.adapters.plan import Plan, swap_plan
-from attnlab.evaluation.quality import model_inputs, quality
-from attnlab.evaluation.windows import Windows, batches
+from attnlab.evaluation.quality import Windows, batches, model_inputs, quality
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.per_head import per_head
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
-__all__ = ["CANDIDATES", "RecommendConfig", "Unit", "greedy", "halves", "recommend", "recommend_lines", "write_plans"]
+__all__ = [
+    "CANDIDATES",
+    "MIX",
+    "RecommendConfig",
+    "Unit",
+    "choosing_and_held_out",
+    "greedy",
+    "recommend",
+    "write_plans",
+]
 
 CANDIDATES = ("kernel:elu", "window:r=16", "window:r=64", "top-r:r=16")
 # A change of the loss below this share of it is rounding.
 ROUNDING = 1e-5
+# What a plan is called that may put any of the candidates in place.
 MIX = "mix"
 
 
@@ -52,7 +61,7 @@ class RecommendConfig:
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The mechanisms without exact attention, which is always there."""
+        """The mechanisms without exact attention, which every plan may use."""
         return tuple(dict.fromkeys(spec for spec in self.mechanisms if not isinstance(mechanism(spec), Softmax)))
 
 
@@ -73,7 +82,7 @@ Move = tuple[Unit, str]
 
 
 def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: float) -> list[Move]:
-    """Moves, each to a more wanted mechanism and the cheapest in loss at its time, whose increases add up to no more.
+    """Moves to mechanisms that are more wanted, the smallest increase first, that add up to at most ``allowance``.
 
     A unit that has no move keeps exact attention; a later move of a unit takes the place of its earlier one.
 
@@ -89,10 +98,10 @@ def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: 
         spent = sum(increase[move] for move in chosen.items())
         possible: list[tuple[float, int, int, Move]] = []
         for (unit, spec), up in increase.items():
-            now = chosen.get(unit)
-            if spec not in rank or (now is not None and rank[now] <= rank[spec]):
+            current = chosen.get(unit)
+            if spec not in rank or (current is not None and rank[current] <= rank[spec]):
                 continue
-            extra = up if now is None else up - increase[unit, now]
+            extra = up if current is None else up - increase[unit, current]
             if spent + extra <= allowance:
                 possible.append((extra, rank[spec], len(possible), (unit, spec)))
         if not possible:
@@ -110,27 +119,27 @@ def recommend(
 
     The loss is measured with one unit at a time on each candidate and all others exact. The increases are taken to add
     up, which gives the greedy choice; its true loss is then measured, and moves are undone until it is in the budget.
-    ``held_out`` is text that has no part in the choice, on which each plan's increase of the loss is measured too.
+    ``held_out`` is text that plans are not chosen on; each plan's increase of the loss is measured there too.
     """
-    bench = _Bench(loaded, windows, held_out, trace, config)
-    exact = bench.quality(Plan({}))
+    meter = _PlanMeter(loaded, windows, held_out, trace, config)
+    exact = meter.quality(Plan({}))
     if exact is None or not math.isfinite(exact["loss"]) or exact["loss"] <= 0:
         raise ValueError(
             "a recommendation needs a model that predicts tokens (masked or causal), and a text to predict"
         )
     units = _units(trace, config.by)
-    sensitivity = _sensitivity(bench, units, config.candidates, exact["loss"])
+    sensitivity = _sensitivity(meter, units, config.candidates, exact["loss"])
     increase = {(s["of"], s["mechanism"]): s["increase"] for s in sensitivity if s["refused"] is None}
 
     choices = {spec: [spec] for spec in config.candidates}
     if len(choices) > 1:
         choices = {MIX: list(config.candidates), **choices}
-    rows = [{"budget": None, "mechanism": "softmax", **_row(bench, [], increase, len(units))}]
+    rows = [{"budget": None, "mechanism": "softmax", **_row(meter, [], increase, len(units))}]
     todo = [(budget, name) for budget in config.budgets for name in choices]
     for budget, name in tqdm(todo, desc="verifying plans", unit="plan", disable=None):
         moves = greedy(increase, wanted=choices[name], allowance=(budget + ROUNDING) * exact["loss"])
-        moves = _verified(bench, moves, most=(1 + budget + ROUNDING) * exact["loss"])
-        rows.append({"budget": budget, "mechanism": name, **_row(bench, moves, increase, len(units))})
+        moves = _verified(meter, moves, most=(1 + budget + ROUNDING) * exact["loss"])
+        rows.append({"budget": budget, "mechanism": name, **_row(meter, moves, increase, len(units))})
     _mark_front(rows)
     return {
         "by": config.by,
@@ -142,7 +151,7 @@ def recommend(
 
 
 @dataclass(eq=False)
-class _Bench:
+class _PlanMeter:
     """Measures plans in one model on one text, each plan once."""
 
     loaded: LoadedModel
@@ -153,7 +162,7 @@ class _Bench:
     qualities: dict[tuple[Any, ...], dict[str, Any] | None] = field(default_factory=dict)
     costs: dict[tuple[Any, ...], dict[str, float]] = field(default_factory=dict)
     peaks: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    unseen: dict[tuple[Any, ...], float | None] = field(default_factory=dict)
+    held_out_losses: dict[tuple[Any, ...], float | None] = field(default_factory=dict)
 
     def quality(self, plan: Plan) -> dict[str, Any] | None:
         key = tuple(plan.layers.items())
@@ -163,14 +172,14 @@ class _Bench:
         return self.qualities[key]
 
     def held_out_increase(self, plan: Plan) -> float | None:
-        """The increase of the loss, as a share of it, on text that had no part in the choice."""
+        """The increase of the loss, as a share of it, on text that plans were not chosen on."""
         key = tuple(plan.layers.items())
-        if self.held_out is not None and key not in self.unseen:
+        if self.held_out is not None and key not in self.held_out_losses:
             with self._attending(plan):
-                found = quality(self.loaded, self.held_out, batch=self.config.batch)
-            self.unseen[key] = None if found is None else found["loss"]
-        mine, exact = self.unseen.get(key), self.unseen.get(())
-        return None if mine is None or not exact else mine / exact - 1
+                measured = quality(self.loaded, self.held_out, batch=self.config.batch)
+            self.held_out_losses[key] = None if measured is None else measured["loss"]
+        loss, exact = self.held_out_losses.get(key), self.held_out_losses.get(())
+        return None if loss is None or not exact else loss / exact - 1
 
     def cost(self, plan: Plan) -> dict[str, float]:
         """Time of a forward pass and the most memory that a layer's attention needs, relative to softmax everywhere."""
@@ -194,16 +203,16 @@ class _Bench:
         return self.costs[key]
 
     def _peak(self, plan: Plan) -> int:
-        """Layers run one after the other, so the hungriest counts; equal calls are measured once."""
-        found = []
+        """The most memory that one layer's attention needs, since layers run in turn; equal calls are measured once."""
+        peaks = []
         for layer in self.trace:
             spec = plan.layers.get((layer.kind, layer.layer), "softmax")
             key = (spec, layer.call.sizes, layer.call.causal)
             if key not in self.peaks:
                 attend = partial(mechanism(spec), layer.call)
                 self.peaks[key] = peak_bytes(attend, device=layer.call.q.device)
-            found.append(self.peaks[key])
-        return max(found)
+            peaks.append(self.peaks[key])
+        return max(peaks)
 
     @contextmanager
     def _attending(self, plan: Plan) -> Iterator[None]:
@@ -218,20 +227,22 @@ def _units(trace: Trace, by: str) -> list[Unit]:
     return [Unit(unit.kind, unit.layer, unit.heads, head) for unit in layers for head in range(unit.heads)]
 
 
-def _sensitivity(bench: _Bench, units: Sequence[Unit], candidates: Sequence[str], exact: float) -> list[dict[str, Any]]:
+def _sensitivity(
+    meter: _PlanMeter, units: Sequence[Unit], candidates: Sequence[str], exact: float
+) -> list[dict[str, Any]]:
     rows = []
     todo = [(unit, spec) for unit in units for spec in candidates]
     for unit, spec in tqdm(todo, desc="measuring sensitivity", unit="swap", disable=None):
         row = {"of": unit, "kind": unit.kind, "layer": unit.layer, "head": unit.head, "mechanism": spec}
         try:
-            found = bench.quality(_plan([(unit, spec)]))
+            measured = meter.quality(_plan([(unit, spec)]))
         except ValueError as refusal:
             rows.append({**row, "loss": None, "increase": None, "refused": str(refusal)})
             continue
-        assert found is not None
-        loss = found["loss"]
+        assert measured is not None
+        loss = measured["loss"]
         refused = None if math.isfinite(loss) else f"the model's loss becomes {loss}"
-        # A gain is luck on this text: it buys no budget.
+        # A gain on this text may be chance, so it does not allow for other losses.
         up = loss - exact if loss - exact > ROUNDING * exact else 0.0
         rows.append({**row, "loss": loss, "increase": None if refused else up, "refused": refused})
     return rows
@@ -247,29 +258,29 @@ def _plan(moves: Iterable[Move]) -> Plan:
     return Plan({key: per_head(specs[key]) for key in sorted(specs)})
 
 
-def _verified(bench: _Bench, moves: list[Move], *, most: float) -> list[Move]:
+def _verified(meter: _PlanMeter, moves: list[Move], *, most: float) -> list[Move]:
     """As many of the moves, from the first on, as keep the measured loss at ``most``."""
     while moves:
-        found = bench.quality(_plan(moves))
-        if found is not None and found["loss"] <= most:
+        measured = meter.quality(_plan(moves))
+        if measured is not None and measured["loss"] <= most:
             break
         moves = moves[: -max(1, len(moves) // 16)]
     return moves
 
 
-def _row(bench: _Bench, moves: list[Move], increase: Mapping[Move, float], units: int) -> dict[str, Any]:
-    plan, chosen, exact = _plan(moves), dict(moves), bench.quality(Plan({}))
-    found = bench.quality(plan)
-    assert found is not None
+def _row(meter: _PlanMeter, moves: list[Move], increase: Mapping[Move, float], units: int) -> dict[str, Any]:
+    plan, chosen, exact = _plan(moves), dict(moves), meter.quality(Plan({}))
+    measured = meter.quality(plan)
+    assert measured is not None
     assert exact is not None
     return {
         "replaced": len(chosen),
         "units": units,
-        "quality": found | {"exact": exact["value"]},
-        "loss_increase": found["loss"] / exact["loss"] - 1,
-        "held_out_increase": bench.held_out_increase(plan),
+        "quality": measured | {"exact": exact["value"]},
+        "loss_increase": measured["loss"] / exact["loss"] - 1,
+        "held_out_increase": meter.held_out_increase(plan),
         "predicted_increase": sum(increase[move] for move in chosen.items()) / exact["loss"],
-        **bench.cost(plan),
+        **meter.cost(plan),
         "plan": plan.to_json(),
     }
 
@@ -277,52 +288,14 @@ def _row(bench: _Bench, moves: list[Move], increase: Mapping[Move, float], units
 def _mark_front(rows: list[dict[str, Any]]) -> None:
     """``pareto``: no other row is as good in loss, time and memory and better in one of them."""
     points = [(row["quality"]["loss"], row["time_ratio"], row["memory_ratio"]) for row in rows]
-    for row, mine in zip(rows, points, strict=True):
+    for row, point in zip(rows, points, strict=True):
         row["pareto"] = not any(
-            other != mine and all(a <= b for a, b in zip(other, mine, strict=True)) for other in points
+            other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points
         )
 
 
-def recommend_lines(found: Mapping[str, Any]) -> list[str]:
-    """The recommendation as aligned text: the table of plans, and what the mixed ones put where."""
-    name = found["exact"]["name"]
-    header = (
-        "budget",
-        "mechanism",
-        found["by"],
-        {"mlm_error": "MLM error"}.get(name, name),
-        "loss",
-        "held out",
-        "time",
-        "memory",
-    )
-    body = [header]
-    for row in found["rows"]:
-        value = row["quality"]["value"]
-        body.append(
-            (
-                _budget(row),
-                row["mechanism"],
-                f"{row['replaced']}/{row['units']}",
-                f"{value:.1%}" if name == "mlm_error" else f"{value:.4g}",
-                f"{100 * row['loss_increase']:+.2f} %",
-                "-" if row["held_out_increase"] is None else f"{100 * row['held_out_increase']:+.2f} %",
-                f"{row['time_ratio']:.2f} x",
-                f"{row['memory_ratio']:.2f} x" + (" *" if row["pareto"] else ""),
-            )
-        )
-    widths = [max(len(row[i]) for row in body) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in body]
-    lines.append("*: no other plan is as good in loss, time and memory and better in one of them")
-    for row in found["rows"]:
-        if row["mechanism"] == (MIX if len(found["candidates"]) > 1 else found["candidates"][0]):
-            placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
-            lines.append(f"{_budget(row)}: {placed or 'softmax everywhere'}")
-    return lines
-
-
-def halves(windows: Windows) -> tuple[Windows, Windows | None]:
-    """Every other window to choose on, and the rest to judge the choice by; None where there is but one."""
+def choosing_and_held_out(windows: Windows) -> tuple[Windows, Windows | None]:
+    """Every other window to choose plans on, and the rest to measure them on; None where there is only one window."""
     parts = [
         Windows(windows.input_ids[i::2], mask := windows.attention_mask[i::2], windows.labels[i::2], int(mask.sum()))
         for i in range(2)
@@ -330,15 +303,11 @@ def halves(windows: Windows) -> tuple[Windows, Windows | None]:
     return parts[0], parts[1] if len(parts[1].input_ids) else None
 
 
-def write_plans(folder: Path, found: Mapping[str, Any]) -> list[Path]:
+def write_plans(folder: Path, recommendation: Mapping[str, Any]) -> list[Path]:
     """One JSON file per recommended plan that replaces anything, named by its budget and mechanism; their paths."""
     written = []
-    for row in found["rows"]:
+    for row in recommendation["rows"]:
         if row["replaced"]:
             name = re.sub(r"[^\w.+=-]+", "_", f"{100 * row['budget']:g}-percent-{row['mechanism']}")
             written.append(Plan.from_json(row["plan"]).save(folder / f"{name}.json"))
     return written
-
-
-def _budget(row: Mapping[str, Any]) -> str:
-    return "-" if row["budget"] is None else f"+{100 * row['budget']:g} %"

@@ -11,14 +11,13 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, swap
 from attnlab.attention import Mechanism, query_chunks
-from attnlab.evaluation.quality import quality
-from attnlab.evaluation.windows import Windows
+from attnlab.evaluation.quality import Windows, quality
 from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.reading.approximation import approximation_error
 from attnlab.registry import mechanism
 from attnlab.trace import Trace
 
-__all__ = ["powers_of_two", "sweep", "sweep_lines", "sweep_r"]
+__all__ = ["powers_of_two", "sweep", "sweep_r"]
 
 FAMILIES = ("top-r", "value-aware", "window", "lsh")
 
@@ -38,18 +37,18 @@ def sweep_r(
 
     def measured(mech: Any) -> float | None:
         with swap(loaded.model, mech):
-            found = quality(loaded, windows, batch=batch)
-        return None if found is None else found["value"]
+            result = quality(loaded, windows, batch=batch)
+        return None if result is None else result["value"]
 
-    found: dict[str, list[dict[str, Any]]] = {}
+    sweeps: dict[str, list[dict[str, Any]]] = {}
     notes: list[str] = []
     for family in FAMILIES:
         steps = every if family != "value-aware" else _affordable(trace, every, windows, patience, notes)
-        found |= sweep(trace, r=steps, quality=measured, families=(family,))
-        missing = [r for r in steps if r not in {row["r"] for row in found.get(family, [])}]
+        sweeps |= sweep(trace, r=steps, quality=measured, families=(family,))
+        missing = [r for r in steps if r not in {row["r"] for row in sweeps.get(family, [])}]
         if missing:
             notes.append(f"{family}: not possible here with r = {', '.join(map(str, missing))}")
-    return found, notes
+    return sweeps, notes
 
 
 def powers_of_two(length: int) -> tuple[int, ...]:
@@ -75,7 +74,7 @@ def sweep(
     ``quality`` is the model's with a mechanism in place (MLM error, perplexity); a family that refuses the model's
     calls, or an r that it cannot have, is left out.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    sweeps: dict[str, list[dict[str, Any]]] = {}
     for family, keys in tqdm([(f, n) for f in families for n in r], desc="sweeping", disable=None):
         try:
             mech = mechanism(f"{family}:r={keys}")
@@ -86,12 +85,12 @@ def sweep(
             }
         except ValueError:
             continue
-        found.setdefault(family, []).append(row)
-    return found
+        sweeps.setdefault(family, []).append(row)
+    return sweeps
 
 
 def _affordable(trace: Trace, every: Sequence[int], windows: Windows, patience: float, notes: list[str]) -> list[int]:
-    """1, those r of the search that are done in ``patience`` seconds together, judged by a few queries, and d + 1."""
+    """1, d + 1, and the r between them whose search is estimated to take ``patience`` seconds together."""
     layers = list(trace)
     call = layers[0].call
     rows, heads, length, n_k = call.sizes
@@ -118,23 +117,3 @@ def _affordable(trace: Trace, every: Sequence[int], windows: Windows, patience: 
             searched = searched[:i]
             break
     return sorted({1, *searched, exact})
-
-
-def sweep_lines(result: dict[str, Any]) -> list[str]:
-    """The sweep as aligned text: one line per r, one pair of columns (quality, output error) per family."""
-    sweeps: dict[str, list[dict[str, Any]]] = result["sweeps"]
-    named = next((row["quality"]["name"] for row in result["rows"] if row.get("quality")), "quality")
-    cells = {(family, row["r"]): row for family, rows in sweeps.items() for row in rows}
-    lines = [["r", *(text for family in sweeps for text in (family, "error"))]]
-    for r in sorted({r for _, r in cells}):
-        line = [str(r)]
-        for family in sweeps:
-            row = cells.get((family, r))
-            value = None if row is None else row["quality"]
-            line.append("-" if value is None else f"{value:.1%}" if named == "mlm_error" else f"{value:.4g}")
-            line.append("-" if row is None else f"{row['output_error']:.4f}")
-        lines.append(line)
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    title = {"mlm_error": "MLM error", "perplexity": "perplexity"}.get(named, named)
-    table = ["  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True)) for line in lines]
-    return [f"{title} and output error against the number of keys per query, r", *table, *result["sweep_notes"]]

@@ -1,7 +1,7 @@
-"""Attention that also gives the guided heads' errors: one pass, the other heads by the fast path, no map kept on a GPU.
+"""Attention that also returns the guided heads' errors, in one pass; the other heads take the fast path.
 
-On a GPU the guided heads run in a kernel of their own; elsewhere, and where the kernel cannot serve (a mask or a bias,
-a pattern given as a matrix), their maps are made, and theirs only.
+On a GPU the guided heads run in a kernel of their own and no map is stored. Elsewhere, and for calls that the kernel
+does not take (a mask or a bias, a pattern given as a matrix), the maps of the guided heads are made.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["Groups", "attend_guided", "errors_only", "guided_errors"]
 
 @dataclass(eq=False)
 class Groups:
-    """Each pattern's heads and targets, in the order of the heads; from head 0 on."""
+    """Each pattern's heads and targets, in the order of the heads, which begin with head 0."""
 
     heads: dict[str, range]
     targets: dict[str, Targets]
-    # The same as the kernel reads it, made at the first layer that needs it.
+    # The same in the kernel's layout, made for the first layer that needs it.
     packed: Any = None
-    # Kept, so that no other mask has its id while these are known by it.
+    # Groups are found again by the mask's id, so the mask must live as long as they do.
     mask: Tensor | None = None
 
     @property
@@ -100,12 +100,12 @@ def pack(groups: Groups) -> Any:
         assert t.labels is not None
         pointing, share = t.values.shape[-1] > 0, t.share[:, 0]
         value.append(t.values[:, 0].amax(-1) if pointing else share)
-        # A row that spreads over all it sees has sum_j t_ij w_ij = share, whatever w is.
+        # In a row that spreads evenly over all visible keys, sum_j t_ij w_ij is the share for every w.
         constant.append(t.squares[:, 0] - 2 * share if pointing else t.squares[:, 0])
         weight.append(t.rows[:, 0].float() / len(own))
         rows.append(t.labels.rows)
         keys.append(t.labels.keys)
-        # Filled on the device: a copy of a list to it would wait, and cannot be part of a captured graph.
+        # Filled on the device: copying a list to it would wait, and cannot be part of a captured graph.
         numbers.append(rows[-1].new_full((len(own),), number))
     return pack_labels(
         torch.stack(rows, 1),
@@ -126,12 +126,12 @@ def _kernel_serves(call: AttentionCall, groups: Groups) -> bool:
         and call.v.shape[-1] == call.q.shape[-1] <= 256
         and call.k.shape[2] > 0
         and all(t.labels is not None for _, t in groups)
-        and _triton_is_there()
+        and _triton_is_installed()
     )
 
 
 @functools.cache
-def _triton_is_there() -> bool:
+def _triton_is_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
@@ -141,10 +141,10 @@ def _split(call: AttentionCall, guided: int) -> tuple[AttentionCall, AttentionCa
     if guided == h:
         return replace(call, k=k, v=v), None
 
-    def halves(t: Tensor | None) -> tuple[Any, Any]:
+    def parts(t: Tensor | None) -> tuple[Any, Any]:
         return (t, t) if t is None or t.shape[1] == 1 < h else (t[:, :guided], t[:, guided:])
 
-    masks, biases = halves(call.mask), halves(call.bias)
+    masks, biases = parts(call.mask), parts(call.bias)
     first, others = (
         replace(call, q=q, k=k, v=v, mask=mask, bias=bias)
         for (q, k, v), mask, bias in zip(split_heads(guided, call.q, k, v), masks, biases, strict=True)

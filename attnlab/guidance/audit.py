@@ -64,8 +64,9 @@ def _scores(W: Float[Tensor, "b h q k"], targets: Targets) -> list[tuple[float |
     inside, counted = _mass(W, targets)
     counted = counted.expand(W.shape[:3])
     mass = (inside * counted).sum((0, 2)) / counted.sum((0, 2))
-    found = zip(closeness.tolist(), mass.tolist(), rows.sum((0, 2)).tolist(), counted.sum((0, 2)).tolist(), strict=True)
-    return [(c if n else None, m if of_mass else None, n) for c, m, n, of_mass in found]
+    columns = (closeness, mass, rows.sum((0, 2)), counted.sum((0, 2)))
+    per_head = zip(*(column.tolist() for column in columns), strict=True)
+    return [(c if n else None, m if of_mass else None, n) for c, m, n, of_mass in per_head]
 
 
 def _mass(W: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:

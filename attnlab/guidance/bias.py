@@ -1,4 +1,4 @@
-"""Guidance without a loss: the pattern added to the logits of the guided heads, for a batch or through a training."""
+"""Guidance without a loss: the pattern is added to the logits of the guided heads, for one batch or during training."""
 
 from __future__ import annotations
 
@@ -64,20 +64,20 @@ class LogitBias(Mechanism):
 
 @dataclass(frozen=True, eq=False)
 class _BiasedSoftmax(Softmax):
-    """Softmax over scores to which the pattern of the texts under way is added."""
+    """Softmax over scores to which the patterns over the current batch are added."""
 
-    now: _Now
+    batch_bias: _BatchBias
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return super().reference(self.now.biased(call))
+        return super().reference(self.batch_bias.biased(call))
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        return super().forward(self.now.biased(call))
+        return super().forward(self.batch_bias.biased(call))
 
 
 @dataclass(eq=False)
-class _Now:
-    """The texts that the model reads, and their bias once a layer has asked for it."""
+class _BatchBias:
+    """The batch that the model reads, and its bias, made when the first layer asks for it."""
 
     guidance: Guidance
     strength: float
@@ -92,7 +92,7 @@ class _Now:
         if self.bias is None:
             if self.batch is None:
                 raise ValueError("the model was not called with input_ids, from which the patterns are drawn")
-            made = pattern_bias(
+            bias = pattern_bias(
                 self.guidance,
                 self.batch["input_ids"],
                 n_heads=call.q.shape[1],
@@ -101,7 +101,7 @@ class _Now:
                 causal=call.causal,
                 tokens=self.tokens,
             )
-            self.bias = made.to(call.q)
+            self.bias = bias.to(call.q)
         return replace(call, bias=self.bias if call.bias is None else call.bias + self.bias)
 
 
@@ -116,9 +116,9 @@ def bias_heads(
     adapter = adapter_of(model)
     sites = adapter.sites()
     kind = chosen_kind([site.kind for site in sites], guidance)
-    mech = _BiasedSoftmax(_Now(guidance, strength, tokens))
+    mech = _BiasedSoftmax(_BatchBias(guidance, strength, tokens))
     with ExitStack() as undo:
-        for remove in watch_inputs(model, mech.now.begin):
+        for remove in watch_inputs(model, mech.batch_bias.begin):
             undo.callback(remove)
         undo.enter_context(adapter.attach({s: Frame(mechanism=mech) for s in sites if s.kind == kind}))
         yield

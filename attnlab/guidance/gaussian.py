@@ -1,4 +1,4 @@
-"""Hard-coded Gaussian heads (You et al., 2020): attention that looks at places, never at tokens."""
+"""Hard-coded Gaussian heads (You et al., 2020): attention by position alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GaussianHeads(Mechanism):
     std: float = 1.0
 
     exempt = {"gradients": "queries and keys are not read, so the output has no gradient by them"}
-    # The place of a query is its row; a chunk of rows has lost it.
+    # A query's position is its row, which a chunk of rows does not know.
     whole_queries = True
 
     def __post_init__(self) -> None:

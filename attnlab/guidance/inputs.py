@@ -1,4 +1,4 @@
-"""What a model reads, seen from outside."""
+"""The inputs of a model's forward passes, seen without changing the model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["watch_inputs"]
 def watch_inputs(
     model: nn.Module, begin: Callable[[dict[str, Any]], None], end: Callable[[], None] = lambda: None
 ) -> list[Callable[[], None]]:
-    """Tell ``begin`` what the model reads, the arguments of the outermost module that takes ``input_ids``, and ``end``.
+    """Call ``begin`` with the model's inputs before each forward pass and ``end`` after it; the list removes the hooks.
 
-    The list undoes it.
+    The inputs are the arguments of the outermost module that takes ``input_ids``.
     """
-    inside = [0]
+    depth = [0]
     removes = []
     for module in model.modules():
         names = list(inspect.signature(module.forward).parameters)
@@ -28,14 +28,14 @@ def watch_inputs(
 
         @torch.compiler.disable
         def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], names: list[str] = names) -> None:
-            inside[0] += 1
-            if inside[0] == 1:
+            depth[0] += 1
+            if depth[0] == 1:
                 begin(_with_decoder(module, {**dict(zip(names, args, strict=False)), **kwargs}))
 
         @torch.compiler.disable
         def after(*_: Any) -> None:
-            inside[0] -= 1
-            if inside[0] == 0:
+            depth[0] -= 1
+            if depth[0] == 0:
                 end()
 
         removes.append(module.register_forward_pre_hook(before, with_kwargs=True).remove)
@@ -43,9 +43,9 @@ def watch_inputs(
     return removes
 
 
-def _with_decoder(module: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """What the decoder reads where a model makes it from the labels."""
+def _with_decoder(module: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with the decoder's ids, where the model makes them from the labels."""
     shifted = getattr(module, "prepare_decoder_input_ids_from_labels", None)
-    if given.get("decoder_input_ids") is not None or given.get("labels") is None or shifted is None:
-        return given
-    return {**given, "decoder_input_ids": shifted(given["labels"])}
+    if inputs.get("decoder_input_ids") is not None or inputs.get("labels") is None or shifted is None:
+        return inputs
+    return {**inputs, "decoder_input_ids": shifted(inputs["labels"])}

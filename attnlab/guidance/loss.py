@@ -36,7 +36,7 @@ def guidance_loss(
     query_mask: Shaped[Tensor, "b q"] | None = None,
     tokens: SpecialTokens | None = None,
 ) -> Loss:
-    """L_AG of a recorded forward pass as (total, count), total / count being the loss, alpha not yet in it.
+    """L_AG of a recorded forward pass as (total, count): the loss without alpha is total / count.
 
     total sums over layers and pattern groups the mean over the group's heads of all rows' squared errors. count is the
     number of visible (query, key) cells, n x n a text ("paper"), or of visible queries ("row"). W is taken before
@@ -49,7 +49,7 @@ def guidance_loss(
     for layer in layers:
         call = layer.call
         for name, heads in guidance.assign(call.q.shape[1]).items():
-            # Layers that see the same share their targets; a mask of their own sets them apart.
+            # Layers with the same masks share their targets.
             key = (name, call.causal, call.offset, id(call.mask))
             if key not in drawn or (call.mask is not None and call.mask.shape[1] > 1):
                 own = _of_heads(call, heads)
@@ -77,7 +77,7 @@ def guidance_by_head(
     tokens: SpecialTokens | None = None,
 ) -> Float[Tensor, "l h"]:
     """Each self-attention head's mean squared error over the rows that have a target; NaN where a head has none."""
-    found = []
+    by_layer = []
     for layer in chosen_layers(trace, guidance):
         errors = torch.full((layer.call.q.shape[1],), torch.nan, device=input_ids.device)
         for name, heads in guidance.assign(len(errors)).items():
@@ -85,8 +85,8 @@ def guidance_by_head(
             targets = layer_targets(name, own, input_ids, attention_mask=attention_mask, tokens=tokens)
             total = squared_error(guided_weights(layer, heads), targets).sum((0, 2))
             errors[heads.start : heads.stop] = total / targets.rows.expand(-1, len(heads), -1).sum((0, 2))
-        found.append(errors)
-    return torch.stack(found)
+        by_layer.append(errors)
+    return torch.stack(by_layer)
 
 
 def guided_weights(layer: LayerTrace, heads: range) -> Float[Tensor, "b s q k"]:
@@ -154,11 +154,11 @@ def chosen_kind(kinds: Sequence[Kind], guidance: Guidance) -> Kind:
     return guidance.kind or (own[0] if own else "cross")
 
 
-def refuse_missing(here: Sequence[int], guidance: Guidance, kind: Kind) -> None:
-    """An error where the settings name layers that there are not, or there are none of the kind."""
-    missing = sorted(set(guidance.layers or ()) - set(here))
-    if missing or not here:
-        raise ValueError(f"this model has no {kind} layers {missing or ''}; those it has: {sorted(here)}")
+def refuse_missing(layers: Sequence[int], guidance: Guidance, kind: Kind) -> None:
+    """A ValueError where the model has none of the layers that the settings name, or no layer of the kind."""
+    missing = sorted(set(guidance.layers or ()) - set(layers))
+    if missing or not layers:
+        raise ValueError(f"this model has no {kind} layers {missing or ''}; those it has: {sorted(layers)}")
 
 
 def _lengths(ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -171,7 +171,7 @@ def _of_heads(call: AttentionCall, heads: range) -> AttentionCall:
     def rows(t: Tensor | None) -> Tensor | None:
         return t if t is None or t.shape[1] == 1 else t[:, heads.start : heads.stop]
 
-    def read(t: Tensor) -> Tensor:
+    def kv_heads(t: Tensor) -> Tensor:
         if call.groups == 1:
             return t[:, heads.start : heads.stop]
         return t.index_select(1, torch.tensor([head // call.groups for head in heads], device=t.device))
@@ -179,8 +179,8 @@ def _of_heads(call: AttentionCall, heads: range) -> AttentionCall:
     return replace(
         call,
         q=call.q[:, heads.start : heads.stop],
-        k=read(call.k),
-        v=read(call.v),
+        k=kv_heads(call.k),
+        v=kv_heads(call.v),
         mask=rows(call.mask),
         bias=rows(call.bias),
     )

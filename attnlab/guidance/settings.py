@@ -41,15 +41,7 @@ class Guidance:
     kind: Kind | None = None
 
     def __post_init__(self) -> None:
-        if (self.heads is None) == (self.fraction is None):
-            raise ValueError('give either heads={"next": 1, ...} or fraction=0.5, and not both')
-        if self.fraction is not None and not (0 < self.fraction <= 1 and self.patterns):
-            raise ValueError(f"fraction must lie in (0, 1] and have patterns to share, got {self.fraction}")
-        for name, count in (self.heads or {}).items():
-            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise ValueError(f"heads[{name!r}] must be a number of heads, got {count!r}")
-        if self.heads is not None and not sum(self.heads.values()):
-            raise ValueError("heads guides no head; give at least one pattern a head")
+        self._check_heads()
         for name in self.names:
             if name not in pattern_names():
                 raise ValueError(f"no pattern named {name!r}; the patterns are {', '.join(pattern_names())}")
@@ -60,9 +52,20 @@ class Guidance:
         if self.alpha0 < 0 or self.hold < 0:
             raise ValueError(f"alpha0 and hold must not be negative, got {self.alpha0} and {self.hold}")
 
+    def _check_heads(self) -> None:
+        if (self.heads is None) == (self.fraction is None):
+            raise ValueError('give either heads={"next": 1, ...} or fraction=0.5, and not both')
+        if self.fraction is not None and not (0 < self.fraction <= 1 and self.patterns):
+            raise ValueError(f"fraction must lie in (0, 1] and have patterns to share, got {self.fraction}")
+        for name, count in (self.heads or {}).items():
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ValueError(f"heads[{name!r}] must be a number of heads, got {count!r}")
+        if self.heads is not None and not sum(self.heads.values()):
+            raise ValueError("heads guides no head; give at least one pattern a head")
+
     @property
     def names(self) -> tuple[str, ...]:
-        """The patterns that may be asked for."""
+        """The patterns that heads are guided to."""
         return self.patterns if self.heads is None else tuple(self.heads)
 
     def assign(self, n_heads: int) -> dict[str, range]:

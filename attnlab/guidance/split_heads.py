@@ -1,7 +1,7 @@
-"""Heads taken in two parts and joined again with few copies: a part that lies in the whole already is left there.
+"""Heads split in two parts and joined again with few copies: a part that already lies in the whole is not copied.
 
-Whoever computes the first part may write it where the whole has room for it. ``torch.split`` and ``torch.cat`` would
-copy both parts, once forward and three times backward, which on a GPU is a good part of what guidance costs.
+A kernel may write the first part into memory that has room for the whole. ``torch.split`` and ``torch.cat`` would copy
+both parts, once forward and three times backward, which on a GPU is a good part of what guidance costs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnlab.shapes import Float
 
 __all__ = ["join_heads", "split_heads"]
 
-# Of sixteen bytes, which is all that matters here.
+# A type of sixteen bytes; only its size matters.
 CHUNK = torch.complex128
 
 
@@ -43,7 +43,7 @@ class _Split(torch.autograd.Function):
         half, wholes = len(parts) // 2, list[Tensor | None]()
         for i in range(half):
             first, others = parts[i], parts[half + i]
-            # A part that nothing was made of has no gradient, which is 0 where the other has one.
+            # A part that was not used has no gradient; where the other part has one, it is 0.
             if first is None and others is not None:
                 first = others.new_zeros(ctx.shapes[i])
             if others is None and first is not None:

@@ -35,15 +35,15 @@ class GuidanceTerm:
     kind: Kind
     tokens: SpecialTokens | None = None
     name: str = "guidance"
-    # Of the forward pass under way or ended last: what the model reads, the patterns over it, and by layer the errors.
+    # Of the current or last forward pass: the model's inputs, the patterns over them, and the errors of each layer.
     _batch: dict[str, Any] | None = field(default=None, repr=False)
     _groups: dict[tuple[object, ...], Groups] = field(default_factory=dict, repr=False)
     _errors: dict[int, Tensor] = field(default_factory=dict, repr=False)
     _running: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        # What is kept from layer to layer would be taken for constants by torch.compile.
-        self.outside_of_graphs: Callable[..., Any] = torch.compiler.disable(lambda function, *given: function(*given))
+        # torch.compile would treat what is kept from layer to layer as constants.
+        self.outside_of_graphs: Callable[..., Any] = torch.compiler.disable(lambda function, *args: function(*args))
 
     def __call__(self, model: nn.Module, output: Any, batch: Batch, step: int) -> Loss:
         """The sum over layers, pattern groups and rows, each group's divided by its heads, and its count."""
@@ -73,7 +73,7 @@ class GuidanceTerm:
         errors = list(self._errors.values())
         if torch.is_grad_enabled() and not errors[0].requires_grad:
             raise ValueError(
-                "the guided layers ran without gradients, so that guidance would pull at nothing; with gradient "
+                "the guided layers ran without gradients, so that guidance would have no effect; with gradient "
                 'checkpointing pass {"use_reentrant": False}, and let the guided layers\' parameters be trained'
             )
         return torch.stack([e.sum() for e in errors]).sum()
@@ -111,7 +111,7 @@ class GuidanceTerm:
         return self._texts(self._batch)["input_ids"].shape[1] == call.k.shape[2]
 
     def groups(self, call: AttentionCall) -> Groups:
-        """Each pattern's heads and targets in a layer; layers that see the same share them."""
+        """Each pattern's heads and targets in a layer; layers with the same masks share them."""
         if self._batch is None or not isinstance(self._batch.get("input_ids"), Tensor):
             raise ValueError("the guided model was not called with input_ids, from which the patterns are drawn")
         n_heads = call.q.shape[1]
@@ -161,7 +161,7 @@ class GuidedSoftmax(Softmax):
 
     term: GuidanceTerm
     layer: int
-    # Whether this mechanism computed the output that is noted next.
+    # Whether this mechanism computed the output that ``noted`` is called for next.
     _ran: list[bool] = field(default_factory=lambda: [False], repr=False)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
@@ -173,7 +173,7 @@ class GuidedSoftmax(Softmax):
         return self.term.attend(self.layer, call)
 
     def noted(self, call: AttentionCall, mech: Mechanism) -> None:
-        """After the layer has attended: where another computed the output, the errors are still to be had."""
+        """After the layer has attended: compute the errors where another mechanism computed the output."""
         ran, self._ran[0] = self._ran[0], False
         if not ran:
             self.term.note(self.layer, call, mech)

@@ -28,32 +28,32 @@ def guide_trainer(trainer: Any, guidance: Guidance, *, tokens: SpecialTokens | N
     if tokens is None and trainer.processing_class is not None:
         tokens = special_tokens(trainer.processing_class)
     own = {name: getattr(trainer, name) for name in ("compute_loss", "log")}
-    # Since the last line of the log.
-    seen: list[Tensor] = []
+    # Losses and weights since the last line of the log.
+    losses: list[Tensor] = []
     alphas: list[float] = []
 
     with guide(trainer.model, guidance, tokens=tokens) as term:
 
         def compute_loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
-            found = own["compute_loss"](
+            result = own["compute_loss"](
                 model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
             )
             if not model.training or not torch.is_grad_enabled():
-                return found
-            loss, rest = (found[0], found[1:]) if return_outputs else (found, ())
+                return result
+            loss, rest = (result[0], result[1:]) if return_outputs else (result, ())
             mean = term.total() / term.last_count().clamp(min=1)
             alpha = _alpha(trainer, term)
-            seen.append(mean.detach())
+            losses.append(mean.detach())
             alphas.append(alpha)
-            # Where the task's loss is already a share of the whole accumulated batch, the trainer divides no more.
+            # A task loss that is already a share of the accumulated batch is not divided by the trainer again.
             parts = trainer.current_gradient_accumulation_steps if _scaled(trainer, num_items_in_batch) else 1
             guided = loss + alpha * mean.to(loss.device) / parts
             return (guided, *rest) if return_outputs else guided
 
         def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-            if seen and "loss" in logs:
-                logs = {**logs, "guidance": torch.stack(seen).mean().item(), "alpha": alphas[-1]}
-                seen.clear()
+            if losses and "loss" in logs:
+                logs = {**logs, "guidance": torch.stack(losses).mean().item(), "alpha": alphas[-1]}
+                losses.clear()
                 alphas.clear()
             own["log"](logs, *args, **kwargs)
 
@@ -73,8 +73,8 @@ def _alpha(trainer: Any, term: GuidanceTerm) -> float:
 
 def _scaled(trainer: Any, num_items_in_batch: Any) -> bool:
     """What ``Trainer.training_step`` asks: whether the loss needs no division by the accumulated parts."""
-    told = getattr(trainer, "loss_is_scaled_for_ga", None)
-    if told is not None:
-        return told
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if scaled is not None:
+        return scaled
     counted = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
     return counted or trainer.compute_loss_func is not None

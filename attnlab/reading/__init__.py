@@ -1,5 +1,6 @@
 """Readings of a recorded attention: what reaches the output, and how far an approximation of it is off."""
 
+from attnlab.reading._input import ReadingInput
 from attnlab.reading.alternative import AlternativeAttention, alternative_attention
 from attnlab.reading.approximation import ApproximationError, approximation_error
 from attnlab.reading.effective import (
@@ -9,19 +10,19 @@ from attnlab.reading.effective import (
     effective_from_output,
 )
 from attnlab.reading.effective_layers import EffectiveLayers, read_effective
-from attnlab.reading.faithfulness import Faithfulness, faithfulness
+from attnlab.reading.faithfulness import Faithfulness, compared_readings, faithfulness
 from attnlab.reading.gradient import gradient_times_attention, output_gradients
 from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.norm_based import norm_based
 from attnlab.reading.pattern_classifier import classify, pattern_shares, pattern_table
+from attnlab.reading.registry import Reading, named_reading, reading, reading_names
 from attnlab.reading.rollout import rollout
 from attnlab.reading.segments import segment_contrast
 from attnlab.reading.similarity import head_similarity
-from attnlab.reading.table import READINGS, ReadingTable, read
+from attnlab.reading.table import ReadingTable, read
 from attnlab.reading.token_types import TOKEN_TYPES, attention_to, token_type_weights, token_types
 
 __all__ = [
-    "READINGS",
     "TOKEN_TYPES",
     "AlternativeAttention",
     "ApproximationError",
@@ -29,6 +30,8 @@ __all__ = [
     "EffectiveLayers",
     "EffectiveRows",
     "Faithfulness",
+    "Reading",
+    "ReadingInput",
     "ReadingTable",
     "alternative_attention",
     "approximation_error",
@@ -36,17 +39,21 @@ __all__ = [
     "attention_entropy",
     "attention_to",
     "classify",
+    "compared_readings",
     "effective_attention",
     "effective_from_output",
     "faithfulness",
     "gradient_times_attention",
     "head_similarity",
+    "named_reading",
     "norm_based",
     "output_gradients",
     "pattern_shares",
     "pattern_table",
     "read",
     "read_effective",
+    "reading",
+    "reading_names",
     "rollout",
     "segment_contrast",
     "token_type_weights",

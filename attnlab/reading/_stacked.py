@@ -1,4 +1,4 @@
-"""Layers of one shape in memory that kernels read as one batch: attended into, projected at once, read out."""
+"""Layers of one shape side by side in memory, so that kernels project their weights at once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from attnlab.linalg._projection_gpu import (
     serves_at_once,
     visible_keys,
 )
-from attnlab.reading._input import Given
-from attnlab.reading.effective import EffectiveAttention, effective_given
+from attnlab.reading._input import ReadingInput
+from attnlab.reading.effective import EffectiveAttention, effective_of_input
 from attnlab.shapes import Bool, Float
 
 __all__ = ["Padding", "Stack", "padding_of", "serves"]
 
-# What else makes scores other than scale <q, k> plus the mask.
-ODD = frozenset((*UNSUPPORTED, "position_bias"))
+# Arguments with which scores are more than scale <q, k> plus the mask.
+CHANGES_SCORES = frozenset((*UNSUPPORTED, "position_bias"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,41 +43,43 @@ class Padding:
         """The rank of what each query sees, and whether that makes W_perp = W, for layers of one shape."""
         key = (b, h, n_q, n_k, e, device)
         if key not in self.facts:
-            found = rank_at_once(self.visible, b=b, n_k=n_k, e=e, device=device)
-            rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in found)
+            per_item = rank_at_once(self.visible, b=b, n_k=n_k, e=e, device=device)
+            rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in per_item)
             self.facts[key] = rank, trivial
         return self.facts[key]
 
 
-def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]) -> bool:
+def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]) -> bool:
     """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
     if torch.is_grad_enabled() or not serves_at_once(query, value) or query.dtype != value.dtype:
         return False
     if key.shape != value.shape or key.shape[1] != query.shape[1]:
         return False
-    if given.get("dropout") or not ODD.isdisjoint(name for name, value in given.items() if value is not None):
+    if options.get("dropout") or not CHANGES_SCORES.isdisjoint(
+        name for name, value in options.items() if value is not None
+    ):
         return False
-    causal = given.get("is_causal")
-    # SDPA takes no mask in a causal module for a causal one.
+    causal = options.get("is_causal")
+    # SDPA treats a causal module without a mask as causal.
     hides = mask is not None or not (getattr(module, "is_causal", True) if causal is None else causal)
     return hides and not torch.is_autocast_enabled(query.device.type)
 
 
 def _kind(query: Tensor, value: Tensor) -> tuple[Any, ...]:
-    """What layers of one stack have in common; what is made in inference mode can be written to in it only."""
+    """What layers of one stack have in common: tensors made in inference mode can only be written to in that mode."""
     return query.shape, value.shape, value.dtype, value.device, torch.is_inference_mode_enabled()
 
 
 def padding_of(mask: Tensor | None) -> Padding | None:
-    """What the mask says of its keys; None where it says more than that."""
+    """The padding that a mask describes; None where it hides different keys from different queries, or adds a bias."""
     if mask is None:
         return Padding()
-    seen = carried_by(mask)
-    if seen is None or seen.causal or seen.mask is not None or seen.bias is not None:
+    carried = carried_by(mask)
+    if carried is None or carried.causal or carried.mask is not None or carried.bias is not None:
         return None
-    if seen.key_visible is None:
+    if carried.key_visible is None:
         return Padding()
-    return Padding(seen.key_visible, visible_keys(seen.key_visible))
+    return Padding(carried.key_visible, visible_keys(carried.key_visible))
 
 
 class Stack:
@@ -90,13 +92,13 @@ class Stack:
         self.like = _kind(query, value)
         self.w = value.new_empty(size, b * h, n_q, n_k)
         self.v = value.new_empty(size, b * h, n_k, e)
-        # As the model goes on with it: a query's heads side by side.
+        # In the order that transformers reads: the heads of a query side by side.
         self.o = value.new_empty(size, b, n_q, h, e)
         self.places = list(zip(self.w.unbind(), self.v.unbind(), self.o.unbind(), strict=True))
         self.projected: Projected | None = None
 
     def takes(self, query: Tensor, value: Tensor, padding: Padding) -> bool:
-        """Whether another layer, such as this one, goes in."""
+        """Whether there is room for another layer, and it is of this stack's kind."""
         room = self.projected is None and self.filled < self.size
         return room and self.padding is padding and self.like == _kind(query, value)
 
@@ -107,7 +109,7 @@ class Stack:
         self.filled += 1
 
     def last(self) -> tuple[Float[Tensor, "b q h e"], Float[Tensor, "b h q k"]]:
-        """The last layer's output, as transformers goes on with it, and weights."""
+        """The last layer's output, in the order that transformers reads, and its weights."""
         b, h, n_q, n_k, _ = self.shape
         w, _, o = self.places[self.filled - 1]
         return o, w.view(b, h, n_q, n_k)
@@ -128,14 +130,14 @@ class Stack:
         """Each layer's effective attention."""
         assert self.projected is not None
         b, h, n_q, n_k, _ = self.shape
-        found = self.projected.found.view(self.filled, b, h, n_q, n_k).unbind()
+        maps = self.projected.found.view(self.filled, b, h, n_q, n_k).unbind()
         residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, self.filled, b, h).unbind())
         rank, trivial = self.padding.ranks(*self.shape, self.w.device)
-        parts = zip(found, residual, removed, strict=True)
+        parts = zip(maps, residual, removed, strict=True)
         return [EffectiveAttention(w, lost, rank, gone, trivial) for w, lost, gone in parts]
 
     def with_care(self) -> list[EffectiveAttention]:
-        """``results`` where no head is in doubt, and those of the careful way elsewhere."""
+        """``results``, with a layer that has a doubtful head computed by the slower method that handles every rank."""
         assert self.projected is not None
         b, h, n_q, n_k, e = self.shape
         unsure = (self.projected.stats[2].view(self.filled, -1).amax(1) > 0).tolist()
@@ -143,5 +145,5 @@ class Stack:
         for i, (w, v, _) in enumerate(self.places[: self.filled]):
             if unsure[i]:
                 views = w.view(b, h, n_q, n_k), v.view(b, h, n_k, e)
-                done[i] = effective_given(Given(*views, self.padding.key_visible, False, 0, None), None)
+                done[i] = effective_of_input(ReadingInput(*views, self.padding.key_visible))
         return done

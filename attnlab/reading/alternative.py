@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from attnlab.attention import grouped, ungrouped
 from attnlab.linalg.projection import column_basis
-from attnlab.reading._input import given
+from attnlab.reading._input import Masks, ReadingInput
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
@@ -21,7 +22,7 @@ BUDGET = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class AlternativeAttention:
-    """``weights`` give the same output as the given ones; where ``exists`` is False there is no other one.
+    """``weights`` give the same output as the original ones; where ``exists`` is False they are the original ones.
 
     ``distance`` is the total variation between the two rows, half the sum of absolute differences.
     """
@@ -33,14 +34,11 @@ class AlternativeAttention:
 
 @torch.no_grad()
 def alternative_attention(
-    layer: LayerTrace | Float[Tensor, "b h q k"],
+    layer: LayerTrace | ReadingInput | Float[Tensor, "b h q k"],
     values: Float[Tensor, "b g k e"] | None = None,
     *,
-    key_visible: Bool[Tensor, "b k"] | None = None,
-    causal: bool = False,
-    offset: int = 0,
-    mask: Bool[Tensor, "#b #h q k"] | None = None,
     seed: int = 0,
+    **masks: Unpack[Masks],
 ) -> AlternativeAttention:
     """Non-negative weights with the same row sums and the same output, as far from W as a random direction leads.
 
@@ -54,8 +52,8 @@ def alternative_attention(
     >>> bool(a.exists), (a.weights @ v).item(), round(a.weights.sum().item(), 5)
     (True, 2.0, 1.0)
     """
-    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask)
-    w, v = g.clean_weights(), g.clean_values()
+    source = ReadingInput.of(layer, values, **masks)
+    w, v = source.clean_weights(), source.clean_values()
     if bool((w < 0).any()):
         raise ValueError("weights must not be negative: an alternative is sought among distributions")
     groups = w.shape[1] // v.shape[1]
@@ -67,12 +65,12 @@ def alternative_attention(
     size = max(1, BUDGET // max(1, ones[:, :, 0].numel() * w.shape[-1]))
     parts = [_moved(part, ones, direction) for part in flat.double().split(size, dim=2)]
     moved, exists = (torch.cat(t, 2).unflatten(2, (groups, w.shape[2])) for t in zip(*parts, strict=True))
-    found = ungrouped(moved).to(w.dtype)
-    return AlternativeAttention(found, ungrouped(exists), 0.5 * (found - w).abs().sum(-1))
+    other = ungrouped(moved).to(w.dtype)
+    return AlternativeAttention(other, ungrouped(exists), 0.5 * (other - w).abs().sum(-1))
 
 
 def _moved(w: Tensor, ones: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows moved along their nullspace until a weight is zero, whether there was anywhere to go)."""
+    """(rows moved along their nullspace until a weight is zero, whether the nullspace has a dimension)."""
     b, g, r, k = w.shape
     used = w > 0
     # Every row is a problem of its own: (b * g * r, 1, k, e + 1).

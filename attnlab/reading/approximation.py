@@ -12,11 +12,12 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
 from attnlab.mechanisms.value_aware import value_aware_distance
+from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error"]
+__all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error", "reading_error"]
 
 MEASURES = ("scores", "output", "projected", "effective", "ranking_differs")
 
@@ -84,9 +85,29 @@ def approximation_error(
     takes the place of the trace's own mechanism.
     """
     layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
-    found = mechanism(mech)
-    name = mech if isinstance(mech, str) else _spec(found)
-    return ApproximationError(name, tuple(_layer_error(layer, found, against or layer.mechanism) for layer in layers))
+    approximation = mechanism(mech)
+    name = mech if isinstance(mech, str) else _spec(approximation)
+    errors = tuple(_layer_error(layer, approximation, against or layer.mechanism) for layer in layers)
+    return ApproximationError(name, errors)
+
+
+@torch.no_grad()
+def reading_error(trace: Iterable[LayerTrace], mech: Mechanism | str, reading: str) -> float | None:
+    """|R - R^| / |R| of a reading's maps R, with ``mech`` in each layer's place for R^; the mean over layers and heads.
+
+    Queries at padded positions are not counted. None where the reading can be made of none of the layers.
+    """
+    layers, chosen, approximation = list(trace), recorded_reading(reading), mechanism(mech)
+    replaced = [replace(x, mechanism=approximation, output=approximation(x.call)) for x in layers]
+    errors = []
+    for layer, exact, approx in zip(layers, chosen.of_layers(layers), chosen.of_layers(replaced), strict=True):
+        if exact is None or approx is None:
+            continue
+        real = torch.stack([_counted(layer, call) for call in _rows(layer.call)])[:, None]
+        real = real if exact.dim() == 3 else real[..., None]
+        off, whole = ((t * real).double().transpose(0, 1).flatten(1).norm(dim=1) for t in (exact - approx, exact))
+        errors.append(off / whole.masked_fill(whole == 0, 1))
+    return float(torch.cat(errors).mean()) if errors else None
 
 
 def _layer_error(layer: LayerTrace, mech: Mechanism, exact: Mechanism) -> LayerError:
@@ -130,9 +151,9 @@ def _add_part(
     if projection is not None:
         # (m, h*e) as one (e, m) matrix per head.
         heads = projection.double().unflatten(1, (W.shape[1], -1)).permute(1, 2, 0)
-        there, there_off = o @ heads, o_off @ heads
-        sums.add("projected", there_off, there)
-        sums.add("layer", there_off.sum(1, keepdim=True), there.sum(1, keepdim=True))
+        projected, projected_off = o @ heads, o_off @ heads
+        sums.add("projected", projected_off, projected)
+        sums.add("layer", projected_off.sum(1, keepdim=True), projected.sum(1, keepdim=True))
     root = torch.linalg.cholesky(_grams(part))
     sums.add("effective", _through(root, o_off, part.groups), _through(root, o, part.groups))
     seen = visible(part)
@@ -176,14 +197,14 @@ def _prefix_grams(v: Tensor, queries: int, offset: int) -> Tensor:
     first = max(0, min(offset, v.shape[2]))
     upto = min(v.shape[2], max(0, offset + queries))
     base = v[:, :, :first].mT @ v[:, :, :first]
-    here = v[:, :, first:upto]
-    steps = (here.unsqueeze(-1) * here.unsqueeze(-2)).cumsum(2)
+    added = v[:, :, first:upto]
+    steps = (added.unsqueeze(-1) * added.unsqueeze(-2)).cumsum(2)
     steps = torch.cat([torch.zeros_like(base).unsqueeze(2), steps], 2) + base.unsqueeze(2)
     return steps[:, :, (last + 1 - first).clamp(0, steps.shape[2] - 1)]
 
 
 class _Sums:
-    """Squared norms per head, of what is off and of what it is measured by."""
+    """Sums of squares per head: of the errors (``top``) and of what they are relative to (``below``)."""
 
     def __init__(self, heads: int, device: torch.device) -> None:
         zero = functools.partial(torch.zeros, dtype=torch.float64, device=device)

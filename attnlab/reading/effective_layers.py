@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast, overload
 
 import torch
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 from attnlab.adapters.protocol import Frame, Layers, adapter_of, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.reading._input import Given
+from attnlab.reading._input import ReadingInput
 from attnlab.reading._stacked import Padding, Stack, padding_of, serves
-from attnlab.reading.effective import EffectiveAttention, effective_given, weighed
+from attnlab.reading.effective import EffectiveAttention, effective_of_input, weighed
 
 __all__ = ["EffectiveLayers", "read_effective"]
 
-# Masks that are remembered: of an encoder, of a decoder and between them, and one more.
+# How many masks are remembered: an encoder's, a decoder's, that of cross-attention, and one more.
 MASKS = 4
 
 
@@ -37,25 +38,26 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     if layers is None:
         refuse_partial(model, sites)
     chosen = select(sites, layers)
-    found = EffectiveLayers()
+    maps = EffectiveLayers()
     counts = Counter(site.kind for site in chosen)
-    reader = _Reader(found, {site.module: counts[site.kind] for site in chosen})
+    reader = _Reader(maps, {site.module: counts[site.kind] for site in chosen})
     with adapter.attach(dict.fromkeys(chosen, Frame(mechanism=reader, direct=reader.attend))):
-        yield found
+        yield maps
 
 
 class EffectiveLayers(Sequence[EffectiveAttention]):
     """The effective attention of each layer in the order of their calls.
 
     On a GPU, layers of a kind whose queries all see the same keys are projected at once, when the last has attended;
-    nothing waits for the device until an item is asked for. What that leaves in doubt is then done with care.
+    the CPU does not wait for the GPU until an item is asked for. Heads whose values may be ill-conditioned are then
+    computed again by the slower method that handles every rank.
     """
 
     def __init__(self) -> None:
-        # A layer that is in a stack stands here by its place there.
+        # An item is a layer's result, or the stack that its result will come from and its place there.
         self._items: list[EffectiveAttention | tuple[Stack, int]] = []
         self._stacks: list[Stack] = []
-        # What masks hide; layers share them, an encoder's and a decoder's by turns.
+        # What each of the last masks hides. Layers share masks.
         self._paddings: deque[tuple[Tensor | None, Padding | None]] = deque(maxlen=MASKS)
 
     def __len__(self) -> int:
@@ -75,12 +77,12 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         self._stacks.clear()
         self._paddings.clear()
 
-    def add(self, g: Given, output: Tensor) -> None:
-        """Take one layer's weights, values and output."""
-        self._items.append(effective_given(g, None, output))
+    def add(self, source: ReadingInput, output: Tensor) -> None:
+        """Append the effective attention of one layer."""
+        self._items.append(effective_of_input(source, output=output))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, padding: Padding, scale: float, size: int) -> Stack:
-        """Attend, W and all that it takes to project it kept in a stack of up to ``size`` layers."""
+        """Attend; W, V and W V stay in a stack of up to ``size`` layers, to be projected later."""
         stack = next((stack for stack in reversed(self._stacks) if stack.takes(query, value, padding)), None)
         if stack is None:
             stack = Stack(size, query, value, padding)
@@ -105,7 +107,7 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
         for stack in self._stacks:
             if stack.projected is None:
                 stack.project()
-        # All that can be made is made before the one place that waits for the device.
+        # Every kernel is started before ``tolist`` waits for the device.
         unsure = torch.stack([stack.doubtful() for stack in self._stacks])
         done = {stack: stack.results() for stack in self._stacks}
         for stack, again in zip(self._stacks, unsure.tolist(), strict=True):
@@ -116,40 +118,41 @@ class EffectiveLayers(Sequence[EffectiveAttention]):
 
 
 class _Reader(Mechanism):
-    def __init__(self, found: EffectiveLayers, alike: Mapping[nn.Module, int]) -> None:
-        # How many layers of its kind a module is one of.
-        self.found, self.alike = found, alike
+    """Softmax attention that also adds its effective attention to ``maps``."""
+
+    def __init__(self, maps: EffectiveLayers, same_kind: Mapping[nn.Module, int]) -> None:
+        # ``same_kind``: how many layers of its kind the model has, by module.
+        self.maps, self.same_kind = maps, same_kind
 
     def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, given: Mapping[str, Any]
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]
     ) -> tuple[Tensor, Tensor] | None:
-        """As eager attention does, in fewer steps, where the kernels then serve."""
-        if not serves(module, query, key, value, mask, given):
+        """(output, weights) as eager attention returns them; None where the kernels cannot project this call."""
+        if not serves(module, query, key, value, mask, options):
             return None
-        padding = self.found.padding(mask)
+        padding = self.maps.padding(mask)
         if padding is None:
             return None
-        scale = given.get("scaling")
+        scale = options.get("scaling")
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        stack = self.found.attend(query, key, value, padding, scale, self.alike[module])
+        stack = self.maps.attend(query, key, value, padding, scale, self.same_kind[module])
         return stack.last()
 
     def reference(self, call: AttentionCall) -> Tensor:
         if call.causal or call.mask is not None or call.bias is not None:
             return Softmax().reference(call)
-        # All queries see the same keys, so a row is empty only where the whole input is: few steps, and none waits.
+        # All queries see the same keys, so a row is empty only where the whole input is. No step waits for the device.
         s = ungrouped(grouped(call.q * call.softmax_scale, call.groups) @ call.k.unsqueeze(2).mT)
-        seen = call.key_visible
-        if seen is None:
+        if call.key_visible is None:
             return torch.softmax(s, -1)
-        w = torch.softmax(s.masked_fill_(~seen[:, None, None], torch.finfo(s.dtype).min), -1)
-        some = seen.any(-1)
-        return w if w.device.type == "cpu" and bool(some.all()) else w * some[:, None, None, None]
+        w = torch.softmax(s.masked_fill_(~call.key_visible[:, None, None], torch.finfo(s.dtype).min), -1)
+        has_keys = call.key_visible.any(-1)
+        return w if w.device.type == "cpu" and bool(has_keys.all()) else w * has_keys[:, None, None, None]
 
     def forward(self, call: AttentionCall) -> Tensor:
         w = self.reference(call)
-        g = Given(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
-        v = g.clean_values()
-        output = weighed(w, v)
-        self.found.add(Given(w, v, call.key_visible, call.causal, call.offset, call.mask, recorded=True), output)
+        source = ReadingInput(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
+        source = replace(source, values=source.clean_values())
+        output = weighed(w, source.values)
+        self.maps.add(source, output)
         return output

@@ -1,4 +1,4 @@
-"""Which reading is right? Hide a key, see what changes, and ask which reading had said so."""
+"""Which reading predicts best what changes when a key is hidden?"""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters import record, swap
-from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, visible
+from attnlab.attention import AttentionCall, Mechanism, repeat_groups, visible
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.correlation import bootstrap_interval, row_correlations
-from attnlab.reading.effective import effective_attention
-from attnlab.reading.gradient import gradient_times_attention, output_gradients
-from attnlab.reading.norm_based import norm_based, transformed_norms
-from attnlab.reading.rollout import rollout
-from attnlab.shapes import Float
+from attnlab.reading.registry import Reading, named_reading, reading_names
+from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["AGAINST", "COMPARED", "Faithfulness", "faithfulness", "head_output_change", "prediction_change"]
+__all__ = [
+    "AGAINST",
+    "Faithfulness",
+    "compared_readings",
+    "faithfulness",
+    "head_output_change",
+    "prediction_change",
+]
 
-# "effective norm" is |W_perp_ij| |v_j W_O|: what effective attention adds to the norms, not to attention without them.
-# "gradient summed" is gradient times attention with its signs: the fall of one number, to first order.
-COMPARED = ("standard", "effective", "norm", "effective norm", "rollout", "gradient", "gradient summed", "random")
 AGAINST = ("head output", "prediction", "prediction, zeroed")
 Prediction = Callable[[Any], Tensor]
 
@@ -61,7 +62,7 @@ def head_output_change(layer: LayerTrace) -> Float[Tensor, "b h q k"]:
     squares = (ow * o).sum(-1)[..., None] - 2 * ow @ v.double().mT + (vw * v).sum(-1)[:, :, None]
     lengths = squares.clamp(min=0).sqrt()
     rest = 1 - w.double()
-    # The weight that the others have, summed where 1 - w would cancel.
+    # Where 1 - w would lose digits, the weights of the other keys are summed.
     few = rest < 1e-3
     if bool(few.any()):
         rest = torch.where(few, w.double().sum(-1, keepdim=True) - w.double(), rest)
@@ -88,8 +89,13 @@ def prediction_change(
     """
     many = {name: t.expand(len(keys) + 1, *t.shape[1:]) for name, t in inputs.items()}
     with swap(model, _Without(keys, renormalise=renormalise), layers=layer):
-        found = prediction(model(**many)).double()
-    return torch.linalg.vector_norm(found[1:] - found[:1], dim=-1)
+        predicted = prediction(model(**many)).double()
+    return torch.linalg.vector_norm(predicted[1:] - predicted[:1], dim=-1)
+
+
+def compared_readings() -> list[str]:
+    """The registered readings that say something about each pair of a query and a key."""
+    return [name for name in reading_names() if not named_reading(name).per_query]
 
 
 def faithfulness(
@@ -97,68 +103,100 @@ def faithfulness(
     texts: Iterable[Mapping[str, Tensor]],
     *,
     prediction: Prediction | None = None,
-    readings: Sequence[str] = COMPARED,
+    readings: Sequence[str] | None = None,
     keys: int | None = None,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Faithfulness:
     """Correlate each reading with what hiding a key really changes, per layer, with confidence intervals.
 
-    ``texts`` are batches of one input each (input_ids, attention_mask, ...). "head output" correlates, over the keys of
-    each query and head, the reading's size with ``head_output_change``; "prediction" correlates, over the keys of an
-    input, the reading's mean size over heads and the queries that see the key with ``prediction_change`` in that layer
-    (``keys`` limits how many are tried), and "prediction, zeroed" with its change when the other weights stay.
-    Gradient times attention says a signed change; "gradient summed" is summed over heads and queries first and its size
-    taken then. A text's number is the mean over its rows; intervals resample texts. Softmax attention of any model: an
-    encoder-decoder has rows of three kinds of layers, and no rollout where one attends to the other.
+    ``texts`` are batches of one input each (input_ids, attention_mask, ...); ``readings`` are names, by default all of
+    ``compared_readings()``. "head output" correlates, over the keys of each query and head, the reading's size with
+    ``head_output_change``; "prediction" correlates, over the keys of an input, the reading's mean size over heads and
+    the queries that see the key with ``prediction_change`` in that layer (``keys`` limits how many are tried), and
+    "prediction, zeroed" with its change when the other weights stay. A signed reading ("gradient summed") is summed
+    over heads and queries first and its size taken then. A text's number is the mean over its rows; intervals resample
+    texts. Softmax attention of any model: an encoder-decoder has rows of three kinds of layers, and no rollout where
+    one attends to the other.
     """
-    unknown = sorted(set(readings) - set(COMPARED))
-    if unknown:
-        raise ValueError(f"no reading named {unknown}; the readings compared are {', '.join(COMPARED)}")
+    chosen = [_compared(name) for name in (compared_readings() if readings is None else readings)]
     prediction = prediction or default_prediction
     noise = torch.Generator().manual_seed(seed)
-    found: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
+    correlations: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
     for inputs in texts:
         if inputs["input_ids"].shape[0] != 1:
             raise ValueError(
                 f"pass texts one by one: input_ids must be (1, length), got {tuple(inputs['input_ids'].shape)}"
             )
-        trace, maps = _readings(model, inputs, prediction, readings, noise)
-        tried: dict[str, list[int]] = {}
-        for number, layer in enumerate(trace):
-            chosen = tried.setdefault(layer.kind, [])
-            if not chosen:
-                chosen += _keys(layer, keys, noise)
-            truth = head_output_change(layer)
-            seen = _seen(layer, truth)
-            place = (layer.kind, layer.layer)
-            moved = {
-                against: prediction_change(
-                    model, inputs, layer=place, prediction=prediction, keys=chosen, renormalise=renormalise
-                ).cpu()
-                for against, renormalise in zip(AGAINST[1:], (True, False), strict=True)
-            }
-            for reading in readings:
-                one = maps[reading][number]
-                if one is None:
-                    continue
-                said = one.detach().expand_as(truth)
-                size = said.abs()
-                found.setdefault((*place, AGAINST[0], reading), []).append(row_correlations(size, truth, seen))
-                together = said if reading == "gradient summed" else size
-                # Over the queries that see the key: in a causal model early keys are seen by more of them.
-                score = ((together * seen).sum((0, 1, 2)) / seen.sum((0, 1, 2)).clamp(min=1))[chosen].abs().cpu()
-                for against, change in moved.items():
-                    everything = torch.ones_like(change, dtype=torch.bool)
-                    pair = row_correlations(score.to(change.dtype), change, everything)
-                    found.setdefault((*place, against, reading), []).append(pair)
-    if not found:
+        layers, maps = _maps_of(model, inputs, prediction, chosen, noise)
+        hidden_keys: dict[str, list[int]] = {}
+        for number, layer in enumerate(layers):
+            if layer.kind not in hidden_keys:
+                hidden_keys[layer.kind] = _chosen_keys(layer, keys, noise)
+            changes = _Changes.measure(model, inputs, layer, prediction, hidden_keys[layer.kind])
+            for one in chosen:
+                map_of_layer = maps[one.name][number]
+                if map_of_layer is not None:
+                    for against, pair in changes.correlate(one, map_of_layer).items():
+                        place = (layer.kind, layer.layer, against, one.name)
+                        correlations.setdefault(place, []).append(pair)
+    if not correlations:
         raise ValueError("faithfulness was given no text")
-    return Faithfulness([_row(*key, values, resamples, seed) for key, values in sorted(found.items())])
+    return Faithfulness([_row(*place, pairs, resamples, seed) for place, pairs in sorted(correlations.items())])
+
+
+def _compared(name: str) -> Reading:
+    chosen = named_reading(name)
+    if chosen.per_query:
+        raise ValueError(f"reading {name!r} has one number per query; the readings compared have one for each key")
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class _Changes:
+    """What hiding keys changes in one layer for one input, by each of the three measures."""
+
+    visible: Bool[Tensor, "b h q k"]
+    head_output: Float[Tensor, "b h q k"]
+    keys: list[int]
+    # {"prediction": (keys,), "prediction, zeroed": (keys,)}
+    predictions: dict[str, Tensor]
+
+    @classmethod
+    def measure(
+        cls,
+        model: nn.Module,
+        inputs: Mapping[str, Tensor],
+        layer: LayerTrace,
+        prediction: Prediction,
+        keys: list[int],
+    ) -> _Changes:
+        head_output = head_output_change(layer)
+        place = (layer.kind, layer.layer)
+        predictions = {
+            against: prediction_change(
+                model, inputs, layer=place, prediction=prediction, keys=keys, renormalise=renormalise
+            ).cpu()
+            for against, renormalise in zip(AGAINST[1:], (True, False), strict=True)
+        }
+        return cls(_visible_pairs(layer, head_output), head_output, keys, predictions)
+
+    def correlate(self, reading: Reading, values: Tensor) -> dict[str, tuple[float, float]]:
+        """(Spearman, Pearson) of a reading's map with each of the changes."""
+        values = values.detach().expand_as(self.head_output)
+        size = values.abs()
+        pairs = {AGAINST[0]: row_correlations(size, self.head_output, self.visible)}
+        summed = values if reading.signed else size
+        # Averaged over the queries that see the key: in a causal model early keys are seen by more of them.
+        per_key = (summed * self.visible).sum((0, 1, 2)) / self.visible.sum((0, 1, 2)).clamp(min=1)
+        score = per_key[self.keys].abs().cpu()
+        for against, change in self.predictions.items():
+            pairs[against] = row_correlations(score.to(change.dtype), change, torch.ones_like(change, dtype=torch.bool))
+        return pairs
 
 
 def default_prediction(output: Any) -> Tensor:
-    """A classifier's probabilities, a causal model's next token, or the mean over positions of what an encoder says."""
+    """A classifier's probabilities, a causal model's next token, or the mean over positions of an encoder's output."""
     logits = getattr(output, "logits", None)
     if logits is None:
         return output.last_hidden_state.mean(1)
@@ -170,79 +208,57 @@ def default_prediction(output: Any) -> Tensor:
 
 
 class _Without(Mechanism):
-    """Softmax in which batch item i + 1 does not see the key ``keys[i]``, or gives it no weight after all."""
+    """Softmax in which batch item i + 1 does not see the key ``keys[i]``, or gives it zero weight afterwards."""
 
     def __init__(self, keys: Sequence[int], *, renormalise: bool) -> None:
         self.keys, self.renormalise = keys, renormalise
 
     def reference(self, call: AttentionCall) -> Tensor:
         if self.renormalise:
-            return Softmax().reference(self._less(call))
+            return Softmax().reference(self._without_keys(call))
         return Softmax().reference(call).masked_fill(self._hidden(call)[:, None, None], 0)
 
     def forward(self, call: AttentionCall) -> Tensor:
-        return Softmax().forward(self._less(call)) if self.renormalise else super().forward(call)
+        return Softmax().forward(self._without_keys(call)) if self.renormalise else super().forward(call)
 
     def _hidden(self, call: AttentionCall) -> Tensor:
         hidden = torch.zeros(len(self.keys) + 1, call.k.shape[2], dtype=torch.bool)
         hidden[torch.arange(len(self.keys)) + 1, torch.tensor(list(self.keys))] = True
         return hidden.to(call.k.device)
 
-    def _less(self, call: AttentionCall) -> AttentionCall:
+    def _without_keys(self, call: AttentionCall) -> AttentionCall:
         shown = ~self._hidden(call)
         return replace(call, key_visible=shown if call.key_visible is None else call.key_visible & shown)
 
 
-def _readings(
+def _maps_of(
     model: nn.Module,
     inputs: Mapping[str, Tensor],
     prediction: Prediction,
-    readings: Sequence[str],
+    readings: Sequence[Reading],
     noise: torch.Generator,
-) -> tuple[list[LayerTrace], dict[str, Sequence[Tensor | None]]]:
-    """The layers of one forward pass, and what each reading says of them; None where it says nothing."""
+) -> tuple[list[LayerTrace], dict[str, list[Tensor | None]]]:
+    """The layers of one forward pass, and the map of each by each reading; None where a reading has none."""
     with torch.enable_grad(), record(model) as trace:
-        scores = prediction(model(**inputs))
+        # Readings with gradients explain the prediction that the model made.
+        target = prediction(model(**inputs)).amax()
     layers = list(trace)
-    maps: dict[str, Sequence[Tensor | None]] = {}
-    if {"gradient", "gradient summed"} & set(readings):
-        # What is explained is the prediction that was made.
-        slopes = output_gradients(layers, scores.amax())
-        maps["gradient"] = [
-            gradient_times_attention(layer, output_gradient=slope).detach()
-            for layer, slope in zip(layers, slopes, strict=True)
-        ]
-        maps["gradient summed"] = maps["gradient"]
     with torch.no_grad():
-        weights = [layer.weights() for layer in layers]
-        maps["standard"] = weights
-        if {"effective", "effective norm"} & set(readings):
-            effective = [effective_attention(layer).weights for layer in layers]
-            maps["effective"] = effective
-            maps["effective norm"] = [
-                w.abs() * transformed_norms(hide_unseen(layer.call).v, w.shape[1], layer.projection)[:, :, None].to(w)
-                for w, layer in zip(effective, layers, strict=True)
-            ]
-        if "norm" in readings:
-            maps["norm"] = [norm_based(layer) for layer in layers]
-        if "rollout" in readings:
-            rolled = iter(rollout(layers))
-            maps["rollout"] = [None if layer.kind == "cross" else next(rolled) for layer in layers]
-        maps["random"] = [torch.rand(w.shape, generator=noise).to(w.device) for w in weights]
+        maps = {one.name: list(one.of_layers(layers, target=target, generator=noise)) for one in readings}
     return layers, maps
 
 
 def _by_hiding(layer: LayerTrace, o: Tensor) -> Tensor:
     call, metric = layer.call, _metric(layer)
     seen = visible(call)
-    found = []
+    distances = []
     for j in range(call.sizes[3]):
         shown = torch.ones(call.sizes[0], call.sizes[3], dtype=torch.bool, device=o.device)
         shown[:, j] = False
         shown = shown if call.key_visible is None else shown & call.key_visible
         moved = (layer.mechanism(replace(call, key_visible=shown)).to(o.dtype) - o).double()
-        found.append((moved @ metric * moved).sum(-1).clamp(min=0).sqrt())
-    change = torch.stack(found, -1).to(o.dtype)
+        distances.append((moved @ metric * moved).sum(-1).clamp(min=0).sqrt())
+    change = torch.stack(distances, -1).to(o.dtype)
     return change if seen is None else change.masked_fill(~seen, 0)
 
 
@@ -255,13 +271,14 @@ def _metric(layer: LayerTrace) -> Tensor:
     return parts.mT @ parts
 
 
-def _seen(layer: LayerTrace, like: Tensor) -> Tensor:
+def _visible_pairs(layer: LayerTrace, like: Tensor) -> Tensor:
     seen = visible(layer.call)
     every = torch.ones_like(like, dtype=torch.bool)
     return every if seen is None else every & seen
 
 
-def _keys(layer: LayerTrace, keys: int | None, noise: torch.Generator) -> list[int]:
+def _chosen_keys(layer: LayerTrace, keys: int | None, noise: torch.Generator) -> list[int]:
+    """The visible keys, or ``keys`` of them drawn at random."""
     n = layer.call.sizes[3]
     shown = layer.call.key_visible
     usable = list(range(n)) if shown is None else shown[0].nonzero()[:, 0].tolist()

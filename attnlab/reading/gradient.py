@@ -6,13 +6,17 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from attnlab.attention import grouped, ungrouped
-from attnlab.reading._input import given
-from attnlab.shapes import Bool, Float
+from attnlab.reading._input import Masks, ReadingInput
+from attnlab.reading.registry import reading
+from attnlab.shapes import Float
 from attnlab.trace import LayerTrace, Trace
 
 __all__ = ["gradient_times_attention", "output_gradients"]
+
+CANNOT = "explain more than one number, and a forward pass that was recorded without gradients"
 
 
 def output_gradients(trace: Trace | Iterable[LayerTrace], target: Tensor) -> list[Float[Tensor, "b h q e"]]:
@@ -24,18 +28,31 @@ def output_gradients(trace: Trace | Iterable[LayerTrace], target: Tensor) -> lis
             "run the model inside record() without torch.no_grad(), and sum or index its logits"
         )
     slopes = torch.autograd.grad(target, [layer.output for layer in layers], retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(o.output) if g is None else g for o, g in zip(layers, slopes, strict=True)]
+    return [
+        torch.zeros_like(layer.output) if slope is None else slope for layer, slope in zip(layers, slopes, strict=True)
+    ]
 
 
+@reading(
+    "gradient summed",
+    "Gradient times attention whose signs cancel when it is summed over heads and queries.",
+    needs=("values", "gradients"),
+    cannot=CANNOT,
+    signed=True,
+    control=True,
+)
+@reading(
+    "gradient",
+    "What a predicted number would lose, to first order, if the weight were taken away.",
+    needs=("values", "gradients"),
+    cannot=CANNOT,
+)
 def gradient_times_attention(
-    layer: LayerTrace | Float[Tensor, "b h q k"],
+    layer: LayerTrace | ReadingInput | Float[Tensor, "b h q k"],
     values: Float[Tensor, "b g k e"] | None = None,
     *,
     output_gradient: Float[Tensor, "b h q e"],
-    key_visible: Bool[Tensor, "b k"] | None = None,
-    causal: bool = False,
-    offset: int = 0,
-    mask: Bool[Tensor, "#b #h q k"] | None = None,
+    **masks: Unpack[Masks],
 ) -> Float[Tensor, "b h q k"]:
     """alpha_ij dL/dalpha_ij; since O = W V, dL/dW = (dL/dO) V^T, so W itself need not be in the model's graph.
 
@@ -43,7 +60,7 @@ def gradient_times_attention(
     >>> gradient_times_attention(w, v, output_gradient=torch.tensor([[[[10.0]]]]))
     tensor([[[[7.5000, 5.0000]]]])
     """
-    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask)
-    w, v = g.clean_weights(), g.clean_values()
+    source = ReadingInput.of(layer, values, **masks)
+    w, v = source.clean_weights(), source.clean_values()
     slope = grouped(output_gradient, w.shape[1] // v.shape[1]) @ v.unsqueeze(2).mT
     return w * ungrouped(slope)

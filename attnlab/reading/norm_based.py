@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from attnlab.attention import repeat_groups
-from attnlab.reading._input import given
-from attnlab.shapes import Bool, Float
+from attnlab.reading._input import Masks, ReadingInput
+from attnlab.reading.registry import reading
+from attnlab.shapes import Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["norm_based"]
+__all__ = ["norm_based", "transformed_norms"]
 
 
+@reading(
+    "norm",
+    "The length of the vector that a key adds to a query, after W_O (Kobayashi et al., 2020).",
+    needs=("values",),
+    cannot="know W_O of a quantised model; the length is then that of the value itself",
+)
 def norm_based(
-    layer: LayerTrace | Float[Tensor, "b h q k"],
+    layer: LayerTrace | ReadingInput | Float[Tensor, "b h q k"],
     values: Float[Tensor, "b g k e"] | None = None,
     *,
     projection: Float[Tensor, "m he"] | None = None,
-    key_visible: Bool[Tensor, "b k"] | None = None,
-    causal: bool = False,
-    offset: int = 0,
-    mask: Bool[Tensor, "#b #h q k"] | None = None,
+    **masks: Unpack[Masks],
 ) -> Float[Tensor, "b h q k"]:
     """|alpha_ij f(x_j)| = |alpha_ij| |v_j W_O^h| (Kobayashi et al., 2020), W_O^h the head's part of ``projection``.
 
@@ -31,11 +36,12 @@ def norm_based(
     >>> norm_based(w, v)
     tensor([[[[0.7500, 1.2500]]]])
     """
-    g = given(layer, values, key_visible=key_visible, causal=causal, offset=offset, mask=mask)
-    if isinstance(layer, LayerTrace) and projection is None:
-        projection = layer.projection
-    w = g.clean_weights()
-    return w.abs() * transformed_norms(g.clean_values(), w.shape[1], projection)[:, :, None].to(w.dtype)
+    source = ReadingInput.of(layer, values, **masks)
+    w = source.clean_weights()
+    norms = transformed_norms(
+        source.clean_values(), w.shape[1], source.projection if projection is None else projection
+    )
+    return w.abs() * norms[:, :, None].to(w.dtype)
 
 
 def transformed_norms(

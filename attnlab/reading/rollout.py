@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from attnlab.attention import normalise
+from attnlab.reading.registry import reading
 from attnlab.shapes import Float
 from attnlab.trace import LayerTrace, Trace
 
-__all__ = ["rollout"]
+__all__ = ["rollout", "rollout_by_layer"]
 
 
 def rollout(
@@ -28,27 +29,43 @@ def rollout(
     tensor([[[[1.0000, 0.0000],
               [0.7500, 0.2500]]]])
     """
+    maps = [rolled for rolled in rollout_by_layer(layers, residual=residual) if rolled is not None]
+    if not maps:
+        raise ValueError("rollout was given no self-attention layer")
+    return maps
+
+
+@reading(
+    "rollout",
+    "How much an input token feeds a position through this layer and all below it (Abnar and Zuidema, 2020).",
+    needs=("all layers",),
+    cannot="follow cross-attention, which has no residual stream between its queries and its keys",
+)
+def rollout_by_layer(
+    layers: Trace | Iterable[LayerTrace | Float[Tensor, "b h q k"]], *, residual: float = 0.5
+) -> Iterator[Float[Tensor, "b 1 q k"] | None]:
+    """``rollout``, one layer after the other; None for cross-attention."""
     if not 0 <= residual < 1:
         raise ValueError(f"residual must be in [0, 1), got {residual}")
-    found: list[Tensor] = []
     below: dict[str, Tensor] = {}
     for layer in layers:
-        if isinstance(layer, LayerTrace) and layer.kind == "cross":
+        kind = layer.kind if isinstance(layer, LayerTrace) else ""
+        if kind == "cross":
+            yield None
             continue
         w = layer.weights() if isinstance(layer, LayerTrace) else layer
-        if w.shape[2] != w.shape[3]:
-            raise ValueError(
-                f"rollout needs self-attention over whole sequences, got {w.shape[2]} queries, {w.shape[3]} keys"
-            )
-        kind = layer.kind if isinstance(layer, LayerTrace) else ""
         last = below.get(kind)
-        if last is not None and last.shape[2:] != w.shape[2:]:
-            raise ValueError(f"rollout needs one stack of layers, got lengths {last.shape[2]} and {w.shape[2]}")
+        _check_stack(w, last)
         eye = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device)
-        step = normalise(w.mean(1, keepdim=True)) * (1 - residual) + residual * eye
-        step = normalise(step)
+        step = normalise(normalise(w.mean(1, keepdim=True)) * (1 - residual) + residual * eye)
         below[kind] = step if last is None else step @ last
-        found.append(below[kind])
-    if not found:
-        raise ValueError("rollout was given no self-attention layer")
-    return found
+        yield below[kind]
+
+
+def _check_stack(w: Tensor, last: Tensor | None) -> None:
+    if w.shape[2] != w.shape[3]:
+        raise ValueError(
+            f"rollout needs self-attention over whole sequences, got {w.shape[2]} queries, {w.shape[3]} keys"
+        )
+    if last is not None and last.shape[2:] != w.shape[2:]:
+        raise ValueError(f"rollout needs one stack of layers, got lengths {last.shape[2]} and {w.shape[2]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,10 @@ from torch import Tensor
 
 from attnlab.attention import visible
 from attnlab.provenance import write_json
-from attnlab.reading.effective import effective_attention
-from attnlab.reading.gradient import gradient_times_attention, output_gradients
-from attnlab.reading.heads import attention_distance, attention_entropy
-from attnlab.reading.norm_based import norm_based
-from attnlab.reading.rollout import rollout
+from attnlab.reading.registry import named_reading
 from attnlab.trace import LayerTrace, Trace
 
-__all__ = ["READINGS", "ReadingTable", "read"]
-
-
-_PER_LAYER: dict[str, Callable[[LayerTrace], Tensor]] = {
-    "standard": lambda layer: layer.weights(),
-    "effective": lambda layer: effective_attention(layer).weights,
-    "norm": norm_based,
-    "entropy": attention_entropy,
-    "distance": attention_distance,
-}
-READINGS = (*_PER_LAYER, "rollout", "gradient")
+__all__ = ["ReadingTable", "read"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +30,7 @@ class ReadingTable:
     seen: Mapping[tuple[str, int], Tensor | None]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """One dict per value: kind, layer, input, head, query, key (absent for entropy and distance), value."""
+        """One dict per value: kind, layer, input, head, query, key (absent in a reading per query), value."""
         for (kind, layer), t in self.maps.items():
             seen = self.seen[kind, layer]
             keep = torch.ones_like(t, dtype=torch.bool)
@@ -69,24 +55,17 @@ class ReadingTable:
 
 
 def read(trace: Trace | Iterable[LayerTrace], reading: str, *, target: Tensor | None = None) -> ReadingTable:
-    """The table of one of ``READINGS`` over a recorded trace; ``target`` is the number that "gradient" explains."""
-    layers = list(trace)
-    if reading in _PER_LAYER:
-        maps = {(x.kind, x.layer): _PER_LAYER[reading](x) for x in layers}
-    elif reading == "rollout":
-        layers = [x for x in layers if x.kind != "cross"]
-        maps = {(x.kind, x.layer): t for x, t in zip(layers, rollout(layers), strict=True)}
-    elif reading == "gradient":
-        if target is None:
-            raise ValueError(
-                "reading 'gradient' explains one number: pass target=, a logit of the recorded forward pass"
-            )
-        slopes = output_gradients(layers, target)
-        maps = {
-            (x.kind, x.layer): gradient_times_attention(x, output_gradient=slope)
-            for x, slope in zip(layers, slopes, strict=True)
-        }
-    else:
-        raise ValueError(f"no reading named {reading!r}; the readings are {', '.join(READINGS)}")
-    seen: dict[tuple[str, int], Tensor | None] = {(x.kind, x.layer): visible(x.call) for x in layers}
-    return ReadingTable(reading, {key: t.detach() for key, t in maps.items()}, seen)
+    """The table of one of ``reading_names()`` over a recorded trace, or of a function in a file, "./my.py:function".
+
+    ``target`` is the number that "gradient" explains. A layer that the reading cannot be made of is left out.
+    """
+    layers, chosen = list(trace), named_reading(reading)
+    maps: dict[tuple[str, int], Tensor] = {}
+    seen: dict[tuple[str, int], Tensor | None] = {}
+    for layer, t in zip(layers, chosen.of_layers(layers, target=target), strict=True):
+        if t is not None:
+            maps[layer.kind, layer.layer] = t.detach()
+            seen[layer.kind, layer.layer] = visible(layer.call)
+    if layers and not maps:
+        raise ValueError(f"none of these layers has a reading {chosen.name!r}: it cannot {chosen.cannot}")
+    return ReadingTable(chosen.name, maps, seen)

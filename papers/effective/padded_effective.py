@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.reading._input import Given
+from attnlab.reading import ReadingInput
 from attnlab.reading.effective import EffectiveAttention
 from attnlab.shapes import Bool, Float
 
@@ -30,7 +30,7 @@ def padded_effective_attention(
     rank = int((sigma > threshold).sum(-1).max())
     null = left[..., rank:]
     found = weights - (weights @ null) @ null.mT
-    g = Given(weights, values, key_visible, False, 0, None)
+    g = ReadingInput(weights, values, key_visible)
     if key_visible is not None:
         found = found.masked_fill(~key_visible[:, None, None], 0)
     w, v = g.clean_weights(), g.clean_values()

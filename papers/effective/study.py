@@ -16,7 +16,7 @@ from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.reading.effective import effective_attention
 from attnlab.reading.effective_layers import read_effective
-from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness
+from attnlab.reading.faithfulness import AGAINST, compared_readings, faithfulness
 from attnlab.trace import LayerTrace
 from papers.effective.padded_effective import padded_effective_attention
 from papers.effective.tables import read_maps
@@ -52,7 +52,7 @@ def faithfulness_tables(
     for number, text in enumerate(texts):
         found = faithfulness(model, [text], prediction=prediction, keys=keys, resamples=1, seed=seed + number).rows()
         for against in AGAINST:
-            for reading in COMPARED:
+            for reading in compared_readings():
                 rows = [row for row in found if (row["against"], row["reading"]) == (against, reading)]
                 for measure in MEASURES:
                     for row in rows:

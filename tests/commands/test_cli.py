@@ -235,7 +235,7 @@ def test_demo_writes_its_page_and_its_numbers(tmp_path: Path, capsys: pytest.Cap
     assert main(["demo", "--out", str(out), *QUICK]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[-3:] == [f"wrote {out / name}" for name in ("index.html", "explorer.html", "results.json")]
-    assert "norm-based" in (out / "explorer.html").read_text()
+    assert '"norm"' in (out / "explorer.html").read_text()
     assert 'href="explorer.html"' in (out / "index.html").read_text()
     result = json.loads((out / "results.json").read_text())
     assert [row["mechanism"] for row in result["rows"]] == ["softmax", "top-r:r=2"]

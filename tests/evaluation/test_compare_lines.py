@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.evaluation.compare import table_lines
+from attnlab.evaluation.compare_lines import table_lines
 
 
 def told(name: str, value: float, exact: float, **errors: float | None) -> list[str]:

@@ -17,10 +17,17 @@ from attnlab.adapters import LoadedModel, swap
 from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.cli import main
 from attnlab.evaluation.compare import CompareConfig, compare
-from attnlab.evaluation.quality import quality
-from attnlab.evaluation.recommend import RecommendConfig, Unit, greedy, halves, recommend, recommend_lines, write_plans
+from attnlab.evaluation.compare_lines import recommend_lines
+from attnlab.evaluation.quality import IGNORED, Windows, quality
+from attnlab.evaluation.recommend import (
+    RecommendConfig,
+    Unit,
+    choosing_and_held_out,
+    greedy,
+    recommend,
+    write_plans,
+)
 from attnlab.evaluation.sweep import sweep_r
-from attnlab.evaluation.windows import IGNORED, Windows
 from attnlab.mechanisms.per_head import PerHead, per_head
 from attnlab.pages import compare_page
 from tests.adapters import zoo as hf_zoo
@@ -159,12 +166,12 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
 
 def test_held_out_windows_are_measured_and_have_no_part_in_the_choice(setting: Any) -> None:
     loaded, windows, trace = setting
-    seen, unseen = halves(windows)
+    seen, unseen = choosing_and_held_out(windows)
     assert unseen is not None
     assert torch.equal(seen.input_ids, windows.input_ids[[0, 2, 4]])
     assert torch.equal(unseen.labels, windows.labels[[1, 3]])
-    assert halves(unseen)[0].tokens == LENGTH
-    assert halves(halves(unseen)[0])[1] is None
+    assert choosing_and_held_out(unseen)[0].tokens == LENGTH
+    assert choosing_and_held_out(choosing_and_held_out(unseen)[0])[1] is None
     config = RecommendConfig(mechanisms=("top-r:r=1",), budgets=(3.0,), repeats=1)
     alone = recommend(loaded, seen, trace, config=config)["rows"][1]
     row = recommend(loaded, seen, trace, config=config, held_out=unseen)["rows"][1]

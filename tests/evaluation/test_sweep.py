@@ -9,9 +9,9 @@ import torch
 
 from attnlab import record
 from attnlab.adapters import LoadedModel, swap
-from attnlab.evaluation.quality import quality
-from attnlab.evaluation.sweep import powers_of_two, sweep, sweep_lines, sweep_r
-from attnlab.evaluation.windows import Windows
+from attnlab.evaluation.compare_lines import sweep_lines
+from attnlab.evaluation.quality import Windows, quality
+from attnlab.evaluation.sweep import powers_of_two, sweep, sweep_r
 from attnlab.pages import compare_page
 from tests.adapters import zoo as hf_zoo
 

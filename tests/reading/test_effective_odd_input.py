@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnlab.mechanisms.softmax import softmax
-from attnlab.reading._input import given
+from attnlab.reading._input import ReadingInput
 from attnlab.reading.effective import effective_attention, effective_from_output
 from tests.reading.effective_cases import padding, seen_by
 
@@ -74,10 +74,10 @@ def test_meta_tensors_and_wrong_shapes_are_errors_that_say_so() -> None:
         effective_attention(w)
     # Under pytest the signatures' shapes are checked first, so the checks that users meet are called themselves.
     with pytest.raises(ValueError, match="do not fit"):
-        given(w, v.mT)
+        ReadingInput.of(w, v.mT)
     with pytest.raises(ValueError, match="mask must be bool"):
-        given(w, v, mask=torch.ones(3, 5, dtype=torch.bool))
+        ReadingInput.of(w, v, mask=torch.ones(3, 5, dtype=torch.bool))
     with pytest.raises(ValueError, match="key_visible must be bool"):
-        given(w, v, key_visible=torch.ones(2, 5))
+        ReadingInput.of(w, v, key_visible=torch.ones(2, 5))
     with pytest.raises(ValueError, match="offset=2 has no meaning"):
         effective_attention(w, v, offset=2)

@@ -11,7 +11,13 @@ from scipy import stats
 import attnlab as al
 from attnlab.attention import AttentionCall
 from attnlab.reading.correlation import average_ranks, bootstrap_interval, row_correlations
-from attnlab.reading.faithfulness import AGAINST, COMPARED, faithfulness, head_output_change, prediction_change
+from attnlab.reading.faithfulness import (
+    AGAINST,
+    compared_readings,
+    faithfulness,
+    head_output_change,
+    prediction_change,
+)
 from attnlab.trace import LayerTrace
 
 
@@ -148,7 +154,7 @@ def test_every_reading_gets_a_correlation_with_an_interval_per_layer() -> None:
     model = _classifier()
     result = faithfulness(model, _texts(4), resamples=50)
     rows = result.rows()
-    assert len(rows) == 2 * len(AGAINST) * len(COMPARED)
+    assert len(rows) == 2 * len(AGAINST) * len(compared_readings())
     for row in rows:
         assert -1 <= row["spearman_low"] <= row["spearman"] <= row["spearman_high"] <= 1
         assert row["inputs"] == 4
@@ -168,7 +174,7 @@ def test_an_encoder_decoder_has_layers_of_three_kinds() -> None:
     rows = faithfulness(model, [text], keys=5, resamples=5).rows()
     asked = {(row["kind"], row["reading"]) for row in rows}
     # Between the two there is no residual for a rollout to follow.
-    every = {(kind, reading) for kind in ("encoder", "decoder", "cross") for reading in COMPARED}
+    every = {(kind, reading) for kind in ("encoder", "decoder", "cross") for reading in compared_readings()}
     assert asked == every - {("cross", "rollout")}
     assert all(-1 <= row["spearman"] <= 1 for row in rows)
 
@@ -184,5 +190,7 @@ def test_wrong_use_is_an_error_that_says_so() -> None:
         faithfulness(model, [])
     with pytest.raises(ValueError, match="one by one"):
         faithfulness(model, [{"input_ids": torch.ones(2, 3, dtype=torch.long)}])
-    with pytest.raises(ValueError, match="the readings compared are"):
+    with pytest.raises(ValueError, match="no reading named 'guess'; the readings are standard, "):
         faithfulness(model, _texts(1), readings=["guess"])
+    with pytest.raises(ValueError, match="one number per query"):
+        faithfulness(model, _texts(1), readings=["entropy"])

@@ -16,10 +16,11 @@ from attnlab.reading.effective import effective_attention
 from attnlab.reading.gradient import gradient_times_attention, output_gradients
 from attnlab.reading.heads import attention_distance, attention_entropy
 from attnlab.reading.norm_based import norm_based
+from attnlab.reading.registry import reading_names
 from attnlab.reading.rollout import rollout
 from attnlab.reading.segments import segment_contrast
 from attnlab.reading.similarity import head_similarity
-from attnlab.reading.table import READINGS, read
+from attnlab.reading.table import read
 
 
 def _bert(layers: int = 2):
@@ -161,7 +162,7 @@ def test_no_alternative_to_weights_that_the_values_determine() -> None:
         alternative_attention(torch.tensor([[[[1.5, -0.5]]]]), torch.ones(1, 1, 2, 1))
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("reading", reading_names())
 def test_every_reading_makes_one_table(reading: str, trace_and_output, tmp_path) -> None:
     _, trace, output = trace_and_output
     table = read(trace, reading, target=output[0, 0, 1])
@@ -177,7 +178,7 @@ def test_every_reading_makes_one_table(reading: str, trace_and_output, tmp_path)
 
 
 def test_an_unknown_reading_lists_the_known_ones(trace_and_output) -> None:
-    with pytest.raises(ValueError, match="standard, effective, norm"):
+    with pytest.raises(ValueError, match="the readings are standard, distance, effective, effective norm"):
         read(trace_and_output[1], "guess")
     with pytest.raises(ValueError, match="explains one number"):
         read(trace_and_output[1], "gradient")

@@ -38,11 +38,11 @@ def stack(shown: Exploration, item: int = 0) -> dict[str, Any]:
 
 def test_maps_are_the_readings(traced: tuple[al.Trace, list[str]]) -> None:
     trace, tokens = traced
-    shown = al.explore(trace, tokens=tokens, readings=("standard", "effective", "norm-based", "rollout"), precise=True)
+    shown = al.explore(trace, tokens=tokens, readings=("standard", "effective", "norm", "rollout"), precise=True)
     wanted = {
         "standard": trace[4].weights(),
         "effective": al.effective_attention(trace[4]).weights,
-        "norm-based": norm_based(trace[4]),
+        "norm": norm_based(trace[4]),
         "rollout": rollout(trace)[4],
     }
     for i, reading in enumerate(stack(shown)["readings"]):
@@ -102,7 +102,7 @@ def test_one_token_and_nan() -> None:
     q = torch.randn(1, 2, 5, 3)
     q[0, 1, 2] = torch.nan
     broken = al.Subject(decoder_trace(q), list("abcde"), input_ids={"target": torch.arange(5)[None]})
-    shown = al.explore(broken, readings=("standard", "norm-based", "rollout"))
+    shown = al.explore(broken, readings=("standard", "norm", "rollout"))
     assert shown.packed.meta["notes"][0].endswith("weights are not numbers (NaN or infinity); they are drawn hatched.")
     assert stack(shown)["statistics"]["entropy"][0][1] is None
     with pytest.raises(ValueError, match=r"not finite|NaN"):
@@ -181,7 +181,9 @@ def test_mistakes_in_python_are_sentences(traced: tuple[al.Trace, list[str]]) ->
     for call, message in (
         (lambda: al.explore(trace, tokens=tokens[:-1]), r"read \d+ source tokens, but \d+ token strings"),
         (lambda: al.explore(trace, tokens="a text"), "tokenize it first"),
-        (lambda: al.explore(trace, tokens=tokens, readings=("standart",)), "readings must be among"),
+        (lambda: al.explore(trace, tokens=tokens, readings=("standart",)), "did you mean 'standard'"),
+        (lambda: al.explore(trace, tokens=tokens, readings=("gradient",)), "explains one number"),
+        (lambda: al.explore(trace, tokens=tokens, readings=("entropy",)), "name a reading that has them"),
         (lambda: al.explore(trace, tokens=tokens, mechanisms=["sofmax"]), "softmax"),
         (lambda: al.explore(al.Trace(), tokens=tokens), "trace is empty"),
         (lambda: al.explore(al.Subject(trace, tokens, item=3)), "item 3 is not in a batch of 1"),

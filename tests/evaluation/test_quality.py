@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from attnlab.data import IGNORED
-from attnlab.evaluation.windows import _masked
+from attnlab.evaluation.quality import _masked
 
 
 class Tokenizer(SimpleNamespace):

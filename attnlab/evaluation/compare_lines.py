@@ -1,0 +1,143 @@
+"""A comparison as aligned text for a terminal: the mechanisms, the sweep over r, and the recommended plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnlab.evaluation.quality import quality_label, quality_text
+from attnlab.evaluation.recommend import MIX
+from attnlab.pages.audit import audit_lines
+
+__all__ = ["comparison_lines", "recommend_lines", "sweep_lines", "table_lines"]
+
+# Columns, and the fields of a row that they show.
+ERRORS = {
+    "output error": "output_error",
+    "score error": "score_error",
+    "after W_O": "after_projection",
+    "effective": "effective_error",
+}
+# Above these the model fails on the text even with exact attention.
+TOO_HARD = {"perplexity": 500, "mlm_error": 0.65}
+
+
+def comparison_lines(result: Mapping[str, Any]) -> list[str]:
+    """Everything that a comparison has measured."""
+    lines = table_lines(result)
+    if "sweeps" in result:
+        lines += ["", *sweep_lines(result)]
+    if "recommendation" in result:
+        lines += ["", *recommend_lines(result["recommendation"])]
+    return lines
+
+
+def table_lines(result: Mapping[str, Any]) -> list[str]:
+    """One line per mechanism, then the model's own quality and what its attention is like."""
+    measured = _measured(result)
+    label = quality_label(measured["name"]) if measured else "quality"
+    readings = result.get("config", {}).get("readings", ())
+    header = ["mechanism", label, *ERRORS, *(f"{name} map" for name in readings), "time", "memory"]
+    cells = [_cells(row, readings) for row in result["rows"] if not row["refused"]]
+    width = max(map(len, ["mechanism", *(row["mechanism"] for row in result["rows"])]))
+    aligned = iter(_aligned([header, *cells], left=1, first=width))
+    lines = [next(aligned)]
+    for row in result["rows"]:
+        reason = (row["refused"] or "").partition("\n")[0]
+        lines.append(f"{row['mechanism'].ljust(width)}  refused: {reason}" if row["refused"] else next(aligned))
+    differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
+    return [*lines, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
+
+
+def sweep_lines(result: Mapping[str, Any]) -> list[str]:
+    """One line per r, one pair of columns (quality, output error) per family."""
+    sweeps: dict[str, list[dict[str, Any]]] = result["sweeps"]
+    measured = _measured(result)
+    measure = measured["name"] if measured else "quality"
+    rows = {(family, row["r"]): row for family, rows in sweeps.items() for row in rows}
+    table = [["r", *(text for family in sweeps for text in (family, "error"))]]
+    for r in sorted({r for _, r in rows}):
+        pairs = [_sweep_cells(rows.get((family, r)), measure) for family in sweeps]
+        table.append([str(r), *(cell for pair in pairs for cell in pair)])
+    title = f"{quality_label(measure)} and output error against the number of keys per query, r"
+    return [title, *_aligned(table, left=0), *result["sweep_notes"]]
+
+
+def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
+    """The table of plans, and which mechanism the mixed ones put in which layer."""
+    measure, candidates = recommendation["exact"]["name"], recommendation["candidates"]
+    header = ["budget", "mechanism", recommendation["by"], quality_label(measure), "loss", "held out", "time", "memory"]
+    table = [header, *(_plan_cells(row, measure) for row in recommendation["rows"])]
+    lines = [line.rstrip() for line in _aligned(table, left=len(header))]
+    lines.append("*: no other plan is as good in loss, time and memory and better in one of them")
+    for row in recommendation["rows"]:
+        if row["mechanism"] == (MIX if len(candidates) > 1 else candidates[0]):
+            placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
+            lines.append(f"{_budget(row)}: {placed or 'softmax everywhere'}")
+    return lines
+
+
+def _aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:
+    """Rows as lines: the first ``left`` columns to the left, the others to the right, column 0 at least ``first``."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
+    widths[0] = max(widths[0], first)
+    return [
+        "  ".join(
+            cell.ljust(width) if i < left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in table
+    ]
+
+
+def _measured(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    return next((row["quality"] for row in result["rows"] if row.get("quality")), None)
+
+
+def _cells(row: Mapping[str, Any], readings: Sequence[str]) -> list[str]:
+    quality, errors = row["quality"], [row[field] for field in ERRORS.values()]
+    errors += [row["reading_errors"][name] for name in readings]
+    return [
+        row["mechanism"],
+        "-" if quality is None else quality_text(quality["name"], quality["value"]),
+        *("-" if error is None else f"{error:.4f}" for error in errors),
+        f"{row['time_ratio']:.2f} x",
+        f"{row['memory_ratio']:.2f} x",
+    ]
+
+
+def _sweep_cells(row: Mapping[str, Any] | None, measure: str) -> tuple[str, str]:
+    if row is None:
+        return "-", "-"
+    return quality_text(measure, row["quality"]), f"{row['output_error']:.4f}"
+
+
+def _plan_cells(row: Mapping[str, Any], measure: str) -> list[str]:
+    held_out = row["held_out_increase"]
+    return [
+        _budget(row),
+        row["mechanism"],
+        f"{row['replaced']}/{row['units']}",
+        quality_text(measure, row["quality"]["value"]),
+        f"{100 * row['loss_increase']:+.2f} %",
+        "-" if held_out is None else f"{100 * held_out:+.2f} %",
+        f"{row['time_ratio']:.2f} x",
+        f"{row['memory_ratio']:.2f} x" + (" *" if row["pareto"] else ""),
+    ]
+
+
+def _budget(row: Mapping[str, Any]) -> str:
+    return "-" if row["budget"] is None else f"+{100 * row['budget']:g} %"
+
+
+def _exact_line(measured: dict[str, Any] | None, label: str) -> list[str]:
+    """The model's own quality, with a warning where it fails on this text even so."""
+    if measured is None:
+        return []
+    exact = measured["exact"]
+    line = f"with exact attention the {label} on this text is {quality_text(measured['name'], exact)}"
+    if exact <= TOO_HARD[measured["name"]]:
+        return [line]
+    return [
+        f"{line}: the model was made for other text, and differences say little here; name one it knows with --text"
+    ]
