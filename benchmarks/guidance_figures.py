@@ -1,4 +1,4 @@
-"""The figure of docs/guidance.md, from papers/results/guidance.json: python benchmarks/guidance_figures.py docs"""
+"""The curves of attention guidance: python benchmarks/guidance_figures.py papers/guidance/figures"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from attnlab.provenance import write_atomic
 
+RESULTS = Path(__file__).resolve().parents[1] / "papers" / "results" / "guidance.json"
 STYLE = (
     "<style>text{font:12px sans-serif;fill:#555}path{fill:none;stroke-width:1.2}.axis{stroke:#999;stroke-width:1}"
     "</style>"
@@ -31,7 +32,7 @@ class Line:
 
 
 def main(folder: Path) -> None:
-    result = json.loads((folder.parent / "results" / "guidance.json").read_text(encoding="utf-8"))
+    result = json.loads(RESULTS.read_text(encoding="utf-8"))
     write_atomic(folder / "guidance-curves.svg", curves(result))
 
 
@@ -111,5 +112,5 @@ def panel(place: int, title: str, lines: Sequence[Line]) -> list[str]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="the docs; results lie beside it")
+    parser.add_argument("folder", type=Path, help="where the figures go")
     main(parser.parse_args().folder)

@@ -1,4 +1,4 @@
-"""The figures of docs/value-aware.md: python benchmarks/value_aware_figures.py docs"""
+"""The figures of value-aware approximation: python benchmarks/value_aware_figures.py papers/value_aware/figures"""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import attnlab as al
 from attnlab.provenance import write_atomic
 
+ROOT = Path(__file__).resolve().parents[1]
 STYLE = (
     "<style>text{font:12px sans-serif;fill:#555}.key{font-size:11px}path,line{fill:none;stroke-width:2}"
     ".axis{stroke:#999;stroke-width:1}</style>"
@@ -22,18 +23,18 @@ COLOURS = {"top-r": "#c44e52", "value-aware": "#4c72b0", "exact": "#333"}
 def main(folder: Path) -> None:
     write_atomic(folder / "value-aware-geometry.svg", geometry())
     write_atomic(folder / "value-aware-error.svg", error_by_r())
-    rows = tables(folder, "kv_policies")["perplexity"]
+    rows = tables("benchmarks/results/kv_policies.json")["perplexity"]
     write_atomic(folder / "value-aware-cache.svg", cache(rows, "stories15M", "sampled"))
     write_atomic(folder / "value-aware-cache-lm.svg", cache(rows, "kv-lm", "wikitext103-test"))
-    found = tables(folder, "value-aware")
-    write_atomic(folder / "value-aware-figure-1.svg", figure_1(found["figure_1"]))
-    write_atomic(folder / "value-aware-figure-2.svg", figure_2(found["figure_2"]))
-    write_atomic(folder / "value-aware-figure-3.svg", figure_3(found["figure_3_curves"]))
+    results = tables("papers/results/value-aware.json")
+    write_atomic(folder / "value-aware-figure-1.svg", figure_1(results["figure_1"]))
+    write_atomic(folder / "value-aware-figure-2.svg", figure_2(results["figure_2"]))
+    write_atomic(folder / "value-aware-figure-3.svg", figure_3(results["figure_3_curves"]))
 
 
-def tables(folder: Path, name: str) -> dict[str, list[dict]]:
-    """The tables of results/<name>.json, which lies beside the folder of the docs."""
-    return json.loads((folder.parent / "results" / f"{name}.json").read_text(encoding="utf-8"))["tables"]
+def tables(path: str) -> dict[str, list[dict]]:
+    """The tables of a results file, named from the top of the repository."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))["tables"]
 
 
 def geometry() -> str:
@@ -179,5 +180,5 @@ def _svg(width: int, height: int, parts: list[str]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="the docs; results lie beside it")
+    parser.add_argument("folder", type=Path, help="where the figures go")
     main(parser.parse_args().folder)

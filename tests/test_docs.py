@@ -1,12 +1,16 @@
-"""What the documentation shows runs, and says what is so."""
+"""The Python on the pages runs, links lead somewhere, and the template of a mechanism obeys the laws."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import attnlab as al
+from attnlab import registry
+from attnlab.pages.explorer import read_timeline
 from tests.conformance.laws import LAWS
 from tests.opened_pages import ROOT, python_blocks, run_blocks
 
@@ -21,21 +25,86 @@ def test_the_template_obeys_the_laws() -> None:
         law(al.mechanism("power:p=2"))
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md"))]
-)
+def _read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _pages(*patterns: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
+
+
+GUIDES = _pages("README.md", "docs/*.md")
+ALL_PAGES = _pages("*.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
+NOT_RUN = {
+    "docs/your-own-mechanism.md": "it registers a mechanism, and has a test of its own above",
+    "docs/kernels.md": "its Python is about tensors on a GPU",
+}
+RUNNABLE = [page for page in GUIDES if python_blocks(page) and page not in NOT_RUN]
+
+
+def _check_guidance(names: dict[str, Any]) -> None:
+    assert names["best"]["closeness"] > 0.2
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in names["model"].parameters())
+
+
+def _check_explorer(names: dict[str, Any]) -> None:
+    assert Path("page.html").stat().st_size > 50_000
+    assert read_timeline(Path("runs/guided")).steps[0].step == 100
+
+
+def _check_training(names: dict[str, Any]) -> None:
+    assert names["outcome"].step == 100
+    assert {report.status for report in names["reports"].values()} == {"done"}
+    assert Path("runs/seeds/seed-2/result.json").exists()
+
+
+def _check_models(names: dict[str, Any]) -> None:
+    assert names["W"].shape == (2, 8, 16, 16)
+
+
+# What must be true after a page has run, beyond what the page itself asserts.
+AFTERWARDS = {
+    "docs/explorer.md": _check_explorer,
+    "docs/guidance.md": _check_guidance,
+    "docs/models.md": _check_models,
+    "docs/training.md": _check_training,
+}
+
+
+@pytest.mark.parametrize("page", RUNNABLE)
+def test_the_python_of_a_page_runs_from_top_to_bottom(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(page)
+    if page in AFTERWARDS:
+        AFTERWARDS[page](names)
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_python_that_is_only_shown_compiles(page: str) -> None:
+    """A block that cannot run in the tests, as it needs a download, is fenced as ``py`` instead of ``python``."""
+    for source in re.findall(r"```py\n(.*?)```", _read(page), flags=re.DOTALL):
+        compile(source, page, "exec", dont_inherit=True)
+
+
+@pytest.mark.parametrize("page", GUIDES)
+def test_guides_import_nothing_that_is_not_installed(page: str) -> None:
+    assert not re.findall(r"^(?:from|import) (?:papers|tests|benchmarks)\b", _read(page), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_links_lead_somewhere(page: str) -> None:
-    path = ROOT / page
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (path.parent / target).exists(), f"{page} links to {target}, which is not there"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", _read(page)):
+        if "://" in target:
+            continue
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), f"{page} links to {target}, which does not exist"
+        if anchor:
+            assert anchor in _anchors(path), f"{page} links to {target}#{anchor}; there is no such heading"
 
 
-def test_readme_code_runs() -> None:
-    for source in python_blocks("README.md"):
-        exec(compile(source, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
-
-
-@pytest.mark.parametrize("page", ["abc", "huggingface", "recommend", "value-aware"])
-def test_a_page_runs_from_top_to_bottom(page: str) -> None:
-    run_blocks(f"docs/{page}.md")
+def _anchors(path: Path) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

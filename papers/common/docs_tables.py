@@ -1,11 +1,12 @@
-"""Tables in README.md and docs/*.md that are made from results/*.json, never typed: ``python -m papers docs``.
+"""Tables in the repository's pages that are made from results files, never typed: ``python -m papers docs``.
 
 A page marks where a table goes; what stands between the marks is replaced:
 
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
-``--check`` changes nothing and fails if a page is stale, docs/claims.md included.
+The pages are README.md, docs/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing and fails if
+a page is stale, docs/claims.md included.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ REGION = re.compile(
     r".*?(?P<close><!-- /table -->)",
     re.DOTALL,
 )
+PAGES = ("README.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
@@ -62,21 +64,21 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] 
 def fill_tables(text: str, root: Path) -> str:
     """The page with every marked region filled from the results file it names."""
 
-    def replace(found: re.Match[str]) -> str:
-        path = root / found["file"]
+    def replace(region: re.Match[str]) -> str:
+        path = root / region["file"]
         if not path.exists():
-            raise ValueError(f"{found['file']} does not exist; a table on the page names it")
+            raise ValueError(f"{region['file']} does not exist; a table on the page names it")
         tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
-        if found["table"] not in tables:
-            raise ValueError(f"{found['file']} has no table {found['table']}; it has {', '.join(tables) or 'none'}")
-        options = dict(option.split("=", 1) for option in found["options"].split())
+        if region["table"] not in tables:
+            raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
+        options = dict(option.split("=", 1) for option in region["options"].split())
         unknown = set(options) - {"columns"}
         if unknown:
             raise ValueError(
-                f"unknown option {', '.join(sorted(unknown))} in {found['open'].strip()}; there is: columns"
+                f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns"
             )
         columns = [c for c in options.get("columns", "").split(",") if c]
-        return found["open"] + markdown_table(tables[found["table"]], columns=columns) + "\n" + found["close"]
+        return region["open"] + markdown_table(tables[region["table"]], columns=columns) + "\n" + region["close"]
 
     # What stands in a code fence is an example of a mark and stays as it is.
     parts = FENCE.split(text)
@@ -87,8 +89,8 @@ def stale_pages(root: Path) -> dict[Path, str]:
     """The pages whose generated parts are not what the results say, with what they should hold."""
     claims = root / "docs" / "claims.md"
     wanted = {claims: claims_page(load_results(root / "papers" / "results"))[1]} if claims.parent.exists() else {}
-    for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
-        if path.exists() and path != claims:
+    for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
+        if path != claims:
             text = path.read_text(encoding="utf-8")
             try:
                 wanted[path] = fill_tables(text, root)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from attnlab.models import CONFIGS, count_parameters
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -27,14 +25,6 @@ def table() -> str:
 
 def test_the_table_is_current() -> None:
     assert table() in PAGE.read_text()
-
-
-def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert names["W"].shape == (2, 8, 16, 16)  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

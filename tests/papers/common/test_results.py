@@ -99,6 +99,16 @@ def test_pages_are_filled_and_stale_ones_found(repository: Path) -> None:
     fill_pages(repository, check=True)
 
 
+@pytest.mark.parametrize("page", ["notes/n.md", "papers/OVERVIEW.md", "papers/abc/RESULTS.md"])
+def test_notes_and_pages_of_papers_are_filled_too(repository: Path, page: str) -> None:
+    path = repository / page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("<!-- table:results/r.json#t columns=m -->\n<!-- /table -->\n")
+    assert path in stale_pages(repository)
+    fill_pages(repository)
+    assert "| c |" in path.read_text()
+
+
 @pytest.mark.parametrize(
     ("region", "message"),
     [
