@@ -1,28 +1,22 @@
-"""ABC_MLP on a GPU: the memory is written, scanned and read by Triton kernels, forward and backward."""
+"""``abc_attention``: what the kernels take, and their gradients in eager PyTorch."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
-import triton
 from torch import Tensor
 
-from attnlab.kernels.abc.decode import fold_and_read, fold_and_read_group
-from attnlab.kernels.abc.launch import Inputs, State, backward, forward, key_of
-from attnlab.kernels.abc.launcher import Options, launch
+from attnlab.kernels.abc.backward_pass import backward
+from attnlab.kernels.abc.forward_pass import forward
 from attnlab.kernels.abc.ops import abc_forward
 from attnlab.kernels.abc.plan import plan_for
-from attnlab.kernels.abc.recipes import is_known
+from attnlab.kernels.abc.recorded_calls import is_recorded
+from attnlab.kernels.abc.records import Inputs, State, StateGradients, call_key
 
-__all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "abc_step", "check_sizes", "supports"]
+__all__ = ["HEAD_SIZES", "MOST_SLOTS", "abc_attention", "check_sizes", "dense_rows", "supports"]
 
 HEAD_SIZES = tuple(range(32, 257, 16))
 MOST_SLOTS = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The most numbers and slots of a tile and warps of a decoding step, for one query head and for several; measured on an
-# H200.
-STEP, GROUPED_STEP = (1024, 8, 1), (4096, 256, 8)
 
 
 def abc_attention(
@@ -35,125 +29,62 @@ def abc_attention(
     scale: float | None = None,
     key_visible: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
-    state: State | None = None,
+    state: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, State]:
     """out_t = V~_t^T softmax(scale K~_t q_t) (ABC, Eqs. 3-5, Appendix B.1), and the memory (K~, V~, z) at the end.
 
     ``control`` is log alpha, (b, g, k, n). With ``causal`` the memory is that of the keys up to each query, else of all
     keys. ``state`` is the memory before the first key. ``cu_seqlens`` (sequences + 1) packs sequences into one row,
-    and then the states have a row for each sequence. Everything has gradients but the integers and masks.
+    and then the states have a row for each sequence. All floating-point inputs have gradients.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     first_k, first_v, first_z = (None, None, None) if state is None else state
-    inputs = (q, k, v, control, key_visible, first_k, first_v, first_z, cu_seqlens)
-    extra = state is not None or key_visible is not None or cu_seqlens is not None
-    train = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or control.requires_grad
-        or (state is not None and any(t.requires_grad for t in state))
-    )  # fmt: skip
+    inputs = Inputs(q, k, v, control, key_visible, first_k, first_v, first_z, cu_seqlens)
+    train = torch.is_grad_enabled() and _has_gradients(inputs)
     if torch.compiler.is_compiling():
+        out, last_k, last_v, last_z, _ = abc_forward(*_prepared(inputs, causal), causal, scale, train)
+        return out, State(last_k, last_v, last_z)
+    key = call_key(inputs, causal, scale, train)
+    if not is_recorded(key):
         inputs = _prepared(inputs, causal)
-        out, *last = abc_forward(*inputs, causal, scale, train)[:4]
-        return out, (last[0], last[1], last[2])
-    key = key_of(inputs, causal, scale, train)
-    if not is_known(key):
-        inputs = _prepared(inputs, causal)
-        key = key_of(inputs, causal, scale, train)
+        key = call_key(inputs, causal, scale, train)
     if train:
-        # The same as the operator, with less to do on the host.
-        out, *last = _Eager.apply((causal, scale, key), *(inputs if extra else inputs[:4]))
-    else:
-        out, last, _ = forward(inputs, causal, scale, False, key)
-    return out, (last[0], last[1], last[2])
+        plain = state is None and key_visible is None and cu_seqlens is None
+        # The same as the operator ``abc_forward``, with less work on the host.
+        out, *last = _Eager.apply((causal, scale, key), *(inputs[:4] if plain else inputs))
+        return out, State(*last)
+    out, end, _ = forward(inputs, causal, scale, False, key)
+    return out, end
+
+
+def _has_gradients(inputs: Inputs) -> bool:
+    q, k, v, control, _, first_k, first_v, first_z, _ = inputs
+    if q.requires_grad or k.requires_grad or v.requires_grad or control.requires_grad:
+        return True
+    return any(t is not None and t.requires_grad for t in (first_k, first_v, first_z))
 
 
 def _prepared(inputs: Inputs, causal: bool) -> Inputs:
-    """The same as the kernels read them: rows are dense, and what is not q, k, v or control altogether."""
+    """The inputs checked, and as the kernels read them: rows are dense, masks and states contiguous."""
     q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens = inputs
     check_sizes(q, k, v, control, causal=causal, cu_seqlens=cu_seqlens)
-    q, k, v, control = map(_in_rows, (q, k, v, control))
+    q, k, v, control = map(dense_rows, (q, k, v, control))
     if visible is not None and _in_float64(q.shape[3], control.shape[3], q.dtype):
-        # As wide as what it hides: products of float64 of which a byte decides do not compile (Triton 3.6).
+        # Triton 3.6 does not compile float64 products of tiles that are masked by loaded bytes; 8-byte masks work.
         visible = visible.to(torch.int64)
     visible, first_k, first_v, first_z, cu_seqlens = (
         None if t is None else t.contiguous() for t in (visible, first_k, first_v, first_z, cu_seqlens)
     )
-    return q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens
-
-
-def abc_step(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    control: Tensor,
-    state: State,
-    *,
-    scale: float | None = None,
-    key_visible: Tensor | None = None,
-    count: Tensor | None = None,
-) -> Tensor:
-    """The output for one more token; ``state`` (K~, V~, z) and ``count`` are updated in place, in one launch.
-
-    It has no gradients, and may be captured in a CUDA graph.
-    """
-    check_sizes(q, k, v, control, causal=True, cu_seqlens=None)
-    if q.shape[2] != 1:
-        raise ValueError(f"a step takes one token, got {q.shape[2]}; use abc_attention(..., state=state)")
-    kinds = (torch.float32,), (torch.float32,), (torch.float32, torch.float64)
-    if not all(t.is_contiguous() and t.dtype in kind for t, kind in zip(state, kinds, strict=True)):
-        raise ValueError("the state is updated in place: K~ and V~ float32, z float32 or float64, all contiguous")
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    q, k, v, control = map(_in_rows, (q, k, v, control))
-    if key_visible is not None:
-        # A column of a longer mask is not.
-        key_visible = key_visible.contiguous()
-    out = torch.empty_like(q)
-    step = _step if torch.compiler.is_compiling() else _launch_step
-    step(q, k, v, control, *state, key_visible, count, out, scale)
-    return out
-
-
-@torch.library.custom_op("attnlab::abc_step", mutates_args=("memory_k", "memory_v", "memory_z", "count", "out"))
-def _step(
-    q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
-    visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
-) -> None:  # fmt: skip
-    _launch_step(q, k, v, control, memory_k, memory_v, memory_z, visible, count, out, scale)
-
-
-def _launch_step(
-    q: Tensor, k: Tensor, v: Tensor, control: Tensor, memory_k: Tensor, memory_v: Tensor, memory_z: Tensor,
-    visible: Tensor | None, count: Tensor | None, out: Tensor, scale: float,
-) -> None:  # fmt: skip
-    b, h, _, d = q.shape
-    g, n = control.shape[1], control.shape[3]
-    tensors = (q, k, v, control, visible, memory_k, memory_v, memory_z, count, out)
-    numbers = (
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *control.stride()[:2], *out.stride()[:2], g, n, scale,
-    )  # fmt: skip
-    kernel = fold_and_read if h == g else fold_and_read_group
-    launch(kernel, (g, b, 1), tensors, numbers, _step_options(h // g, n, d, visible is not None, count is not None))
-
-
-@lru_cache(maxsize=4096)
-def _step_options(heads: int, slots: int, d: int, masked: bool, counted: bool) -> Options:
-    """Constants of a decoding step."""
-    wide, several, padded = (triton.next_power_of_2(size) for size in (d, heads, slots))
-    numbers, most, warps = STEP if heads == 1 else GROUPED_STEP
-    options = {
-        "NP": padded, "BN": max(1, min(padded, most, numbers // (wide * several))), "D": d, "BD": wide,
-        "FULL": d == wide and slots == padded, "MASKED": masked, "COUNTED": counted, "num_warps": warps,
-    }  # fmt: skip
-    return tuple((options if heads == 1 else {"R": heads, "RP": several, **options}).items())
+    return Inputs(q, k, v, control, visible, first_k, first_v, first_z, cu_seqlens)
 
 
 @torch.compiler.assume_constant_result
 def _in_float64(d: int, slots: int, dtype: torch.dtype) -> bool:
     """Whether calls of these sizes are computed in float64."""
-    return plan_for(d, slots, dtype, True).full == torch.float64
+    return plan_for(d, slots, dtype, True).full_dtype == torch.float64
 
 
-def _in_rows(t: Tensor) -> Tensor:
+def dense_rows(t: Tensor) -> Tensor:
     """The tensor with its last axis dense, as the kernels read it."""
     return t if t.stride(3) == 1 else t.contiguous()
 
@@ -190,25 +121,24 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor, control: Tensor, *, causal: boo
 
 
 class _Eager(torch.autograd.Function):
-    """Autograd takes its time for every argument, so that the last five come only if they are not all None."""
+    """Both passes for autograd, which takes host time for every argument: the last five inputs are left out if None."""
 
     @staticmethod
-    def forward(ctx, how, *given):  # type: ignore[no-untyped-def]
+    def forward(ctx, how, *tensors):  # type: ignore[no-untyped-def]
         causal, scale, key = how
-        inputs = given if len(given) == 9 else (*given, None, None, None, None, None)
-        out, last, buffer = forward(inputs, causal, scale, True, key)
-        ctx.save_for_backward(*last, buffer, *given)
+        out, last, buffer = forward(Inputs(*tensors), causal, scale, True, key)
+        ctx.save_for_backward(*last, buffer, *tensors)
         ctx.how = how
         ctx.set_materialize_grads(False)
         return out, *last
 
     @staticmethod
     def backward(ctx, do, dk, dv, dz):  # type: ignore[no-untyped-def]
-        last_k, last_v, last_z, buffer, *given = ctx.saved_tensors
-        inputs = tuple(given) if len(given) == 9 else (*given, None, None, None, None, None)
+        last_k, last_v, last_z, buffer, *tensors = ctx.saved_tensors
         if do is None:
-            do = torch.zeros_like(given[0])
-        grads = backward(do, (dk, dv, dz), inputs, (last_k, last_v, last_z), buffer, *ctx.how)
-        if len(given) == 4:
+            do = torch.zeros_like(tensors[0])
+        last, d_last = State(last_k, last_v, last_z), StateGradients(dk, dv, dz)
+        grads = backward(do, d_last, Inputs(*tensors), last, buffer, *ctx.how)
+        if len(tensors) == 4:
             return None, *grads
         return None, *grads[:4], None, *(grads[4:] or (None, None, None)), None

@@ -1,4 +1,8 @@
-"""A call with sizes that were there before is repeated: its memory is taken, and its kernels get the new addresses."""
+"""Calls that are repeated: the first of a kind is recorded as the memory it took and the launches it made.
+
+A later call with the same shapes, strides and dtypes takes fresh memory of the same form and hands its addresses to the
+recorded launches. It does nothing else on the host.
+"""
 
 from __future__ import annotations
 
@@ -10,155 +14,188 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.kernels.abc.launcher import Launched, Options, arguments, current_device, current_stream, launch, watched
+from attnlab.kernels.launching import (
+    Launched,
+    Numbers,
+    Options,
+    Tensors,
+    current_device,
+    current_stream,
+    direct_call,
+    launch,
+    launches_plainly,
+)
 
-__all__ = ["Calls", "Kinds", "bytes_of", "is_known", "recall"]
+__all__ = ["CallRecorder", "Layout", "RecordedCall", "bytes_before", "bytes_of", "is_recorded", "repeat"]
 
-# Shapes and dtypes of the tensors that share a buffer.
-Kinds = Sequence[tuple[tuple[int, ...], torch.dtype]]
-# Where each of them begins: a line of the cache, and more than any load takes.
+Grid = tuple[int, int, int]
+# The names, shapes and dtypes of tensors that share a buffer.
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+# The index of a tensor that has memory of its own, and an offset in it in bytes.
+Place = tuple[int, int]
+# Tensors in a buffer begin at multiples of so many bytes: a line of the cache, and more than any load takes.
 LINE = 256
+# Calls remembered. Where sizes never repeat, all are forgotten whenever there are so many.
 MOST = 1024
-_RECIPES: dict[Hashable, Recipe] = {}
+_RECORDED: dict[Hashable, RecordedCall] = {}
 
 
-class Recipe(NamedTuple):
+class RecordedCall(NamedTuple):
     """What a call takes and does.
 
-    ``shells`` have the form of its tensors and no memory; ``places`` are addresses by the tensor and the offset in it.
-    Each launch picks from these, the stream, and ``constants``. ``results`` are the tensors that come out of it.
+    ``shapes`` are tensors of the form of its fresh ones, without memory. ``places`` are the addresses that it needs,
+    among the inputs and then the fresh tensors. A launch is a function and what picks its arguments from the stream,
+    the addresses and ``constants``. ``results`` says which fresh tensors are returned, and ``alive`` holds objects
+    whose ids must stay theirs.
     """
 
     device: int | None
-    shells: list[Tensor]
-    places: list[tuple[int, int]]
+    shapes: list[Tensor]
+    places: list[Place]
     constants: list[Any]
     launches: list[tuple[Any, Any]]
     results: list[int]
-    # Keys hold their ids.
-    kept: list[Any]
+    alive: list[Any]
 
 
-class Calls:
-    """The launches and fresh tensors of one call, from which its recipe is made."""
+class CallRecorder:
+    """Makes the launches and fresh tensors of one call, and keeps account of them for its record."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.launched: list[tuple[Launched | None, tuple[int, int, int], tuple[Tensor | None, ...]]] = []
-        self.made: list[Tensor] = []
-        self.views: list[tuple[Tensor, Tensor, int]] = []
+        self.launched: list[tuple[Launched | None, Grid, tuple[Tensor | None, ...]]] = []
+        self.fresh: list[Tensor] = []
+        # Tensors in a buffer, the buffer, and where they begin in it.
+        self.in_buffers: list[tuple[Tensor, Tensor, int]] = []
 
-    def launch(
-        self,
-        kernel: Any,
-        grid: tuple[int, int, int],
-        tensors: tuple[Tensor | None, ...],
-        numbers: tuple[Any, ...],
-        options: Options,
-    ) -> None:
-        """``launch``, and remember it."""
-        self.launched.append((launch(kernel, grid, tensors, numbers, options), grid, tensors))
+    def launch(self, kernel: Any, grid: Grid, tensors: Tensors, numbers: Numbers, options: Options) -> None:
+        """``launching.launch``."""
+        self.launched.append((launch(kernel, grid, tensors, numbers, options), grid, tuple(tensors.values())))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor that holds nothing yet."""
-        self.made.append(torch.empty(shape, dtype=dtype, device=self.device))
-        return self.made[-1]
+        """``torch.empty`` on the call's device."""
+        self.fresh.append(torch.empty(shape, dtype=dtype, device=self.device))
+        return self.fresh[-1]
 
-    def like(self, t: Tensor) -> Tensor:
-        """One that lies in memory as ``t`` does."""
-        self.made.append(torch.empty_like(t))
-        return self.made[-1]
+    def empty_like(self, t: Tensor) -> Tensor:
+        """``torch.empty_like``: a tensor that lies in memory as ``t`` does."""
+        self.fresh.append(torch.empty_like(t))
+        return self.fresh[-1]
 
-    def several(self, kinds: Kinds) -> tuple[Tensor, list[Tensor]]:
-        """A buffer and the tensors in it."""
-        buffer = self.empty((bytes_of(kinds),), torch.uint8)
-        return buffer, self.parts(buffer, kinds)
+    def empties(self, layout: Layout) -> dict[str, Tensor]:
+        """Tensors that share one fresh buffer."""
+        return self.views(self.empty((bytes_of(layout),), torch.uint8), layout)
 
-    def parts(self, buffer: Tensor, kinds: Kinds, begin: int = 0) -> list[Tensor]:
-        """The tensors in a buffer, the first of them at ``begin``."""
-        parts, seen = [], {}
-        for (shape, dtype), at in zip(kinds, _begins(kinds, begin), strict=False):
-            if dtype not in seen:
-                seen[dtype] = buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)
+    def views(self, buffer: Tensor, layout: Layout, begin: int = 0) -> dict[str, Tensor]:
+        """The tensors of a layout in a buffer, the first of them at ``begin``."""
+        views: dict[str, Tensor] = {}
+        as_dtype: dict[torch.dtype, Tensor] = {}
+        for (name, (shape, dtype)), at in zip(layout.items(), _begins(layout, begin), strict=False):
+            if dtype not in as_dtype:
+                as_dtype[dtype] = buffer[: len(buffer) // dtype.itemsize * dtype.itemsize].view(dtype)
             strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-            parts.append(seen[dtype].as_strided(shape, strides, at // dtype.itemsize))
-            self.views.append((parts[-1], buffer, at))
-        return parts
+            views[name] = as_dtype[dtype].as_strided(shape, strides, at // dtype.itemsize)
+            self.in_buffers.append((views[name], buffer, at))
+        return views
 
-    def keep(self, key: Hashable, inputs: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
-        """Remember under ``key`` how ``results`` come from ``inputs``, if launches are all there is to it."""
-        given = [t for t in inputs if t is not None]
-        if len({id(t) for t in given}) < len(given) or any(launched is None for launched, _, _ in self.launched):
-            # One tensor twice would look as if both places always had the same.
+    def save(self, key: Hashable, inputs: Sequence[Tensor | None], results: Sequence[Tensor]) -> None:
+        """Record under ``key`` how ``results`` come from ``inputs``, if direct launches are all there is to it."""
+        place_of = self._places(inputs)
+        if place_of is None:
             return
-        found: dict[int, tuple[int, int]] = {id(t): (i, 0) for i, t in enumerate([*inputs, *self.made])}
-        found |= {id(t): (found[id(buffer)][0], begin) for t, buffer, begin in self.views}
-        # None has no address, and an empty tensor needs none.
-        nothing = (len(inputs) + len(self.made), 0)
-        found |= {id(t): nothing for t in (None, *(t for t, _, _ in self.views if t.numel() == 0))}
-        if not all(id(t) in found for _, _, tensors in self.launched for t in tensors):
-            return
-        places = sorted({found[id(t)] for _, _, tensors in self.launched for t in tensors})
+        places = sorted({place_of[id(t)] for _, _, tensors in self.launched for t in tensors})
+        # The list from which arguments are picked has the stream, then addresses, then constants.
+        index = {place: 1 + i for i, place in enumerate(places)}
         constants: list[Any] = []
-        launches, kept = [], []
+        launches, alive = [], []
         for launched, grid, tensors in self.launched:
             assert launched is not None
-            stream, addresses = object(), [object() for _ in tensors]
-            run, args = arguments(launched, grid, stream, addresses)
-            # The stream comes first, then addresses, then constants.
-            where = {id(stream): 0}
-            where |= {id(a): 1 + places.index(found[id(t)]) for a, t in zip(addresses, tensors, strict=True)}
-            picks = []
-            for arg in args:
-                if id(arg) not in where:
-                    constants.append(arg)
-                picks.append(where.get(id(arg), len(places) + len(constants)))
-            launches.append((run, itemgetter(*picks)))
-            kept.append(launched)
-        if len(_RECIPES) >= MOST:
-            _RECIPES.clear()
-        shells = [torch.empty_like(t) for t in self.made]
-        for shell in shells:
-            shell.untyped_storage().resize_(0)
-        of = [found[id(t)][0] - len(inputs) for t in results]
-        _RECIPES[key] = Recipe(self.device.index, shells, places, constants, launches, of, kept)
+            at = [index[place_of[id(t)]] for t in tensors]
+            launches.append(_picked_launch(launched, grid, at, constants, 1 + len(places)))
+            alive.append(launched)
+        if len(_RECORDED) >= MOST:
+            _RECORDED.clear()
+        shapes = [torch.empty_like(t) for t in self.fresh]
+        for t in shapes:
+            t.untyped_storage().resize_(0)
+        returned = [place_of[id(t)][0] - len(inputs) for t in results]
+        _RECORDED[key] = RecordedCall(self.device.index, shapes, places, constants, launches, returned, alive)
+
+    def _places(self, inputs: Sequence[Tensor | None]) -> dict[int, Place] | None:
+        """Where each tensor of the launches lies, by its id; None where that does not hold for other inputs."""
+        present = [id(t) for t in inputs if t is not None]
+        if len(set(present)) < len(present) or any(launched is None for launched, _, _ in self.launched):
+            # One tensor as two inputs would look as if both were always the same.
+            return None
+        places: dict[int, Place] = {id(t): (i, 0) for i, t in enumerate([*inputs, *self.fresh])}
+        places |= {id(t): (places[id(buffer)][0], begin) for t, buffer, begin in self.in_buffers}
+        # None has no address, and an empty tensor needs none.
+        no_address = (len(inputs) + len(self.fresh), 0)
+        places |= {id(t): no_address for t in (None, *(t for t, _, _ in self.in_buffers if t.numel() == 0))}
+        known = all(id(t) in places for _, _, tensors in self.launched for t in tensors)
+        return places if known else None
 
 
-def is_known(key: Hashable) -> bool:
-    """Whether a call of this kind has been made."""
-    return key in _RECIPES
+def _picked_launch(
+    launched: Launched, grid: Grid, at: list[int], constants: list[Any], constants_from: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """The function that makes a launch, and what picks its arguments: addresses by the indices ``at``.
+
+    Its other arguments are appended to ``constants``, which are picked from the index ``constants_from`` on.
+    """
+    stream, addresses = object(), [object() for _ in at]
+    function, args = direct_call(launched, grid, stream, addresses)
+    index = {id(stream): 0, **{id(address): i for address, i in zip(addresses, at, strict=True)}}
+    picks = []
+    for arg in args:
+        if id(arg) not in index:
+            picks.append(constants_from + len(constants))
+            constants.append(arg)
+        else:
+            picks.append(index[id(arg)])
+    return function, itemgetter(*picks)
 
 
-def recall(key: Hashable, inputs: Sequence[Tensor | None]) -> list[Tensor] | None:
-    """The results that ``key`` promises for ``inputs``; None where it promises none."""
-    recipe = _RECIPES.get(key)
-    if recipe is None or watched() or current_device() != recipe.device:
+def is_recorded(key: Hashable) -> bool:
+    """Whether a call of this kind has been recorded."""
+    return key in _RECORDED
+
+
+def repeat(key: Hashable, inputs: Sequence[Tensor | None]) -> list[Tensor] | None:
+    """The results of the call recorded under ``key``, for ``inputs``; None where there is none or it cannot be used."""
+    recorded = _RECORDED.get(key)
+    if recorded is None or launches_plainly() or current_device() != recorded.device:
         return None
-    device, shells, places, constants, launches, results, _ = recipe
+    device, shapes, places, constants, launches, results, _ = recorded
     bases = [0 if t is None else t.data_ptr() for t in inputs]
     every = 0
     for base in bases:
         every |= base
     if every % 16:
         return None
-    made = [torch.empty_like(shell) for shell in shells]
-    bases += [t.data_ptr() for t in made]
+    fresh = [torch.empty_like(t) for t in shapes]
+    bases += [t.data_ptr() for t in fresh]
     bases.append(0)
-    at = [current_stream(device), *[bases[i] + begin for i, begin in places], *constants]
-    for run, pick in launches:
-        run(*pick(at))
-    return [made[i] for i in results]
+    arguments = [current_stream(device), *[bases[i] + begin for i, begin in places], *constants]
+    for function, pick in launches:
+        function(*pick(arguments))
+    return [fresh[i] for i in results]
 
 
-def _begins(kinds: Kinds, begin: int = 0) -> list[int]:
+def _begins(layout: Layout, begin: int = 0) -> list[int]:
     """Where each tensor begins, in bytes, and where all end."""
     begins = [begin]
-    for shape, dtype in kinds:
+    for shape, dtype in layout.values():
         end = begins[-1] + prod(shape) * dtype.itemsize
         begins.append((end + LINE - 1) // LINE * LINE)
     return begins
 
 
-def bytes_of(kinds: Kinds, begin: int = 0) -> int:
-    """Where a buffer for them ends."""
-    return _begins(kinds, begin)[-1]
+def bytes_of(layout: Layout, begin: int = 0) -> int:
+    """Where a buffer for these tensors ends, if the first is at ``begin``."""
+    return _begins(layout, begin)[-1]
+
+
+def bytes_before(name: str, layout: Layout) -> int:
+    """Where this tensor of a layout begins."""
+    return _begins(layout)[list(layout).index(name)]

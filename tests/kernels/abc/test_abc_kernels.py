@@ -10,13 +10,17 @@ import torch
 
 pytest.importorskip("triton")
 
-from attnlab.kernels import abc as abc_mlp
-from attnlab.kernels.abc import abc_attention, abc_step
-from attnlab.kernels.abc import launch as _abc_launch
-from attnlab.kernels.abc import ops as _abc_ops
-from attnlab.kernels.abc import plan as _abc_plan
-from attnlab.kernels.abc.launcher import Options
-from attnlab.kernels.abc.recipes import Calls
+from attnlab.kernels.abc import (
+    abc_attention,
+    abc_step,
+    attention,
+    backward_pass,
+    forward_pass,
+    ops,
+    plan,
+)
+from attnlab.kernels.abc.recorded_calls import CallRecorder
+from attnlab.kernels.launching import Options
 from tests.kernels.abc.cases import EMPTY, Case, check, dense, errors, inputs, poisoned, relative
 
 pytestmark = [
@@ -32,14 +36,14 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 16 tokens, so that short texts have several; few slots in float32, and all else as in bf16."""
-    monkeypatch.setattr(_abc_plan, "SINGLE_FROM", 0)
-    for module in (_abc_launch, _abc_ops, abc_mlp):
-        monkeypatch.setattr(module, "plan_for", lambda *key: replace(_fresh_plan(*key), C=16, one=True))
+    monkeypatch.setattr(plan, "SINGLE_FROM", 0)
+    _change_plans(monkeypatch, chunk=16, all_columns=True)
 
 
-def _fresh_plan(*key: Any) -> _abc_plan.Plan:
-    """One that was not made before some constant of it was changed."""
-    return _abc_plan.plan_for.__wrapped__(*key)
+def _change_plans(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """All plans have these fields; ``__wrapped__`` makes them anew, since constants of the module were changed."""
+    for module in (forward_pass, backward_pass, ops, attention):
+        monkeypatch.setattr(module, "plan_for", lambda *key: replace(plan.plan_for.__wrapped__(*key), **changes))
 
 
 CAUSAL = [
@@ -83,27 +87,28 @@ def test_queries_that_read_one_memory_equal_the_equations(case: Case) -> None:
 )
 def test_sequences_cut_into_segments_equal_the_equations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a sequence has fewer chunks than segments."""
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: 3)
+    monkeypatch.setattr(plan, "segments_of", lambda _programs, _chunks: 3)
     check(case)
 
 
 @pytest.mark.parametrize("case", CAUSAL[2:], ids=str)
 def test_reading_that_asks_early_equals_the_equations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in bf16, where logits and z are loaded before the first products."""
-    tiles = _abc_launch.tiles
+    usual = forward_pass.read_options
 
-    def early(kernel: str, plan: _abc_plan.Plan, form: _abc_plan.Form, wide: bool, saved: bool = False) -> Options:
-        options = tiles(kernel, plan, form, wide, saved)
-        return (*options, ("EARLY", True)) if kernel == "read" and form.causal and not wide else options
+    def early(tiles: plan.TilePlan, form: plan.CallForm, wide: bool, save_scores: bool) -> Options:
+        options = usual(tiles, form, wide, save_scores)
+        return (*options, ("EARLY_LOGITS", True)) if form.causal and not wide else options
 
-    monkeypatch.setattr(_abc_launch, "tiles", early)
+    monkeypatch.setattr(forward_pass, "read_options", early)
     check(case)
 
 
 def _plan(monkeypatch: pytest.MonkeyPatch, segments: int, **changes: Any) -> None:
     """What bf16 does, in float32: plans with these changes, and sequences cut into so many segments."""
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
-    monkeypatch.setattr(_abc_launch, "plan_for", lambda *key: replace(_fresh_plan(*key), **changes))
+    monkeypatch.setattr(plan, "segments_of", lambda _programs, _chunks: segments)
+    for module in (forward_pass, backward_pass):
+        monkeypatch.setattr(module, "plan_for", lambda *key: replace(plan.plan_for.__wrapped__(*key), **changes))
 
 
 @pytest.mark.parametrize("segments", [1, 3])
@@ -117,7 +122,7 @@ def _plan(monkeypatch: pytest.MonkeyPatch, segments: int, **changes: Any) -> Non
 )
 def test_what_rounding_does_to_sums_is_mended(case: Case, segments: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in bf16, where sums that were only rounded had errors beyond 1e-2 on a GPU (docs/kernels.md)."""
-    _plan(monkeypatch, segments, sums=torch.bfloat16)
+    _plan(monkeypatch, segments, sums_dtype=torch.bfloat16)
     found = errors(case)
     assert found["ds"] < 4e-3
     assert max(found["dk"], found["dv"]) < 4e-3
@@ -157,9 +162,9 @@ def test_states_of_few_slots_keep_what_rounding_takes(
     case: Case, segments: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in bf16: in two parts, the second only for slots that are mostly one key, where it matters."""
-    _plan(monkeypatch, segments, state=torch.bfloat16)
+    _plan(monkeypatch, segments, state_dtype=torch.bfloat16)
     coarse = errors(case)
-    _plan(monkeypatch, segments, state=torch.bfloat16, fine=True)
+    _plan(monkeypatch, segments, state_dtype=torch.bfloat16, low_parts=True)
     found = errors(case)
     assert coarse["ds"] > 1e-3
     assert found["ds"] < 0.25 * coarse["ds"]
@@ -192,9 +197,9 @@ def test_few_slots_of_float32_are_computed_in_float64(
 ) -> None:
     # No small chunks here, and plans as they are.
     monkeypatch.undo()
-    monkeypatch.setattr(_abc_plan, "segments_of", lambda _programs, _chunks: segments)
-    assert _abc_plan.plan_for(case.d, case.slots, torch.float32, True).full == torch.float64
-    assert _abc_plan.plan_for(case.d, 33, torch.float32, True).full == torch.float32
+    monkeypatch.setattr(plan, "segments_of", lambda _programs, _chunks: segments)
+    assert plan.plan_for(case.d, case.slots, torch.float32, True).full_dtype == torch.float64
+    assert plan.plan_for(case.d, 33, torch.float32, True).full_dtype == torch.float32
     with poisoned():
         found = errors(case, seed)
     # Without causal, reading takes the state that is handed over, in float32.
@@ -220,7 +225,7 @@ def test_packed_sequences_are_cut_one_after_the_other(sequences: int) -> None:
     """Units of at most 16 tokens, the last of a sequence perhaps shorter; those that nobody needs are empty."""
     lengths = torch.randint(0, 40, (sequences,), generator=torch.Generator().manual_seed(sequences))
     cu = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
-    units = _abc_plan.units_of(Calls(cu.device), 1, int(cu[-1]), 16, cu)
+    units = plan.cut_into_chunks(CallRecorder(cu.device), 1, int(cu[-1]), 16, cu)
     expected = [
         (begin + i, min(16, length - i), seq)
         for seq, (begin, length) in enumerate(zip(cu[:-1].tolist(), lengths.tolist(), strict=True))
@@ -306,7 +311,7 @@ def test_the_operators_keep_what_their_fakes_promise(case: Case) -> None:
     first = tuple(made[4:]) or (None, None, None)
     arguments = (*made[:4], None, *first, None, case.causal, case.d**-0.5, True)
     torch.library.opcheck(
-        _abc_ops.abc_forward, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+        ops.abc_forward, arguments, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
     )
 
 
