@@ -87,7 +87,7 @@ def eager_ms(job: Callable[[], Any], repeats: int = 20) -> float:
 
 
 def ceilings() -> Any:
-    """What the card does at best here: a copy, and a bf16 matrix product of random numbers."""
+    """The card's ceilings: a copy, and a bf16 matrix product of random numbers."""
     big = torch.randn(1 << 29, device="cuda")
     to = torch.empty_like(big)
     bandwidth = 2 * big.numel() * 4 / eager_ms(lambda: to.copy_(big)) / 1e9
@@ -116,7 +116,7 @@ def launches() -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     from attnlab.kernels.abc import abc_attention
-    from attnlab.kernels.abc.launcher import known_launches
+    from attnlab.kernels.launching import known_launches
 
     tensors, _ = made(SHAPES[0])
     pull = torch.randn_like(tensors[0])
@@ -137,7 +137,7 @@ def launches() -> Any:
     for i in range(each):
         name = events[i].name
         us = statistics.median(events[i + j * each].time_range.elapsed_us() for j in range(5))
-        # The second launch of a kernel looks for chunks that need several references, and finds none.
+        # The second launch of a kernel is for wide chunks, which need several references; there are none.
         wide = name in seen
         seen.add(name)
         row = {"kernel": name, "references": "several" if wide else "one", "us": us}
@@ -205,19 +205,19 @@ def beside_pytorch(row: Row, tensors: list[Tensor]) -> Row:
     import attnlab as al
     from attnlab.mechanisms._bounded.slots import Control, SlotMechanism
 
-    class Given(SlotMechanism):
-        """The control vectors that the kernels get."""
+    class FixedControl(SlotMechanism):
+        """Slots with the control logits that the kernels get, without kernels."""
 
         slots, normalise = tensors[3].shape[3], "read"
 
         def control(self, _call: al.AttentionCall, _places: Tensor) -> Control:
             return Control(tensors[3])
 
-        def fused(self, *_given: Any, **_how: Any) -> None:
+        def fused(self, *_args: Any, **_kwargs: Any) -> None:
             return None
 
     q, k, v, _ = tensors
-    mech = Given()
+    mech = FixedControl()
     ahead, both = forward_and_both(
         lambda: mech(al.AttentionCall(q, k, v, causal=True)), tensors, lambda job: eager_ms(job, 3)
     )  # fmt: skip
@@ -229,17 +229,17 @@ def others() -> Any:
     """Other head sizes and slots, grouped queries and packed sequences, beside what the bytes moved predict."""
 
     def clock(job: Callable[[], Any]) -> float:
-        # What a replay costs is no matter of bytes.
+        # Five calls in a graph: the cost of a replay does not depend on bytes.
         return graph_ms(job, each=5)
 
     base, _ = measured(SHAPES[0], clock)
-    known = moved(SHAPES[0])
+    base_bytes = moved(SHAPES[0])
     for case in OTHERS:
         how = {name: value for name, value in case.items() if name != "shape"}
         row, _ = measured(case["shape"], clock, **how)
-        here = moved(case["shape"], **how)
+        case_bytes = moved(case["shape"], **how)
         for what in ("forward", "both"):
-            expected = base[f"{what} ms"] * here[f"moved MB {what}"] / known[f"moved MB {what}"]
+            expected = base[f"{what} ms"] * case_bytes[f"moved MB {what}"] / base_bytes[f"moved MB {what}"]
             row[f"{what} / by bytes"] = row[f"{what} ms"] / expected
         yield {**row, "groups": how.get("groups", row["H"]), "packed": how.get("packed", 1)}
 
@@ -265,7 +265,7 @@ def lengths() -> Any:
 
 
 def host() -> Any:
-    """Host time of an eager call, which returns before the device is done; where nothing has been profiled yet."""
+    """Host time of an eager call, which returns before the device is done; measured before any part that profiles."""
     from attnlab.kernels.abc import abc_attention
 
     for shape in ((1, 8, 512, 128, 64), SHAPES[0]):

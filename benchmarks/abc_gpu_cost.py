@@ -26,18 +26,19 @@ def cost(shape: tuple[int, ...], groups: int | None = None) -> Row:
 def traffic(shape: tuple[int, ...], groups: int | None = None, packed: int = 1, train: bool = True) -> dict[str, float]:
     """MB that each kernel reads and writes, if what one launch reads twice comes from the cache the second time.
 
-    "saved" is what reading writes only where gradients are wanted. What mends rounding moves is not counted: it is
-    nearly nothing unless single keys fill slots.
+    "saved" is what reading writes only for gradients. Bytes for the correction of rounding are not counted: there are
+    nearly none unless single keys fill slots.
     """
-    from attnlab.kernels.abc.plan import Form, plan_for, walks
+    from attnlab.kernels.abc.plan import CallForm, plan_for, sum_walks, write_walks
 
     b, h, t, d, n = shape
     g = h if groups is None else groups
     plan = plan_for(d, n, torch.bfloat16, train)
-    form = Form(True, packed == 1, packed > 1, False, groups=h // g)
-    write, back = (len(walks(name, plan, form, b * packed * g, t // packed // plan.C)) for name in ("write", "sum"))
+    form = CallForm(True, packed == 1, packed > 1, False, groups=h // g)
+    rows, chunks = b * packed * g, t // packed // plan.chunk
+    write, back = len(write_walks(plan, form, rows, chunks)), len(sum_walks(plan, form, rows, chunks))
     # Bytes for each token: of width d and of n slots, for each query head and each key head; states are shared out.
-    state, later = (2 * n * d * kind.itemsize / plan.C * g for kind in (plan.state, plan.sums))
+    state, later = (2 * n * d * kind.itemsize / plan.chunk * g for kind in (plan.state_dtype, plan.sums_dtype))
     q, k, s, share, score = 2 * d * h, 2 * d * g, 2 * n * g, 2 * n * h, 4 * n * h
     per_token = {
         "weigh_logits": 2 * s,

@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def figure(rows: list[dict[str, Any]]) -> str:
-    """Time against length, both axes logarithmic: ours, SDPA and fla where it was there, forward and both."""
+    """Time against length, both axes logarithmic: ours, SDPA, and fla where it was measured; forward and both."""
     colours = {
         "SDPA both ms": "#c44e52", "SDPA forward ms": "#e5989b", "fla both ms": "#55a868", "fla forward ms": "#a8d3b2",
         "both ms": "#4c72b0", "forward ms": "#9db4d6",

@@ -1,4 +1,4 @@
-"""What was wanted of ABC_MLP's kernels on one H200 in bf16, and what a run of abc_gpu.py has.
+"""Targets of ABC_MLP's kernels on one H200 in bf16, beside what a run of abc_gpu.py measured.
 
 python benchmarks/abc_gpu_targets.py RESULTS.json adds tables to it: the targets, a line through the shapes, and other
 sizes beside that line.
@@ -17,7 +17,7 @@ from attnlab.provenance import write_json
 
 
 def targets(tables: dict[str, list[Row]]) -> list[Row]:
-    """Each target with what must be and what would be good; all are at most so much."""
+    """Each target with a required and a desired upper bound."""
     large, long, short = tables["shapes"]
     step = tables["decode"][0]
     names = [
@@ -58,10 +58,10 @@ def by_line(tables: dict[str, list[Row]]) -> tuple[list[Row], list[Row]]:
         rate, fixed = np.polyfit(mb, ms, 1)
         off = np.abs(ms / (fixed + rate * mb) - 1).max()
         lines.append({"what": what, "fixed us": 1e3 * fixed, "TB/s": 1e-3 / rate, "largest misfit": float(off)})
-        for row, found in zip(rows, tables["others"], strict=True):
-            shape = tuple(found[name] for name in ("B", "H", "T", "D", "slots"))
-            here = moved(shape, found["groups"], found["packed"])[f"moved MB {what}"]
-            row[f"{what} / by line"] = found[f"{what} ms"] / (fixed + rate * here)
+        for row, measured in zip(rows, tables["others"], strict=True):
+            shape = tuple(measured[name] for name in ("B", "H", "T", "D", "slots"))
+            case_mb = moved(shape, measured["groups"], measured["packed"])[f"moved MB {what}"]
+            row[f"{what} / by line"] = measured[f"{what} ms"] / (fixed + rate * case_mb)
     return lines, rows
 
 

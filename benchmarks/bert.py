@@ -32,10 +32,10 @@ def bert(size: Sizes, device: str, attention: Literal["eager", "sdpa"]) -> nn.Mo
 
 
 def batch_for(size: Sizes, device: str, *, shortest: int | None = None) -> dict[str, Tensor]:
-    """Random tokens; padded to lengths from ``shortest`` to all of it where that is given."""
+    """Random tokens; with ``shortest``, padded from lengths between that and all of it."""
     batch, length = size["batch"], size["length"]
-    found = {"input_ids": torch.randint(0, VOCAB, (batch, length), device=device)}
+    batch_tensors = {"input_ids": torch.randint(0, VOCAB, (batch, length), device=device)}
     if shortest is not None:
         kept = torch.linspace(shortest, length, batch, device=device)
-        found["attention_mask"] = (torch.arange(length, device=device) < kept[:, None]).long()
-    return found
+        batch_tensors["attention_mask"] = (torch.arange(length, device=device) < kept[:, None]).long()
+    return batch_tensors

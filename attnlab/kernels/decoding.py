@@ -1,4 +1,4 @@
-"""A decoded token of linear attention, and a query that reads slots to which nothing is added: one launch each."""
+"""Decoding in one launch: a token of linear attention, or a query that reads slots to which nothing is added."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels._linear_decode import ELU, RELU, WAVES, add_and_read, read_only
-from attnlab.kernels.abc.launcher import Options, launch
+from attnlab.kernels.decoding_triton import ELU, RELU, WAVES, add_and_read, read_only
+from attnlab.kernels.launching import Options, launch
 
 __all__ = ["linear_step", "read_slots", "serves_reading", "serves_step"]
 
 MAPS = {"elu": ELU.value, "relu": RELU.value, "waves": WAVES.value}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256
-# Numbers of K~ that one program holds.
-MOST = 16384
-# Numbers of a tile: large, so that all loads of a program are under way at once.
+# The most numbers of K~ or V~ that ``read_slots`` holds in one program.
+MOST_READ = 16384
+# Numbers of a tile of ``linear_step``: large, so that all loads of a program are under way at once.
 TILE = 8192
 
 
@@ -38,35 +38,48 @@ def linear_step(
 ) -> Tensor:
     """out = phi(q) S / phi(q) z after S += phi(k) v^T and z += phi(k); ``state`` is [S, z], updated in place.
 
-    phi(t) is elu(factor t) + 1, relu(W t + b), or the ``waves`` factor [sin(W t), cos(W t)] of t brought to length 1; W
-    is (features, d), or has an axis of heads before that, and then so has b. Without a key (k is (b, g, 0, d)) the
-    state is only read. ``gate`` is (the logarithm of what stays of the state, what enters of the token), (b, g, 1)
-    each. It has no gradients, and may be captured in a CUDA graph.
+    The feature map phi(t) is by ``kind``: "elu" elu(factor t) + 1; "relu" relu(W t + b); "waves" factor [sin(W t),
+    cos(W t)] of t divided by its length. W (``weight``) is (features, d), or has an axis of heads before that, and then
+    so has b (``bias``). Without a key (k is (b, g, 0, d)) the state is only read. ``gate`` is (the logarithm of the
+    factor of the state, the factor of the token), (b, g, 1) each. It has no gradients, and may be captured in a CUDA
+    graph.
     """
-    (b, h, n_q, d), g, e = q.shape, k.shape[1], v.shape[-1]
-    if n_q != 1 or k.shape[2] > 1:
-        raise ValueError(f"a step takes one query and at most one key, got {n_q} and {k.shape[2]}")
+    (b, h, _, d), g, e = q.shape, k.shape[1], v.shape[-1]
     rows = d if weight is None else weight.shape[-2]
-    held = (b, g, 2 * rows if kind == "waves" else rows, e + 1)
-    if state.dtype != torch.float32 or not state.is_contiguous() or state.numel() != b * g * held[2] * held[3]:
-        raise ValueError(f"the state is updated in place: {held}, float32 and contiguous, got {tuple(state.shape)}")
+    _check_step(q, k, state, (b, g, 2 * rows if kind == "waves" else rows, e + 1))
     writes = k.shape[2] == 1
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
-    # A column of a longer mask is not, nor is a parameter's part.
-    visible, weight, bias = (None if t is None else t.contiguous() for t in (key_visible, weight, bias))
+    # A column of a longer mask is not contiguous, nor is a part of a parameter.
+    visible, weight, bias = (
+        None if t is None else t.contiguous() for t in (key_visible if writes else None, weight, bias)
+    )  # fmt: skip
     stays, enters = (None, None) if gate is None or not writes else (t.contiguous() for t in gate)
     out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
-    options = _step_options(
-        kind, h // g, rows, d, e, writes, visible is not None and writes, stays is not None, least > 0
-    )
-    numbers = (
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], *out.stride()[:2],
-        0 if weight is None or weight.dim() == 2 else weight.stride(0), g, rows, factor, least,
+    (sqb, sqh, *_), (skb, skh, *_), (svb, svh, *_), (sob, soh, *_) = q.stride(), k.stride(), v.stride(), out.stride()
+    launch(
+        add_and_read,
+        (b, g, 1),
+        {
+            "q": q, "k": k if writes else None, "v": v if writes else None, "weight": weight, "bias": bias,
+            "stays": stays, "enters": enters, "visible": visible, "state": state, "o": out,
+        },
+        {
+            "sqb": sqb, "sqh": sqh, "skb": skb, "skh": skh, "svb": svb, "svh": svh, "sob": sob, "soh": soh,
+            "swg": 0 if weight is None or weight.dim() == 2 else weight.stride(0), "G": g, "F": rows, "scale": factor,
+            "least": least,
+        },
+        _step_options(kind, h // g, rows, d, e, writes, visible is not None, stays is not None, least > 0),
     )  # fmt: skip
-    token = (k, v) if writes else (None, None)
-    tensors = (q, *token, weight, bias, stays, enters, visible if writes else None, state, out)
-    launch(add_and_read, (b, g, 1), tensors, numbers, options)
     return out
+
+
+def _check_step(q: Tensor, k: Tensor, state: Tensor, expected: tuple[int, int, int, int]) -> None:
+    """Raise unless there is one token, and a state of the ``expected`` shape that can be updated in place."""
+    if q.shape[2] != 1 or k.shape[2] > 1:
+        raise ValueError(f"a step takes one query and at most one key, got {q.shape[2]} and {k.shape[2]}")
+    b, g, features, width = expected
+    if state.dtype != torch.float32 or not state.is_contiguous() or state.numel() != b * g * features * width:
+        raise ValueError(f"the state is updated in place: {expected}, float32 and contiguous, got {tuple(state.shape)}")
 
 
 def read_slots(q: Tensor, memory: tuple[Tensor, Tensor, Tensor], *, scale: float) -> Tensor:
@@ -75,8 +88,14 @@ def read_slots(q: Tensor, memory: tuple[Tensor, Tensor, Tensor], *, scale: float
     q = q if q.stride(3) == 1 else q.contiguous()
     k, v, z = (t.contiguous() for t in memory)
     out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
-    numbers = (*q.stride()[:2], *out.stride()[:2], g, n, scale)
-    launch(read_only, (b, g, 1), (q, k, v, z, out), numbers, _read_options(h // g, n, d, e))
+    (sqb, sqh, *_), (sob, soh, *_) = q.stride(), out.stride()
+    launch(
+        read_only,
+        (b, g, 1),
+        {"q": q, "memory_k": k, "memory_v": v, "memory_z": z, "o": out},
+        {"sqb": sqb, "sqh": sqh, "sob": sob, "soh": soh, "G": g, "N": n, "scale": scale},
+        _read_options(h // g, n, d, e),
+    )
     return out
 
 
@@ -89,40 +108,45 @@ def serves_step(q: Tensor, v: Tensor, state: Tensor) -> bool:
 def serves_reading(q: Tensor, memory: tuple[Tensor, Tensor, Tensor]) -> bool:
     """Whether ``read_slots`` is made for these."""
     sizes = _read_sizes(memory[0].shape[2], q.shape[-1], memory[1].shape[-1])
-    return sizes[0] * max(sizes[1:]) <= MOST and q.dtype in DTYPES and memory[0].dtype == torch.float32
+    return sizes[0] * max(sizes[1:]) <= MOST_READ and q.dtype in DTYPES and memory[0].dtype == torch.float32
 
 
 @lru_cache(maxsize=1024)
 def _step_options(
     kind: str, heads: int, rows: int, d: int, e: int, writes: bool, masked: bool, gated: bool, bounded: bool
 ) -> Options:
-    wide, wide_values, several, padded = (triton.next_power_of_2(size) for size in (d, e, heads, rows))
-    tile = max(1, min(padded, TILE // (max(wide, wide_values) * several)))
+    """Constants of ``add_and_read``."""
+    columns, value_columns, padded_heads, padded = (triton.next_power_of_2(size) for size in (d, e, heads, rows))
+    tile = max(1, min(padded, TILE // (max(columns, value_columns) * padded_heads)))
     return tuple(
         {
-            "R": heads, "RP": several, "FP": padded, "BF": tile, "D": d, "BD": wide, "E": e, "BE": wide_values,
-            "MAP": MAPS[kind], "FULL": (d, e, rows) == (wide, wide_values, padded), "WRITES": writes, "MASKED": masked,
-            "GATED": gated, "BOUNDED": bounded, "num_warps": _warps(tile * several * max(wide, wide_values)),
+            "R": heads, "RP": padded_heads, "FP": padded, "BF": tile, "D": d, "BD": columns, "E": e,
+            "BE": value_columns, "UNPADDED": (d, e, rows) == (columns, value_columns, padded), "MAP": MAPS[kind],
+            "WRITES": writes, "MASKED": masked, "GATED": gated, "BOUNDED": bounded,
+            "num_warps": _warps(tile * padded_heads * max(columns, value_columns)),
         }.items()
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
 def _read_options(heads: int, slots: int, d: int, e: int) -> Options:
-    padded, wide, wide_values = _read_sizes(slots, d, e)
+    """Constants of ``read_only``."""
+    padded, columns, value_columns = _read_sizes(slots, d, e)
     return tuple(
         {
-            "R": heads, "NP": padded, "D": d, "BD": wide, "E": e,
-            "BE": wide_values, "FULL": (d, e, slots) == (wide, wide_values, padded),
-            "num_warps": _warps(padded * max(wide, wide_values)),
+            "R": heads, "NP": padded, "D": d, "BD": columns, "E": e,
+            "BE": value_columns, "UNPADDED": (d, e, slots) == (columns, value_columns, padded),
+            "num_warps": _warps(padded * max(columns, value_columns)),
         }.items()
     )  # fmt: skip
 
 
 def _warps(numbers: int) -> int:
+    """Warps for a tile of so many numbers."""
     return 4 if numbers <= 2048 else 8
 
 
 @lru_cache(maxsize=1024)
 def _read_sizes(slots: int, d: int, e: int) -> tuple[int, int, int]:
+    """Slots, columns of K~ and of V~, padded to powers of two as tiles need it."""
     return triton.next_power_of_2(slots), triton.next_power_of_2(d), triton.next_power_of_2(e)

@@ -11,12 +11,16 @@ __all__ = ["attend", "basis", "project"]
 
 @triton.jit
 def _times(a, b):
+    """a b in float64."""
     return tl.dot(a, b, out_dtype=tl.float64)
 
 
 @triton.jit
 def _inverse_factor(a, N: tl.constexpr):
-    """L^-1 with L L^T = A, and whether there is one: elimination, multipliers' inverses growing where they were."""
+    """L^-1 with L L^T = A, and whether A is positive definite: Gaussian elimination in place.
+
+    Column by column, the entries below the diagonal are replaced by those of L^-1.
+    """
     n = tl.arange(0, N)
     i, j = n[:, None], n[None, :]
     for p in range(N):
@@ -36,8 +40,8 @@ def _inverse_factor(a, N: tl.constexpr):
 def _halves(base, row, inside, step, first, second, exists1, exists2):
     """Rows of both halves of the columns, in float64.
 
-    Nothing narrower than 32 bits may have been loaded on the way here: Triton would lay the products' operands out for
-    it, and fail.
+    No mask on the way here may be loaded from a type of less than 32 bits: Triton would choose layouts of the products'
+    operands for that type, and fail to compile.
     """
     x1 = tl.load(base + row * step + first[None, :], mask=inside & exists1[None, :], other=0.0)
     x2 = tl.load(base + row * step + second[None, :], mask=inside & exists2[None, :], other=0.0)
@@ -46,13 +50,13 @@ def _halves(base, row, inside, step, first, second, exists1, exists2):
 
 @triton.jit
 def _inside(Seen, b, j, n_k, PADDED: tl.constexpr):
-    """Which keys are there to be seen."""
+    """Which keys exist and are visible."""
     return tl.load(Seen + b * n_k + j, mask=j < n_k, other=0) != 0 if PADDED else j < n_k
 
 
 @triton.jit
 def _visible(Count, b, n_k, PADDED: tl.constexpr):
-    """How many keys there are to be seen."""
+    """How many keys are visible."""
     return tl.load(Count + b).to(tl.int32) if PADDED else tl.full((), n_k, tl.int32)
 
 
@@ -68,12 +72,22 @@ def _scores(q, K, Seen, b, j, n_k, d, kn, scale, PADDED: tl.constexpr, D: tl.con
 
 @triton.jit
 def attend(
-    Q, K, V, Seen, W, Values, Output, heads, n_q, n_k, d, e, qb, qh, qn, kb, kh, kn, vb, vh, vn, scale,
+    # inputs
+    Q, K, V, Seen,
+    # written
+    W, Values, Output,
+    # sizes
+    heads, n_q, n_k, d, e,
+    # strides
+    qb, qh, qn, kb, kh, kn, vb, vh, vn,
+    scale,
+    # constants: whether there is padding; columns of a tile, rows and keys; one tile holds all keys
     PADDED: tl.constexpr, D: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """W = softmax(scale Q K^T) of some rows of a head, zero in a row without a visible key; W V with heads innermost.
 
-    ``ONE`` tile holds all keys, or scores are made twice: once for their largest and their sum. V is copied on the way.
+    With ``ONE`` a tile holds all keys; else scores are made twice, the first time for their largest and their sum. V is
+    copied into Values on the way.
     """
     head, start = tl.program_id(0), tl.program_id(1) * BM
     b, h = head // heads, head % heads
@@ -91,7 +105,7 @@ def attend(
     for lo in range(0, n_k, BK):
         s = _scores(q, K, Seen, b, lo + tl.arange(0, BK), n_k, d, kn, scale, PADDED, D)
         higher = tl.maximum(top, tl.max(s, 1))
-        # A row that has seen no key yet.
+        # Minus infinity in a row that has seen no visible key yet.
         level = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp(top - level) + tl.sum(tl.exp(s - level[:, None]), 1)
         top = higher
@@ -104,8 +118,8 @@ def attend(
             s = _scores(q, K, Seen, b, j, n_k, d, kn, scale, PADDED, D)
         w = (tl.exp(s - level[:, None]) * each[:, None]).to(W.dtype.element_ty)
         tl.store(W + i[:, None].to(tl.int64) * n_k + j[None, :], w, mask=(i < n_q)[:, None] & (j < n_k)[None, :])
-        there = _inside(Seen, b, j, n_k, PADDED)[:, None] & (ce < e)
-        v = tl.load(V + j[:, None].to(tl.int64) * vn + ce, mask=there, other=0.0)
+        exists = _inside(Seen, b, j, n_k, PADDED)[:, None] & (ce < e)
+        v = tl.load(V + j[:, None].to(tl.int64) * vn + ce, mask=exists, other=0.0)
         if start == 0:
             tl.store(Values + j[:, None] * e + ce, v, mask=(j < n_k)[:, None] & (ce < e))
         o += tl.dot(w, v, input_precision="tf32x3")
@@ -116,7 +130,15 @@ def attend(
 
 @triton.jit
 def basis(
-    V, Seen, Order, Count, Columns, Conditions, heads, inputs, n_k, e, vb, vh, vn,
+    # inputs
+    V, Seen, Order, Count,
+    # written
+    Columns, Conditions,
+    # sizes
+    heads, inputs, n_k, e,
+    # strides
+    vb, vh, vn,
+    # constants: whether there is padding; half of the columns, keys of a tile
     PADDED: tl.constexpr, H: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """V L^-T with L L^T = V^T V for up to 2 H columns, and |V| |L^-1|; infinity where there is no such L.
@@ -131,7 +153,8 @@ def basis(
     count = _visible(Count, b, n_k, PADDED)
     short = count <= e
     exists1, exists2 = n < e, n + H < e
-    # X has V's columns, or a column for each visible key; both lie in memory as rows times step plus a column's place.
+    # The Gram matrix is X^T X. X is V, or V^T over the visible keys; element (row, column) of both lies at row * step
+    # plus the column's offset, which ``first`` and ``second`` hold.
     first, second = n.to(tl.int64), (n + H).to(tl.int64)
     step, extent = vn, n_k
     if short:
@@ -155,7 +178,7 @@ def basis(
         g22 += _times(tl.trans(x2), x2)
     diagonal = n[:, None] == n[None, :]
     size = tl.sum(tl.where(diagonal, g11 + g22, 0.0))
-    # A column that is not there has a direction of its own, of the size of the others.
+    # Padding columns get a diagonal of the size of the others, so that the factorisation goes through.
     own = tl.where(size > 0, size, 1.0)
     g11 += tl.where(diagonal & ~exists1[:, None], own, 0.0)
     g22 += tl.where(diagonal & ~exists2[:, None], own, 0.0)
@@ -174,28 +197,40 @@ def basis(
             x1, x2 = _halves(base, row[:, None], inside, vn, first, second, n < e, n + H < e)
             c1 = _times(x1, tl.trans(r11))
             c2 = _times(x1, tl.trans(r21)) + _times(x2, tl.trans(r22))
-            there = (row < n_k)[:, None]
+            exists = (row < n_k)[:, None]
             at = Columns + row[:, None] * e
-            tl.store(at + n[None, :], c1.to(tl.float32), mask=there & (n < e)[None, :])
-            tl.store(at + (n + H)[None, :], c2.to(tl.float32), mask=there & (n + H < e)[None, :])
+            tl.store(at + n[None, :], c1.to(tl.float32), mask=exists & (n < e)[None, :])
+            tl.store(at + (n + H)[None, :], c2.to(tl.float32), mask=exists & (n + H < e)[None, :])
 
 
 @triton.jit
 def project(
-    W, Columns, V, Output, Seen, Count, Conditions, Found, Stats,
-    heads, groups, inputs, n_q, ob, oh, on, n_k, e, vb, vh, vn, safe, independent,
+    # inputs
+    W, Columns, V, Output, Seen, Count, Conditions,
+    # written
+    Projected, Stats,
+    # sizes
+    heads, groups, inputs, n_q,
+    # strides of Output
+    ob, oh, on,
+    # sizes and strides of V
+    n_k, e, vb, vh, vn,
+    # bounds on the condition number
+    safe, independent,
+    # constants: whether there is padding, and an output; columns, rows and keys of a tile
     PADDED: tl.constexpr, KNOWN: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A head's W_perp = (W C) C^T, or W where nothing is invisible.
+    """A head's W_perp = (W C) C^T with the basis C (``Columns``), or W where V's left nullspace is empty.
 
-    Stats: |W_perp V - O| / |O|, the share of |W|^2 that is gone, and 1 where the condition number leaves that in doubt.
+    Stats: |W_perp V - O| / |O|, the share of |W|^2 that is removed, and 1 where the condition number leaves W_perp in
+    doubt.
     """
     head = tl.program_id(0)
     item, group = head // heads, head % heads // groups
     b = item % inputs
     k, c = tl.arange(0, BK), tl.arange(0, E)[None, :]
     W += head.to(tl.int64) * n_q * n_k
-    Found += head.to(tl.int64) * n_q * n_k
+    Projected += head.to(tl.int64) * n_q * n_k
     Output += item.to(tl.int64) * ob + (head % heads).to(tl.int64) * oh
     Columns += (item * (heads // groups) + group).to(tl.int64) * n_k * e
     V += item.to(tl.int64) * vb + group.to(tl.int64) * vh
@@ -225,7 +260,7 @@ def project(
             else:
                 columns = tl.load(Columns + j[:, None] * e + c, mask=(j[:, None] < n_k) & (c < e), other=0.0)
                 p = tl.dot(t, tl.trans(columns), input_precision="tf32x3")
-            tl.store(Found + i * n_k + j[None, :], p, mask=(i < n_q) & (j[None, :] < n_k))
+            tl.store(Projected + i * n_k + j[None, :], p, mask=(i < n_q) & (j[None, :] < n_k))
             squares += tl.sum(p * p, 1)
             if KNOWN:
                 v = tl.load(V + j[:, None] * vn + c, mask=inside[:, None] & (c < e), other=0.0).to(tl.float32)

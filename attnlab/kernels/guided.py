@@ -1,6 +1,6 @@
-"""Softmax attention that also gives each row's squared error to a pattern; no map and no dense target is ever stored.
+"""Softmax attention that also gives each row's squared error to a pattern, without storing the map or a dense target.
 
-A target is told by labels: t_ij = value_i where row i and key j bear the same label, and 0 elsewhere. With
+Labels define a target: t_ij = value_i where row i and key j have the same label, and 0 elsewhere. With
 m_i = sum_j w_ij [labels agree] a row's error is sum_j (w_ij - t_ij)^2 = sum_j w_ij^2 - 2 value_i m_i + constant_i, so
 two sums beside the output are all that the forward pass adds to flash attention (Dao, 2023). In the backward pass
 
@@ -71,13 +71,14 @@ def pack_labels(
     weight: Float[Tensor, "b g q"],
     group: Int[Tensor, " h"],
 ) -> PackedLabels:
-    """The labels as the kernel reads them; layers that see the same texts share them."""
+    """The labels as the kernel reads them. Layers that attend to the same texts can share one result."""
     rows, keys, group = rows.int().contiguous(), keys.int().contiguous(), group.int()
     value, constant, weight = (t.float().contiguous() for t in (value, constant, weight))
     return PackedLabels(rows, keys, value, constant, weight, _ranges(rows, -1), _ranges(keys, -2), group)
 
 
 def _ranges(labels: Int[Tensor, "b g n"], outside: int) -> Int[Tensor, "b g i two"]:
+    """The least and greatest label of each ``SPAN``; negative labels agree with nothing and are left out."""
     whole = pad(labels, (0, -labels.shape[-1] % SPAN), value=outside).unflatten(-1, (-1, SPAN))
     return torch.stack([whole.masked_fill(whole < 0, 1 << 30).amin(-1), whole.amax(-1)], -1).int().contiguous()
 
@@ -96,7 +97,7 @@ def guided_attention(
 ) -> tuple[Float[Tensor, "b h q d"], Float[Tensor, "b h q"]]:
     """(softmax(scale q k^T) v, weight_i times the squared error of each row); both have gradients by q, k and v.
 
-    The output and the gradients lie in tensors that have room for so many ``heads``, if that is more than q has.
+    The output and the gradients are views of tensors with ``heads`` heads, if that is more than q has.
     """
     return _Guided.apply(q, k, v, labels, key_visible, causal, offset, scale, heads)
 
@@ -159,10 +160,12 @@ def _empty_like(t: Tensor, heads: int) -> Tensor:
 
 
 def _strides(*tensors: Tensor) -> list[int]:
+    """Strides of batch, head and row, one tensor after the other."""
     return [t.stride(axis) for t in tensors for axis in range(3)]
 
 
 def _blocks(q: Tensor) -> tuple[Blocks, Blocks, Blocks]:
+    """The blocks for this head size: forward, dq, and dk with dv."""
     return next(blocks for width, blocks in BLOCKS.items() if q.shape[-1] <= width)
 
 
@@ -173,6 +176,7 @@ def _width(d: int) -> int:
 
 
 def _common(q: Tensor, k: Tensor, labels: PackedLabels, causal: bool, offset: int, scale: float) -> dict[str, Any]:
+    """Arguments that the three kernels have in common, by name."""
     _, h, n_q, d = q.shape
     ranges = {"n_key_ranges": labels.key_ranges.shape[2], "n_row_ranges": labels.row_ranges.shape[2]}
     sizes = {"H": h, "G": labels.rows.shape[1], "n_q": n_q, "n_k": k.shape[2], "offset": offset, "scale": scale}
@@ -180,6 +184,7 @@ def _common(q: Tensor, k: Tensor, labels: PackedLabels, causal: bool, offset: in
 
 
 def _options(blocks: Blocks, q: Tensor, k: Tensor, key_visible: Tensor | None) -> dict[str, Any]:
+    """Constants of a kernel: CUT hides some keys of some tiles, WHOLE says that every tile is inside."""
     padded, ragged = key_visible is not None, k.shape[2] % blocks.keys != 0
     whole = not padded and not ragged and q.shape[2] % blocks.rows == 0 and q.shape[3] == _width(q.shape[3])
     flags = {"PADDED": padded, "CUT": padded or ragged, "WHOLE": whole, "SPAN": SPAN}

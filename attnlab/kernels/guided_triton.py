@@ -15,7 +15,7 @@ LOG2E: Any = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _tile(pointers, inside, WHOLE: tl.constexpr):
-    """A tile, with zeros outside; where nothing can lie outside no mask is made."""
+    """A tile with zeros outside of the tensor. With WHOLE nothing lies outside, and there is no mask."""
     return tl.load(pointers) if WHOLE else tl.load(pointers, mask=inside, other=0.0)
 
 
@@ -31,14 +31,14 @@ def _hide(s, i, j, seen, offset, CAUSAL: tl.constexpr, CUT: tl.constexpr):
 
 @triton.jit
 def _place(Group, H, G):
-    """The text and the head of this program, and where its group's labels begin, counted in rows of labels."""
+    """The text and head of this program, and the row of its group's labels."""
     b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
     return b, h, b * G + tl.load(Group + h)
 
 
 @triton.jit
 def _seen(Visible, b, j, n_k, PADDED: tl.constexpr):
-    """Which of these keys are there and no padding: NaN in others must not spread, so they are not loaded."""
+    """Which of these keys exist and are visible. Others are not loaded, since NaN in them would spread."""
     seen = j < n_k
     if PADDED:
         seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
@@ -47,7 +47,7 @@ def _seen(Visible, b, j, n_k, PADDED: tl.constexpr):
 
 @triton.jit
 def _may_agree(low, high, Ranges, lo, n_ranges, N: tl.constexpr, SPAN: tl.constexpr):
-    """Whether labels from ``low`` to ``high`` may be among those of N rows or keys from ``lo`` on."""
+    """Whether any label from ``low`` to ``high`` can be one of the N rows or keys from ``lo`` on, by their ranges."""
     least, most = 1 << 30, -1
     for r in tl.static_range(N // SPAN):
         at = 2 * tl.minimum(lo // SPAN + r, n_ranges - 1)
@@ -57,10 +57,20 @@ def _may_agree(low, high, Ranges, lo, n_ranges, N: tl.constexpr, SPAN: tl.conste
 
 @triton.jit
 def forward(
-    Q, K, V, Out, Lse, Error, Slope, Rows, Keys, Value, Constant, Weight, KeyRanges, Group, Visible,
+    # inputs
+    Q, K, V,
+    # written: output, logarithm of each row's sum, error, and sum_j w_ij^2 - value_i m_i
+    Out, Lse, Error, Slope,
+    # the target's labels
+    Rows, Keys, Value, Constant, Weight, KeyRanges, Group,
+    Visible,
+    # strides of Q, K, V, Out
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on,
+    # sizes
     H, G, n_q, n_k, n_key_ranges, n_row_ranges, offset, scale,
+    # the call, and tiles without padding
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    # tiles
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """The output and the errors of BM rows, key tile by key tile."""
@@ -126,13 +136,27 @@ def forward(
 
 @triton.jit
 def backward_q(
-    Q, K, V, Out, Grad, ErrorGrad, Slope, Lse, Delta, Pull, Rows, Keys, Value, Weight, KeyRanges, Group, Visible, DQ,
+    # inputs, the output and the gradients of output and error
+    Q, K, V, Out, Grad, ErrorGrad,
+    # from the forward pass
+    Slope, Lse,
+    # written for backward_kv: delta_i and c_i
+    Delta, Pull,
+    # the target's labels
+    Rows, Keys, Value, Weight, KeyRanges, Group,
+    Visible,
+    # written
+    DQ,
+    # strides of Q, K, V, Out, Grad, ErrorGrad, DQ
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, gb, gh, gn, eb, eh, en, xb, xh, xn,
+    # sizes
     H, G, n_q, n_k, n_key_ranges, n_row_ranges, offset, scale,
+    # the call, and tiles without padding
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    # tiles
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """dq of BM rows, key tile by key tile; before it delta_i and c_i, which the other gradients need as well."""
+    """dq of BM rows, key tile by key tile; and delta_i and c_i, which the gradients of keys and values need as well."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     start = tl.program_id(0) * BM
     b, h, bg = _place(Group, H, G)
@@ -178,10 +202,22 @@ def backward_q(
 
 @triton.jit
 def backward_kv(
-    Q, K, V, Grad, Lse, Delta, Pull, Rows, Keys, Value, RowRanges, Group, Visible, DK, DV,
+    # inputs and the gradient of the output
+    Q, K, V, Grad,
+    # from the forward pass and backward_q
+    Lse, Delta, Pull,
+    # the target's labels
+    Rows, Keys, Value, RowRanges, Group,
+    Visible,
+    # written
+    DK, DV,
+    # strides of Q, K, V, Grad, DK, DV
     qb, qh, qn, kb, kh, kn, vb, vh, vn, gb, gh, gn, xb, xh, xn, yb, yh, yn,
+    # sizes
     H, G, n_q, n_k, n_key_ranges, n_row_ranges, offset, scale,
+    # the call, and tiles without padding
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, CUT: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr,
+    # tiles
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of BN keys, row tile by row tile."""

@@ -58,25 +58,25 @@ def test_a_step_of_linear_attention_equals_pytorch(
     spec: str, heads: int, groups: int, d: int, e: int, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = tokens(heads, groups, d, e, padded=padded, dtype=torch.float32)
-    for found, expected in zip(
+    for fused, expected in zip(
         decoded(spec, calls, monkeypatch, fused=True), decoded(spec, calls, monkeypatch, fused=False), strict=True
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(fused, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("spec", MAPS[:1] + MAPS[-1:])
 def test_a_step_takes_half_precision(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes in and goes out is rounded; the state is not."""
+    """Inputs and outputs are rounded; the state is not."""
     calls = tokens(4, 2, 32, 16, padded=True, dtype=torch.bfloat16)
     wide = [
         replace(c, q=c.q.float(), k=c.k.float(), v=c.v.float(), x=None if c.x is None else c.x.float()) for c in calls
     ]
-    found = decoded(spec, calls, monkeypatch, fused=True)
+    fused = decoded(spec, calls, monkeypatch, fused=True)
     expected = decoded(spec, wide, monkeypatch, fused=False)
-    assert found[0].dtype == torch.bfloat16
-    for a, b in zip(found[1:-1], expected[1:-1], strict=True):
+    assert fused[0].dtype == torch.bfloat16
+    for a, b in zip(fused[1:-1], expected[1:-1], strict=True):
         torch.testing.assert_close(a.float(), b, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(fused[-1], expected[-1], rtol=1e-5, atol=1e-5)
 
 
 def test_a_step_refuses_what_it_cannot_update() -> None:
@@ -99,13 +99,13 @@ def test_slots_read_by_a_kernel_equal_pytorch(
     z[0, 0, 1::2], z[1, -1] = FLOOR, FLOOR
     memory = (torch.randn(2, groups, slots, d, device=DEVICE), torch.randn(2, groups, slots, e, device=DEVICE), z)
     assert serves_reading(q, memory)
-    found = read_slots(q, memory, scale=0.7)
+    by_kernel = read_slots(q, memory, scale=0.7)
     none = torch.zeros(2, groups, 0, d, device=DEVICE), torch.zeros(2, groups, 0, e, device=DEVICE)
     call = al.AttentionCall(q, *none, scale=0.7)
     with torch.enable_grad():
         expected, _ = step(al.AbcGlobal(slots=slots), call, SlotState(*memory, torch.zeros(2, device=DEVICE).long()))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert found[1, -1].abs().sum() == 0
+    torch.testing.assert_close(by_kernel, expected, rtol=1e-5, atol=1e-5)
+    assert by_kernel[1, -1].abs().sum() == 0
 
 
 @pytest.mark.gpu

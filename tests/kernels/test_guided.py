@@ -83,9 +83,9 @@ def test_output_errors_and_gradients(monkeypatch: pytest.MonkeyPatch, how: dict[
     assert_close(error, wanted_error)
     slopes = torch.randn_like(out), torch.randn_like(error)
     leaves = (call.q, call.k, call.v)
-    found = torch.autograd.grad((out, error), leaves, slopes)
+    gradients = torch.autograd.grad((out, error), leaves, slopes)
     wanted = torch.autograd.grad((wanted_out, wanted_error), leaves, slopes)
-    for name, a, b in zip("qkv", found, wanted, strict=True):
+    for name, a, b in zip("qkv", gradients, wanted, strict=True):
         assert a.isfinite().all(), name
         assert_close(a, b)
         assert sizes["n_k"] == 1 or a.abs().max() > 0
@@ -121,8 +121,8 @@ def test_a_layer_through_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     slopes = [torch.randn_like(t) for t in wanted]
     expected = torch.autograd.grad(wanted, leaves, slopes)
     for run in (layer, lambda *t: checkpoint(layer, *t, use_reentrant=False)):
-        found = run(*leaves)
-        for a, b in zip(found, wanted, strict=True):
+        results = run(*leaves)
+        for a, b in zip(results, wanted, strict=True):
             assert_close(a, b)
-        for a, b in zip(torch.autograd.grad(found, leaves, slopes), expected, strict=True):
+        for a, b in zip(torch.autograd.grad(results, leaves, slopes), expected, strict=True):
             assert_close(a, b)

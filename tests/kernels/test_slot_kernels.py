@@ -21,7 +21,7 @@ SPECS = (
     "abc-mlp:slots=5,activation=relu",
 )
 pytestmark = [
-    # The interpreter's log of an empty slot, whose result is not taken.
+    # The interpreter's log of an empty slot, whose result is not used.
     pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
@@ -60,12 +60,12 @@ def test_causal_slots_equal_the_definition(spec: str, padded: bool) -> None:
     assert relative(out, expected) < 1e-5
     probe = torch.randn_like(out)
     learned = [p for p in mech.parameters() if p.requires_grad] if isinstance(mech, torch.nn.Module) else []
-    for found, wanted in zip(
+    for gradient, wanted in zip(
         torch.autograd.grad(out, leaves + learned, probe),
         torch.autograd.grad(expected, leaves + learned, probe),
         strict=True,
     ):
-        assert relative(found, wanted) < 1e-5
+        assert relative(gradient, wanted) < 1e-5
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -1,12 +1,12 @@
 """One chunk of tokens against the state before it, in registers. Two products make all of ABC, forward and backward:
 
-score: a_t K~_t[n] for each slot, which is S = q K~ and, for the gradient, dP = do V~;
+score: a_t K~_t[n] for each slot n, which is S = q K~ and, for the gradient, dP = do V~;
 mix: sum_n y_t[n] V~_t[n], which is out = p V~ and, for the gradient, dq = g K~.
 
-``back_chunk`` is the gradient of both with respect to keys (or values) and logits, in a chunk of several references.
-With ``WIDE`` they go through all of these; without, they take the first for all rows, which is right for almost every
-chunk. A kernel made for both would need the registers of both, so there are two; the chunk's first row says whether the
-second is needed.
+``back_chunk`` is the gradient of both with respect to keys (or values) and logits, in a wide chunk. With ``WIDE`` the
+functions here loop over all references of a chunk; without, they use the first for all rows. One kernel with both would
+need the registers of both, so every kernel that reads chunks is launched twice: without WIDE for all chunks, then with
+WIDE for the chunks that the first launch has flagged.
 """
 
 # mypy: ignore-errors
@@ -33,50 +33,50 @@ from attnlab.kernels.abc.control import (
 )
 
 __all__ = [
-    "add_lows",
-    "against",
+    "add_against",
+    "add_low_parts",
     "back_chunk",
-    "beside",
     "dot_parts",
-    "gradients",
-    "half_row",
+    "load_half_row",
+    "load_side_by_side",
     "mix_chunk",
-    "read_beside",
+    "multiply_side_by_side",
     "reference_of",
-    "rest_of",
     "score_chunk",
-    "soften",
-    "solid_slots",
+    "slots_of_one_key",
+    "softmax_gradients",
+    "softmax_over_slots",
+    "sum_of_later_rows",
     "triangle",
 ]
 
 
 @triton.jit
-def soften(scores, scale, SURE: tl.constexpr):
-    """Softmax over the slots written, those above minus infinity; zeros where none is (never, if ``SURE``)."""
+def softmax_over_slots(scores, scale, ALL_WRITTEN: tl.constexpr):
+    """Softmax over the slots whose score is finite; zeros in a row without any (there is none if ``ALL_WRITTEN``)."""
     top = tl.max(scores, 1)
-    if not SURE:
+    if not ALL_WRITTEN:
         top = tl.where(top == float("-inf"), 0.0, top)
     p = exp_below(scores, top[:, None], scale)
     total = tl.sum(p, 1)
-    if not SURE:
+    if not ALL_WRITTEN:
         total = tl.where(total > 0, total, 1.0)
     return p * (1.0 / total)[:, None]
 
 
 @triton.jit
-def gradients(scores, dp, scale, SURE: tl.constexpr):
-    """p, and g = dL/d(K~ q) from S and dP."""
-    p = soften(scores, scale, SURE)
+def softmax_gradients(scores, dp, scale, ALL_WRITTEN: tl.constexpr):
+    """p, and g = dL/d(K~ q), from S and dP."""
+    p = softmax_over_slots(scores, scale, ALL_WRITTEN)
     return p, p * ((dp - tl.sum(p * dp, 1)[:, None]) * scale)
 
 
 @triton.jit
-def beside(left, left_step, right, right_step, rows, ok, W: tl.constexpr):
-    """Rows of two tensors of width W side by side, as one tile.
+def load_side_by_side(left, left_step, right, right_step, rows, ok, W: tl.constexpr):
+    """Rows of two tensors of width W as one tile of 2 W columns.
 
-    So heads of 32 have tiles of 64 columns, as products need them, without padding: a query with zeros on the right
-    (``half_row``) reads only what is on the left, and of a product with such a tile one half is wanted.
+    Products need 64 columns, and so heads of 32 fill a tile without padding. A query that is zero on the right
+    (``load_half_row``) multiplies only the left tensor, and of a product with such a tile one half is used.
     """
     cols = tl.arange(0, 2 * W)
     place = tl.where(
@@ -86,8 +86,8 @@ def beside(left, left_step, right, right_step, rows, ok, W: tl.constexpr):
 
 
 @triton.jit
-def half_row(x, step, rows, ok, RIGHT: tl.constexpr, W: tl.constexpr):
-    """Rows of width W with as many zeros on their right, or left."""
+def load_half_row(x, step, rows, ok, RIGHT: tl.constexpr, W: tl.constexpr):
+    """Rows of width W beside W zeros, which are on the left if RIGHT."""
     cols = tl.arange(0, 2 * W)
     if RIGHT:
         return tl.load(x + rows[:, None] * step + (cols - W), mask=ok[:, None] & (cols >= W), other=0.0)
@@ -95,46 +95,48 @@ def half_row(x, step, rows, ok, RIGHT: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def read_beside(
+def multiply_side_by_side(
     a, step, states, D, k, skt, v, svt, n, rows, inside, ok, slots, real_slots,
     RIGHT: tl.constexpr, W: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """a times K~ (or V~, RIGHT) and times a chunk's keys (or values), and both tiles."""
-    ad = half_row(a, step, rows, inside, RIGHT, W).to(CT)
-    memories = beside(states, D, states + n * D, D, slots, real_slots, W).to(CT)
-    own = beside(k, skt, v, svt, rows, ok, W).to(CT)
+    """a K~^T and a k^T (with RIGHT a V~^T and a v^T), and the two tiles they were taken with."""
+    ad = load_half_row(a, step, rows, inside, RIGHT, W).to(CT)
+    memories = load_side_by_side(states, D, states + n * D, D, slots, real_slots, W).to(CT)
+    own = load_side_by_side(k, skt, v, svt, rows, ok, W).to(CT)
     past = tl.dot(ad, tl.trans(memories), input_precision=PREC)
     return past, tl.dot(ad, tl.trans(own), input_precision=PREC), memories, own
 
 
 @triton.jit
-def solid_slots(peaks, z, slots, real, CAUSAL: tl.constexpr):
-    """The slots of which a state has more digits: those that are mostly one key; of a state at the end, all."""
+def slots_of_one_key(peak_logits, z, slots, real, CAUSAL: tl.constexpr):
+    """The slots whose states have low parts: those that are mostly one key; without CAUSAL all of them."""
     if CAUSAL:
-        return real & (tl.load(peaks + slots, mask=real, other=EMPTY) > z + LOG_QUARTER)
+        return real & (tl.load(peak_logits + slots, mask=real, other=EMPTY) > z + LOG_QUARTER)
     return real
 
 
 @triton.jit
-def add_lows(
-    past, a, step, lows, D, rows, inside, slots, solid, BD: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr
+def add_low_parts(
+    past, a, step, low_parts, D, rows, inside, slots, of_one_key, BD: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr
 ):  # fmt: skip
-    """past + a lows^T, with what rounding took of the solid slots' states; mostly there are none."""
-    if tl.max(solid.to(tl.int32), 0) > 0:
+    """past + a low_parts^T over the slots ``of_one_key``; skipped where there are none, which is mostly so."""
+    if tl.max(of_one_key.to(tl.int32), 0) > 0:
         for i in range(0, D, BD):
             cols = i + tl.arange(0, BD)
             ad = tl.load(a + rows[:, None] * step + cols, mask=inside[:, None] & (cols < D), other=0.0).to(CT)
-            low = tl.load(lows + slots[:, None] * D + cols, mask=solid[:, None] & (cols < D), other=0.0).to(CT)
+            low = tl.load(low_parts + slots[:, None] * D + cols, mask=of_one_key[:, None] & (cols < D), other=0.0).to(
+                CT
+            )
             past = add_dot(ad, tl.trans(low), past, PREC)
     return past
 
 
 @triton.jit
-def against(a, memory, acc, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """acc + a memory^T; a FINE memory has more digits than CT, and gives a second part."""
+def add_against(a, memory, acc, LOW_PARTS: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """acc + a memory^T; with LOW_PARTS the memory has more digits than CT, and takes a second product."""
     high = memory.to(CT)
     acc = add_dot(a, tl.trans(high), acc, PREC)
-    if FINE:
+    if LOW_PARTS:
         low = (memory - high.to(tl.float32)).to(CT)
         acc = add_dot(a, tl.trans(low), acc, PREC)
     return acc
@@ -142,17 +144,17 @@ def against(a, memory, acc, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.const
 
 @triton.jit
 def reference_of(x, z, z_end, WIDE: tl.constexpr):
-    """The first reference: z after the chunk, or its largest logit and the past's, which is a little below."""
+    """The first reference: z after the chunk; in a WIDE chunk the largest of its logits and the past's z."""
     top = tl.maximum(z, tl.max(x, 0)) if WIDE else z_end
     return tl.maximum(top, HALF_EMPTY)
 
 
 @triton.jit
-def dot_parts(a, b, acc, FINE: tl.constexpr, PREC: tl.constexpr):
-    """acc + a b, a in float32 or more: rounded as b is, and FINE with what rounding takes."""
+def dot_parts(a, b, acc, LOW_PARTS: tl.constexpr, PREC: tl.constexpr):
+    """acc + a b with a rounded to b's dtype; with LOW_PARTS a second product adds what the rounding took."""
     high = a.to(b.dtype)
     acc = add_dot(high, b, acc, PREC)
-    if FINE:
+    if LOW_PARTS:
         acc = add_dot((a - high.to(tl.float32)).to(b.dtype), b, acc, PREC)
     return acc
 
@@ -160,18 +162,18 @@ def dot_parts(a, b, acc, FINE: tl.constexpr, PREC: tl.constexpr):
 @triton.jit
 def score_chunk(
     past, own, x, z, ref,
-    SURE: tl.constexpr, WIDE: tl.constexpr, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    ALL_WRITTEN: tl.constexpr, WIDE: tl.constexpr, LOW_PARTS: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """a K~^T and a k^T to a_t K~_t, minus infinity where a slot is empty; and the sums of weights.
+    """a_t K~_t from ``past`` = a K~^T and ``own`` = a k^T, minus infinity for empty slots; and the sums of weights.
 
-    a k^T is rounded as ``key_gradients`` rounds it, so that what cancels in the logits' gradient cancels.
+    ``own`` is rounded as ``key_gradients`` rounds it, so that equal terms cancel in the gradient of the logits.
     """
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     tri = triangle(rows[:, None] >= rows, own, CT)
     own = tl.where(rows[:, None] >= rows, own, 0.0)
     e, w, first = weigh(x, z, ref, tri, CT, PREC)
-    scores = dot_parts(own, e, past * w[None, :], FINE, PREC) * inverse(first)
+    scores = dot_parts(own, e, past * w[None, :], LOW_PARTS, PREC) * inverse(first)
     if WIDE:
         written = first >= LEAST
         low = lowest(x, z, ref)
@@ -179,19 +181,19 @@ def score_chunk(
         ref = next_reference(x, z, low, ref)
         for _ in range(1, count):
             e, w, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
-            here = dot_parts(own, e, past * w[None, :], FINE, PREC) * inverse(total)
-            scores = tl.where(written, scores, here)
+            lower = dot_parts(own, e, past * w[None, :], LOW_PARTS, PREC) * inverse(total)
+            scores = tl.where(written, scores, lower)
             written = written | (total >= LEAST)
             ref = next_reference(x, z, low, ref)
         scores = tl.where(written, scores, float("-inf"))
-    elif not SURE:
+    elif not ALL_WRITTEN:
         scores = tl.where(first >= LEAST, scores, float("-inf"))
     return scores, first
 
 
 @triton.jit
 def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """y_t to what each row takes of each slot of the past and of each key of its chunk."""
+    """From y_t, the weight with which each row takes each slot of the past and each key of its own chunk."""
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
     below = rows[:, None] >= rows
@@ -218,11 +220,11 @@ def mix_chunk(y, x, z, ref, like, WIDE: tl.constexpr, CT: tl.constexpr, PREC: tl
 
 
 @triton.jit
-def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
-    """What the rows of a wide chunk give its keys (keys by rows) and their logits.
+def back_chunk(pairs, y, scores, x, z, ref, LOW_PARTS: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr):
+    """Gradients that the rows of a wide chunk give its own keys (as weights, keys by rows) and their logits.
 
-    ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t); both terms take the same rounded y, or the
-    difference would drown where one key fills a slot.
+    ``pairs`` is k a^T, keys by rows. Logits get y_t (a_t k_i - a_t K~_t). Both terms take the same rounded y: where one
+    key fills a slot they nearly cancel, and different roundings would be larger than the difference.
     """
     C: tl.constexpr = x.shape[0]
     rows = tl.arange(0, C)
@@ -238,8 +240,8 @@ def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr
         e, _, total = weigh(tl.minimum(x, ref[None, :]), tl.minimum(z, ref), ref, tri, CT, PREC)
         share = tl.where(written | (total < LEAST), 0.0, y * inverse(total)).to(CT)
         to_own = add_dot(share, tl.trans(e), to_own, PREC)
-        part = dot_parts(pairs, share, zeros(C, x.shape[1], CT), FINE, PREC)
-        part -= rest_of(in_full(share, CT) * scores, to_own, CT, PREC)
+        part = dot_parts(pairs, share, zeros(C, x.shape[1], CT), LOW_PARTS, PREC)
+        part -= sum_of_later_rows(in_full(share, CT) * scores, to_own, CT, PREC)
         logits += part * in_full(e, CT)
         written = written | (total >= LEAST)
         ref = next_reference(x, z, low, ref)
@@ -248,13 +250,13 @@ def back_chunk(pairs, y, scores, x, z, ref, FINE: tl.constexpr, CT: tl.constexpr
 
 @triton.jit
 def triangle(where, like, CT: tl.constexpr):
-    """Ones where it says so, lying in the registers as the product ``like`` does, which must be finite."""
+    """Ones where ``where`` holds, else zeros, in the register layout of ``like``: a product, which must be finite."""
     return tl.where(where & (like < float("inf")), 1.0, 0.0).to(CT)
 
 
 @triton.jit
-def rest_of(taken, like, CT: tl.constexpr, PREC: tl.constexpr):
-    """sum_{t >= i} taken_t; in two parts where CT has few digits."""
+def sum_of_later_rows(taken, like, CT: tl.constexpr, PREC: tl.constexpr):
+    """sum_{t >= i} taken_t for each row i; in two parts where CT is bfloat16."""
     rows = tl.arange(0, taken.shape[0])
     later = triangle(rows[:, None] <= rows, like, CT)
     high = taken.to(CT)

@@ -1,8 +1,9 @@
-"""What the ABC kernels share: where a unit of tokens lies, and control weights under a reference that moves.
+"""What the ABC kernels share: where a chunk of tokens lies, elementwise functions, and weights of control logits.
 
-exp(s_i - z_t) is at most 1, but as a product of a part of i and a part of t it needs a reference: exp(s_i - r) and
-exp(r - z_t). One r serves rows t whose running maximum lies at most WIDTH below it; where logits climb further within
-a chunk, the rows that are left take the next r below. Almost always the first is enough.
+The weight of key i for query t, exp(s_i - z_t), is at most 1. A matrix product needs it as a factor of i times a factor
+of t: exp(s_i - r) and exp(r - z_t) for some reference r. One r serves the rows t whose running maximum lies at most
+WIDTH below it. Where logits climb further within a chunk (a "wide" chunk), the remaining rows take the next reference
+below. For almost every chunk the first reference is enough.
 """
 
 # mypy: ignore-errors
@@ -18,21 +19,21 @@ __all__ = [
     "EMPTY",
     "HALF_EMPTY",
     "IS_WIDE",
+    "KEYS_MAY_FILL",
     "LEAST",
     "LOG_HALF",
     "LOG_QUARTER",
-    "MENDS",
     "add_dot",
+    "chunk_and_head",
     "chunk_masks",
     "exp",
     "exp_below",
     "in_full",
     "inverse",
     "load_logits",
-    "locate",
+    "locate_chunk",
     "lowest",
     "next_reference",
-    "place_of",
     "references",
     "rounded",
     "weigh",
@@ -40,19 +41,20 @@ __all__ = [
     "zeros",
 ]
 
-# The logarithm of nothing, as in attnlab.mechanisms._bounded.slots.
+# The logarithm of an empty slot's weight, as in attnlab.mechanisms._bounded.slots.
 EMPTY = tl.constexpr(-1e30)
 HALF_EMPTY = tl.constexpr(-5e29)
 # Rows below the reference by this much still weigh terms down to exp(-20) without leaving float32's and bf16's range.
 WIDTH = tl.constexpr(60.0)
 # exp(-WIDTH), and room for rounding.
 LEAST = tl.constexpr(4e-27)
-# What kind a chunk is: whether it needs several references, and whether its keys may fill a slot, because at most half
-# of it was there before; then sums over later queries are mended.
+# Flags of a chunk, stored as bits of one integer: IS_WIDE, it needs several references; KEYS_MAY_FILL, at most half of
+# some slot's weight is older than the chunk, so that one of its keys may fill the slot. Then the rounding of sums over
+# later queries is corrected (``sum_back``).
 IS_WIDE = tl.constexpr(1)
-MENDS = tl.constexpr(2)
+KEYS_MAY_FILL = tl.constexpr(2)
 LOG_HALF = tl.constexpr(-0.6931471805599453)
-# A slot of which one key is more than a quarter keeps more digits, where there are few slots.
+# With few slots, a slot of which one key makes more than a quarter keeps more digits (LOW_PARTS).
 LOG_QUARTER = tl.constexpr(-1.3862943611198906)
 LOG2E = tl.constexpr(1.4426950408889634)
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
@@ -60,13 +62,13 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET", "0") == "1")
 
 @triton.jit
 def exp(x):
-    """exp(x), in float32 by one instruction and a product: subnormal results are zero."""
+    """exp(x); in float32 one product and one instruction, which flushes subnormal results to zero."""
     return tl.exp(x) if INTERPRETED or x.dtype == tl.float64 else _power_of_two(x * LOG2E)
 
 
 @triton.jit
 def exp_below(x, top, scale):
-    """exp(scale (x - top)), in float32 by one product-and-sum and one instruction."""
+    """exp(scale (x - top)); in float32 one fused multiply-add and one instruction."""
     if INTERPRETED or x.dtype == tl.float64:
         result = tl.exp((x - top) * scale)
     else:
@@ -82,7 +84,7 @@ def _power_of_two(x):
 
 @triton.jit
 def rounded(x, CT: tl.constexpr):
-    """x in CT, two numbers at a time: those that are wanted in float32 again would be rounded one by one, slowly."""
+    """x rounded to CT, two numbers to an instruction; Triton's own cast takes one at a time if x is used again."""
     if CT == tl.bfloat16 and not INTERPRETED:  # noqa: SIM300
         result = tl.inline_asm_elementwise(
             "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2
@@ -94,13 +96,13 @@ def rounded(x, CT: tl.constexpr):
 
 @triton.jit
 def in_full(x, CT: tl.constexpr):
-    """x as sums of products of CT are: in float32, or in float64 where CT is."""
+    """x in the dtype in which products of CT are summed: float64 where CT is float64, else float32."""
     return x.to(tl.float64) if CT == tl.float64 else x.to(tl.float32)  # noqa: SIM300
 
 
 @triton.jit
 def zeros(M: tl.constexpr, N: tl.constexpr, CT: tl.constexpr):
-    """Where sums of products of CT begin."""
+    """A zero accumulator for products of CT."""
     return in_full(tl.zeros([M, N], tl.float32), CT)
 
 
@@ -112,7 +114,7 @@ def add_dot(a, b, acc, PREC: tl.constexpr):
 
 @triton.jit
 def inverse(x):
-    """1 / x, or of LEAST where x is smaller; in float32 by one instruction."""
+    """1 / max(x, LEAST); in float32 one instruction."""
     x = tl.maximum(x, LEAST)
     if INTERPRETED or x.dtype == tl.float64:
         result = 1.0 / x
@@ -124,24 +126,24 @@ def inverse(x):
 
 
 @triton.jit
-def place_of(heads, GROUPED: tl.constexpr):
-    """A program's unit and query head; GROUPED, heads that read one memory come together and find it in the cache."""
+def chunk_and_head(heads, GROUPED: tl.constexpr):
+    """A program's chunk and query head. GROUPED puts heads that read one memory next to each other, for the cache."""
     if GROUPED:
         return tl.program_id(0) // heads, tl.program_id(0) % heads
     return tl.program_id(0), tl.program_id(1)
 
 
 @triton.jit
-def locate(unit, table, T, NT, L, VARLEN: tl.constexpr):
-    """The batch row, the sequence, the first token and the number of tokens of a unit of at most L tokens."""
-    if VARLEN:
-        b = unit * 0
-        start = tl.load(table + unit * 3)
-        length = tl.load(table + unit * 3 + 1)
-        seq = tl.load(table + unit * 3 + 2)
+def locate_chunk(chunk, table, T, NT, L, PACKED: tl.constexpr):
+    """A chunk's batch row, sequence, first token and number of tokens (at most L)."""
+    if PACKED:
+        b = chunk * 0
+        start = tl.load(table + chunk * 3)
+        length = tl.load(table + chunk * 3 + 1)
+        seq = tl.load(table + chunk * 3 + 2)
     else:
-        b = unit // NT
-        start = (unit - b * NT) * L
+        b = chunk // NT
+        start = (chunk - b * NT) * L
         length = tl.minimum(T - start, L)
         seq = b
     return b, seq, start, length
@@ -149,7 +151,7 @@ def locate(unit, table, T, NT, L, VARLEN: tl.constexpr):
 
 @triton.jit
 def within(i, limit, ALL: tl.constexpr):
-    """i < limit, which the compiler need not look at where it is so for ALL."""
+    """i < limit; with ALL it holds for every i, and the mask is a constant that the compiler removes."""
     if ALL:
         return tl.zeros(i.shape, tl.int32) == 0
     return i < limit
@@ -158,20 +160,20 @@ def within(i, limit, ALL: tl.constexpr):
 @triton.jit
 def chunk_masks(
     length, visible, b, sm, start, n,
-    C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr, MASKED: tl.constexpr,
+    C: tl.constexpr, NP: tl.constexpr, FULL_CHUNKS: tl.constexpr, FULL_SLOTS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's rows and slots; which rows are tokens, which of these may be seen, and which slots are no padding."""
+    """Row and slot indices of a chunk, and masks: rows that are tokens, visible tokens, slots that are not padding."""
     rows, slots = tl.arange(0, C), tl.arange(0, NP)
-    inside = within(rows, length, EVEN)
+    inside = within(rows, length, FULL_CHUNKS)
     ok = inside
     if MASKED:
         ok = ok & (tl.load(visible + b * sm + start + rows, mask=ok, other=0) != 0)
-    return rows, slots, inside, ok, within(slots, n, FULL)
+    return rows, slots, inside, ok, within(slots, n, FULL_SLOTS)
 
 
 @triton.jit
 def load_logits(s, stride, rows, ok, slots, real):
-    """s of these tokens in float32, EMPTY for what is hidden and for slots that only pad."""
+    """Control logits of these tokens in float32; EMPTY for hidden tokens and padding slots."""
     return tl.load(s + rows[:, None] * stride + slots, mask=ok[:, None] & real, other=EMPTY).to(tl.float32)
 
 
@@ -184,11 +186,11 @@ def lowest(s, z, top):
 
 @triton.jit
 def next_reference(s, z, low, ref):
-    """The next reference below, for the slots that need one."""
+    """The next reference below ``ref``, for the slots that need one."""
     below = ref - WIDTH
-    found = tl.max(tl.where(s < below[None, :], s, EMPTY), 0)
-    found = tl.maximum(found, tl.where(z < below, z, EMPTY))
-    return tl.where(low < below, found, ref)
+    highest = tl.max(tl.where(s < below[None, :], s, EMPTY), 0)
+    highest = tl.maximum(highest, tl.where(z < below, z, EMPTY))
+    return tl.where(low < below, highest, ref)
 
 
 @triton.jit
@@ -203,7 +205,10 @@ def references(s, z, low, top):
 
 @triton.jit
 def weigh(s, z, ref, tri, CT: tl.constexpr, PREC: tl.constexpr):
-    """exp(s - r), exp(z - r) for the past, and their sums up to each row."""
+    """exp(s - r) of the chunk's keys, exp(z - r) of the past, and the sum of both up to each row.
+
+    ``tri`` is the triangle of ones whose product with the weights takes their running sums.
+    """
     e = exp(s - ref[None, :]).to(CT)
     w = exp(z - ref)
     return e, w, tl.dot(tri, e, input_precision=PREC) + w[None, :]

@@ -1,12 +1,22 @@
-"""The ABC kernels as operators that torch.compile takes whole: what they return, and their gradients."""
+"""The passes as operators, which torch.compile does not look into: fakes say what they return."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from attnlab.kernels.abc.launch import backward, buffer_bytes, empty_state, forward
-from attnlab.kernels.abc.plan import plan_for, unit_count
+from attnlab.kernels.abc.backward_pass import backward
+from attnlab.kernels.abc.forward_pass import forward
+from attnlab.kernels.abc.plan import chunk_count, plan_for
+from attnlab.kernels.abc.records import (
+    Inputs,
+    State,
+    StateGradients,
+    buffer_bytes,
+    empty_state,
+    saved_layout,
+    weights_layout,
+)
 
 __all__ = ["abc_forward"]
 
@@ -17,8 +27,8 @@ def abc_forward(
     first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None, cu_seqlens: Tensor | None,
     causal: bool, scale: float, train: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """``forward`` as an operator: out, K~, V~, z and what the backward pass needs."""
-    inputs = (q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
+    """``forward`` as an operator: out, the last K~, V~ and z, and the buffer that the backward pass needs."""
+    inputs = Inputs(q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
     out, last, buffer = forward(inputs, causal, scale, train)
     return out, *last, buffer
 
@@ -33,8 +43,9 @@ def _(
     g, n = k.shape[1], s.shape[3]
     plan = plan_for(d, n, q.dtype, train)
     rows = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    units = unit_count(b, s.shape[2], plan.C, None if cu_seqlens is None else rows)
-    size = buffer_bytes(q, s, plan, units, rows, causal, train)
+    chunks = chunk_count(b, s.shape[2], plan.chunk, None if cu_seqlens is None else rows)
+    saved = saved_layout(q, s, plan, chunks=chunks, sequences=rows, causal=causal, train=train)
+    size = buffer_bytes(saved, weights_layout(s, plan, chunks))
     return torch.empty_like(q), *empty_state(rows, g, n, d, q.device), q.new_empty(size, dtype=torch.uint8)
 
 
@@ -45,13 +56,15 @@ def abc_backward(
     visible: Tensor | None, first_k: Tensor | None, first_v: Tensor | None, first_z: Tensor | None,
     cu_seqlens: Tensor | None, causal: bool, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """``backward`` as an operator; the last three are empty where there was no first state."""
-    inputs = (q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
-    grads = backward(do, (dk, dv, dz), inputs, (last_k, last_v, last_z), saved, causal, scale)
-    a, b, c, d, *rest = (t.contiguous() for t in grads)
-    if not rest:
-        rest = [q.new_empty(0) for _ in range(3)]
-    return a, b, c, d, rest[0], rest[1], rest[2]
+    """``backward`` as an operator; the last three results are empty where there is no first state."""
+    inputs = Inputs(q, k, v, s, visible, first_k, first_v, first_z, cu_seqlens)
+    last, d_last = State(last_k, last_v, last_z), StateGradients(dk, dv, dz)
+    d_q, d_k, d_v, d_s, *d_first = (
+        t.contiguous() for t in backward(do, d_last, inputs, last, saved, causal, scale)
+    )  # fmt: skip
+    if not d_first:
+        d_first = [q.new_empty(0) for _ in range(3)]
+    return d_q, d_k, d_v, d_s, d_first[0], d_first[1], d_first[2]
 
 
 @abc_backward.register_fake
@@ -67,7 +80,7 @@ def _(
     return *grads, *(torch.empty(t.shape, dtype=torch.float32, device=t.device) for t in (last_k, last_v, last_z))
 
 
-def _keep(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _save_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     q, k, v, s, visible, *first, cu_seqlens, causal, scale, _ = inputs
     ctx.save_for_backward(q, k, v, s, *output[1:], visible, *first, cu_seqlens)
     ctx.causal, ctx.scale = causal, scale
@@ -82,8 +95,8 @@ def _gradient(ctx, do, dk, dv, dz, *_):  # type: ignore[no-untyped-def]
     grads = abc_backward(
         do, dk, dv, dz, q, k, v, s, last_k, last_v, last_z, saved, visible, *first, cu_seqlens, ctx.causal, ctx.scale
     )  # fmt: skip
-    begun = grads[4:] if first[0] is not None else (None, None, None)
-    return *grads[:4], None, *begun, None, None, None, None
+    d_first = grads[4:] if first[0] is not None else (None, None, None)
+    return *grads[:4], None, *d_first, None, None, None, None
 
 
-abc_forward.register_autograd(_gradient, setup_context=_keep)
+abc_forward.register_autograd(_gradient, setup_context=_save_context)

@@ -1,8 +1,14 @@
-"""The memory along a sequence: one program walks its chunks with a tile of the state in float32 registers.
+"""The memory along a sequence: one program walks its chunks with a tile of the state in registers.
 
-Slots, columns, and keys and values are independent of one another, so that each program has a tile of them. Where there
-are few sequences and heads, a sequence is cut into segments: a first pass takes each segment's total, and the second
-starts from the totals beyond its own.
+Slots, columns, keys and values are independent of one another: each program has a tile of them. Where there are few
+sequences and heads, a sequence is cut into segments. A first pass takes each segment's total; the second pass starts
+every segment from the totals of the segments before it.
+
+STAGE says what a launch of ``write_states`` or ``sum_back`` stores:
+"keep"   what there is at every chunk (in one pass, or as the second of two);
+"part"   each segment's own total (the first of two passes);
+"whole"  only what there is at the end (one pass; all queries read one state);
+"join"   only what there is at the end, from the segments' totals (the second of two passes).
 """
 
 # mypy: ignore-errors
@@ -16,15 +22,15 @@ from attnlab.kernels.abc.control import (
     EMPTY,
     HALF_EMPTY,
     IS_WIDE,
+    KEYS_MAY_FILL,
     LOG_HALF,
     LOG_QUARTER,
-    MENDS,
     add_dot,
     chunk_masks,
     exp,
     in_full,
     load_logits,
-    locate,
+    locate_chunk,
     rounded,
     within,
     zeros,
@@ -35,163 +41,234 @@ __all__ = ["sum_back", "weigh_logits", "write_states"]
 
 @triton.jit(do_not_specialize=["T", "NT", "G"])
 def weigh_logits(
-    s, visible, weights, tops, totals, table, ssb, ssh, sst, sm, T, NT, G, N,
-    C: tl.constexpr, NP: tl.constexpr, EVEN: tl.constexpr, FULL: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr,
+    # inputs
+    s, visible,
+    # written: the logits' weights, each chunk's largest logit and sum of weights
+    weights, top_logits, weight_sums,
+    # packed sequences
+    table,
+    # strides
+    ssb, ssh, sst, sm,
+    # sizes
+    T, NT, G, N,
+    # tiles
+    C: tl.constexpr, NP: tl.constexpr,
+    # the call
+    PACKED: tl.constexpr, MASKED: tl.constexpr,
+    # tiles without padding
+    FULL_CHUNKS: tl.constexpr, FULL_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """exp(s - top) of each chunk, where top is each slot's largest, and their sums."""
-    unit, g = tl.program_id(0), tl.program_id(1)
-    b, _, start, length = locate(unit, table, T, NT, C, VARLEN)
-    if VARLEN and length == 0:
+    """exp(s - top) of each chunk, where top is each slot's largest logit, and the sums of these weights."""
+    chunk, g = tl.program_id(0), tl.program_id(1)
+    b, _, start, length = locate_chunk(chunk, table, T, NT, C, PACKED)
+    if PACKED and length == 0:
         return
     first, row = start.to(tl.int64), b.to(tl.int64)
-    rows, slots, inside, ok, real = chunk_masks(length, visible, b, sm, start, N, C, NP, EVEN, FULL, MASKED)
+    rows, slots, inside, ok, real = chunk_masks(
+        length, visible, b, sm, start, N, C, NP, FULL_CHUNKS, FULL_SLOTS, MASKED
+    )
     x = load_logits(s + row * ssb + g * ssh + first * sst, sst, rows, ok, slots, real)
     top = tl.maximum(tl.max(x, 0), HALF_EMPTY)
     CT: tl.constexpr = weights.dtype.element_ty
     e = rounded(exp(in_full(x, CT) - top[None, :]), CT)
     place = weights + ((row * G + g) * T + first) * N + (rows[:, None] * N + slots)
     tl.store(place, e, mask=inside[:, None] & real)
-    at = (unit.to(tl.int64) * G + g) * N + slots
-    tl.store(tops + at, top, mask=real)
-    tl.store(totals + at, tl.sum(in_full(e, CT), 0), mask=real)
+    at = (chunk.to(tl.int64) * G + g) * N + slots
+    tl.store(top_logits + at, top, mask=real)
+    tl.store(weight_sums + at, tl.sum(in_full(e, CT), 0), mask=real)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
 def write_states(
-    k, v, weights, tops, totals, visible, states, lows, peaks, zs, ends,
-    first_k, first_v, first_z, last_k, last_v, last_z, parts, part_zs, part_peaks, bounds, cu,
-    skb, skh, skt, svb, svh, svt, sm, T, NT, G, N, D, SEGMENTS,
-    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, STARTED: tl.constexpr, FINE: tl.constexpr,
-    VARLEN: tl.constexpr, MASKED: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr, PAIR: tl.constexpr,
+    # inputs
+    k, v, visible,
+    # from weigh_logits
+    weights, top_logits, weight_sums,
+    # written for each chunk, if causal
+    states, low_parts, peak_logits, z_before, z_after,
+    # the first state, and the last, which is written
+    first_k, first_v, first_z, last_k, last_v, last_z,
+    # totals of the segments
+    part_states, part_z, part_peak_logits,
+    # packed sequences
+    bounds, cu,
+    # strides
+    skb, skh, skt, svb, svh, svt, sm,
+    # sizes
+    T, NT, G, N, D, SEGMENTS,
+    # tiles
+    C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    # passes over segments
+    STAGE: tl.constexpr, JOIN_SEGMENTS: tl.constexpr, SKIPPED: tl.constexpr,
+    # the call
+    STARTED: tl.constexpr, PACKED: tl.constexpr, MASKED: tl.constexpr,
+    # tiles without padding
+    FULL_CHUNKS: tl.constexpr, FULL_SLOTS: tl.constexpr, FULL_COLUMNS: tl.constexpr,
+    # numbers
+    LOW_PARTS: tl.constexpr, PAIR_WIDTH: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """(K~, V~, z) as averages and the logarithm of their weight.
+    """(K~, V~, z): averages of keys and values, and the logarithm of their total weight.
 
-    STAGE "keep" stores them before each chunk, and z after it; "part" only takes each segment's own, "whole" only what
-    is there at the end; "join" makes that of parts. With JOIN the parts of earlier segments come first, so that the
-    last segment's own is not needed: then there is one LESS. FINE keeps what rounding takes of a state, too, where one
-    key makes more than a quarter of a slot, and the largest logit of each slot, which tells them. PAIR is the width of
-    heads that have K~ and V~ in one tile, or 0.
+    For STAGE see the top of this file. JOIN_SEGMENTS starts a segment from the totals of those before it. The last
+    segment's own total is not needed then, and the first pass leaves out the SKIPPED one. LOW_PARTS keeps what rounding
+    takes of a state where one key makes more than a quarter of a slot, and the largest logit of each slot, by which
+    readers find these slots. PAIR_WIDTH is the width of heads whose K~ and V~ share one tile, or 0.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, PAIR)
+    # Which tile of which state this program has.
+    row, segment, which, slots, cols, lead = _program_tile(
+        SEGMENTS - SKIPPED if STAGE != "join" else 1, N, D, BN, BD, PAIR_WIDTH
+    )
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
-    ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
+    ok, real = within(slots, N, FULL_SLOTS), within(cols, D, FULL_COLUMNS)
     of_values = which > 0
-    if PAIR:
-        of_values = (cols >= PAIR)[None, :]
-        cols %= PAIR
+    if PAIR_WIDTH:
+        of_values = (cols >= PAIR_WIDTH)[None, :]
+        cols %= PAIR_WIDTH
         real = within(cols, D, True)
-    wanted, here = ok[:, None] & real, slots[:, None] * D + cols
-    alone = here
-    if PAIR:
-        here = tl.where(of_values, here + N * D, here)
+    wanted, place = ok[:, None] & real, slots[:, None] * D + cols
+    place_in_last = place
+    if PAIR_WIDTH:
+        place = tl.where(of_values, place + N * D, place)
+    # The state before the first chunk: empty, or the first state, then joined with earlier segments' totals.
     z = in_full(tl.full([BN], EMPTY, tl.float32), CT)
     peak = z
     acc = zeros(BN, BD, CT)
     if STARTED and STAGE != "part":
         z = in_full(tl.load(first_z + mine + slots, mask=ok, other=EMPTY), CT)
         peak = z
-        acc = in_full(tl.load(tl.where(of_values, first_v, first_k) + mine * D + alone, mask=wanted, other=0.0), CT)
-    if JOIN:
+        acc = in_full(
+            tl.load(tl.where(of_values, first_v, first_k) + mine * D + place_in_last, mask=wanted, other=0.0), CT
+        )
+    if JOIN_SEGMENTS:
         for i in range(SEGMENTS if STAGE == "join" else segment):
             at = mine * SEGMENTS + i * N
-            x = tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
-            old, new, z = _merge(z, tl.load(part_zs + at + slots, mask=ok, other=EMPTY), 1.0)
+            x = tl.load(part_states + (2 * at + which * N) * D + place, mask=wanted, other=0.0)
+            old, new, z = _merge(z, tl.load(part_z + at + slots, mask=ok, other=EMPTY), 1.0)
             acc = acc * old[:, None] + x * new[:, None]
-            if FINE:
-                peak = tl.maximum(peak, tl.load(part_peaks + at + slots, mask=ok, other=EMPTY))
+            if LOW_PARTS:
+                peak = tl.maximum(peak, tl.load(part_peak_logits + at + slots, mask=ok, other=EMPTY))
+    # Along the chunks: store the state before each, then add its keys (or values) by one product.
     if STAGE != "join":
-        b, head, _, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        b, head, _, begin, end, start, length = _segment_chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, PACKED)
         from_k = k + b.to(tl.int64) * skb + g * skh + start.to(tl.int64) * skt
         from_v = v + b.to(tl.int64) * svb + g * svh + start.to(tl.int64) * svt
         source, across = tl.where(of_values, from_v, from_k), tl.where(of_values, svt, skt)
         weights += ((b.to(tl.int64) * G + g) * T + start) * N
-        unit = (head + begin).to(tl.int64) * G + g
-        top, total = _weighed(tops, totals, unit, begin, end, N, slots)
-        top_1, total_1 = _weighed(tops, totals, unit + G, begin + 1, end, N, slots)
-        top_2, total_2 = _weighed(tops, totals, unit + 2 * G, begin + 2, end, N, slots)
+        chunk = (head + begin).to(tl.int64) * G + g
+        top, total = _load_weight_sums(top_logits, weight_sums, chunk, begin, end, N, slots)
+        top_1, total_1 = _load_weight_sums(top_logits, weight_sums, chunk + G, begin + 1, end, N, slots)
+        top_2, total_2 = _load_weight_sums(top_logits, weight_sums, chunk + 2 * G, begin + 2, end, N, slots)
         for i in range(begin, end):
-            unit = (head + i).to(tl.int64) * G + g
-            # Chunks ahead: it is long until they come.
-            top_3, total_3 = _weighed(tops, totals, unit + 3 * G, i + 3, end, N, slots)
+            chunk = (head + i).to(tl.int64) * G + g
+            # Loaded three chunks ahead, which hides their latency.
+            top_3, total_3 = _load_weight_sums(top_logits, weight_sums, chunk + 3 * G, i + 3, end, N, slots)
             rows = i * C + tl.arange(0, C)
-            there = within(rows, length, EVEN)
-            shown = there
+            in_sequence = within(rows, length, FULL_CHUNKS)
+            shown = in_sequence
             if MASKED:
-                # What is hidden has no weight, but may be anything.
-                shown = there & (tl.load(visible + b * sm + start + rows, mask=there, other=0) != 0)
+                # Hidden keys have no weight, but may be NaN.
+                shown = in_sequence & (tl.load(visible + b * sm + start + rows, mask=in_sequence, other=0) != 0)
             rows = rows.to(tl.int64)
-            e = tl.load(weights + rows[:, None] * N + slots, mask=there[:, None] & ok, other=0.0)
+            e = tl.load(weights + rows[:, None] * N + slots, mask=in_sequence[:, None] & ok, other=0.0)
             kd = tl.load(source + rows[:, None] * across + cols, mask=shown[:, None] & real, other=0.0).to(CT)
             if STAGE == "keep":
                 kept = acc.to(states.dtype.element_ty)
-                tl.store(states + (2 * unit + which) * N * D + here, kept, mask=wanted)
-                tl.store(zs + unit * N + slots, z, mask=lead)
-                if FINE:
+                tl.store(states + (2 * chunk + which) * N * D + place, kept, mask=wanted)
+                tl.store(z_before + chunk * N + slots, z, mask=lead)
+                if LOW_PARTS:
                     if tl.max((peak > z + LOG_QUARTER).to(tl.int32), 0) > 0:
-                        low = (acc - kept.to(tl.float32)).to(lows.dtype.element_ty)
-                        tl.store(lows + (2 * unit + which) * N * D + here, low, mask=wanted)
-                    tl.store(peaks + unit * N + slots, peak, mask=lead)
-            if FINE:
+                        low = (acc - kept.to(tl.float32)).to(low_parts.dtype.element_ty)
+                        tl.store(low_parts + (2 * chunk + which) * N * D + place, low, mask=wanted)
+                    tl.store(peak_logits + chunk * N + slots, peak, mask=lead)
+            if LOW_PARTS:
                 peak = tl.maximum(peak, top)
             old, new, z = _merge(z, top, total)
             acc = acc * old[:, None] + tl.dot(tl.trans(e), kd, input_precision=PREC) * new[:, None]
             if STAGE == "keep":
-                tl.store(ends + unit * N + slots, z, mask=lead)
-            # Handed on unchanged they would keep Triton from pipelining the loop.
+                tl.store(z_after + chunk * N + slots, z, mask=lead)
+            # Adding 0.0: Triton does not pipeline a loop that hands on a variable unchanged.
             top, total = top_1 + 0.0, total_1 + 0.0
             top_1, total_1 = top_2 + 0.0, total_2 + 0.0
             top_2, total_2 = top_3, total_3
+    # The segment's total, or the last state.
     if STAGE == "part":
         at = mine * SEGMENTS + segment * N
-        tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
-        tl.store(part_zs + at + slots, z, mask=lead)
-        if FINE:
-            tl.store(part_peaks + at + slots, peak, mask=lead)
+        tl.store(part_states + (2 * at + which * N) * D + place, acc, mask=wanted)
+        tl.store(part_z + at + slots, z, mask=lead)
+        if LOW_PARTS:
+            tl.store(part_peak_logits + at + slots, peak, mask=lead)
     elif segment == (SEGMENTS - 1 if STAGE != "join" else 0):
-        tl.store(tl.where(of_values, last_v, last_k) + mine * D + alone, acc, mask=wanted)
+        tl.store(tl.where(of_values, last_v, last_k) + mine * D + place_in_last, acc, mask=wanted)
         tl.store(last_z + mine + slots, z, mask=lead)
 
 
 @triton.jit(do_not_specialize=["T", "NT", "G", "SEGMENTS"])
 def sum_back(
-    q, do, shares, rests, wide, wide_cs, states, last_k, last_v, zs, ends, sums, cs, seeds, seed_c, to, to_c,
-    parts, part_cs, fades, bounds, cu,
-    sqb, sqh, sqt, sob, soh, sot, SHARE, T, NT, G, N, D, SEGMENTS,
+    # inputs and the output's gradient
+    q, do,
+    # saved by the forward pass
+    states, z_before, z_after, chunk_flags,
+    # the last state
+    last_k, last_v,
+    # from query_gradients
+    shares, row_offsets, wide_offsets,
+    # written for each chunk, if causal
+    sums, offsets,
+    # what queries after the last token give, and the sums over all queries, which are written
+    seeds, seed_offsets, first_sums, first_offsets,
+    # totals of the segments
+    part_sums, part_offsets, part_fades,
+    # packed sequences
+    bounds, cu,
+    # strides
+    sqb, sqh, sqt, sob, soh, sot, SHARES_STRIDE,
+    # sizes
+    T, NT, G, N, D, SEGMENTS,
+    # tiles
     C: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
-    STAGE: tl.constexpr, JOIN: tl.constexpr, LESS: tl.constexpr,
-    EVEN: tl.constexpr, FULL: tl.constexpr, WHOLE: tl.constexpr, SEEDED: tl.constexpr, DECAY: tl.constexpr,
-    MEND: tl.constexpr, VARLEN: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
+    # passes over segments
+    STAGE: tl.constexpr, JOIN_SEGMENTS: tl.constexpr, SKIPPED: tl.constexpr,
+    # the call
+    SEEDED: tl.constexpr, DECAY: tl.constexpr, PACKED: tl.constexpr,
+    # tiles without padding
+    FULL_CHUNKS: tl.constexpr, FULL_SLOTS: tl.constexpr, FULL_COLUMNS: tl.constexpr,
+    # numbers
+    CORRECT_SUMS: tl.constexpr, CT: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """What all queries after a chunk hand to its slots: sum_t share_t q_t (and do_t), relative to z after the chunk.
+    """What all queries after a chunk give its slots: sum_t share_t q_t (and do_t), relative to z after the chunk.
 
-    Stages as in ``write_states``, from the last chunk to the first. Without DECAY (all queries read one state) the
-    shares are not relative to anything. ``cs`` takes the sums of share_t S_t + share_t dP_t.
+    STAGE is that of ``write_states``; this walk goes from the last chunk to the first. Without DECAY all queries read
+    one state, and the shares are relative to nothing. ``offsets`` takes the sums of share_t S_t + share_t dP_t.
 
-    Sums are stored rounded, and a key's logit gets k_i sums - c. MEND adds what rounding adds to K~ sums to c, a part
-    for each tile: then it gives a logit (k_i - K~) times as much, which is little where one key fills a slot. It is
-    done in the slots that a chunk's keys may fill, those of which at most half was there before, and there may be none.
+    Sums are stored rounded, and the gradient of a key's logit is k_i sums - offset. Where one key fills a slot the two
+    nearly cancel. CORRECT_SUMS adds to the offset what rounding adds to K~ sums, a part for each tile: the rounding
+    then gives a logit (k_i - K~) times its error, which is little exactly there. It is done only for slots that a key
+    of the chunk may fill, those of which at most half is older than the chunk; often there are none.
     """
-    row, segment, which, slots, cols, lead = _tile(SEGMENTS - LESS if STAGE != "join" else 1, N, D, BN, BD, 0)
-    segment += LESS
+    # Which tile of which sums this program has.
+    row, segment, which, slots, cols, lead = _program_tile(
+        SEGMENTS - SKIPPED if STAGE != "join" else 1, N, D, BN, BD, 0
+    )
+    segment += SKIPPED
     seq, g, mine = row // G, row % G, row.to(tl.int64) * N
-    ok, real = within(slots, N, FULL), within(cols, D, WHOLE)
-    wanted, here = ok[:, None] & real, slots[:, None] * D + cols
+    ok, real = within(slots, N, FULL_SLOTS), within(cols, D, FULL_COLUMNS)
+    wanted, place = ok[:, None] & real, slots[:, None] * D + cols
+    # The sums after the last chunk: zero, or the seeds, then joined with later segments' totals.
     acc = zeros(BN, BD, CT)
     c = in_full(tl.zeros([BN], tl.float32), CT)
     fade = in_full(tl.full([BN], 1.0, tl.float32), CT)
     if SEEDED and STAGE != "part":
-        acc = in_full(tl.load(seeds + (2 * mine + which * N) * D + here, mask=wanted, other=0.0), CT)
-        c = in_full(tl.load(seed_c + mine + slots, mask=ok, other=0.0), CT)
-    if JOIN:
+        acc = in_full(tl.load(seeds + (2 * mine + which * N) * D + place, mask=wanted, other=0.0), CT)
+        c = in_full(tl.load(seed_offsets + mine + slots, mask=ok, other=0.0), CT)
+    if JOIN_SEGMENTS:
         for i in range(SEGMENTS if STAGE == "join" else SEGMENTS - 1 - segment):
             at = mine * SEGMENTS + (SEGMENTS - 1 - i) * N
-            old = tl.load(fades + at + slots, mask=ok, other=0.0)
-            c = c * old + tl.load(part_cs + at + slots, mask=ok, other=0.0)
-            acc = acc * old[:, None] + tl.load(parts + (2 * at + which * N) * D + here, mask=wanted, other=0.0)
+            old = tl.load(part_fades + at + slots, mask=ok, other=0.0)
+            c = c * old + tl.load(part_offsets + at + slots, mask=ok, other=0.0)
+            acc = acc * old[:, None] + tl.load(part_sums + (2 * at + which * N) * D + place, mask=wanted, other=0.0)
+    # Along the chunks, from the last: store the sums after each, then add what its own queries give.
     if STAGE != "join":
-        b, head, count, begin, end, start, length = _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN)
+        b, head, count, begin, end, start, length = _segment_chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, PACKED)
         first = b.to(tl.int64) * G * R + g * R
         if which == 0:
             source = q + b.to(tl.int64) * sqb + g * R * sqh + start.to(tl.int64) * sqt
@@ -200,50 +277,92 @@ def sum_back(
             source = do + b.to(tl.int64) * sob + g * R * soh + start.to(tl.int64) * sot
             across, heads = sot, soh
         side = (first * T + start) * N
-        taken = shares + which.to(tl.int64) * SHARE + side
+        taken = shares + which.to(tl.int64) * SHARES_STRIDE + side
         final = (head + end - 1).to(tl.int64) * G + g
-        z, z_end, is_wide, own, own_wide = _fetch(
-            zs, ends, wide, rests + side, wide_cs, final, end - 1, begin, T, N, slots, lead, C, R, DECAY
+        z, z_end, is_wide, own, own_wide = _load_chunk_ahead(
+            z_before,
+            z_after,
+            chunk_flags,
+            row_offsets + side,
+            wide_offsets,
+            final,
+            end - 1,
+            begin,
+            T,
+            N,
+            slots,
+            lead,
+            C,
+            R,
+            DECAY,
         )
-        z_1, z_end_1, is_wide_1, own_1, own_wide_1 = _fetch(
-            zs, ends, wide, rests + side, wide_cs, final - G, end - 2, begin, T, N, slots, lead, C, R, DECAY
+        z_1, z_end_1, is_wide_1, own_1, own_wide_1 = _load_chunk_ahead(
+            z_before,
+            z_after,
+            chunk_flags,
+            row_offsets + side,
+            wide_offsets,
+            final - G,
+            end - 2,
+            begin,
+            T,
+            N,
+            slots,
+            lead,
+            C,
+            R,
+            DECAY,
         )
-        if MEND and STAGE == "keep":
+        if CORRECT_SUMS and STAGE == "keep":
             tiles = 2 * tl.cdiv(D, BD)
-            cs += tl.program_id(0) % tiles * N
+            offsets += tl.program_id(0) % tiles * N
             # The state after the segment, as far as it is needed.
             last = tl.where(which == 0, last_k, last_v)
             fresh = ok & (z < z_end + LOG_HALF)
             no_more, more = slots < tl.where(end == count, N, 0), slots < tl.where(end < count, N, 0)
             no_more, more = fresh & no_more, fresh & more
             memory = tl.load(
-                states + (2 * (final + G) + which) * N * D + here, mask=more[:, None] & real, other=0.0
+                states + (2 * (final + G) + which) * N * D + place, mask=more[:, None] & real, other=0.0
             )  # fmt: skip
-            memory += tl.load(last + mine * D + here, mask=no_more[:, None] & real, other=0.0).to(memory.dtype)
-            mends = tl.load(wide + final, mask=end > begin, other=0) & MENDS
+            memory += tl.load(last + mine * D + place, mask=no_more[:, None] & real, other=0.0).to(memory.dtype)
+            may_fill = tl.load(chunk_flags + final, mask=end > begin, other=0) & KEYS_MAY_FILL
         for j in range(begin, end):
             i = begin + end - 1 - j
-            unit = (head + i).to(tl.int64) * G + g
-            # Chunks ahead, as in writing.
-            z_2, z_end_2, is_wide_2, own_2, own_wide_2 = _fetch(
-                zs, ends, wide, rests + side, wide_cs, unit - 2 * G, i - 2, begin, T, N, slots, lead, C, R, DECAY
+            chunk = (head + i).to(tl.int64) * G + g
+            # Loaded two chunks ahead, which hides their latency.
+            z_2, z_end_2, is_wide_2, own_2, own_wide_2 = _load_chunk_ahead(
+                z_before,
+                z_after,
+                chunk_flags,
+                row_offsets + side,
+                wide_offsets,
+                chunk - 2 * G,
+                i - 2,
+                begin,
+                T,
+                N,
+                slots,
+                lead,
+                C,
+                R,
+                DECAY,
             )
             if STAGE == "keep":
                 kept = rounded(acc, sums.dtype.element_ty)
-                tl.store(sums + (2 * unit + which) * N * D + here, kept, mask=wanted)
-                if MEND:
+                tl.store(sums + (2 * chunk + which) * N * D + place, kept, mask=wanted)
+                if CORRECT_SUMS:
                     error = tl.zeros([BN], tl.float32)
-                    if mends != 0:
+                    if may_fill != 0:
                         error = tl.sum((kept.to(tl.float32) - acc) * memory.to(tl.float32), 1)
-                    tl.store(cs + unit * tiles * N + slots, tl.where(lead, c, 0.0) + error, mask=ok)
-                    # For the chunk before this.
+                    tl.store(offsets + chunk * tiles * N + slots, tl.where(lead, c, 0.0) + error, mask=ok)
+                    # For the next turn, which is the chunk before this one.
                     fresh = ok & (z_1 < z_end_1 + LOG_HALF)
                     memory = tl.load(
-                        states + (2 * unit + which) * N * D + here, mask=fresh[:, None] & real, other=0.0
+                        states + (2 * chunk + which) * N * D + place, mask=fresh[:, None] & real, other=0.0
                     )  # fmt: skip
-                    mends = tl.load(wide + unit - G, mask=i > begin, other=0) & MENDS
+                    may_fill = tl.load(chunk_flags + chunk - G, mask=i > begin, other=0) & KEYS_MAY_FILL
                 else:
-                    tl.store(cs + unit * N + slots, c, mask=lead)
+                    tl.store(offsets + chunk * N + slots, c, mask=lead)
             if DECAY:
                 keep = tl.where(z > HALF_EMPTY, exp(z - z_end), 0.0)
                 # Shares of a wide chunk are relative to z before it, those of others to z after it.
@@ -255,77 +374,82 @@ def sum_back(
             else:
                 c += own_wide
             rows = i * C + tl.arange(0, C)
-            there = within(rows, length, EVEN)
+            in_sequence = within(rows, length, FULL_CHUNKS)
             rows = rows.to(tl.int64)
             for r in range(R):
                 share = tl.load(
-                    taken + (r * T + rows)[:, None] * N + slots, mask=there[:, None] & ok, other=0.0
+                    taken + (r * T + rows)[:, None] * N + slots, mask=in_sequence[:, None] & ok, other=0.0
                 ).to(CT)  # fmt: skip
                 x = tl.load(
-                    source + r * heads + rows[:, None] * across + cols, mask=there[:, None] & real, other=0.0
+                    source + r * heads + rows[:, None] * across + cols, mask=in_sequence[:, None] & real, other=0.0
                 ).to(CT)  # fmt: skip
                 acc = add_dot(tl.trans(share), x, acc, PREC)
             if DECAY:
                 acc = acc * late[:, None]
             z, z_end, is_wide, own, own_wide = z_1 + 0.0, z_end_1 + 0.0, is_wide_1 + 0.0, own_1 + 0.0, own_wide_1 + 0.0
             z_1, z_end_1, is_wide_1, own_1, own_wide_1 = z_2, z_end_2, is_wide_2, own_2, own_wide_2
+    # The segment's total, or the sums over all queries.
     if STAGE == "part":
         at = mine * SEGMENTS + segment * N
-        tl.store(parts + (2 * at + which * N) * D + here, acc, mask=wanted)
-        tl.store(part_cs + at + slots, c, mask=lead)
-        tl.store(fades + at + slots, fade, mask=lead)
+        tl.store(part_sums + (2 * at + which * N) * D + place, acc, mask=wanted)
+        tl.store(part_offsets + at + slots, c, mask=lead)
+        tl.store(part_fades + at + slots, fade, mask=lead)
     elif segment == 0:
-        tl.store(to + (2 * mine + which * N) * D + here, acc, mask=wanted)
-        tl.store(to_c + mine + slots, c, mask=lead)
+        tl.store(first_sums + (2 * mine + which * N) * D + place, acc, mask=wanted)
+        tl.store(first_offsets + mine + slots, c, mask=lead)
 
 
 @triton.jit
-def _weighed(tops, totals, unit, i, end, N, slots):
-    """The largest logits of a chunk and the sums of its weights; nothing from ``end`` on."""
+def _load_weight_sums(top_logits, weight_sums, chunk, i, end, N, slots):
+    """The largest logits of a chunk and the sums of its weights; none for chunks from ``end`` on."""
     some = slots < tl.where(i < end, N, 0)
-    top = tl.load(tops + unit * N + slots, mask=some, other=EMPTY)
-    return top, tl.load(totals + unit * N + slots, mask=some, other=0.0)
+    top = tl.load(top_logits + chunk * N + slots, mask=some, other=EMPTY)
+    return top, tl.load(weight_sums + chunk * N + slots, mask=some, other=0.0)
 
 
 @triton.jit
-def _fetch(
-    zs, ends, wide, rests, wide_cs, unit, i, begin, T, N, slots, lead,
+def _load_chunk_ahead(
+    z_before, z_after, chunk_flags, row_offsets, wide_offsets, chunk, i, begin, T, N, slots, lead,
     C: tl.constexpr, R: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """z before and after a chunk, whether it is wide (the same for all slots), and what it adds to c if not, and if.
+    """A chunk's z before and after it, whether it is wide (as a number for each slot), and its own offsets.
 
-    Nothing of chunks before ``begin``.
+    There are two of the latter: those of a chunk that is not wide, and those of one that is. Chunks before ``begin``
+    give zeros.
     """
     some = slots < tl.where(i >= begin, N, 0)
     own = tl.zeros(slots.shape, tl.float32)
     own_wide = tl.zeros(slots.shape, tl.float32)
     for r in tl.static_range(R):
-        own_wide += tl.load(wide_cs + (unit * R + r) * N + slots, mask=some & lead, other=0.0)
+        own_wide += tl.load(wide_offsets + (chunk * R + r) * N + slots, mask=some & lead, other=0.0)
         if DECAY:
-            # The first row's rest is that of all of the chunk.
-            own += tl.load(rests + (r * T + i.to(tl.int64) * C) * N + slots, mask=some & lead, other=0.0)
+            # Row offsets are sums over later rows, so the first row has that of the whole chunk.
+            own += tl.load(row_offsets + (r * T + i.to(tl.int64) * C) * N + slots, mask=some & lead, other=0.0)
     z = own
     z_end = own
     is_wide = own
     if DECAY:
-        z = tl.load(zs + unit * N + slots, mask=some, other=EMPTY)
-        z_end = tl.load(ends + unit * N + slots, mask=some, other=EMPTY)
-        is_wide = (tl.load(wide + unit + 0 * slots, mask=some, other=0) & IS_WIDE).to(tl.float32)
+        z = tl.load(z_before + chunk * N + slots, mask=some, other=EMPTY)
+        z_end = tl.load(z_after + chunk * N + slots, mask=some, other=EMPTY)
+        is_wide = (tl.load(chunk_flags + chunk + 0 * slots, mask=some, other=0) & IS_WIDE).to(tl.float32)
     return z, z_end, is_wide, own, own_wide
 
 
 @triton.jit
-def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr, PAIR: tl.constexpr):
-    """A program's row (sequence and head), segment, keys or values, slots, columns; whether it writes what has none."""
+def _program_tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr, PAIR_WIDTH: tl.constexpr):
+    """A program's row (a sequence and key head), segment, keys (0) or values (1), slots and columns; and ``lead``.
+
+    Of the programs that share slots, only the lead one writes numbers that have no columns, such as z.
+    """
     pid = tl.program_id(0)
     high = tl.cdiv(N, BN)
     which = pid * 0
     tile = which
-    if not PAIR:
+    if not PAIR_WIDTH:
         which = pid % 2
-        wide = tl.cdiv(D, BD)
-        tile = pid // 2 % wide
-        pid = pid // (2 * wide)
+        across = tl.cdiv(D, BD)
+        tile = pid // 2 % across
+        pid = pid // (2 * across)
     slots = (pid % high) * BN + tl.arange(0, BN)
     pid = pid // high
     lead = slots + (which + tile) * 65536 < N
@@ -333,9 +457,11 @@ def _tile(SEGMENTS, N, D, BN: tl.constexpr, BD: tl.constexpr, PAIR: tl.constexpr
 
 
 @triton.jit
-def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
-    """The batch row, the sequence's first chunk and their number, the segment's in it, first token and length."""
-    if VARLEN:
+def _segment_chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, PACKED: tl.constexpr):
+    """Where a segment lies: its batch row, its sequence's first chunk and number of chunks, the first chunk of the
+    segment in the sequence and the one after its last, the sequence's first token and its length.
+    """
+    if PACKED:
         b = seq * 0
         head = tl.load(bounds + seq)
         count = tl.load(bounds + seq + 1) - head
@@ -354,9 +480,9 @@ def _chunks(seq, segment, SEGMENTS, NT, T, bounds, cu, VARLEN: tl.constexpr):
 
 @triton.jit
 def _merge(z, top, total):
-    """What is kept of an average of weight exp(z), what each unit of weight exp(top) adds to it, and z after both.
+    """Two averages as one: of weight exp(z), and of ``total`` times exp(top).
 
-    ``total`` of the latter are added.
+    Returns the factor of the first, the factor of each unit of the second's weight, and z of both.
     """
     high = tl.maximum(tl.maximum(z, top), HALF_EMPTY)
     old, new = exp(z - high), exp(top - high)

@@ -13,7 +13,7 @@ __all__ = ["attend_by_kernel", "kernel_serves"]
 
 
 def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
-    """Whether the kernels take this call: new tokens only, where all before them are in the state."""
+    """Whether the kernels take this call: its keys are new tokens, and all earlier ones are in the state."""
     n_q, n_k = call.sizes[2:]
     at_reading = normalise == "read" or (normalise == "write" and not call.causal)
     if not call.q.is_cuda or not at_reading or n_q == 0 or n_k == 0:
@@ -32,7 +32,7 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
 def attend_by_kernel(
     call: AttentionCall, log: Float[Tensor, "b g k n"], state: SlotState | None, *, in_place: bool
 ) -> tuple[Float[Tensor, "b h q e"], SlotState]:
-    """The output of a call without what nobody sees, and the memory after it; a single token may change ``state``."""
+    """The output of a call and the memory after it; with ``in_place`` a single token updates ``state`` itself."""
     from attnlab.kernels.abc import abc_attention, abc_step
 
     n_q, n_k = call.sizes[2:]

@@ -24,7 +24,7 @@ LOGITS_BOUND = {torch.float32: 1e-5, torch.float16: 1.5e-2, torch.bfloat16: 1.5e
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the kernels: sizes, the scale of the control logits, and what else it is given."""
+    """One call of the kernels: sizes, the scale of the control logits, and its other arguments."""
 
     d: int = 32
     slots: int = 8
@@ -70,7 +70,7 @@ def dense(
 
 
 def inputs(case: Case, seed: int = 0) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
-    """q, k, v, control and the first state if there is one; what may be seen; where packed sequences begin."""
+    """q, k, v, control and the first state if there is one; the visible keys; where packed sequences begin."""
     generator = torch.Generator(case.device).manual_seed(seed)
     n_k = case.length if case.keys is None else case.keys
     rows = len(case.packed) or case.batch
@@ -103,7 +103,7 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
     theirs = [t.detach().double().requires_grad_() for t in ours]
     if case.masked:
         with torch.no_grad():
-            # What nobody may see may be anything.
+            # Hidden tokens may be NaN.
             for t in ours[1:4]:
                 t[(~seen)[:, None].expand(t.shape[:3])] = torch.nan
     state = (ours[4], ours[5], ours[6]) if case.started else None
@@ -111,7 +111,7 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
         *ours[:4], causal=case.causal, key_visible=seen, cu_seqlens=bounds, state=state
     )  # fmt: skip
     with torch.no_grad():
-        # Where no gradients are wanted, other kernels may read.
+        # Without gradients other kernels read.
         alone, _ = abc_attention(*ours[:4], causal=case.causal, key_visible=seen, cu_seqlens=bounds, state=state)
     expected, end = _packed(case, theirs) if case.packed else dense(
         *theirs[:4], causal=case.causal, seen=seen, state=tuple(theirs[4:]) or None
@@ -123,13 +123,13 @@ def errors(case: Case, seed: int = 0) -> dict[str, float]:
         for got, want, by in zip(last, end, pull[1:], strict=True):
             ours_loss, their_loss = ours_loss + (got * by).sum(), their_loss + (want * by.double()).sum()
     names = ("dq", "dk", "dv", "ds", "first K", "first V", "first z")
-    found = zip(torch.autograd.grad(ours_loss, ours), torch.autograd.grad(their_loss, theirs), strict=True)
+    gradients = zip(torch.autograd.grad(ours_loss, ours), torch.autograd.grad(their_loss, theirs), strict=True)
     pairs: dict[str, tuple[Any, Any]] = {"out": (out, expected), "out alone": (alone, expected)}
     pairs |= {f"last {name}": pair for name, pair in zip("KVz", zip(last, end, strict=True), strict=True)}
-    pairs |= dict(zip(names, found, strict=False))
+    pairs |= dict(zip(names, gradients, strict=False))
     result = {name: relative(got, want) for name, (got, want) in pairs.items()}
     if case.started:
-        # dz = dK K + dV V - c: where hardly anything is left of it, the terms are the measure.
+        # dz = dK K + dV V - c is a difference that may nearly vanish: errors are relative to its terms.
         (_, dk), (_, dv), (got, want) = pairs["first K"], pairs["first V"], pairs["first z"]
         terms = (dk * theirs[4]).sum(-1).norm() + (dv * theirs[5]).sum(-1).norm()
         result["first z"] = ((got.double() - want).norm() / torch.maximum(terms, want.norm())).item()
@@ -168,9 +168,9 @@ def bound(name: str, case: Case) -> float:
 
 def check(case: Case, seed: int = 0) -> None:
     """Raise unless every error is below its bound; NaN never is."""
-    found = errors(case, seed)
-    for name, error in found.items():
-        assert error < bound(name, case), f"{case}: {name} is off by {error:.1e}, {found}"
+    relative_errors = errors(case, seed)
+    for name, error in relative_errors.items():
+        assert error < bound(name, case), f"{case}: {name} is off by {error:.1e}, {relative_errors}"
 
 
 def _packed(case: Case, made: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:

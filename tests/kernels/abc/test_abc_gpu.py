@@ -1,6 +1,6 @@
-"""ABC_MLP's kernels on a GPU: every head size and number of slots, float32 and bfloat16, and what a GPU alone can show.
+"""ABC_MLP's kernels on a GPU: every head size and number of slots, float32 and bfloat16, and tests that need a GPU.
 
-``python -m tests.kernels.abc.test_abc_gpu benchmarks/results/test_gpu.json [seconds [processes]]`` keeps a record of it.
+``python -m tests.kernels.abc.test_abc_gpu benchmarks/results/test_gpu.json [seconds [processes]]`` writes a record of it.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def worst(pair: tuple[int, int, str]) -> dict[str, Any]:
                     started=i == 2, ended=i == 2)  # fmt: skip
         try:
             with poisoned():
-                found = errors(case, seed=time.time_ns() // 1000 % 100000)
+                case_errors = errors(case, seed=time.time_ns() // 1000 % 100000)
         except Exception as error:
             return row | {"beyond": f"{type(error).__name__}: {error}"[:500]}
-        beyond += [f"{name} {e:.4f} at {scale:g}" for name, e in found.items() if not e < bound(name, case)]
-        row[f"scale {scale:g}"] = max(e for name, e in found.items() if name != "ds")
-        row[f"ds at {scale:g}"] = found["ds"]
+        beyond += [f"{name} {e:.4f} at {scale:g}" for name, e in case_errors.items() if not e < bound(name, case)]
+        row[f"scale {scale:g}"] = max(e for name, e in case_errors.items() if name != "ds")
+        row[f"ds at {scale:g}"] = case_errors["ds"]
     return row | {"beyond": ", ".join(beyond)}
 
 
@@ -203,7 +203,7 @@ def test_the_mechanism_takes_the_kernels_and_agrees_with_its_pytorch_path() -> N
             torch.testing.assert_close(mech(call), mech.weights(call) @ v, rtol=1e-4, atol=1e-4)
 
 
-# Of torch's own making.
+# The warnings are torch's own.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_and_under_autocast() -> None:
     made, _, _ = inputs(Case(d=64, slots=64, length=130, heads=4, groups=2, dtype=torch.bfloat16, device="cuda"))
@@ -229,7 +229,7 @@ def outcomes(report: Path) -> list[dict[str, Any]]:
 
 
 def record(path: Path, seconds: float = 3600, processes: int = 16) -> bool:
-    """Run all pairs, or as many as the time allows, and the other tests beside them; keep what was found.
+    """Run all pairs, or as many as the time allows, and the other tests beside them; write a record.
 
     Returns whether all that ran was right.
     """

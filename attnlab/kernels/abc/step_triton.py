@@ -1,4 +1,4 @@
-"""One token at a time: fold it into the memory and read it, in place and in one launch."""
+"""Decoding: one token is folded into the memory, which is then read, in place and in one launch."""
 
 # mypy: ignore-errors
 
@@ -14,15 +14,26 @@ __all__ = ["fold_and_read", "fold_and_read_group"]
 
 @triton.jit
 def fold_and_read(
-    q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
-    sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
+    # the token: query, key, value, control logits, whether it is visible
+    q, k, v, s, visible,
+    # the memory and the number of its tokens, updated in place
+    memory_k, memory_v, memory_z, count,
+    # written
+    o,
+    # strides
+    sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh,
+    # sizes
+    G, N, scale,
+    # tiles
     NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    FULL: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
+    # the call
+    UNPADDED: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """K~, V~, z after the token, and the output of the one query head that reads them, over tiles of slots.
+    """K~, V~, z after the token, and the output of the one query head that reads them, a tile of BN slots at a time.
 
-    One warp does it: each slot of a tile has a softmax of its own, and they are put together at the end, so that no
-    thread waits for another. The next tile is asked for before this one is stored.
+    A program is one warp. Each of the BN places of a tile keeps a running softmax of its own, and these are merged at
+    the end, so that threads need not wait for each other. The next tile is loaded before this one is stored. UNPADDED
+    says that neither slots nor columns are padded.
     """
     g, b = tl.program_id(0), tl.program_id(1)
     row = b.to(tl.int64)
@@ -30,18 +41,20 @@ def fold_and_read(
     memory_k, memory_v, memory_z = memory_k + at * D, memory_v + at * D, memory_z + at
     s += row * ssb + g * ssh
     cols = tl.arange(0, BD)
-    inside = within(cols, D, FULL)
-    mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, 0, N, D, cols, inside, BN, FULL)
-    kd, vd, seen = _token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
+    inside = within(cols, D, UNPADDED)
+    mk, mv, z, x = _load_tile(memory_k, memory_v, memory_z, s, 0, N, D, cols, inside, BN, UNPADDED)
+    kd, vd, seen = _load_token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
     query = tl.load(q + row * sqb + g * sqh + cols, mask=inside, other=0.0).to(tl.float32) * scale
     top = tl.full([BN], float("-inf"), tl.float32)
     total = tl.zeros([BN], tl.float32)
     out = tl.zeros([BN, BD], tl.float32)
     for i in tl.range(0, NP, BN, num_stages=1):
         later = tl.minimum(i + BN, NP - BN)
-        next_k, next_v, next_z, next_x = _tile(memory_k, memory_v, memory_z, s, later, N, D, cols, inside, BN, FULL)
+        next_k, next_v, next_z, next_x = _load_tile(
+            memory_k, memory_v, memory_z, s, later, N, D, cols, inside, BN, UNPADDED
+        )
         mk, mv, new = _fold(mk, mv, z, x, kd, vd, seen, MASKED)
-        _keep(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, FULL)
+        _store_tile(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, UNPADDED)
         scores = tl.where(new > HALF_EMPTY, tl.sum(query[None, :] * mk, 1), float("-inf"))
         higher = tl.maximum(top, scores)
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -57,15 +70,25 @@ def fold_and_read(
     out = tl.sum(out * fade[:, None], 0) / tl.where(whole > 0, whole, 1.0)
     tl.store(o + row * sob + g * soh + cols, out.to(o.dtype.element_ty), mask=inside)
     if COUNTED:
-        _count(count + b, g, seen)
+        _add_to_count(count + b, g, seen)
 
 
 @triton.jit
 def fold_and_read_group(
-    q, k, v, s, visible, memory_k, memory_v, memory_z, count, o,
-    sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh, G, N, scale,
+    # the token: query, key, value, control logits, whether it is visible
+    q, k, v, s, visible,
+    # the memory and the number of its tokens, updated in place
+    memory_k, memory_v, memory_z, count,
+    # written
+    o,
+    # strides
+    sqb, sqh, skb, skh, svb, svh, ssb, ssh, sob, soh,
+    # sizes
+    G, N, scale,
+    # tiles
     R: tl.constexpr, RP: tl.constexpr, NP: tl.constexpr, BN: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    FULL: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
+    # the call
+    UNPADDED: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """The same for R query heads that read one memory."""
     g, b = tl.program_id(0), tl.program_id(1)
@@ -75,8 +98,8 @@ def fold_and_read_group(
     s += row * ssb + g * ssh
     cols = tl.arange(0, BD)
     heads = tl.arange(0, RP)
-    inside = within(cols, D, FULL)
-    kd, vd, seen = _token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
+    inside = within(cols, D, UNPADDED)
+    kd, vd, seen = _load_token(k + row * skb + g * skh, v + row * svb + g * svh, visible, b, cols, inside, MASKED)
     at_heads = (g * R + heads)[:, None]
     mine = (heads < R)[:, None] & inside
     queries = tl.load(q + row * sqb + at_heads * sqh + cols, mask=mine, other=0.0).to(tl.float32) * scale
@@ -84,11 +107,11 @@ def fold_and_read_group(
     total = tl.zeros([RP], tl.float32)
     out = tl.zeros([RP, BD], tl.float32)
     for i in tl.static_range(0, NP, BN):
-        mk, mv, z, x = _tile(memory_k, memory_v, memory_z, s, i, N, D, cols, inside, BN, FULL)
+        mk, mv, z, x = _load_tile(memory_k, memory_v, memory_z, s, i, N, D, cols, inside, BN, UNPADDED)
         mk, mv, new = _fold(mk, mv, z, x, kd, vd, seen, MASKED)
-        # Several threads may have the same numbers; all must have loaded them.
+        # Several threads may hold the same numbers: all must have loaded before one stores.
         tl.debug_barrier()
-        _keep(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, FULL)
+        _store_tile(memory_k, memory_v, memory_z, i, mk, mv, new, N, D, cols, inside, BN, UNPADDED)
         scores = tl.sum(queries[:, None, :] * mk[None, :, :], 2)
         scores = tl.where((new > HALF_EMPTY)[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
@@ -101,52 +124,55 @@ def fold_and_read_group(
     out = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(o + row * sob + at_heads * soh + cols, out.to(o.dtype.element_ty), mask=mine)
     if COUNTED:
-        _count(count + b, g, seen)
+        _add_to_count(count + b, g, seen)
 
 
 @triton.jit
-def _count(count, g, seen):
-    """One token more, if it may be seen; of a sequence's programs the first says so."""
+def _add_to_count(count, g, seen):
+    """Add a visible token to the count; only the first program of a sequence does."""
     if g == 0:
         tl.store(count, tl.load(count) + seen)
 
 
 @triton.jit
-def _tile(memory_k, memory_v, memory_z, s, i, N, D: tl.constexpr, cols, inside, BN: tl.constexpr, FULL: tl.constexpr):
+def _load_tile(
+    memory_k, memory_v, memory_z, s, i, N, D: tl.constexpr, cols, inside, BN: tl.constexpr, UNPADDED: tl.constexpr
+):
     """K~, V~ and z of BN slots from the i-th on, and their logits."""
     slots = i + tl.arange(0, BN)
-    there = within(slots, N, FULL)
+    real_slots = within(slots, N, UNPADDED)
     place = slots[:, None] * D + cols
-    mk = tl.load(memory_k + place, mask=there[:, None] & inside, other=0.0)
-    mv = tl.load(memory_v + place, mask=there[:, None] & inside, other=0.0)
-    # z may be float64: it lives through every step, and its rounding would add up.
-    z = tl.load(memory_z + slots, mask=there, other=EMPTY)
-    return mk, mv, z, tl.load(s + slots, mask=there, other=EMPTY).to(z.dtype)
+    mk = tl.load(memory_k + place, mask=real_slots[:, None] & inside, other=0.0)
+    mv = tl.load(memory_v + place, mask=real_slots[:, None] & inside, other=0.0)
+    # z may be float64: it is updated at every step, and the rounding of float32 would add up.
+    z = tl.load(memory_z + slots, mask=real_slots, other=EMPTY)
+    return mk, mv, z, tl.load(s + slots, mask=real_slots, other=EMPTY).to(z.dtype)
 
 
 @triton.jit
-def _keep(
-    memory_k, memory_v, memory_z, i, mk, mv, z, N, D: tl.constexpr, cols, inside, BN: tl.constexpr, FULL: tl.constexpr
+def _store_tile(
+    memory_k, memory_v, memory_z, i, mk, mv, z, N, D: tl.constexpr, cols, inside,
+    BN: tl.constexpr, UNPADDED: tl.constexpr,
 ):  # fmt: skip
     """Store K~, V~ and z of BN slots from the i-th on."""
     slots = i + tl.arange(0, BN)
-    there = within(slots, N, FULL)
+    real_slots = within(slots, N, UNPADDED)
     place = slots[:, None] * D + cols
-    # It is long until they are read again.
-    tl.store(memory_k + place, mk, mask=there[:, None] & inside, cache_modifier=".cs")
-    tl.store(memory_v + place, mv, mask=there[:, None] & inside, cache_modifier=".cs")
-    tl.store(memory_z + slots, z, mask=there)
+    # Not kept in the cache: they are read again only at the next step.
+    tl.store(memory_k + place, mk, mask=real_slots[:, None] & inside, cache_modifier=".cs")
+    tl.store(memory_v + place, mv, mask=real_slots[:, None] & inside, cache_modifier=".cs")
+    tl.store(memory_z + slots, z, mask=real_slots)
 
 
 @triton.jit
-def _token(k, v, visible, b, cols, inside, MASKED: tl.constexpr):
-    """A token's key and value, and whether it may be seen."""
+def _load_token(k, v, visible, b, cols, inside, MASKED: tl.constexpr):
+    """A token's key and value, and whether it is visible."""
     kd = tl.load(k + cols, mask=inside, other=0.0).to(tl.float32)
     vd = tl.load(v + cols, mask=inside, other=0.0).to(tl.float32)
     seen = 1
     if MASKED:
         seen = tl.load(visible + b).to(tl.int32)
-        # What nobody may see may be anything.
+        # A hidden key or value may be NaN.
         kd = tl.where(seen != 0, kd, 0.0)
         vd = tl.where(seen != 0, vd, 0.0)
     return kd, vd, seen
@@ -160,7 +186,7 @@ def _fold(mk, mv, z, x, kd, vd, seen, MASKED: tl.constexpr):
     new = tl.maximum(z, x)
     old_part = tl.exp((z - new).to(tl.float32))
     new_part = tl.where(x > HALF_EMPTY, tl.exp((x - new).to(tl.float32)), 0.0)
-    # Empty slots have neither part where EMPTY is not the same number in both dtypes.
+    # Empty slots may have neither part, since EMPTY is not the same number in float32 and float64.
     whole = tl.maximum(old_part + new_part, 1e-30)
     over = 1.0 / whole
     new = tl.where(new > HALF_EMPTY, new + tl.log(whole).to(z.dtype), EMPTY)
