@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import attnlab as al
-from attnlab import registry
 from attnlab.pages.explorer import read_timeline
 from tests.conformance.laws import LAWS
 from tests.opened_pages import ROOT, python_blocks, run_blocks

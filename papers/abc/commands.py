@@ -249,9 +249,7 @@ def _distill(options: argparse.Namespace) -> None:
         sizes = {"batch": options.batch, "length": options.length, "seed": config.seed}
         model = load_model(folder).model.float().to(best_device())
         if options.sampled:
-            subject = distillation.sampled_case(
-                model, options.spec, name=Path(folder).name, rows=options.rows, **sizes
-            )
+            subject = distillation.sampled_case(model, options.spec, name=Path(folder).name, rows=options.rows, **sizes)
         else:
             subject = distillation.masked_case(model, options.spec, _needed(options, "corpus"), **sizes)
         run = distillation.measure_rates if options.rates else distillation.run_case
