@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attnlab.shapes import Bool, Float, Shaped
+from attnlab.shapes import Bool, Float, Int, Shaped
 
 __all__ = [
     "AttentionCall",
+    "LayerCache",
     "Mechanism",
     "grouped",
     "hide_unseen",
@@ -75,17 +77,39 @@ class AttentionCall:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
+@runtime_checkable
+class LayerCache(Protocol):
+    """What one attention layer remembers of the tokens before a call, while a model generates."""
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Add the call's keys and values, all of them new, and attend: (the call that was computed, its output).
+
+        ``call.key_visible`` is about the new keys, ``key_visible`` about all keys so far. In cross-attention
+        (``call.causal`` is false) the first call has the keys of the whole source, and later calls have no keys.
+        """
+        ...
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Make row i of the batch what row ``rows[i]`` was; the batch may grow or shrink."""
+        ...
+
+
 class Mechanism:
-    """A way to make W. A subclass writes ``reference``, the definition; ``forward`` may compute the output faster.
+    """A way to make W. A subclass writes ``reference``, the definition; every other member has a default."""
 
-    ``cannot`` names what it refuses and why: keys among causal, mask, bias, cross, offset, padding, no-x. ``exempt``
-    names the conformance laws it does not obey, and why; the suite reads it, so a mechanism is one file.
-    """
-
+    # The conformance laws that do not hold for this mechanism: {law: reason}.
     exempt: dict[str, str] = {}
+    # Whether a row of W depends on the other queries or on the row's number: then ``reference`` needs all queries.
+    whole_queries: bool = False
+    # Whether the layers of a model share one object, and with it the parameters.
+    tied_across_layers: bool = False
+    # Whether it reads ``call.memory``, which ``memory_after`` of the layer before has made.
+    reads_memory: bool = False
 
     def cannot(self) -> dict[str, str]:
-        """What this mechanism refuses: {what: why}."""
+        """What it refuses: {what: why}, where what is causal, mask, bias, cross, offset, padding or no-x."""
         return {}
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
@@ -93,9 +117,21 @@ class Mechanism:
         raise NotImplementedError(f"{type(self).__name__} must define reference(call)")
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        """W @ v; unless overridden, from ``reference`` over chunks of queries, so W is never held whole."""
+        """W @ v; by default from ``reference``, one chunk of queries after another (``whole_queries``: all at once)."""
         v = repeat_groups(hide_unseen(call).v, call.groups)
-        return torch.cat([self.reference(part) @ v for part in query_chunks(call)], dim=2)
+        parts = [call] if self.whole_queries else query_chunks(call)
+        return torch.cat([self.reference(part) @ v for part in parts], dim=2)
+
+    def make_cache(self, batch: int, capacity: int) -> LayerCache | None:
+        """An empty memory of constant size for ``batch`` sequences of at most ``capacity`` tokens (0: any length).
+
+        None, the default, means that the model keeps every key and value.
+        """
+        return None
+
+    def memory_after(self, call: AttentionCall) -> Float[Tensor, "b ..."] | None:
+        """What the next layer gets as ``call.memory``; None unless ``reads_memory``."""
+        return None
 
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         self.refuse(call)

@@ -124,7 +124,7 @@ def _grouped(chosen: list[Site], wanted: Mapping[str, Mechanism]) -> dict[str, t
     groups: dict[str, tuple[Mechanism, list[Site]]] = {}
     for site in chosen:
         mech = wanted[site.kind]
-        tied = getattr(mech, "tied_across_layers", not isinstance(mech, nn.Module))
+        tied = mech.tied_across_layers or not isinstance(mech, nn.Module)
         name = site.kind if tied else f"{site.kind}_{site.layer}"
         # A copy: another model, or another kind with other shapes, may be converted with the same object.
         groups.setdefault(name, (copying.deepcopy(mech), []))[1].append(site)
@@ -153,7 +153,7 @@ def _install(
     }
     for (kind, layer), mine in installed.items():
         after = installed.get((kind, layer + 1))
-        if after is not None and all(hasattr(one.mechanism, "memory_after") for one in (mine, after)):
+        if after is not None and all(one.mechanism.reads_memory for one in (mine, after)):
             mine.hands_on = after.handed = {}
     for _, site in placed:
         install(site.module, installed[site.kind, site.layer])

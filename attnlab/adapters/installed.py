@@ -36,6 +36,11 @@ class Installed:
     given: Given = field(default_factory=dict)
     hook: Any = None
 
+    @property
+    def has_own_cache(self) -> bool:
+        """Whether the mechanism keeps a memory of its own in place of every key."""
+        return self.mechanism.make_cache(1, 0) is not None
+
 
 def installed_in(module: nn.Module) -> Installed | None:
     """What ``install`` put into the module."""
@@ -55,7 +60,9 @@ def with_memory(installed: Installed, call: AttentionCall) -> AttentionCall:
             )
         call = replace(call, memory=installed.handed.pop(thread).to(call.q.dtype))
     if installed.hands_on is not None:
-        installed.hands_on[thread] = installed.mechanism.memory_after(call)  # type: ignore[attr-defined]
+        memory = installed.mechanism.memory_after(call)
+        assert memory is not None, "a mechanism that reads a memory makes one"
+        installed.hands_on[thread] = memory
     return call
 
 

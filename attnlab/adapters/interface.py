@@ -236,7 +236,7 @@ def _argument_names(forward: Callable[..., Any]) -> list[str]:
 
 def _memory_of(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
     """The bounded memory that this module has in the model's cache; None if it has none."""
-    if cache is None or not hasattr(installed.mechanism, "make_cache"):
+    if cache is None or not installed.has_own_cache:
         return None
     from attnlab.adapters.memory_cache import memory_layer
 

@@ -26,6 +26,7 @@ class MemoryMechanism(SlotMechanism, nn.Module):
     first: nn.Parameter | None
     normalise = "read"
     sparse = False
+    reads_memory = True
 
     def cannot(self) -> dict[str, str]:
         return {

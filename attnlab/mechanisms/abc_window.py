@@ -62,7 +62,7 @@ class QueueMechanism(Mechanism):
             parts.append(checkpoint(self._read, *arguments, use_reentrant=False) if again else self._read(*arguments))
         return torch.cat(parts, 2)
 
-    def make_cache(self, batch: int, _capacity: int) -> QueueCache:
+    def make_cache(self, batch: int, capacity: int) -> QueueCache:
         """An empty past of constant size."""
         return QueueCache(batch)
 
@@ -96,9 +96,10 @@ class QueueCache:
         self.visible: Tensor | None = None
 
     def attend(
-        self, mechanism: QueueMechanism, call: AttentionCall, *, key_visible: Tensor | None
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
     ) -> tuple[AttentionCall, Tensor]:
-        """Push the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        """Push the call's keys, all new, and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, QueueMechanism), "a queue holds the past of a mechanism with a queue"
         if call.q.shape[0] != self.batch:
             raise ValueError(
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"

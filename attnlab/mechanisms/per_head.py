@@ -37,7 +37,7 @@ class PerHead(Mechanism):
                 raise ValueError(f"a head attends by a mechanism without parameters or heads of its own, got {part!r}")
         merged = {law: reason for part in reversed(self.parts) for law, reason in part.exempt.items()}
         object.__setattr__(self, "exempt", merged)
-        object.__setattr__(self, "whole_queries", any(getattr(part, "whole_queries", False) for part in self.parts))
+        object.__setattr__(self, "whole_queries", any(part.whole_queries for part in self.parts))
 
     @cached_property
     def parts(self) -> tuple[Mechanism, ...]:

@@ -1,7 +1,8 @@
 """What the experiments train: a transformer and KTIW's LSTMs whose attention is any mechanism, losses, searches."""
 
+from attnlab.attention import LayerCache
 from attnlab.models.attention import Attention, attentions, swapped
-from attnlab.models.cache import Cache, KeyValueCache, LayerCache
+from attnlab.models.cache import Cache, KeyValueCache
 from attnlab.models.config import TransformerConfig, config_from_dict, config_to_dict
 from attnlab.models.losses import CausalLM, MaskedLM, Translation, token_loss
 from attnlab.models.named import CONFIGS, named_config

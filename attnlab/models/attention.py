@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, LayerCache, Mechanism
 from attnlab.mechanisms._device import beside
-from attnlab.models.cache import KeyValueCache, LayerCache, SourceCache
+from attnlab.models.cache import KeyValueCache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
 from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
@@ -86,9 +86,8 @@ class Attention(nn.Module):
             k, v = cache.k, cache.v
         else:
             k, v = self._project(source, 1, 3)
-            if hasattr(self.mechanism, "make_cache"):
-                cache.state = self.make_cache(h.shape[0], source.shape[1])
-            else:
+            cache.state = self.mechanism.make_cache(h.shape[0], source.shape[1])
+            if cache.state is None:
                 cache.k, cache.v = k, v
         call = self._hand_on(AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible), carried)
         if cache is not None and cache.state is not None:
@@ -97,17 +96,16 @@ class Attention(nn.Module):
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache:
         """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
-        own = getattr(self.mechanism, "make_cache", None)
-        return KeyValueCache(capacity) if own is None else own(batch, capacity)
+        own = self.mechanism.make_cache(batch, capacity)
+        return KeyValueCache(capacity) if own is None else own
 
     def _hand_on(self, call: AttentionCall, carried: Carried | None) -> AttentionCall:
         """The call with the previous layer's memory; this layer's takes its place for the next."""
-        make = getattr(self.mechanism, "memory_after", None)
-        if carried is None or make is None or call.k.shape[2] == 0:
+        if carried is None or not self.mechanism.reads_memory or call.k.shape[2] == 0:
             return call
         if carried.memory is not None:
             call = replace(call, memory=carried.memory.to(call.q.dtype))
-        carried.memory = make(call)
+        carried.memory = self.mechanism.memory_after(call)
         return call
 
     def _project(self, t: Float[Tensor, "b n m"], first: int, last: int) -> list[Float[Tensor, "b h n d"]]:
@@ -138,7 +136,7 @@ def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     made = []
     for spec in specs_per_layer(config, kind):
         mech = tied.get(spec) or mechanism(spec)
-        if getattr(mech, "tied_across_layers", False):
+        if mech.tied_across_layers:
             tied[spec] = mech
         made.append(mech)
     return made

@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, LayerCache, Mechanism
 from attnlab.models.positions import count_positions
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Cache", "KeyValueCache", "LayerCache", "SourceCache"]
-
-
-@runtime_checkable
-class LayerCache(Protocol):
-    """One attention layer's past.
-
-    The seam for a bounded memory: a mechanism with a method ``make_cache(batch, capacity)`` is given the object it
-    returns instead of a ``KeyValueCache``. ABC's would hold (K~, V~, z), of constant size, and fold each call's keys
-    and values into them. In cross-attention (``call.causal`` is false) the first call brings the whole source, and
-    the later ones bring no key at all.
-    """
-
-    def attend(
-        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
-    ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys and values, all new, and answer its queries: the call answered, and the output.
-
-        ``call.key_visible`` speaks of the new keys, ``key_visible`` of all so far.
-        """
-        ...
-
-    def select(self, rows: Int[Tensor, " n"]) -> None:
-        """Make row i of the batch what row ``rows[i]`` was; the batch may grow or shrink."""
-        ...
+__all__ = ["Cache", "KeyValueCache", "SourceCache"]
 
 
 class KeyValueCache:

@@ -37,7 +37,7 @@ def convert_attention(model: Transformer, mechs: Mapping[Kind, Mechanism | str],
     before = [(layer, layer.mechanism) for layer in chosen]
     for layer in chosen:
         mech = shared.get(layer.kind) or copy.deepcopy(mechanism(mechs[layer.kind]))
-        if getattr(mech, "tied_across_layers", False):
+        if mech.tied_across_layers:
             shared[layer.kind] = mech
         put_mechanism(layer, beside(model, mech))
         specs[layer.kind][layer.layer] = spec_of(mech)

@@ -133,7 +133,7 @@ class SlotMechanism(Mechanism):
         log = c.log.expand(*call.k.shape[:3], self.slots).to(call.q.dtype)
         return attend_by_kernel(call, log, state, in_place=in_place)
 
-    def make_cache(self, batch: int, _capacity: int) -> SlotCache:
+    def make_cache(self, batch: int, capacity: int) -> SlotCache:
         """An empty past of constant size."""
         return SlotCache(batch)
 
@@ -146,9 +146,10 @@ class SlotCache:
         self.state: SlotState | None = None
 
     def attend(
-        self, mechanism: SlotMechanism, call: AttentionCall, *, key_visible: Tensor | None
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
     ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        """Write the call's keys, all new, into the slots and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, SlotMechanism), "slots hold the past of a mechanism with slots"
         if call.q.shape[0] != self.batch:
             raise ValueError(
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
