@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Protocol, runtime_checkable
 
@@ -15,12 +17,14 @@ __all__ = [
     "AttentionCall",
     "LayerCache",
     "Mechanism",
+    "chunk_budget",
     "grouped",
     "hide_unseen",
     "normalise",
     "query_chunks",
     "repeat_groups",
     "scores",
+    "small_chunks",
     "ungrouped",
     "visible",
 ]
@@ -239,10 +243,31 @@ def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     return t.flatten(1, 2)
 
 
+# The most elements a chunk may have inside ``small_chunks``.
+_most_elements: int | None = None
+
+
+def chunk_budget(elements: int) -> int:
+    """How many elements to work on at once: ``elements``, or fewer inside ``small_chunks``."""
+    return elements if _most_elements is None else min(elements, _most_elements)
+
+
+@contextmanager
+def small_chunks(elements: int) -> Iterator[None]:
+    """Inside, chunks have at most this many elements: what happens at great lengths happens at small ones."""
+    global _most_elements
+    before = _most_elements
+    try:
+        _most_elements = elements
+        yield
+    finally:
+        _most_elements = before
+
+
 def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:
     """The call split over its queries, so that b * h * chunk * k stays below ``budget`` elements."""
     b, h, n_q, n_k = call.sizes
-    size = max(1, budget // max(1, b * h * n_k))
+    size = max(1, chunk_budget(budget) // max(1, b * h * n_k))
     if size >= n_q:
         return [call]
 

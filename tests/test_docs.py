@@ -8,7 +8,7 @@ import pytest
 
 import attnlab as al
 from attnlab import registry
-from tests.conformance.laws import LAWS
+from attnlab.conformance.laws import LAWS
 from tests.opened_pages import ROOT, python_blocks, run_blocks
 
 

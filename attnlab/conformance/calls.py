@@ -1,38 +1,77 @@
-"""Attention calls on tiny shapes with distinct primes, one per situation a mechanism meets."""
+"""Attention calls on tiny shapes with distinct primes, one for each situation that a mechanism meets."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 
 import torch
+from torch import Tensor
 
-from attnlab import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.shapes import Bool
+
+__all__ = [
+    "B",
+    "D",
+    "E",
+    "H",
+    "K",
+    "M",
+    "Q",
+    "accepts",
+    "cross_call",
+    "long_situations",
+    "padding",
+    "refusal",
+    "self_call",
+    "situations",
+    "stacked",
+]
 
 B, H, Q, K, D, E, M = 2, 3, 5, 7, 11, 13, 17
+# Beyond the 64, 128 and 512 tokens that mechanisms work on at once.
+LONG, LONGER = 131, 523
 
 
-def self_call(dtype: torch.dtype = torch.float64, *, length: int = Q, heads: int = H, groups: int = 1) -> AttentionCall:
-    """Self-attention over ``length`` tokens, nothing hidden."""
-    return cross_call(dtype, queries=length, keys=length, heads=heads, groups=groups)
+def self_call(
+    dtype: torch.dtype = torch.float64,
+    *,
+    length: int = Q,
+    heads: int = H,
+    groups: int = 1,
+    batch: int = B,
+    widths: tuple[int, int, int] = (D, E, M),
+) -> AttentionCall:
+    """Self-attention over ``length`` tokens, nothing hidden; ``widths`` are those of keys, values and x."""
+    return cross_call(dtype, queries=length, keys=length, heads=heads, groups=groups, batch=batch, widths=widths)
 
 
 def cross_call(
-    dtype: torch.dtype = torch.float64, *, queries: int = Q, keys: int = K, heads: int = H, groups: int = 1
+    dtype: torch.dtype = torch.float64,
+    *,
+    queries: int = Q,
+    keys: int = K,
+    heads: int = H,
+    groups: int = 1,
+    batch: int = B,
+    widths: tuple[int, int, int] = (D, E, M),
 ) -> AttentionCall:
     """Attention of ``queries`` over ``keys`` of another sequence, nothing hidden."""
+    d, e, m = widths
 
-    def draw(*shape: int) -> torch.Tensor:
+    def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64).to(dtype)
 
     return AttentionCall(
-        draw(B, heads, queries, D),
-        draw(B, heads // groups, keys, D),
-        draw(B, heads // groups, keys, E),
-        x=draw(B, keys, M),
+        draw(batch, heads, queries, d),
+        draw(batch, heads // groups, keys, d),
+        draw(batch, heads // groups, keys, e),
+        x=draw(batch, keys, m),
     )
 
 
-def padding(rows: list[list[int]]) -> torch.Tensor:
+def padding(rows: list[list[int]]) -> Bool[Tensor, "b k"]:
     """key_visible from rows of zeros and ones."""
     return torch.tensor(rows, dtype=torch.bool)
 
@@ -69,10 +108,41 @@ def situations(dtype: torch.dtype = torch.float64) -> dict[str, AttentionCall]:
     }
 
 
-def accepts(mech: Mechanism, call: AttentionCall) -> bool:
-    """Whether the mechanism takes this call at all."""
+def long_situations() -> dict[str, AttentionCall]:
+    """Sequences beyond the lengths that mechanisms work on at once."""
+    narrow = (5, 3, 7)
+    long, longer = (self_call(length=n, batch=1, widths=narrow) for n in (LONG, LONGER))
+    seen = torch.rand(1, LONG) > 0.2
+    return {
+        f"{LONGER} tokens": longer,
+        f"{LONG} padded tokens": replace(long, key_visible=seen),
+        f"{LONG} causal tokens": replace(long, causal=True),
+        f"{LONG} padded causal tokens": replace(long, causal=True, key_visible=seen),
+        f"{LONG} masked tokens": replace(long, mask=torch.rand(1, H, LONG, LONG) > 0.4),
+        f"{LONG} biased tokens": replace(long, bias=torch.randn(1, H, LONG, LONG, dtype=torch.float64)),
+    }
+
+
+def stacked(calls: Sequence[AttentionCall]) -> AttentionCall:
+    """Calls of equal shapes and settings as one call, whose batch holds theirs one after another."""
+    first, b = calls[0], calls[0].q.shape[0]
+    joined = {}
+    for field in fields(first):
+        if isinstance(getattr(first, field.name), Tensor):
+            parts = [getattr(call, field.name) for call in calls]
+            joined[field.name] = torch.cat([part.expand(b, *part.shape[1:]) for part in parts])
+    return replace(first, **joined)
+
+
+def refusal(mech: Mechanism, call: AttentionCall) -> str | None:
+    """Why the mechanism refuses this call; None if it takes it."""
     try:
         mech.refuse(call)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def accepts(mech: Mechanism, call: AttentionCall) -> bool:
+    """Whether the mechanism takes this call."""
+    return refusal(mech, call) is None

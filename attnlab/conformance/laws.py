@@ -1,27 +1,84 @@
-"""The laws every mechanism obeys. A law is a function of a mechanism that raises; its name is the key of ``exempt``."""
+"""The laws that every mechanism obeys.
+
+A law is a function of a mechanism that raises an AssertionError where it does not hold, and ``NotApplicable`` where the
+mechanism refuses every call that the law is about. Its name is the key of ``Mechanism.exempt``.
+"""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import pytest
 import torch
 from torch import Tensor
 
-from attnlab import AttentionCall, Mechanism
-from attnlab.attention import hide_unseen, repeat_groups, visible
-from tests.conformance.calls import B, D, E, H, K, accepts, cross_call, padding, self_call, situations
-from tests.tolerance import assert_close
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, small_chunks, visible
+from attnlab.conformance.calls import (
+    B,
+    D,
+    E,
+    H,
+    K,
+    M,
+    cross_call,
+    long_situations,
+    padding,
+    refusal,
+    self_call,
+    situations,
+    stacked,
+)
+from attnlab.conformance.tolerance import assert_close
+
+__all__ = ["LAWS", "PARTS", "Law", "NotApplicable"]
+
+Law = Callable[[Mechanism], None]
+
+# Parts of a law that a mechanism may be exempt from without being exempt from the rest.
+PARTS = {"half precision"}
 
 
-def accepted(mech: Mechanism, dtype: torch.dtype = torch.float64) -> Iterator[tuple[str, AttentionCall]]:
-    """The situations this mechanism takes; taking none would make every law empty."""
-    taken = [(name, call) for name, call in situations(dtype).items() if accepts(mech, call)]
-    assert taken, f"{mech!r} refuses every situation"
-    yield from taken
+class NotApplicable(Exception):
+    """The mechanism refuses every call of a law; the message is its reason."""
+
+
+def require(holds: bool, message: str) -> None:
+    """``assert`` that ``python -O`` keeps."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def taken(mech: Mechanism, calls: Iterable[tuple[str, AttentionCall]]) -> list[tuple[str, AttentionCall]]:
+    """The calls that the mechanism does not refuse, of which there is at least one."""
+    accepted, reason = [], ""
+    for name, call in calls:
+        why = refusal(mech, call)
+        if why is None:
+            accepted.append((name, call))
+        reason = reason or why or ""
+    if not accepted:
+        raise NotApplicable(reason)
+    return accepted
+
+
+def accepted_situations(mech: Mechanism, dtype: torch.dtype = torch.float64) -> list[tuple[str, AttentionCall]]:
+    """The situations that this mechanism takes; a mechanism that takes none obeys no law."""
+    try:
+        return taken(mech, situations(dtype).items())
+    except NotApplicable as refused:
+        raise AssertionError(f"{mech!r} refuses every situation: {refused}") from None
+
+
+def situations_with_hidden_keys(mech: Mechanism) -> list[tuple[str, AttentionCall, Tensor]]:
+    """The situations in which some key is hidden from some query, with ``visible`` in full."""
+    hiding = [(name, call) for name, call in situations().items() if visible(call) is not None]
+    found = []
+    for name, call in taken(mech, hiding):
+        seen = visible(call)
+        assert seen is not None
+        found.append((name, call, seen.expand(call.sizes)))
+    return found
 
 
 def product(mech: Mechanism, call: AttentionCall) -> Tensor:
@@ -30,75 +87,74 @@ def product(mech: Mechanism, call: AttentionCall) -> Tensor:
 
 
 def output_is_weights_times_values(mech: Mechanism) -> None:
-    for name, call in accepted(mech):
-        b, h, n_q, n_k = call.sizes
+    for name, call in accepted_situations(mech):
         weights, out = mech.weights(call), mech(call)
-        assert weights.shape == (b, h, n_q, n_k), name
-        assert out.shape == (b, h, n_q, call.v.shape[-1]), name
-        assert_close(out, product(mech, call), what=name)
+        require(weights.shape == call.sizes, f"{name}: W is {tuple(weights.shape)}, not {call.sizes}")
+        shape = (*call.sizes[:3], call.v.shape[-1])
+        require(out.shape == shape, f"{name}: the output is {tuple(out.shape)}, not {shape}")
+        assert_close(out, weights @ repeat_groups(hide_unseen(call).v, call.groups), what=name)
+
+
+def long_sequences_equal_the_reference(mech: Mechanism) -> None:
+    """Beyond the lengths that are worked on at once, and in small chunks, the output is W @ v of the whole call."""
+    for name, call in taken(mech, long_situations().items()):
+        expected = product(mech, call)
+        assert_close(mech(call), expected, what=name)
+        b, h, _, n_k = call.sizes
+        with small_chunks(37 * b * h * n_k):
+            assert_close(mech(call), expected, what=f"{name}, 37 queries at once")
 
 
 def hidden_keys_get_no_weight(mech: Mechanism) -> None:
-    for name, call in accepted(mech):
-        seen = visible(call)
-        if seen is not None:
-            weights = mech.weights(call)
-            assert (weights[~seen.expand_as(weights)] == 0).all(), name
+    for name, call, seen in situations_with_hidden_keys(mech):
+        require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
 
 
 def hidden_keys_change_nothing(mech: Mechanism) -> None:
-    """Each query's output stays put when what it may not see changes by any finite amount."""
-    for name, call in accepted(mech):
-        seen = visible(call)
-        if seen is None:
-            continue
-        b, h, n_q, n_k = call.sizes
-        seen = seen.expand(b, h, n_q, n_k)
-        before = mech(call)
-        for j in range(n_k):
-            for amount in (3.0, 1e308):
-                k, v = call.k.clone(), call.v.clone()
-                k[:, :, j] += amount
-                v[:, :, j] -= amount
-                after = mech(replace(call, k=k, v=v))
+    """The output of a query does not move when a key and value that it may not see change by any finite amount."""
+    for name, call, seen in situations_with_hidden_keys(mech):
+        before, n_k = mech(call), call.sizes[3]
+        for amount in (3.0, 1e308):
+            # One copy of the call for each key that moves.
+            each = torch.eye(n_k, dtype=torch.float64)[:, None, None, :, None]
+            moved = [replace(call, k=call.k + amount * one, v=call.v - amount * one) for one in each]
+            for j, after in enumerate(mech(stacked(moved)).split(call.sizes[0])):
                 blind = ~seen[..., j]
                 assert_close(after[blind], before[blind], what=f"{name}, key {j} moved by {amount}")
 
 
 def keys_hidden_from_all_may_be_nan(mech: Mechanism) -> None:
     hidden = padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])
-    base = self_call(length=K)
-    for call in (replace(base, key_visible=hidden), replace(base, key_visible=hidden, causal=True)):
-        if not accepts(mech, call):
-            continue
+    base = replace(self_call(length=K), key_visible=hidden)
+    for name, call in taken(mech, [("encoder", base), ("causal", replace(base, causal=True))]):
         expected = mech(call)
+        assert call.x is not None
         for poison in (math.nan, math.inf):
             k, v = (t.masked_fill(~hidden[:, None, :, None], poison) for t in (call.k, call.v))
-            x = base.x.masked_fill(~hidden[..., None], poison)
+            x = call.x.masked_fill(~hidden[..., None], poison)
             poisoned = replace(call, k=k.requires_grad_(), v=v.requires_grad_(), x=x)
-            out = mech(poisoned)
-            assert_close(out, expected, what=f"hidden keys set to {poison}")
-            assert torch.isfinite(mech.weights(poisoned)).all()
+            out, what = mech(poisoned), f"{name}, hidden keys set to {poison}"
+            assert_close(out, expected, what=what)
+            require(bool(torch.isfinite(mech.weights(poisoned)).all()), f"{what}: W is not finite")
             if "gradients" not in mech.exempt:
                 for grad in torch.autograd.grad(out.sum(), (k, v)):
-                    assert torch.isfinite(grad).all(), f"gradient with hidden keys set to {poison}"
+                    require(bool(torch.isfinite(grad).all()), f"{what}: the gradient is not finite")
 
 
 def padded_batch_equals_each_row_alone(mech: Mechanism) -> None:
     """Padding left, right and in the middle, in any mix: real positions come out as in the unpadded row."""
     rows = padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])
-    base, cross = self_call(length=K), cross_call()
-    for call in (
-        replace(base, key_visible=rows),
-        replace(base, key_visible=rows, causal=True),
-        replace(cross, key_visible=rows),
-    ):
-        if not accepts(mech, call):
-            continue
+    base = replace(self_call(length=K), key_visible=rows)
+    calls = {
+        "encoder": base,
+        "causal": replace(base, causal=True),
+        "cross": replace(cross_call(), key_visible=rows),
+    }
+    for name, call in taken(mech, calls.items()):
         together = mech(call)
-        for i in range(B):
-            real = rows[i]
-            own_queries = real if call.sizes[2] == K else slice(None)
+        assert call.x is not None
+        for i, real in enumerate(rows):
+            own_queries = real if name != "cross" else slice(None)
             alone = AttentionCall(
                 call.q[i : i + 1, :, own_queries],
                 call.k[i : i + 1, :, real],
@@ -106,93 +162,88 @@ def padded_batch_equals_each_row_alone(mech: Mechanism) -> None:
                 x=call.x[i : i + 1, real],
                 causal=call.causal,
             )
-            assert_close(together[i : i + 1, :, own_queries], mech(alone), what=f"row {i}, causal={call.causal}")
+            assert_close(together[i : i + 1, :, own_queries], mech(alone), what=f"{name}, row {i}")
 
 
 def causal_outputs_ignore_the_future(mech: Mechanism) -> None:
-    call = replace(self_call(length=K), causal=True)
-    if not accepts(mech, call):
-        return
+    ((_, call),) = taken(mech, [("causal", replace(self_call(length=K), causal=True))])
     whole = mech(call)
     for n in range(1, K):
-        head = replace(call, q=call.q[:, :, :n], k=call.k[:, :, :n], v=call.v[:, :, :n], x=call.x[:, :n])
-        assert_close(mech(head), whole[:, :, :n], what=f"prefix of {n}")
+        assert_close(mech(_tokens(call, 0, n)), whole[:, :, :n], what=f"prefix of {n}")
 
 
 def prefill_then_steps_equals_whole(mech: Mechanism) -> None:
     """With a cache of keys and values, a prefill and then one token at a time give the whole forward's outputs."""
     call = replace(self_call(length=K), causal=True)
-    for visible_keys in (None, padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]])):
-        call = replace(call, key_visible=visible_keys)
-        step = replace(call, q=call.q[:, :, -1:], offset=K - 1)
-        if not (accepts(mech, call) and accepts(mech, step)):
-            continue
-        whole = mech(call)
+    padded = replace(call, key_visible=padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]))
+    taken(mech, [("a step", _tokens(call, K - 1, K))])
+    for name, whole in taken(mech, [("causal", call), ("padded causal", padded)]):
+        expected = mech(whole)
         for prefill in (1, 3):
             for start, stop in [(0, prefill)] + [(t, t + 1) for t in range(prefill, K)]:
-                part = replace(
-                    call,
-                    q=call.q[:, :, start:stop],
-                    k=call.k[:, :, :stop],
-                    v=call.v[:, :, :stop],
-                    x=call.x[:, :stop],
-                    key_visible=None if visible_keys is None else visible_keys[:, :stop],
-                    offset=start,
-                )
-                assert_close(mech(part), whole[:, :, start:stop], what=f"prefill {prefill}, tokens {start} to {stop}")
+                out = mech(_tokens(whole, start, stop))
+                assert_close(out, expected[:, :, start:stop], what=f"{name}, prefill {prefill}, {start} to {stop}")
+
+
+def _tokens(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """A causal call's queries from ``start`` to ``stop`` over the keys before ``stop``."""
+    assert call.x is not None
+    return replace(
+        call,
+        q=call.q[:, :, start:stop],
+        k=call.k[:, :, :stop],
+        v=call.v[:, :, :stop],
+        x=call.x[:, :stop],
+        key_visible=None if call.key_visible is None else call.key_visible[:, :stop],
+        offset=start,
+    )
 
 
 def rows_that_see_nothing_are_zero(mech: Mechanism) -> None:
-    for name, call in accepted(mech):
-        seen = visible(call)
-        if seen is None:
-            continue
-        blind = ~seen.any(-1).expand(call.sizes[:3])
-        assert (mech(call)[blind] == 0).all(), name
-        assert (mech.weights(call)[blind] == 0).all(), name
+    for name, call, seen in situations_with_hidden_keys(mech):
+        blind = ~seen.any(-1)
+        require(bool((mech(call)[blind] == 0).all()), f"{name}: an output is not zero")
+        require(bool((mech.weights(call)[blind] == 0).all()), f"{name}: a weight is not zero")
 
 
 def every_precision_works(mech: Mechanism) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        for name, call in accepted(mech, dtype):
+        for name, call in accepted_situations(mech, dtype):
             out = mech(call)
-            assert out.dtype == dtype, name
-            assert torch.isfinite(out).all(), name
-            if "half precision" in mech.exempt and dtype == torch.bfloat16:
+            require(out.dtype == dtype, f"{name}: the output is {out.dtype} and the call {dtype}")
+            require(bool(torch.isfinite(out).all()), f"{name} in {dtype}: the output is not finite")
+            inexact = "half precision" in mech.exempt and dtype == torch.bfloat16
+            if dtype == torch.float64 or inexact:
                 continue
-            exact = replace(
-                call,
-                **{n: getattr(call, n).double() for n in ("q", "k", "v", "x", "bias") if getattr(call, n) is not None},
-            )
+            floats = {field: getattr(call, field) for field in ("q", "k", "v", "x", "bias")}
+            exact = replace(call, **{field: t.double() for field, t in floats.items() if t is not None})
             assert_close(out, mech(exact), what=f"{name} in {dtype}")
 
 
 def gradients(mech: Mechanism) -> None:
-    small = {"queries": 3, "keys": 5, "heads": 2}
-    base, square = cross_call(**small), self_call(length=5, heads=2)
-    for call in (base, replace(square, causal=True, key_visible=padding([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]))):
-        if not accepts(mech, call):
-            continue
+    """The derivatives by queries, keys and values are those of finite differences."""
+    square = replace(self_call(length=5, heads=2), key_visible=padding([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]))
+    calls = {"cross": cross_call(queries=3, keys=5, heads=2), "padded causal": replace(square, causal=True)}
+    for _, call in taken(mech, calls.items()):
         q, k, v = (t.detach().requires_grad_() for t in (call.q, call.k, call.v))
 
         def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall = call) -> Tensor:
             return mech(replace(call, q=q, k=k, v=v))
 
+        # Parameters are made at the first call.
         attend(q, k, v)
         torch.autograd.gradcheck(attend, (q, k, v), fast_mode=True)
 
 
 def grouped_queries_equal_repeated_keys(mech: Mechanism) -> None:
     base = replace(self_call(length=K, heads=6, groups=2), key_visible=padding([[1] * K, [1] * 5 + [0] * 2]))
-    for call in (base, replace(base, causal=True)):
-        if not accepts(mech, call):
-            continue
+    for name, call in taken(mech, [("encoder", base), ("causal", replace(base, causal=True))]):
         repeated = replace(call, k=repeat_groups(call.k, 2), v=repeat_groups(call.v, 2))
-        assert_close(mech(call), mech(repeated), what=f"causal={call.causal}")
+        assert_close(mech(call), mech(repeated), what=name)
 
 
 def refusals_say_why(mech: Mechanism) -> None:
-    """Whatever ``cannot`` lists is refused with its reason, by the output and by the weights alike."""
+    """What ``cannot`` lists is refused with its reason, by the output and by the weights alike."""
     square = self_call(length=K)
     asking = {
         "causal": replace(square, causal=True),
@@ -204,44 +255,82 @@ def refusals_say_why(mech: Mechanism) -> None:
         "no-x": replace(square, x=None),
     }
     for what, why in mech.cannot().items():
+        require(what in asking, f"cannot() names {what!r}; what can be refused: {', '.join(asking)}")
         for attempt in (mech, mech.weights):
-            with pytest.raises(ValueError, match=re.escape(why)):
+            try:
                 attempt(asking[what])
+            except ValueError as error:
+                require(why in str(error), f"{what} is refused without its reason: {error}")
+            else:
+                raise AssertionError(f"cannot() names {what!r}, but such a call is not refused")
+
+
+def exemptions_name_laws_and_give_reasons(mech: Mechanism) -> None:
+    known = LAWS.keys() | PARTS
+    for law, reason in mech.exempt.items():
+        require(law in known, f"exempt from {law!r}, which is no law; the laws are {', '.join(sorted(known))}")
+        require(len(reason) > 20, f"no reason why it is exempt from {law}, only {reason!r}")
+
+
+def memory_is_handed_on(mech: Mechanism) -> None:
+    """What ``memory_after`` returns is taken as ``call.memory``, and it returns something if ``reads_memory``."""
+    ((_, call),) = taken(mech, [("encoder", self_call())])
+    memory = mech.memory_after(call)
+    require((memory is not None) == mech.reads_memory, f"memory_after disagrees with reads_memory={mech.reads_memory}")
+    if memory is not None:
+        following = replace(call, memory=memory)
+        assert_close(mech(following), product(mech, following), what="with the memory of a layer before")
+        require(not torch.equal(mech(following), mech(call)), "the memory of the layer before changes nothing")
+
+
+def cache_equals_whole(mech: Mechanism) -> None:
+    """Where ``make_cache`` gives a memory, a prefill and then one token at a time give the whole forward's outputs."""
+    ((_, call),) = taken(mech, [("causal", replace(self_call(length=K), causal=True))])
+    whole, cache = mech(call), mech.make_cache(B, K)
+    if cache is None:
+        raise NotApplicable("make_cache gives none: it keeps every key and value")
+    for start, stop in [(0, 3)] + [(t, t + 1) for t in range(3, K)]:
+        part = _tokens(call, start, stop)
+        assert part.x is not None
+        new = replace(part, k=part.k[:, :, start:], v=part.v[:, :, start:], x=part.x[:, start:], offset=0)
+        _, out = cache.attend(mech, new, key_visible=None)
+        assert_close(out, whole[:, :, start:stop], what=f"tokens {start} to {stop}")
 
 
 def nothing_to_attend_to(mech: Mechanism) -> None:
     """No keys at all: zeros, as for a row that sees nothing."""
-    empty = torch.zeros(B, H, 0, D, dtype=torch.float64)
     call = AttentionCall(
         torch.randn(B, H, 3, D, dtype=torch.float64),
-        empty,
+        torch.zeros(B, H, 0, D, dtype=torch.float64),
         torch.zeros(B, H, 0, E, dtype=torch.float64),
-        x=torch.zeros(B, 0, 17, dtype=torch.float64),
+        x=torch.zeros(B, 0, M, dtype=torch.float64),
     )
-    if accepts(mech, call):
-        assert mech.weights(call).shape == (B, H, 3, 0)
-        assert (mech(call) == 0).all()
-        assert mech(call).shape == (B, H, 3, E)
+    taken(mech, [("no keys", call)])
+    require(mech.weights(call).shape == (B, H, 3, 0), f"W is {tuple(mech.weights(call).shape)}, not {(B, H, 3, 0)}")
+    out = mech(call)
+    require(out.shape == (B, H, 3, E), f"the output is {tuple(out.shape)}, not {(B, H, 3, E)}")
+    require(bool((out == 0).all()), "the output is not zero")
 
 
-LAWS: dict[str, Callable[[Mechanism], None]] = {
+LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
         output_is_weights_times_values,
+        long_sequences_equal_the_reference,
         hidden_keys_get_no_weight,
         hidden_keys_change_nothing,
         keys_hidden_from_all_may_be_nan,
         padded_batch_equals_each_row_alone,
         causal_outputs_ignore_the_future,
         prefill_then_steps_equals_whole,
+        cache_equals_whole,
         rows_that_see_nothing_are_zero,
         every_precision_works,
         gradients,
         grouped_queries_equal_repeated_keys,
+        memory_is_handed_on,
         refusals_say_why,
+        exemptions_name_laws_and_give_reasons,
         nothing_to_attend_to,
     )
 }
-
-# Parts of a law that a mechanism may be exempt from without being exempt from the rest.
-PARTS = {"half precision"}

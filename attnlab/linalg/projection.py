@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
@@ -141,7 +142,7 @@ def gathered_rows(
     v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b g q k"], rows: tuple[Tensor, ...]
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Int[Tensor, "p c"], Bool[Tensor, "p c"], Float[Tensor, "p c e"]]]:
     """The given (batch, head, query) rows in chunks: (rows, visible keys, which of them exist, their values)."""
-    size = max(1, ROWS_BUDGET // max(1, v.shape[2] * v.shape[3]))
+    size = max(1, chunk_budget(ROWS_BUDGET) // max(1, v.shape[2] * v.shape[3]))
     for bi, gi, qi in zip(*(t.split(size) for t in rows), strict=True):
         row = seen[bi, gi, qi]
         order = torch.argsort(~row, dim=-1, stable=True)[:, : max(1, int(row.sum(-1).max()))]

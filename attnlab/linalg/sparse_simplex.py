@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["sparse_simplex"]
@@ -77,7 +78,7 @@ def sparse_simplex(
     keys = torch.zeros(*target.shape[:2], r, dtype=torch.long, device=target.device)
     beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
     crowded = seen.sum(-1) > CROWD
-    limit = CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS
+    limit = chunk_budget(CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS)
     # A row's effort depends on that row alone, whatever it shares a batch with.
     for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
         at_once = max(1, limit // max(1, points.shape[0] * points.shape[1] * 2 * effort.chains))

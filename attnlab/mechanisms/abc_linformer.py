@@ -16,7 +16,7 @@ from attnlab.shapes import Float, Int
 __all__ = ["AbcLinformer"]
 
 
-@register("abc-linformer", examples=("abc-linformer:slots=3,length=31",))
+@register("abc-linformer", examples=("abc-linformer:slots=3,length=601",))
 @dataclass(eq=False)
 class AbcLinformer(SlotMechanism, nn.Module):
     """phi_t = column t of a learned n x N matrix W^LF (ABC, Eq. 6), one matrix for keys, values and all heads.

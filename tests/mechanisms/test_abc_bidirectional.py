@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import situations
 from attnlab.measure import captured
 from attnlab.mechanisms._bounded.pooled import pooling_by_place
 from attnlab.mechanisms._bounded.slots import SlotMechanism
 from attnlab.mechanisms.abc_random import random_slot
-from tests.conformance.calls import situations
 from tests.kernels.abc.cases import relative
 from tests.mechanisms.test_abc_forms import close
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import cross_call, padding, self_call
 from attnlab.measure import peak_bytes
 from attnlab.mechanisms._bounded.slots import SlotMechanism, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
-from tests.conformance.calls import cross_call, padding, self_call
 from tests.mechanisms.test_abc_slots import CAUSAL, tokens
 
 # Two chunks, the second not full.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attnlab as al
+from attnlab.conformance.calls import padding, self_call
 from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_linformer import AbcLinformer
 from attnlab.mechanisms.abc_luna import AbcLuna
@@ -18,7 +19,6 @@ from attnlab.mechanisms.abc_mlp import AbcMlp
 from attnlab.mechanisms.abc_random import random_slot
 from attnlab.mechanisms.abc_workspace import AbcWorkspace
 from attnlab.mechanisms.t2r import T2R
-from tests.conformance.calls import padding, self_call
 from tests.tolerance import assert_close
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import padding, self_call
 from attnlab.measure import peak_bytes
 from attnlab.mechanisms._bounded import chunked as _chunked
 from attnlab.mechanisms._bounded import slot_memory as _slot_memory
 from attnlab.mechanisms._bounded.chunked import attend_chunks
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, SlotState, one_hot, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
-from tests.conformance.calls import padding, self_call
 from tests.tolerance import assert_close
 
 CAUSAL = (

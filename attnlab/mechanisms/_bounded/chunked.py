@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Float
 
 __all__ = ["Memory", "attend_chunks", "segment_length"]
@@ -43,7 +44,7 @@ class Memory(NamedTuple):
 
 def segment_length(q: Tensor) -> int:
     """How many tokens of (..., q, d) to work on at once: a multiple of a chunk."""
-    rows = ROWS.get(q.device.type, MANY_ROWS) // max(1, q.shape[:-2].numel())
+    rows = chunk_budget(ROWS.get(q.device.type, MANY_ROWS) * CHUNK) // CHUNK // max(1, q.shape[:-2].numel())
     return max(CHUNK, rows // CHUNK * CHUNK)
 
 
