@@ -18,6 +18,7 @@ __all__ = [
     "LayerCache",
     "Mechanism",
     "chunk_budget",
+    "chunk_length",
     "grouped",
     "hide_unseen",
     "normalise",
@@ -243,25 +244,30 @@ def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     return t.flatten(1, 2)
 
 
-# The most elements a chunk may have inside ``small_chunks``.
-_most_elements: int | None = None
+# The most elements and the most tokens that a chunk may have; ``small_chunks`` lowers them.
+_most_elements, _most_tokens = 1 << 62, 1 << 62
 
 
 def chunk_budget(elements: int) -> int:
     """How many elements to work on at once: ``elements``, or fewer inside ``small_chunks``."""
-    return elements if _most_elements is None else min(elements, _most_elements)
+    return min(elements, _most_elements)
+
+
+def chunk_length(tokens: int) -> int:
+    """How many tokens to work on at once: ``tokens``, or fewer inside ``small_chunks``."""
+    return min(tokens, _most_tokens)
 
 
 @contextmanager
-def small_chunks(elements: int) -> Iterator[None]:
-    """Inside, chunks have at most this many elements: what happens at great lengths happens at small ones."""
-    global _most_elements
-    before = _most_elements
+def small_chunks(*, elements: int, tokens: int) -> Iterator[None]:
+    """Inside, chunks are at most this large, so that short sequences are split as long ones are."""
+    global _most_elements, _most_tokens
+    before = _most_elements, _most_tokens
     try:
-        _most_elements = elements
+        _most_elements, _most_tokens = elements, tokens
         yield
     finally:
-        _most_elements = before
+        _most_elements, _most_tokens = before
 
 
 def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:

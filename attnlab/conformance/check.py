@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from attnlab.attention import Mechanism
-from attnlab.conformance.laws import LAWS, NotApplicable
+from attnlab.conformance.laws import LAWS, NotApplicableError
 from attnlab.registry import mechanism
 
 __all__ = ["CheckReport", "LawResult", "check"]
@@ -85,7 +85,7 @@ def _result(mech: Mechanism, law: str) -> LawResult:
         torch.manual_seed(0)
         try:
             LAWS[law](copy.deepcopy(mech))
-        except NotApplicable as refused:
+        except NotApplicableError as refused:
             return LawResult(law, "refused", str(refused))
         except AssertionError as error:
             return LawResult(law, "failed", str(error))

@@ -78,10 +78,10 @@ def sparse_simplex(
     keys = torch.zeros(*target.shape[:2], r, dtype=torch.long, device=target.device)
     beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
     crowded = seen.sum(-1) > CROWD
-    limit = chunk_budget(CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS)
+    limit = CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS
     # A row's effort depends on that row alone, whatever it shares a batch with.
     for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
-        at_once = max(1, limit // max(1, points.shape[0] * points.shape[1] * 2 * effort.chains))
+        at_once = max(1, chunk_budget(limit // (2 * effort.chains)) // max(1, points.shape[0] * points.shape[1]))
         for columns in rows.any(0).nonzero().squeeze(1).split(at_once):
             at = (slice(None), columns)
             found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
@@ -98,7 +98,9 @@ def _search(target: Tensor, points: Tensor, seen: Tensor, alpha: Tensor, r: int,
     nearest = _first(problem.far, effort.chains)
     best = _alone(problem, nearest[..., :1])
     # Chains keep their first point while they grow, so that their ends differ.
-    anchors = torch.cat([nearest, heaviest[..., : effort.chains]], -1)
+    # With no more points than chains, the heaviest are the nearest in another order.
+    few = points.shape[1] <= effort.chains
+    anchors = nearest if few else torch.cat([nearest, heaviest[..., : effort.chains]], -1)
     copies = anchors.shape[-1]
     many = problem.repeat(copies)
     chain = _alone(many, anchors.flatten(1).unsqueeze(-1))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
 from attnlab.mechanisms._device import unrounded
 from attnlab.shapes import Float, Int
 
@@ -132,7 +132,7 @@ def _continued(
         sums = _Sums(call, phi_k, gate, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional
-        top, state = run(queries, sums, phi, call.offset, chunk, state)
+        top, state = run(queries, sums, phi, call.offset, chunk_length(chunk), state)
         out = divided(top[..., :-1], top[..., -1:], least=least)
     return ungrouped(out).to(call.q.dtype), state
 
