@@ -15,7 +15,7 @@ from attnlab.adapters.interface import install, switch_for_good, uninstall
 from attnlab.adapters.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.attention import Mechanism
 from attnlab.mechanisms._device import beside
-from attnlab.registry import mechanism, spec_of
+from attnlab.registry import mechanism, spec_of, stored_mechanism
 
 __all__ = ["CONTAINER", "convert", "is_converted", "restore_conversion"]
 
@@ -83,7 +83,7 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
     groups: dict[str, tuple[Mechanism, list[Site]]] = {}
     try:
         for name, group in section["groups"].items():
-            groups[name] = (mechanism(group["mechanism"]), [sites[key] for key in group["layers"]])
+            groups[name] = (stored_mechanism(group["mechanism"]), [sites[key] for key in group["layers"]])
         drop_bias = section["bias"] == "drop"
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the conversion in this model's config cannot be read ({error!r})") from None
