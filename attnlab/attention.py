@@ -276,20 +276,20 @@ def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCa
     size = max(1, chunk_budget(budget) // max(1, b * h * n_k))
     if size >= n_q:
         return [call]
-
-    def rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
-        return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
-
     return [
         replace(
             call,
             q=call.q[:, :, lo : lo + size],
-            mask=rows(call.mask, lo, lo + size),
-            bias=rows(call.bias, lo, lo + size),
+            mask=_rows(call.mask, lo, lo + size),
+            bias=_rows(call.bias, lo, lo + size),
             offset=call.offset + lo if call.causal else call.offset,
         )
         for lo in range(0, n_q, size)
     ]
+
+
+def _rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
+    return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
 
 
 def _check_tensors(call: AttentionCall) -> None:

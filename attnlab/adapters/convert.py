@@ -14,7 +14,7 @@ from attnlab.adapters.installed import Installed, installed_in
 from attnlab.adapters.interface import install, switch_for_good, uninstall
 from attnlab.adapters.sites import Layers, Site, find_sites, refuse_partial, select
 from attnlab.attention import Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.registry import mechanism, spec_of, stored_mechanism
 
 __all__ = ["CONTAINER", "convert", "is_converted", "restore_conversion"]
@@ -146,7 +146,7 @@ def _install(
             for name, (mech, sites) in groups.items()
         },
     }
-    placed = [(beside(model, mech), site) for mech, sites in groups.values() for site in sites]
+    placed = [(to_model_device(model, mech), site) for mech, sites in groups.values() for site in sites]
     switch_for_good(model, on=True)
     installed = {
         (site.kind, site.layer): Installed(mech, site.kind, site.layer, site.name, drop_bias) for mech, site in placed

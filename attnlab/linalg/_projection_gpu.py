@@ -22,10 +22,10 @@ __all__ = [
     "Projected",
     "Visible",
     "attend_heads",
-    "project_at_once",
     "project_heads",
-    "rank_at_once",
-    "serves_at_once",
+    "project_on_gpu",
+    "rank_of_independent_values",
+    "supports_gpu_projection",
     "visible_keys",
 ]
 
@@ -45,7 +45,7 @@ class Projected(NamedTuple):
     stats: Float[Tensor, "three n h"]
 
 
-def serves_at_once(w: Tensor, v: Tensor) -> bool:
+def supports_gpu_projection(w: Tensor, v: Tensor) -> bool:
     """Whether the kernels take these weights and values: on a GPU, not in float64, and with no gradient asked for."""
     if not v.is_cuda or v.dtype == torch.float64 or not v.numel() or not w.numel():
         return False
@@ -93,18 +93,22 @@ def project_heads(
     return Projected(*effective.project_heads(w, v, output, visible, safe=SAFE_CONDITION, independent=limit))
 
 
-def rank_at_once(visible: Visible | None, *, b: int, n_k: int, e: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rank_of_independent_values(
+    visible: Visible | None, *, b: int, n_k: int, e: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """(rank of the values that an input's queries see, whether that makes W_perp = W), where there is no doubt."""
     counts = torch.full((b,), n_k, device=device) if visible is None else visible.counts
     return counts.clamp(max=e), counts <= e
 
 
-def project_at_once(
+def project_on_gpu(
     w: Float[Tensor, "b g r k"], v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b 1 k"] | None
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial, doubtful)."""
     visible = None if seen is None else visible_keys(seen[:, 0])
     found, stats = project_heads(w, v, None, visible)
     b, g, n_k, e = v.shape
-    rank, trivial = (t[:, None].expand(b, g) for t in rank_at_once(visible, b=b, n_k=n_k, e=e, device=v.device))
+    rank, trivial = (
+        t[:, None].expand(b, g) for t in rank_of_independent_values(visible, b=b, n_k=n_k, e=e, device=v.device)
+    )
     return found, rank, trivial, stats[2] > 0

@@ -95,10 +95,10 @@ def project(
     ``clean`` promises that weights and values are zero at hidden keys.
     """
     if rtol is None:
-        from attnlab.linalg._projection_gpu import project_at_once, serves_at_once
+        from attnlab.linalg._projection_gpu import project_on_gpu, supports_gpu_projection
 
-        if serves_at_once(w, v):
-            found, rank, trivial, doubtful = project_at_once(w, v, seen)
+        if supports_gpu_projection(w, v):
+            found, rank, trivial, doubtful = project_on_gpu(w, v, seen)
             if not bool(doubtful.any()):
                 return found, rank, trivial
             at = doubtful.any(1).nonzero()[:, 0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._device import unrounded
+from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = ["FeatureMap", "Gate", "LinearCache", "StepMap", "divided", "linear_attention"]
@@ -99,13 +99,11 @@ class LinearCache:
 
 
 def _in_one_launch(call: AttentionCall, state: Tensor) -> bool:
-    """Whether a kernel takes this call: one query, at most one new key, on a GPU, and nobody asks for gradients."""
+    """Whether a kernel takes this call: one query, at most one new key, on a GPU, and no gradients are needed."""
     n_q, n_k = call.sizes[2:]
     if not call.q.is_cuda or n_q != 1 or n_k > 1 or call.offset or torch.is_grad_enabled():
         return False
-    from attnlab.kernels import AVAILABLE
-
-    if not AVAILABLE or torch.compiler.is_compiling():
+    if not kernels_may_run() or torch.compiler.is_compiling():
         return False
     from attnlab.kernels.decoding import serves_step
 
@@ -128,7 +126,7 @@ def _continued(
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
     # Autocast would round the running sums to half precision at every chunk.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         sums = _Sums(call, phi_k, gate, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from attnlab.attention import AttentionCall, LayerCache, Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.models.cache import KeyValueCache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
 from attnlab.models.positions import rotate
@@ -152,7 +152,7 @@ def swapped(
     model: nn.Module, mech: Mechanism | str, *, kinds: tuple[Kind, ...] = ("encoder", "decoder", "cross")
 ) -> Iterator[None]:
     """Run the model with another mechanism in its layers of these kinds; undone on exit, also after an error."""
-    new = beside(model, mechanism(mech))
+    new = to_model_device(model, mechanism(mech))
     layers = attentions(model, kinds)
     if not layers:
         raise ValueError(f"this model has no attention of kind {', '.join(kinds)}")

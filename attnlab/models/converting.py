@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from attnlab.attention import Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.models.attention import Attention, attentions, put_mechanism
 from attnlab.models.config import FIELDS, Kind, specs_per_layer
 from attnlab.registry import mechanism, spec_of
@@ -39,7 +39,7 @@ def convert_attention(model: Transformer, mechs: Mapping[Kind, Mechanism | str],
         mech = shared.get(layer.kind) or copy.deepcopy(mechanism(mechs[layer.kind]))
         if mech.tied_across_layers:
             shared[layer.kind] = mech
-        put_mechanism(layer, beside(model, mech))
+        put_mechanism(layer, to_model_device(model, mech))
         specs[layer.kind][layer.layer] = spec_of(mech)
     try:
         model.make_lazy_parameters()

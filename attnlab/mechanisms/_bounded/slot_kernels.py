@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.mechanisms._bounded.slot_memory import SlotState
+from attnlab.mechanisms._device import kernels_may_run
 from attnlab.shapes import Float
 
 __all__ = ["attend_by_kernel", "kernel_serves"]
@@ -20,9 +21,7 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
         return False
     if call.offset or (call.causal and n_q != n_k):
         return False
-    from attnlab.kernels import AVAILABLE
-
-    if not AVAILABLE:
+    if not kernels_may_run():
         return False
     from attnlab.kernels.abc import supports
 

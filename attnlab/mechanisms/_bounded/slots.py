@@ -6,6 +6,8 @@ P = softmax(q K~^T) over the slots that something was written into. A member say
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -31,7 +33,7 @@ from attnlab.mechanisms._bounded.slot_memory import (
     read_slots,
     written,
 )
-from attnlab.mechanisms._device import unrounded
+from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "SlotMechanism",
     "SlotState",
     "check_slots",
+    "lengths_unchecked",
     "one_hot",
     "places_of",
     "prefill",
@@ -50,6 +53,9 @@ __all__ = [
 ]
 
 NORMALISE = ("read", "write", "none")
+
+# Lowered by ``lengths_unchecked``.
+_lengths_checked = True
 
 # The output of a call and the memory after it, by a kernel; None where there is no kernel for it.
 Fused = tuple[Tensor, SlotState] | None
@@ -126,7 +132,7 @@ class SlotMechanism(Mechanism):
             return None
         call = hide_unseen(call)
         places = places_of(call) if state is None else places_of(call) + state.count[:, None]
-        with unrounded(call.q):
+        with no_autocast(call.q):
             c = self.control(call, places)
         if c.faded is not None:
             return None
@@ -201,13 +207,25 @@ def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
 
 
 def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
-    """The largest place and one; 0 where the host cannot ask: a captured call was looked at when it was warmed up."""
-    unknown = places.is_meta or torch.compiler.is_compiling() or places.numel() == 0
-    # Nor can it under vmap, which translators of several seeds are trained with.
-    unknown = unknown or torch._C._functorch.is_batchedtensor(places)
-    if unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """The number of visible tokens, which lengths are checked by; 0 where the host cannot read it."""
+    if not _lengths_checked or places.is_meta or torch.compiler.is_compiling() or places.numel() == 0:
+        return 0
+    # The call that warmed the graph up was checked.
+    if places.is_cuda and torch.cuda.is_current_stream_capturing():
         return 0
     return int(places.max()) + 1
+
+
+@contextmanager
+def lengths_unchecked() -> Iterator[None]:
+    """Inside, members with a greatest length do not check it: reading a number is impossible under ``vmap``."""
+    global _lengths_checked
+    before = _lengths_checked
+    try:
+        _lengths_checked = False
+        yield
+    finally:
+        _lengths_checked = before
 
 
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
@@ -235,7 +253,7 @@ def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -
 def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tuple[Tensor, SlotState]:
     """``step`` for one token, in place: K~ + phi (k - K~) with phi = alpha / (alpha + exp z), one pass over K~."""
     mech.refuse(call)
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call, c, state = _prepared(mech, call, state)
         kind, log = state.k.dtype, c.log[:, :, 0]
         phi = (log - state.z).sigmoid().to(kind).masked_fill(log <= FLOOR / 2, 0).unsqueeze(-1)
@@ -293,7 +311,7 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
     """The output where all queries read the memory after the last key, and nobody asks for the memory itself."""
     # Autocast would make the control in half precision.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call = hide_unseen(call)
         if call.key_visible is None:
             pool = mech.shared(call)
@@ -310,16 +328,14 @@ def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
 def _read(call: AttentionCall, state: SlotState) -> Tensor:
     """The output of queries that come without keys, as those of a cross-attention do after the first step."""
     memory = (state.k, state.v, state.z)
-    if call.q.is_cuda and call.q.shape[2] == 1 and not torch.is_grad_enabled():
-        from attnlab.kernels import AVAILABLE
+    one_token = call.q.is_cuda and call.q.shape[2] == 1 and not torch.is_grad_enabled()
+    if one_token and kernels_may_run() and not torch.compiler.is_compiling():
+        from attnlab.kernels.decoding import read_slots as read_by_kernel
+        from attnlab.kernels.decoding import serves_reading
 
-        if AVAILABLE and not torch.compiler.is_compiling():
-            from attnlab.kernels.decoding import read_slots as read_by_kernel
-            from attnlab.kernels.decoding import serves_reading
-
-            if serves_reading(call.q, memory):
-                return read_by_kernel(call.q, memory, scale=call.softmax_scale)
-    with unrounded(call.q):
+        if serves_reading(call.q, memory):
+            return read_by_kernel(call.q, memory, scale=call.softmax_scale)
+    with no_autocast(call.q):
         q = grouped(call.q, call.groups).to(state.k.dtype)
         P = read_slots(call.softmax_scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
         return ungrouped(P @ state.v.unsqueeze(2)).to(call.q.dtype)
@@ -332,7 +348,7 @@ def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -
     if fused is not None:
         return fused
     # Autocast would round the memory to half precision at every step.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call, c, state = _prepared(mech, call, state)
         kind = torch.promote_types(call.q.dtype, torch.float32)
         when, scale = _timing(mech, call), call.softmax_scale
