@@ -55,8 +55,7 @@ def test_gaussian_heads_by_hand() -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_gaussian_heads_obey_the_laws(law: str) -> None:
-    if law not in GaussianHeads.exempt:
-        LAWS[law](GaussianHeads())
+    al.check(GaussianHeads(), laws=[law]).raise_if_failed()
 
 
 def test_gaussian_heads_refuse() -> None:
