@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Everything one attention is given.
+    """Everything that one attention computes from.
 
     Query i sees key j when all of these allow it: ``key_visible[b, j]``, ``j <= i + offset`` if ``causal``, and
     ``mask[b, h, i, j]``. Keys and values may have fewer heads than queries (grouped-query attention).
@@ -296,9 +296,14 @@ def _check_tensors(call: AttentionCall) -> None:
     for name in ("q", "k", "v"):
         t = getattr(call, name)
         if not isinstance(t, Tensor) or t.dim() != 4:
-            came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {came}")
-    q, k, v = call.q, call.k, call.v
+            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {got}")
+    _check_shapes(call)
+    _check_devices_and_dtypes(call)
+
+
+def _check_shapes(call: AttentionCall) -> None:
+    q, k, v, x = call.q, call.k, call.v, call.x
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
     if k.shape[:3] != v.shape[:3]:
@@ -312,12 +317,15 @@ def _check_tensors(call: AttentionCall) -> None:
             f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
             "did you pass (batch, length, heads, width)?"
         )
-    x = call.x
     if x is not None and (x.dim() != 3 or x.shape[0] != k.shape[0] or x.shape[1] > k.shape[2]):
         raise ValueError(
             f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
             f"got {tuple(x.shape)}; x is what the keys were made from"
         )
+
+
+def _check_devices_and_dtypes(call: AttentionCall) -> None:
+    q = call.q
     if not q.dtype.is_floating_point:
         raise ValueError(f"q must be floating point, got {q.dtype}")
     tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}

@@ -51,7 +51,7 @@ _entries: dict[str, Entry] = {}
 
 # ``power.py:Power`` or ``power.py:Power:p=3``: a class in a file, and its settings.
 FILE_SPEC = re.compile(r"(?P<path>.+?\.py):(?P<name>\w+)(:(?P<settings>.*))?", re.DOTALL)
-# The classes that ``mechanism`` has found in files, by the file and name.
+# The classes in files that ``mechanism`` was asked for, by file and name.
 _from_files: dict[tuple[Path, str], Entry] = {}
 # Whether a spec may name a file that has not been named before.
 _new_files_allowed = ContextVar("_new_files_allowed", default=True)
@@ -207,7 +207,7 @@ def _parse(rest: str, entry: Entry) -> dict[str, Any]:
 
 
 def _value(key: str, text: str, kind: str) -> Any:
-    """``text`` as the field's annotation wants it; alternatives such as ``int | str`` are tried in order."""
+    """``text`` as a value of the field's annotated type; alternatives such as ``int | str`` are tried in order."""
     if text.lower() == "none" and "None" in kind:
         return None
     if "bool" in kind and text.lower() in ("true", "false"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,9 +126,9 @@ def long_situations() -> dict[str, AttentionCall]:
 
 
 def stacked(calls: Sequence[AttentionCall]) -> AttentionCall:
-    """Calls of equal shapes and settings as one call, whose batch holds theirs one after another."""
+    """Calls of equal shapes and settings as one call, with their batches one after another."""
     first, b = calls[0], calls[0].q.shape[0]
-    joined = {}
+    joined: dict[str, Any] = {}
     for field in fields(first):
         if isinstance(getattr(first, field.name), Tensor):
             parts = [getattr(call, field.name) for call in calls]

@@ -76,12 +76,12 @@ def accepted_situations(mech: Mechanism, dtype: torch.dtype = torch.float64) -> 
 def situations_with_hidden_keys(mech: Mechanism) -> list[tuple[str, AttentionCall, Tensor]]:
     """The situations in which some key is hidden from some query, with ``visible`` in full."""
     hiding = [(name, call) for name, call in situations().items() if visible(call) is not None]
-    found = []
+    hidden = []
     for name, call in taken(mech, hiding):
         seen = visible(call)
         assert seen is not None
-        found.append((name, call, seen.expand(call.sizes)))
-    return found
+        hidden.append((name, call, seen.expand(call.sizes)))
+    return hidden
 
 
 def product(mech: Mechanism, call: AttentionCall) -> Tensor:

@@ -1,9 +1,9 @@
-"""The projection of every head in one go: one Cholesky factorisation each, and no wait for the device on the way.
+"""The projection of every head on a GPU: one Cholesky factorisation each, without a wait of the host for the device.
 
 A batch of padded inputs has heads with more visible keys than dimensions, which need a basis of their values' columns,
-and heads with at most as many, where independent values make W_perp = W. Either is decided by a matrix of at most
-e x e, V^T V or V V^T over the visible keys, so the kernels treat both alike. What that cannot prove is ``doubtful``,
-for the careful way to decide.
+and heads with at most as many, where independent values make W_perp = W. A matrix of at most e x e
+decides either, V^T V or V V^T over the visible keys, so the kernels treat both alike. Heads for which it proves nothing
+are ``doubtful`` and go through ``projection`` instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Visible(NamedTuple):
 class Projected(NamedTuple):
     """W_perp; |W_perp V - O| / |O|, the share of |W|^2 that is gone, and 1 where that is in doubt."""
 
-    found: Float[Tensor, "n h q k"]
+    weights: Float[Tensor, "n h q k"]
     stats: Float[Tensor, "three n h"]
 
 
@@ -65,16 +65,16 @@ def _widest() -> int:
 
 
 def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
-    """What the kernels need to know of the padding."""
+    """The padding as the kernels take it."""
     order = torch.argsort(~key_visible, dim=-1, stable=True)
     return Visible(key_visible.int(), key_visible.sum(-1), order)
 
 
-def attend_heads(*given: Any) -> None:
+def attend_heads(*arguments: Any) -> None:
     """Softmax attention that keeps W, in one launch: ``kernels.effective.attend_heads``."""
     from attnlab.kernels import effective
 
-    effective.attend_heads(*given)
+    effective.attend_heads(*arguments)
 
 
 def project_heads(
@@ -83,9 +83,9 @@ def project_heads(
     output: Float[Tensor, "n h q e"] | None,
     visible: Visible | None,
 ) -> Projected:
-    """W_perp of the items of one or several layers, whatever stands at hidden keys, and what is known of it.
+    """W_perp of the items of one or several layers, and how good it is; hidden keys may hold any numbers.
 
-    Where it is in doubt, it means nothing.
+    Where it is in doubt, W_perp has no meaning.
     """
     from attnlab.kernels import effective
 
@@ -106,9 +106,9 @@ def project_on_gpu(
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial, doubtful)."""
     visible = None if seen is None else visible_keys(seen[:, 0])
-    found, stats = project_heads(w, v, None, visible)
+    effective, stats = project_heads(w, v, None, visible)
     b, g, n_k, e = v.shape
     rank, trivial = (
         t[:, None].expand(b, g) for t in rank_of_independent_values(visible, b=b, n_k=n_k, e=e, device=v.device)
     )
-    return found, rank, trivial, stats[2] > 0
+    return effective, rank, trivial, stats[2] > 0

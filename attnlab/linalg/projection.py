@@ -98,14 +98,14 @@ def project(
         from attnlab.linalg._projection_gpu import project_on_gpu, supports_gpu_projection
 
         if supports_gpu_projection(w, v):
-            found, rank, trivial, doubtful = project_on_gpu(w, v, seen)
+            projected, rank, trivial, doubtful = project_on_gpu(w, v, seen)
             if not bool(doubtful.any()):
-                return found, rank, trivial
+                return projected, rank, trivial
             at = doubtful.any(1).nonzero()[:, 0]
             parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol, clean)
-            whole = zip((found, rank, trivial), parts, strict=True)
-            found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
-            return found, rank, trivial
+            whole = zip((projected, rank, trivial), parts, strict=True)
+            projected, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
+            return projected, rank, trivial
     return _project_carefully(w, v, seen, rtol, clean)
 
 
@@ -163,9 +163,9 @@ def project_rows(
     for (b, g, q), keys, exists, values in gathered_rows(v, seen, rows):
         at = keys[:, None].expand(-1, w.shape[2], -1)
         part = w[b, g, :, q].gather(-1, at)[:, None]
-        found, part_rank, part_trivial = project(part, values[:, None], exists[:, None], rtol=rtol)
+        projected, part_rank, part_trivial = project(part, values[:, None], exists[:, None], rtol=rtol)
         rank[b, g, q], trivial[b, g, q] = part_rank[:, 0], part_trivial[:, 0]
-        out[b, g, :, q] = torch.zeros_like(w[b, g, :, q]).scatter(-1, at, found[:, 0])
+        out[b, g, :, q] = torch.zeros_like(w[b, g, :, q]).scatter(-1, at, projected[:, 0])
 
 
 def whitened(v: Float[Tensor, "*b k e"], whiten: Float[Tensor, "*b e e"]) -> Float[Tensor, "*b k e"]:
@@ -180,7 +180,7 @@ def relative_threshold(dtype: torch.dtype, n: int) -> float:
 
 
 def independence_limit(dtype: torch.dtype, n: int, *, rtol: float | None = None) -> float:
-    """Values with a condition number below this one are linearly independent, whatever rounding did to them."""
+    """Values with a condition number below this are linearly independent in spite of their rounding."""
     return 1 / max(rtol or relative_threshold(dtype, n), 1e-6)
 
 

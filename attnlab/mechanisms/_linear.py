@@ -136,7 +136,7 @@ def _continued(
 
 
 def divided(values: Float[Tensor, "... e"], total: Float[Tensor, "... 1"], *, least: float) -> Float[Tensor, "... e"]:
-    """What keys sum up to over their weights, or over ``least`` where that is more; nothing where there is no key."""
+    """Weighted sums of values divided by the sum of the weights, or by ``least`` if that is more; 0 where no key is seen."""
     if least:
         return values / total.clamp(min=least)
     return (values / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
@@ -207,7 +207,7 @@ def _causal(
         ahead = torch.ones(fq.shape[3], fk.shape[3], dtype=torch.bool, device=q.device).triu(1)
         kappa, of_state = (fq @ fk.mT).masked_fill(ahead, 0), fq @ state
         if left is not None and left.shape[-1]:
-            # A query after the last key reads what that one left.
+            # A query after the last key reads the state after that key.
             at = torch.cat([left, left[..., -1:].expand(*left.shape[:3], fq.shape[3] - left.shape[3])], -1)
             fade = (at.unsqueeze(-1) - left.unsqueeze(-2)).masked_fill(ahead, 0)
             kappa, of_state = kappa * fade.exp(), of_state * at.exp().unsqueeze(-1)

@@ -42,7 +42,7 @@ class AbcLinformer(SlotMechanism, nn.Module):
         start = torch.randn(
             self.length, self.slots, generator=torch.Generator("cpu").manual_seed(self.seed), device="cpu"
         )
-        # The memory is of the order of one key, whatever N.
+        # Scaled so that a slot is about as large as one key for every N.
         self.weight = nn.Parameter((start * self.length**-0.5).to(torch.get_default_device()))
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:

@@ -69,7 +69,7 @@ class AbcMlp(SlotMechanism, nn.Module):
 
     @property
     def sparse(self) -> bool:
-        """Whether a slot may stay empty beside one that does not."""
+        """Whether one slot may stay empty while another does not."""
         return self.activation == "relu"
 
     def cannot(self) -> dict[str, str]:

@@ -112,11 +112,11 @@ class QueueCache:
             old = self.k.shape[2]
             k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
             seen = torch.cat([self.visible, seen], 1)
-        # Of the queue's keys it is not kept what they were made from.
+        # The queue keeps keys and values, not the x that they were made from.
         x = None if old else call.x
         full = replace(call, k=k, v=v, x=x, key_visible=seen, offset=old if call.causal else 0)
         out = mechanism(full)
-        # Visible keys last, in order; what then lies before the queue's reach is forgotten.
+        # Visible keys last, in order; keys beyond the length of the queue are dropped.
         length = (mechanism.slots - 1) * mechanism.stride + 1
         kept = seen.to(torch.int8).argsort(dim=-1, stable=True)[:, -length:]
         self.k, self.v = (_gathered(t, kept[:, None])[:, :, 0, 0] for t in (k, v))

@@ -69,8 +69,8 @@ def _weights(
     """W proportional to hits times kappa: a key met in several rounds counts several times."""
     s = scores(call)
     hits = torch.zeros_like(s)
-    for mine, theirs in zip(of_queries, of_keys, strict=True):
-        behind = mine.unsqueeze(-1) - theirs.unsqueeze(-2)
+    for query_chunk, key_chunk in zip(of_queries, of_keys, strict=True):
+        behind = query_chunk.unsqueeze(-1) - key_chunk.unsqueeze(-2)
         hits += (behind >= 0) & (behind <= 1)
     return softmax(s + hits.log_())
 

@@ -67,9 +67,11 @@ class PerHead(Mechanism):
             by_mechanism.setdefault(self.parts[head % len(self.parts)], []).append(head)
         if len(by_mechanism) == 1:
             return attend(self.parts[0], call)
-        found = torch.cat([attend(part, _of_heads(call, own)) for part, own in by_mechanism.items()], dim=1)
-        order = torch.tensor([head for own in by_mechanism.values() for head in own], device=found.device)
-        return found.index_select(1, order.argsort())
+        by_mechanism_order = torch.cat(
+            [attend(part, _of_heads(call, own)) for part, own in by_mechanism.items()], dim=1
+        )
+        order = torch.tensor([head for own in by_mechanism.values() for head in own], device=by_mechanism_order.device)
+        return by_mechanism_order.index_select(1, order.argsort())
 
 
 def per_head(specs: list[str]) -> str:

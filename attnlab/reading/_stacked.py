@@ -128,7 +128,7 @@ class Stack:
         """Each layer's effective attention."""
         assert self.projected is not None
         b, h, n_q, n_k, _ = self.shape
-        found = self.projected.found.view(self.filled, b, h, n_q, n_k).unbind()
+        found = self.projected.weights.view(self.filled, b, h, n_q, n_k).unbind()
         residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, self.filled, b, h).unbind())
         rank, trivial = self.padding.ranks(*self.shape, self.w.device)
         parts = zip(found, residual, removed, strict=True)

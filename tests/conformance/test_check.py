@@ -33,7 +33,7 @@ class ChunkedWindow(al.Window):
 
 @dataclass(frozen=True)
 class WholeWindow(ChunkedWindow):
-    """The same, but it says so."""
+    """The same, with the declaration."""
 
     whole_queries = True
 

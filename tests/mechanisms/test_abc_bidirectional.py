@@ -73,10 +73,10 @@ def test_pooling_equals_the_definition(spec: str, place: str) -> None:
         leaves = {n: getattr(call, n).detach().requires_grad_() for n in NAMES}
         out = mech(replace(call, **{n: lie(t) if n != "x" else t for n, t in leaves.items()}))
         close(out, expected, lie.__name__)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             out, [*leaves.values(), *learned], probe.float(), allow_unused=True, materialize_grads=True
         )
-        for a, b in zip(found, slopes, strict=True):
+        for a, b in zip(gradients, slopes, strict=True):
             close(a, b, f"{lie.__name__}, a gradient")
 
 

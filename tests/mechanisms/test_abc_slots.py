@@ -174,8 +174,8 @@ def test_gradients_flow_through_the_memory(spec: str, first: int, length: int) -
     for t in range(first, length):
         out, state = step(mech, tokens(call, t, t + 1), state)
         parts.append(out)
-    found = torch.autograd.grad(torch.cat(parts, 2), leaves, probe, allow_unused=True, materialize_grads=True)
-    for name, a, b in zip("qkvx", found, expected, strict=True):
+    gradients = torch.autograd.grad(torch.cat(parts, 2), leaves, probe, allow_unused=True, materialize_grads=True)
+    for name, a, b in zip("qkvx", gradients, expected, strict=True):
         assert_close(a, b, what=f"gradient of {name}")
 
 

@@ -31,7 +31,7 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
 def attend_by_kernel(
     call: AttentionCall, log: Float[Tensor, "b g k n"], state: SlotState | None, *, in_place: bool
 ) -> tuple[Float[Tensor, "b h q e"], SlotState]:
-    """The output of a call without what nobody sees, and the memory after it; a single token may change ``state``."""
+    """The output of a call whose unseen keys are zero, and the memory after it; a single token may change ``state``."""
     from attnlab.kernels.abc import abc_attention, abc_step
 
     n_q, n_k = call.sizes[2:]

@@ -70,12 +70,12 @@ class SlotMechanism(Mechanism):
 
     slots: int
     normalise: str
-    # Whether the control goes by the number of a token alone, without anything learned.
+    # Whether the control depends only on the number of a token, and has no parameters.
     by_place = False
 
     @property
     def sparse(self) -> bool:
-        """Whether a slot may stay empty beside one that does not."""
+        """Whether one slot may stay empty while another does not."""
         return True
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
@@ -113,20 +113,20 @@ class SlotMechanism(Mechanism):
 
     def shared(self, call: AttentionCall) -> Pooling | None:
         """The pooling of a call without padding if it is the same for every row and head, else None."""
-        # A compiled graph makes it itself: it cannot hold what is kept from call to call.
+        # A compiled graph computes it at every call, since it cannot read the cache of ``pooling_by_place``.
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
         return Pooling(held(pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device).phi))
 
     def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"] | None:
-        """What the t-th visible token writes, if that depends on t alone, for all that the call may have; else None."""
+        """alpha of every place, if it depends on the place alone; else None."""
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
         return held(alpha_by_place(self, call.k.shape[2], call.q.dtype, call.q.device))
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
-        """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
-        # Queries that all read after the last key have a form as fast. Half precision may not know FLOOR.
+        """Output and memory by a kernel, None if none takes this call; ``in_place`` allows it to change ``state``."""
+        # Queries that all read after the last key have a form as fast. float16 cannot represent FLOOR.
         alone = not call.causal and state is None
         if alone or call.q.dtype == torch.float16 or not kernel_serves(call, self.slots, self.normalise):
             return None
@@ -200,7 +200,7 @@ def check_slots(slots: int, normalise: str = "read") -> None:
 
 
 def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
-    """The number of each key among the visible ones, from 0; what that of a hidden key is does not matter."""
+    """The number of each visible key, from 0; that of a hidden key has no meaning."""
     if call.key_visible is not None:
         return call.key_visible.cumsum(-1) - 1
     return torch.arange(call.k.shape[2], device=call.q.device).expand(call.k.shape[0], -1)
@@ -230,8 +230,8 @@ def lengths_unchecked() -> Iterator[None]:
 
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
     """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
-    mine = slot[..., None] == torch.arange(slots, device=slot.device)
-    return torch.zeros(mine.shape, dtype=dtype, device=slot.device).masked_fill(~mine, FLOOR)
+    own = slot[..., None] == torch.arange(slots, device=slot.device)
+    return torch.zeros(own.shape, dtype=dtype, device=slot.device).masked_fill(~own, FLOOR)
 
 
 def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
@@ -244,7 +244,7 @@ def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None
 
 
 def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> bool:
-    """A token decoded without gradients, into a memory that nobody else holds."""
+    """Whether one token is decoded without gradients, into a memory that only this cache holds."""
     if torch.is_grad_enabled() or mech.normalise != "read" or call.sizes[2:] != (1, 1) or call.k.shape[0] == 0:
         return False
     return torch.is_inference_mode_enabled() or not state.k.is_inference()
@@ -270,7 +270,7 @@ def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tu
 def _prepared(
     mech: SlotMechanism, call: AttentionCall, state: SlotState | None
 ) -> tuple[AttentionCall, Control, SlotState]:
-    """The call without what nobody sees, its control in at least float32 and without padding, and where to start."""
+    """The call with unseen keys set to zero, its control in at least float32 without padding, and the first state."""
     call = hide_unseen(call)
     kind = torch.promote_types(call.q.dtype, torch.float32)
     (b, g, n_k, d), e = call.k.shape, call.v.shape[-1]
@@ -309,7 +309,7 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 
 
 def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
-    """The output where all queries read the memory after the last key, and nobody asks for the memory itself."""
+    """The output where all queries read the memory after the last key, without the memory itself."""
     # Autocast would make the control in half precision.
     with no_autocast(call.q):
         call = hide_unseen(call)
