@@ -136,7 +136,7 @@ def _continued(
 
 
 def divided(values: Float[Tensor, "... e"], total: Float[Tensor, "... 1"], *, least: float) -> Float[Tensor, "... e"]:
-    """Weighted sums of values divided by the sum of the weights, or by ``least`` if that is more; 0 where no key is seen."""
+    """Sums of values over the sum of their weights, or over ``least`` if that is more; 0 where no key is seen."""
     if least:
         return values / total.clamp(min=least)
     return (values / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)

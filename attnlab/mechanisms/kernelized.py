@@ -80,7 +80,7 @@ class Kernelized(Mechanism):
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows are scaled by a positive factor, so that they do not overflow."""
+    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows are scaled so that they do not overflow."""
     call = hide_unseen(call)
     q, k, seen = grouped(call.q, call.groups), call.k.unsqueeze(2), visible(call)
     if mech.kernel == "elu":

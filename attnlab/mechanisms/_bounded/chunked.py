@@ -96,7 +96,7 @@ def _references(log: Tensor, start: Memory, floor: float) -> Tensor:
 def _in_chunks(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, value: Tensor | None, floor: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """(b, chunks, rows, width): a chunk's queries, of all r heads, and its keys; tokens that fill up the last chunk write nothing."""
+    """(b, chunks, rows, width): queries of all r heads, and keys; tokens that fill up the last chunk write nothing."""
     rest = -q.shape[2] % CHUNK
     if rest:
         q, k, v = (pad(t, (0, 0, 0, rest)) for t in (q, k, v))
