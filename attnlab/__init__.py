@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from attnlab.adapters.evict import KVPolicy, evicting
     from attnlab.attention import AttentionCall, Mechanism
+    from attnlab.conformance.check import check
     from attnlab.evaluation.explore import Subject, explore
     from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
     from attnlab.mechanisms.abc_cluster import AbcCluster
@@ -99,6 +100,7 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "check",
     "convert",
     "distill",
     "effective_attention",
@@ -130,6 +132,7 @@ _OFFERED = {
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "attention": "AttentionCall Mechanism",
+    "conformance.check": "check",
     "evaluation.explore": "Subject explore",
     "guidance": "Guidance guide guide_trainer pattern_audit",
     "mechanisms.abc_cluster": "AbcCluster",

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attnlab.shapes import Bool, Float, Shaped
+from attnlab.shapes import Bool, Float, Int, Shaped
 
 __all__ = [
     "AttentionCall",
+    "LayerCache",
     "Mechanism",
+    "chunk_budget",
+    "chunk_length",
     "grouped",
     "hide_unseen",
     "normalise",
     "query_chunks",
     "repeat_groups",
     "scores",
+    "small_chunks",
     "ungrouped",
     "visible",
 ]
@@ -26,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
-    """Everything one attention is given.
+    """Everything that one attention computes from.
 
     Query i sees key j when all of these allow it: ``key_visible[b, j]``, ``j <= i + offset`` if ``causal``, and
     ``mask[b, h, i, j]``. Keys and values may have fewer heads than queries (grouped-query attention).
@@ -75,17 +82,39 @@ class AttentionCall:
         return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
 
 
+@runtime_checkable
+class LayerCache(Protocol):
+    """What one attention layer remembers of the tokens before a call, while a model generates."""
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Add the call's keys and values, all of them new, and attend: (the call that was computed, its output).
+
+        ``call.key_visible`` is about the new keys, ``key_visible`` about all keys so far. In cross-attention
+        (``call.causal`` is false) the first call has the keys of the whole source, and later calls have no keys.
+        """
+        ...
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Make row i of the batch what row ``rows[i]`` was; the batch may grow or shrink."""
+        ...
+
+
 class Mechanism:
-    """A way to make W. A subclass writes ``reference``, the definition; ``forward`` may compute the output faster.
+    """A way to make W. A subclass writes ``reference``, the definition; every other member has a default."""
 
-    ``cannot`` names what it refuses and why: keys among causal, mask, bias, cross, offset, padding, no-x. ``exempt``
-    names the conformance laws it does not obey, and why; the suite reads it, so a mechanism is one file.
-    """
-
+    # The conformance laws that do not hold for this mechanism: {law: reason}.
     exempt: dict[str, str] = {}
+    # Whether a row of W depends on the other queries or on the row's number: then ``reference`` needs all queries.
+    whole_queries: bool = False
+    # Whether the layers of a model share one object, and with it the parameters.
+    tied_across_layers: bool = False
+    # Whether it reads ``call.memory``, which ``memory_after`` of the layer before has made.
+    reads_memory: bool = False
 
     def cannot(self) -> dict[str, str]:
-        """What this mechanism refuses: {what: why}."""
+        """What it refuses: {what: why}, where what is causal, mask, bias, cross, offset, padding or no-x."""
         return {}
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
@@ -93,9 +122,21 @@ class Mechanism:
         raise NotImplementedError(f"{type(self).__name__} must define reference(call)")
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        """W @ v; unless overridden, from ``reference`` over chunks of queries, so W is never held whole."""
+        """W @ v; by default from ``reference``, one chunk of queries after another (``whole_queries``: all at once)."""
         v = repeat_groups(hide_unseen(call).v, call.groups)
-        return torch.cat([self.reference(part) @ v for part in query_chunks(call)], dim=2)
+        parts = [call] if self.whole_queries else query_chunks(call)
+        return torch.cat([self.reference(part) @ v for part in parts], dim=2)
+
+    def make_cache(self, batch: int, capacity: int) -> LayerCache | None:
+        """An empty memory of constant size for ``batch`` sequences of at most ``capacity`` tokens (0: any length).
+
+        None, the default, means that the model keeps every key and value.
+        """
+        return None
+
+    def memory_after(self, call: AttentionCall) -> Float[Tensor, "b ..."] | None:
+        """What the next layer gets as ``call.memory``; None unless ``reads_memory``."""
+        return None
 
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         self.refuse(call)
@@ -203,35 +244,66 @@ def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     return t.flatten(1, 2)
 
 
+# The most elements and the most tokens that a chunk may have; ``small_chunks`` lowers them.
+_most_elements, _most_tokens = 1 << 62, 1 << 62
+
+
+def chunk_budget(elements: int) -> int:
+    """How many elements to work on at once: ``elements``, or fewer inside ``small_chunks``."""
+    return min(elements, _most_elements)
+
+
+def chunk_length(tokens: int) -> int:
+    """How many tokens to work on at once: ``tokens``, or fewer inside ``small_chunks``."""
+    return min(tokens, _most_tokens)
+
+
+@contextmanager
+def small_chunks(*, elements: int, tokens: int) -> Iterator[None]:
+    """Inside, chunks are at most this large, so that short sequences are split as long ones are."""
+    global _most_elements, _most_tokens
+    before = _most_elements, _most_tokens
+    try:
+        _most_elements, _most_tokens = elements, tokens
+        yield
+    finally:
+        _most_elements, _most_tokens = before
+
+
 def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:
     """The call split over its queries, so that b * h * chunk * k stays below ``budget`` elements."""
     b, h, n_q, n_k = call.sizes
-    size = max(1, budget // max(1, b * h * n_k))
+    size = max(1, chunk_budget(budget) // max(1, b * h * n_k))
     if size >= n_q:
         return [call]
-
-    def rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
-        return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
-
     return [
         replace(
             call,
             q=call.q[:, :, lo : lo + size],
-            mask=rows(call.mask, lo, lo + size),
-            bias=rows(call.bias, lo, lo + size),
+            mask=_rows(call.mask, lo, lo + size),
+            bias=_rows(call.bias, lo, lo + size),
             offset=call.offset + lo if call.causal else call.offset,
         )
         for lo in range(0, n_q, size)
     ]
 
 
+def _rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
+    return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
+
+
 def _check_tensors(call: AttentionCall) -> None:
     for name in ("q", "k", "v"):
         t = getattr(call, name)
         if not isinstance(t, Tensor) or t.dim() != 4:
-            came = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {came}")
-    q, k, v = call.q, call.k, call.v
+            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {got}")
+    _check_shapes(call)
+    _check_devices_and_dtypes(call)
+
+
+def _check_shapes(call: AttentionCall) -> None:
+    q, k, v, x = call.q, call.k, call.v, call.x
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q and k must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
     if k.shape[:3] != v.shape[:3]:
@@ -245,12 +317,15 @@ def _check_tensors(call: AttentionCall) -> None:
             f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
             "did you pass (batch, length, heads, width)?"
         )
-    x = call.x
     if x is not None and (x.dim() != 3 or x.shape[0] != k.shape[0] or x.shape[1] > k.shape[2]):
         raise ValueError(
             f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
             f"got {tuple(x.shape)}; x is what the keys were made from"
         )
+
+
+def _check_devices_and_dtypes(call: AttentionCall) -> None:
+    q = call.q
     if not q.dtype.is_floating_point:
         raise ValueError(f"q must be floating point, got {q.dtype}")
     tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}

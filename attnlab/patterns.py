@@ -38,7 +38,7 @@ class SpecialTokens:
 
 
 class Labels(NamedTuple):
-    """A pattern told by labels: row i attends to the keys that bear its label."""
+    """A pattern as labels: row i attends to the keys that have its label."""
 
     rows: Int[Tensor, "b q"]
     keys: Int[Tensor, "b k"]
@@ -55,8 +55,8 @@ class Targets:
     values: Float[Tensor, "b s q r"]
     columns: Bool[Tensor, "b k"] | None
     share: Float[Tensor, "b s q"]
-    # The same told by labels of rows and keys: t_ij is above zero where they agree and i sees j, and the same at all
-    # those j. Rows that spread over all they see bear none of the keys' labels. None where that cannot be said.
+    # The same as labels of rows and keys: t_ij is above zero where they agree and i sees j, and equal at all such j.
+    # Rows that spread over all they see have a label that no key has. None where labels cannot express the pattern.
     labels: Labels | None = None
 
     @property
@@ -66,7 +66,7 @@ class Targets:
 
     @property
     def rows(self) -> Bool[Tensor, "b s q"]:
-        """The rows that have a target; the others count for nothing."""
+        """The rows that have a target; the others are left out of every loss and share."""
         return self.uniform | (self.values > 0).any(-1)
 
     @property
@@ -78,11 +78,11 @@ class Targets:
 def overlap(W: Float[Tensor, "b h q k"], targets: Targets) -> Float[Tensor, "b h q"]:
     """sum_j t_ij w_ij, from the weights at the pattern's positions alone."""
     at = W.gather(3, targets.positions[:, None].expand(-1, W.shape[1], -1, -1))
-    found = (targets.values.to(W) * at).sum(-1)
+    at_positions = (targets.values.to(W) * at).sum(-1)
     if targets.columns is None:
-        return found
+        return at_positions
     # W is zero where a query sees nothing, so the columns need not be cut row by row.
-    return found + targets.share.to(W) * (W @ targets.columns[:, None, :, None].to(W)).squeeze(-1)
+    return at_positions + targets.share.to(W) * (W @ targets.columns[:, None, :, None].to(W)).squeeze(-1)
 
 
 def dense(
@@ -231,8 +231,8 @@ def register_pattern(name: str, pattern: Callable[[Tensor], Tensor] | Tensor) ->
         raise ValueError(f"a pattern is a matrix or a function of token ids, got {type(pattern).__name__}")
 
     def draw(text: _Text) -> _Drawn:
-        given = pattern if isinstance(pattern, Tensor) else pattern(text.ids)
-        return _from_user(name, given.to(text.ids.device), text)
+        drawn = pattern if isinstance(pattern, Tensor) else pattern(text.ids)
+        return _from_user(name, drawn.to(text.ids.device), text)
 
     _patterns[name] = draw
 
@@ -314,29 +314,29 @@ def _cut(drawn: _Drawn, visible: Tensor, rows: Tensor, offset: int | None, mask:
     return Targets(positions, values, columns, spread.float() / count.clamp(min=1), drawn.labels)
 
 
-def _from_user(name: str, given: Tensor, text: _Text) -> _Drawn:
+def _from_user(name: str, pattern: Tensor, text: _Text) -> _Drawn:
     b, n_k = text.ids.shape
     n_q = text.places.shape[1]
-    if given.dtype == torch.bool and given.shape == (b, n_k):
-        return _spreading(given, text)
-    if given.shape == (b, n_q) and not given.dtype.is_floating_point and given.dtype != torch.bool:
-        if given.numel() and int(given.max()) >= n_k:
-            raise ValueError(f"pattern {name!r} points at key {int(given.max())}, and there are {n_k} keys")
-        return _pointing(given.long().clamp(min=0), given >= 0, keys=text.ids)
-    if given.shape not in ((n_q, n_k), (b, n_q, n_k)):
+    if pattern.dtype == torch.bool and pattern.shape == (b, n_k):
+        return _spreading(pattern, text)
+    if pattern.shape == (b, n_q) and not pattern.dtype.is_floating_point and pattern.dtype != torch.bool:
+        if pattern.numel() and int(pattern.max()) >= n_k:
+            raise ValueError(f"pattern {name!r} points at key {int(pattern.max())}, and there are {n_k} keys")
+        return _pointing(pattern.long().clamp(min=0), pattern >= 0, keys=text.ids)
+    if pattern.shape not in ((n_q, n_k), (b, n_q, n_k)):
         raise ValueError(
             f"pattern {name!r} must be a matrix (q, k) = ({n_q}, {n_k}) or (b, q, k) = ({b}, {n_q}, {n_k}), a bool "
-            f"(b, k) or an int (b, q), got {given.dtype} of shape {tuple(given.shape)}"
+            f"(b, k) or an int (b, q), got {pattern.dtype} of shape {tuple(pattern.shape)}"
         )
-    matrix = given.float().expand(b, n_q, n_k)
+    matrix = pattern.float().expand(b, n_q, n_k)
     if not bool(((matrix >= 0) & matrix.isfinite()).all()):
         raise ValueError(f"pattern {name!r} must be finite and not negative")
-    return _Drawn(torch.arange(n_k, device=given.device).expand(b, n_q, n_k), matrix)
+    return _Drawn(torch.arange(n_k, device=pattern.device).expand(b, n_q, n_k), matrix)
 
 
 def _among(ids: Int[Tensor, "b k"], wanted: tuple[int, ...]) -> Bool[Tensor, "b k"]:
-    # No tensor of the wanted ids: a copy to the GPU would wait for it.
-    found = torch.zeros_like(ids, dtype=torch.bool)
+    # No tensor of the wanted ids: copying it to a GPU would block the host.
+    among = torch.zeros_like(ids, dtype=torch.bool)
     for one in wanted:
-        found = found | (ids == one)
-    return found
+        among = among | (ids == one)
+    return among

@@ -1,4 +1,8 @@
-"""From a spec string to a mechanism: ``mechanism("value-aware:r=65")``; names come from files and entry points."""
+"""From a spec string to a mechanism: ``mechanism("value-aware:r=65")``.
+
+A name is that of a file in ``attnlab/mechanisms``, of an entry point of another package, or of a class in a file of the
+user's own: ``mechanism("./power.py:Power:p=3")``.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,20 @@ import difflib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import pkgutil
+import re
+import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from attnlab.attention import Mechanism
 
-__all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of"]
+__all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of", "stored_mechanism"]
 
 ENTRY_POINT_GROUP = "attnlab.mechanisms"
 
@@ -39,6 +49,13 @@ class Entry:
 
 _entries: dict[str, Entry] = {}
 
+# ``power.py:Power`` or ``power.py:Power:p=3``: a class in a file, and its settings.
+FILE_SPEC = re.compile(r"(?P<path>.+?\.py):(?P<name>\w+)(:(?P<settings>.*))?", re.DOTALL)
+# The classes in files that ``mechanism`` was asked for, by file and name.
+_from_files: dict[tuple[Path, str], Entry] = {}
+# Whether a spec may name a file that has not been named before.
+_new_files_allowed = ContextVar("_new_files_allowed", default=True)
+
 
 def register(name: str, *, examples: tuple[str, ...] = ()) -> Callable[[T], T]:
     """Class decorator: make a mechanism known as ``name``; ``examples`` are the specs it is tested with."""
@@ -56,6 +73,8 @@ def register(name: str, *, examples: tuple[str, ...] = ()) -> Callable[[T], T]:
 def mechanism(spec: str | Mechanism) -> Mechanism:
     """The mechanism a spec string names: ``name``, or ``name:key=value,...`` (a bare value fills the first setting).
 
+    ``path/to/file.py:Class``, with settings after another colon, runs that file and takes the class.
+
     >>> mechanism("kernel:poly,degree=2")
     Kernelized(kernel='poly', degree=2)
     """
@@ -63,20 +82,25 @@ def mechanism(spec: str | Mechanism) -> Mechanism:
         return spec
     if not isinstance(spec, str):
         raise ValueError(f"a mechanism is given as a spec string or an object, got {type(spec).__name__}")
-    name, _, rest = spec.strip().partition(":")
-    entries = _load()
-    if name not in entries:
-        close = difflib.get_close_matches(name, entries, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        listing = " | ".join(entries[n].usage() for n in sorted(entries))
-        raise ValueError(f"no mechanism named {name!r}; {hint}the names and their settings: {listing}")
-    entry = entries[name]
+    entry, settings = _find(spec.strip())
     try:
-        return entry.cls(**_parse(rest, entry))
+        return entry.cls(**_parse(settings, entry))
     except TypeError as error:
         raise ValueError(f"{spec!r}: {error}; usage: {entry.usage()}") from None
     except ValueError as error:
         raise ValueError(f"{spec!r}: {error}") from None
+
+
+def stored_mechanism(spec: str) -> Mechanism:
+    """The mechanism of a spec that was read from a saved model or another stored file.
+
+    Such a spec runs no code of its own choice: a Python file that it names must have been named by the user before.
+    """
+    token = _new_files_allowed.set(False)
+    try:
+        return mechanism(spec)
+    finally:
+        _new_files_allowed.reset(token)
 
 
 def mechanism_names() -> list[str]:
@@ -92,7 +116,7 @@ def all_mechanisms() -> list[str]:
 
 def spec_of(mech: Mechanism) -> str:
     """The spec string that rebuilds this mechanism's settings: the inverse of ``mechanism``."""
-    for entry in _load().values():
+    for entry in (*_from_files.values(), *_load().values()):
         if entry.cls is type(mech):
             shown = [
                 f"{f.name}={getattr(mech, f.name)}"
@@ -101,6 +125,54 @@ def spec_of(mech: Mechanism) -> str:
             ]
             return f"{entry.name}:{','.join(shown)}" if shown else entry.name
     raise ValueError(f"{type(mech).__name__} is not registered; decorate it with attnlab.register(name)")
+
+
+def _find(spec: str) -> tuple[Entry, str]:
+    """The entry that a spec names, and the text of its settings."""
+    if in_file := FILE_SPEC.fullmatch(spec):
+        return _entry_in_file(in_file["path"], in_file["name"]), in_file["settings"] or ""
+    name, _, settings = spec.partition(":")
+    if name.endswith(".py"):
+        raise ValueError(f"{spec!r} names a file and no class in it; write {name}:Class, or {name}:Class:key=value")
+    entries = _load()
+    if name not in entries:
+        close = difflib.get_close_matches(name, entries, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        listing = " | ".join(entries[n].usage() for n in sorted(entries))
+        raise ValueError(f"no mechanism named {name!r}; {hint}the names and their settings: {listing}")
+    return entries[name], settings
+
+
+def _entry_in_file(path: str, name: str) -> Entry:
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no file {path}; a mechanism in a file is named as path/to/file.py:Class")
+    if not _new_files_allowed.get() and (file, name) not in _from_files:
+        raise ValueError(
+            f"a saved file asks for the mechanism {name} in {path}, which would run that file; if you trust it, "
+            f'call attnlab.mechanism("{path}:{name}") first'
+        )
+    cls = getattr(_run_file(file, file.stat().st_mtime_ns), name, None)
+    if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
+        raise ValueError(f"{path} has no mechanism named {name!r}: a mechanism is a subclass of attnlab.Mechanism")
+    entry = Entry(f"{path}:{name}", cls, (f"{path}:{name}",))
+    _from_files[file, name] = entry
+    return entry
+
+
+@functools.cache
+def _run_file(file: Path, changed: int) -> ModuleType:
+    """The file as a module; it is run again after it has ``changed``."""
+    # Entry points and attnlab's own mechanisms first, so that a name that is taken is an error in the user's file.
+    _load()
+    spec = importlib.util.spec_from_file_location(f"attnlab_user_{file.stem}", file)
+    assert spec is not None, f"{file} ends with .py"
+    assert spec.loader is not None, f"{file} ends with .py"
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up here.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @functools.cache
@@ -135,7 +207,7 @@ def _parse(rest: str, entry: Entry) -> dict[str, Any]:
 
 
 def _value(key: str, text: str, kind: str) -> Any:
-    """``text`` as the field's annotation wants it; alternatives such as ``int | str`` are tried in order."""
+    """``text`` as a value of the field's annotated type; alternatives such as ``int | str`` are tried in order."""
     if text.lower() == "none" and "None" in kind:
         return None
     if "bool" in kind and text.lower() in ("true", "false"):

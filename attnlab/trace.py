@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.provenance import write_atomic, write_json
-from attnlab.registry import mechanism, spec_of
+from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
 
 __all__ = ["Kind", "LayerTrace", "Trace"]
@@ -186,7 +186,7 @@ def _restore(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LayerTr
     def get(name: str | None) -> Any:
         return None if name is None else tensors[name]
 
-    mech = mechanism(entry["mechanism"])
+    mech = stored_mechanism(entry["mechanism"])
     if isinstance(mech, nn.Module):
         mech.load_state_dict({name: tensors[stored] for name, stored in entry["parameters"].items()})
     numbers = {name: entry[name] for name in ("causal", "offset", "scale")}

@@ -29,6 +29,7 @@ BELOW: dict[str, set[str]] = {
     "mechanisms": {"attention", "registry", "linalg"},
     "patterns": {"attention"},
     "trace": {"attention", "registry", "mechanisms"},
+    "conformance": {"attention", "registry", "mechanisms"},
     "data": set(),
     "models": CORE,
     "adapters": CORE | {"models", "training"},

@@ -79,11 +79,11 @@ def test_boundary_rows_are_uniform() -> None:
 def test_padding_is_as_if_it_were_not_there(name: str, keep: list[int]) -> None:
     text = [BEGIN, 5, STOP, 5, END]
     ids, mask = padded(text, keep)
-    found = dense(pattern_targets(name, ids, attention_mask=mask, tokens=TOKENS), keys=7)[0, 0]
+    targets = dense(pattern_targets(name, ids, attention_mask=mask, tokens=TOKENS), keys=7)[0, 0]
     seen = mask[0].bool()
-    assert_close(found[seen][:, seen], by_definition(name, text))
-    assert found[~seen].abs().sum() == 0
-    assert found[:, ~seen].abs().sum() == 0
+    assert_close(targets[seen][:, seen], by_definition(name, text))
+    assert targets[~seen].abs().sum() == 0
+    assert targets[:, ~seen].abs().sum() == 0
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -105,9 +105,9 @@ def test_a_decoder_sees_the_prefix_renormalised(name: str, by_mask: bool) -> Non
     expected = expected / total.masked_fill(total == 0, 1)
     n = len(text)
     how = {"mask": prefix(n)} if by_mask else {"causal": True}
-    found = pattern_targets(name, torch.tensor([text]), tokens=TOKENS, **how)
-    assert_close(dense(found, keys=n, visible=prefix(n))[0, 0], expected)
-    assert found.rows[0, 0].tolist() == (total[:, 0] > 0).tolist()
+    targets = pattern_targets(name, torch.tensor([text]), tokens=TOKENS, **how)
+    assert_close(dense(targets, keys=n, visible=prefix(n))[0, 0], expected)
+    assert targets.rows[0, 0].tolist() == (total[:, 0] > 0).tolist()
 
 
 def test_next_in_a_decoder_has_a_target_in_the_last_row_only() -> None:
@@ -156,14 +156,14 @@ def test_patterns_of_your_own() -> None:
     register_pattern("second", lambda ids: torch.tensor([[1, -1, 1, 1]]))
     register_pattern("drawn", lambda ids: torch.eye(ids.shape[1]).expand(len(ids), -1, -1))
 
-    def found(name: str) -> list[list[float]]:
+    def targets(name: str) -> list[list[float]]:
         return dense(pattern_targets(name, ids, attention_mask=mask), keys=4)[0, 0].tolist()
 
     nothing = [0.0] * 4
-    assert found("matrix") == [[0.75, 0.25, 0, 0], nothing, nothing, nothing]
-    assert found("even") == [[0.5, 0, 0.5, 0]] * 3 + [nothing]
-    assert found("second") == [[0, 1, 0, 0], nothing, [0, 1, 0, 0], nothing]
-    assert found("drawn") == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], nothing]
+    assert targets("matrix") == [[0.75, 0.25, 0, 0], nothing, nothing, nothing]
+    assert targets("even") == [[0.5, 0, 0.5, 0]] * 3 + [nothing]
+    assert targets("second") == [[0, 1, 0, 0], nothing, [0, 1, 0, 0], nothing]
+    assert targets("drawn") == [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], nothing]
     assert pattern_names()[-4:] == ["matrix", "even", "second", "drawn"]
 
 

@@ -1,16 +1,5 @@
-"""One tolerance per dtype, written once, and helpers that raise."""
+"""The tests compare with the tolerances of the conformance laws."""
 
-from __future__ import annotations
+from attnlab.conformance.tolerance import assert_close
 
-import torch
-from torch import Tensor
-
-RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-
-
-def assert_close(actual: Tensor, expected: Tensor, *, dtype: torch.dtype | None = None, what: str = "") -> None:
-    """Raise unless the two agree to the tolerance of ``dtype`` (of ``actual`` by default)."""
-    tolerance = RELATIVE[dtype or actual.dtype]
-    torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
-    )
+__all__ = ["assert_close"]

@@ -63,6 +63,11 @@ class Installed(Conversion):
     inputs: ModuleInputs = field(default_factory=dict)
     hook: Any = None
 
+    @property
+    def has_own_cache(self) -> bool:
+        """Whether the mechanism keeps a memory of its own in place of every key."""
+        return self.mechanism.make_cache(1, 0) is not None
+
 
 @dataclass(eq=False)
 class _OpenSite:
@@ -204,7 +209,7 @@ def argument_names(forward: Callable[..., Any]) -> list[str]:
 
 def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
     """The bounded memory that this module has in the model's cache; None if it has none."""
-    if cache is None or not hasattr(installed.mechanism, "make_cache"):
+    if cache is None or not installed.has_own_cache:
         return None
     from attnlab.adapters.memory_cache import memory_layer
 
@@ -322,5 +327,7 @@ def _with_handed_memory(installed: Installed, call: AttentionCall) -> AttentionC
             )
         call = replace(call, memory=installed.handed.pop(thread).to(call.q.dtype))
     if installed.hands_on is not None:
-        installed.hands_on[thread] = installed.mechanism.memory_after(call)  # type: ignore[attr-defined]
+        memory = installed.mechanism.memory_after(call)
+        assert memory is not None, "a mechanism that reads a memory makes one"
+        installed.hands_on[thread] = memory
     return call

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import Frame, Layers, Site, adapter_of, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.registry import mechanism
 from attnlab.trace import LayerTrace, Trace
 
@@ -30,7 +30,7 @@ def swap(
     attention. A model in training mode that drops attention weights is refused unless ``mech`` is softmax, whose
     dropout is the model's own, or ``dropout="skip"``.
     """
-    mech = beside(model, mechanism(mech))
+    mech = to_model_device(model, mechanism(mech))
     if dropout not in ("refuse", "skip"):
         raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")
     frame = Frame(mechanism=mech, skip_dropout=dropout == "skip")

@@ -107,7 +107,7 @@ def _grouped(chosen: list[Site], mechanisms: Mapping[str, Mechanism]) -> dict[st
     groups: dict[str, tuple[Mechanism, list[Site]]] = {}
     for site in chosen:
         mech = mechanisms[site.kind]
-        tied = getattr(mech, "tied_across_layers", not isinstance(mech, nn.Module))
+        tied = mech.tied_across_layers or not isinstance(mech, nn.Module)
         name = site.kind if tied else f"{site.kind}_{site.layer}"
         # A copy: another model, or another kind with other shapes, may be converted with the same object.
         groups.setdefault(name, (copying.deepcopy(mech), []))[1].append(site)

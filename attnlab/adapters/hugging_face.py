@@ -28,9 +28,9 @@ from attnlab.adapters.attention_function import (
 from attnlab.adapters.evict import KVPolicy, refuse_other_attention, refuse_padding
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.registry import mechanism, spec_of
+from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float, Int
 from attnlab.trace import Kind
 
@@ -137,7 +137,7 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
     groups: dict[str, tuple[Mechanism, list[Site]]] = {}
     try:
         for name, group in section["groups"].items():
-            groups[name] = (mechanism(group["mechanism"]), [sites[key] for key in group["layers"]])
+            groups[name] = (stored_mechanism(group["mechanism"]), [sites[key] for key in group["layers"]])
         drop_bias = section["bias"] == "drop"
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the conversion in this model's config cannot be read ({error!r})") from None
@@ -244,7 +244,7 @@ def _set_implementation(config: Any, name: str | None) -> None:
 def _install(model: nn.Module, groups: Groups, *, drop_bias: bool, example: Mapping[str, Any] | None) -> None:
     section = _config_section(groups, drop_bias=drop_bias)
     installed = [
-        (site.module, Installed(beside(model, mech), site.kind, site.layer, site.name, drop_bias))
+        (site.module, Installed(to_model_device(model, mech), site.kind, site.layer, site.name, drop_bias))
         for mech, sites in groups.values()
         for site in sites
     ]
@@ -283,7 +283,7 @@ def _connect_memories(installed: list[Installed]) -> None:
     by_place = {(conversion.kind, conversion.layer): conversion for conversion in installed}
     for (kind, layer), conversion in by_place.items():
         after = by_place.get((kind, layer + 1))
-        if after is not None and all(hasattr(one.mechanism, "memory_after") for one in (conversion, after)):
+        if after is not None and all(one.mechanism.reads_memory for one in (conversion, after)):
             conversion.hands_on = after.handed = {}
 
 

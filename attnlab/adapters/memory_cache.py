@@ -34,7 +34,7 @@ class MemoryLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Start with an empty memory."""
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.past = self.mechanism.make_cache(key_states.shape[0], 0)  # type: ignore[attr-defined]
+        self.past = self.mechanism.make_cache(key_states.shape[0], 0)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

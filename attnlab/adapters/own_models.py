@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnlab.adapters.evict import KeyRanking, KVPolicy, keep_positions, refuse_other_attention, refuse_padding
 from attnlab.adapters.protocol import Conversion, Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.mechanisms._device import beside
+from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import AttentionLayer, put_mechanism
 from attnlab.models.cache import Cache, KeyValueCache
@@ -85,7 +85,7 @@ class OwnModel(ModelAdapter):
         """Make the mechanisms submodules of their layers, and name them in the config."""
         model = self._transformer("be converted", "make it with these mechanisms in its config")
         config = _config_with(model, groups)
-        placed = [(_layer_of(site), beside(model, mech)) for mech, sites in groups.values() for site in sites]
+        placed = [(_layer_of(site), to_model_device(model, mech)) for mech, sites in groups.values() for site in sites]
         before = [(layer, layer.mechanism) for layer, _ in placed]
         first = next(model.parameters())
         for layer, mech in placed:

@@ -13,7 +13,7 @@ from torch import nn
 
 from attnlab.adapters.contexts import swap
 from attnlab.provenance import write_json
-from attnlab.registry import mechanism
+from attnlab.registry import mechanism, stored_mechanism
 
 __all__ = ["Plan", "swap_plan"]
 
@@ -51,6 +51,8 @@ class Plan:
         """The plan that ``to_json`` wrote."""
         if not isinstance(content, Mapping) or not isinstance(content.get("layers"), Mapping):
             raise ValueError('a plan is {"layers": {"0": "top-r:r=16", "cross 1": ...}}, got something else')
+        for spec in filter(lambda spec: isinstance(spec, str), content["layers"].values()):
+            stored_mechanism(spec)
         return Plan({_key(name): spec for name, spec in content["layers"].items()})
 
     def save(self, path: Path | str) -> Path:

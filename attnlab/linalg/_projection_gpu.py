@@ -1,9 +1,9 @@
-"""The projection of every head in one go: one Cholesky factorisation each, and no wait for the device on the way.
+"""The projection of every head on a GPU: one Cholesky factorisation each, without a wait of the host for the device.
 
 A batch of padded inputs has heads with more visible keys than dimensions, which need a basis of their values' columns,
-and heads with at most as many, where independent values make W_perp = W. Either is decided by a matrix of at most
-e x e, V^T V or V V^T over the visible keys, so the kernels treat both alike. What that cannot prove is ``doubtful``,
-for the careful way to decide.
+and heads with at most as many, where independent values make W_perp = W. A matrix of at most e x e
+decides either, V^T V or V V^T over the visible keys, so the kernels treat both alike. Heads for which it proves nothing
+are ``doubtful`` and go through ``projection`` instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = [
     "Projected",
     "Visible",
     "attend_heads",
-    "project_at_once",
     "project_heads",
-    "rank_at_once",
-    "serves_at_once",
+    "project_on_gpu",
+    "rank_of_independent_values",
+    "supports_gpu_projection",
     "visible_keys",
 ]
 
@@ -41,11 +41,11 @@ class Visible(NamedTuple):
 class Projected(NamedTuple):
     """W_perp; |W_perp V - O| / |O|, the share of |W|^2 that is gone, and 1 where that is in doubt."""
 
-    found: Float[Tensor, "n h q k"]
+    weights: Float[Tensor, "n h q k"]
     stats: Float[Tensor, "three n h"]
 
 
-def serves_at_once(w: Tensor, v: Tensor) -> bool:
+def supports_gpu_projection(w: Tensor, v: Tensor) -> bool:
     """Whether the kernels take these weights and values: on a GPU, not in float64, and with no gradient asked for."""
     if not v.is_cuda or v.dtype == torch.float64 or not v.numel() or not w.numel():
         return False
@@ -65,16 +65,16 @@ def _widest() -> int:
 
 
 def visible_keys(key_visible: Bool[Tensor, "b k"]) -> Visible:
-    """What the kernels need to know of the padding."""
+    """The padding as the kernels take it."""
     order = torch.argsort(~key_visible, dim=-1, stable=True)
     return Visible(key_visible.int(), key_visible.sum(-1), order)
 
 
-def attend_heads(*given: Any) -> None:
+def attend_heads(*arguments: Any) -> None:
     """Softmax attention that keeps W, in one launch: ``kernels.effective.attend_heads``."""
     from attnlab.kernels import effective
 
-    effective.attend_heads(*given)
+    effective.attend_heads(*arguments)
 
 
 def project_heads(
@@ -83,9 +83,9 @@ def project_heads(
     output: Float[Tensor, "n h q e"] | None,
     visible: Visible | None,
 ) -> Projected:
-    """W_perp of the items of one or several layers, whatever stands at hidden keys, and what is known of it.
+    """W_perp of the items of one or several layers, and how good it is; hidden keys may hold any numbers.
 
-    Where it is in doubt, it means nothing.
+    Where it is in doubt, W_perp has no meaning.
     """
     from attnlab.kernels import effective
 
@@ -93,18 +93,22 @@ def project_heads(
     return Projected(*effective.project_heads(w, v, output, visible, safe=SAFE_CONDITION, independent=limit))
 
 
-def rank_at_once(visible: Visible | None, *, b: int, n_k: int, e: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rank_of_independent_values(
+    visible: Visible | None, *, b: int, n_k: int, e: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """(rank of the values that an input's queries see, whether that makes W_perp = W), where there is no doubt."""
     counts = torch.full((b,), n_k, device=device) if visible is None else visible.counts
     return counts.clamp(max=e), counts <= e
 
 
-def project_at_once(
+def project_on_gpu(
     w: Float[Tensor, "b g r k"], v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b 1 k"] | None
 ) -> tuple[Float[Tensor, "b g r k"], Int[Tensor, "b g"], Bool[Tensor, "b g"], Bool[Tensor, "b g"]]:
     """(W_perp, rank, trivial, doubtful)."""
     visible = None if seen is None else visible_keys(seen[:, 0])
-    found, stats = project_heads(w, v, None, visible)
+    effective, stats = project_heads(w, v, None, visible)
     b, g, n_k, e = v.shape
-    rank, trivial = (t[:, None].expand(b, g) for t in rank_at_once(visible, b=b, n_k=n_k, e=e, device=v.device))
-    return found, rank, trivial, stats[2] > 0
+    rank, trivial = (
+        t[:, None].expand(b, g) for t in rank_of_independent_values(visible, b=b, n_k=n_k, e=e, device=v.device)
+    )
+    return effective, rank, trivial, stats[2] > 0

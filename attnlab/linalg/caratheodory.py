@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
+from attnlab.attention import chunk_budget
 from attnlab.linalg.tableau import Survivors, by_any_basis, by_heaviest_basis
 from attnlab.shapes import Bool, Float, Int
 
@@ -41,7 +42,7 @@ def caratheodory(
         return w
     if block is None:
         # On a CPU a block stays in the cache; the tableau of a row has size x size elements.
-        budget = 1 << 20 if w.device.type == "cpu" else 1 << 27
+        budget = chunk_budget(1 << 20 if w.device.type == "cpu" else 1 << 27)
         block = max(1, budget // (2 * size**2 + 8 * n_k * (w.device.type != "cpu")))
     lifted = torch.cat([values, values.new_ones(groups, n_k, 1)], -1)
     sums = (w @ lifted).flatten(0, 1)

@@ -201,7 +201,7 @@ def _spans(p: Prefixes, n_q: int) -> Iterator[_Span]:
 
 
 def _reach(p: Prefixes, hi: int) -> int:
-    """The keys that queries before ``hi`` see end here."""
+    """The number of keys that queries before ``hi`` can see."""
     return min(max(hi + p.offset, 0), p.x.shape[2])
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
@@ -94,17 +95,17 @@ def project(
     ``clean`` promises that weights and values are zero at hidden keys.
     """
     if rtol is None:
-        from attnlab.linalg._projection_gpu import project_at_once, serves_at_once
+        from attnlab.linalg._projection_gpu import project_on_gpu, supports_gpu_projection
 
-        if serves_at_once(w, v):
-            found, rank, trivial, doubtful = project_at_once(w, v, seen)
+        if supports_gpu_projection(w, v):
+            projected, rank, trivial, doubtful = project_on_gpu(w, v, seen)
             if not bool(doubtful.any()):
-                return found, rank, trivial
+                return projected, rank, trivial
             at = doubtful.any(1).nonzero()[:, 0]
             parts = _project_carefully(w[at], v[at], None if seen is None else seen[at], rtol, clean)
-            whole = zip((found, rank, trivial), parts, strict=True)
-            found, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
-            return found, rank, trivial
+            whole = zip((projected, rank, trivial), parts, strict=True)
+            projected, rank, trivial = (t.index_copy(0, at, part) for t, part in whole)
+            return projected, rank, trivial
     return _project_carefully(w, v, seen, rtol, clean)
 
 
@@ -141,7 +142,7 @@ def gathered_rows(
     v: Float[Tensor, "b g k e"], seen: Bool[Tensor, "b g q k"], rows: tuple[Tensor, ...]
 ) -> Iterator[tuple[tuple[Tensor, Tensor, Tensor], Int[Tensor, "p c"], Bool[Tensor, "p c"], Float[Tensor, "p c e"]]]:
     """The given (batch, head, query) rows in chunks: (rows, visible keys, which of them exist, their values)."""
-    size = max(1, ROWS_BUDGET // max(1, v.shape[2] * v.shape[3]))
+    size = max(1, chunk_budget(ROWS_BUDGET) // max(1, v.shape[2] * v.shape[3]))
     for bi, gi, qi in zip(*(t.split(size) for t in rows), strict=True):
         row = seen[bi, gi, qi]
         order = torch.argsort(~row, dim=-1, stable=True)[:, : max(1, int(row.sum(-1).max()))]
@@ -162,9 +163,9 @@ def project_rows(
     for (b, g, q), keys, exists, values in gathered_rows(v, seen, rows):
         at = keys[:, None].expand(-1, w.shape[2], -1)
         part = w[b, g, :, q].gather(-1, at)[:, None]
-        found, part_rank, part_trivial = project(part, values[:, None], exists[:, None], rtol=rtol)
+        projected, part_rank, part_trivial = project(part, values[:, None], exists[:, None], rtol=rtol)
         rank[b, g, q], trivial[b, g, q] = part_rank[:, 0], part_trivial[:, 0]
-        out[b, g, :, q] = torch.zeros_like(w[b, g, :, q]).scatter(-1, at, found[:, 0])
+        out[b, g, :, q] = torch.zeros_like(w[b, g, :, q]).scatter(-1, at, projected[:, 0])
 
 
 def whitened(v: Float[Tensor, "*b k e"], whiten: Float[Tensor, "*b e e"]) -> Float[Tensor, "*b k e"]:
@@ -179,7 +180,7 @@ def relative_threshold(dtype: torch.dtype, n: int) -> float:
 
 
 def independence_limit(dtype: torch.dtype, n: int, *, rtol: float | None = None) -> float:
-    """Values with a condition number below this one are linearly independent, whatever rounding did to them."""
+    """Values with a condition number below this are linearly independent in spite of their rounding."""
     return 1 / max(rtol or relative_threshold(dtype, n), 1e-6)
 
 

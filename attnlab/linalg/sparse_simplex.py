@@ -8,11 +8,12 @@ weights are exact: Wolfe's active set (1976) on the Gram matrix of v_i - o, in f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["sparse_simplex"]
@@ -28,8 +29,7 @@ CROWD = 64
 CPU_PAIRS, GPU_PAIRS = 1 << 19, 1 << 27
 
 
-@dataclass(frozen=True)
-class _Effort:
+class _Effort(NamedTuple):
     """Chains from the nearest and from the heaviest points, and how many points get a closer look at each slot."""
 
     chains: int
@@ -39,8 +39,7 @@ class _Effort:
 EFFORT, EFFORT_CROWDED = _Effort(chains=12, promising=CROWD), _Effort(chains=2, promising=16)
 
 
-@dataclass
-class _Problem:
+class _Problem(NamedTuple):
     """m problems: points (m's own group of k), targets, who may be chosen, |v_i - o|^2, how many get a closer look."""
 
     points: Float[Tensor, "g k e"]
@@ -55,8 +54,7 @@ class _Problem:
         return _Problem(self.points, target, seen, far, self.promising)
 
 
-@dataclass
-class _Solution:
+class _Solution(NamedTuple):
     """Chosen points, which slots are filled, weights, and the squared error."""
 
     keys: Int[Tensor, "g n s"]
@@ -80,13 +78,13 @@ def sparse_simplex(
     limit = CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS
     # A row's effort depends on that row alone, whatever it shares a batch with.
     for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
-        at_once = max(1, limit // max(1, points.shape[0] * points.shape[1] * 2 * effort.chains))
+        at_once = max(1, chunk_budget(limit // (2 * effort.chains)) // max(1, points.shape[0] * points.shape[1]))
         for columns in rows.any(0).nonzero().squeeze(1).split(at_once):
             at = (slice(None), columns)
-            found = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
+            best = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
             take = rows[at].unsqueeze(-1)
-            keys[at] = torch.where(take, found.keys, keys[at])
-            beta[at] = torch.where(take, found.beta, beta[at])
+            keys[at] = torch.where(take, best.keys, keys[at])
+            beta[at] = torch.where(take, best.beta, beta[at])
     return keys, beta
 
 
@@ -97,7 +95,9 @@ def _search(target: Tensor, points: Tensor, seen: Tensor, alpha: Tensor, r: int,
     nearest = _first(problem.far, effort.chains)
     best = _alone(problem, nearest[..., :1])
     # Chains keep their first point while they grow, so that their ends differ.
-    anchors = torch.cat([nearest, heaviest[..., : effort.chains]], -1)
+    # With no more points than chains, the heaviest are the nearest in another order.
+    few = points.shape[1] <= effort.chains
+    anchors = nearest if few else torch.cat([nearest, heaviest[..., : effort.chains]], -1)
     copies = anchors.shape[-1]
     many = problem.repeat(copies)
     chain = _alone(many, anchors.flatten(1).unsqueeze(-1))
@@ -126,11 +126,11 @@ def _alone(problem: _Problem, keys: Int[Tensor, "g n 1"]) -> _Solution:
 def _best_of(s: _Solution, copies: int) -> _Solution:
     """The best of each problem's copies."""
     error, which = s.error.view(s.error.shape[0], -1, copies).min(-1)
-
-    def take(t: Tensor) -> Tensor:
-        return t.view(*which.shape, copies, t.shape[-1]).take_along_dim(which[..., None, None], 2).squeeze(2)
-
-    return _Solution(take(s.keys), take(s.filled), take(s.beta), error)
+    keys, filled, beta = (
+        t.view(*which.shape, copies, t.shape[-1]).take_along_dim(which[..., None, None], 2).squeeze(2)
+        for t in (s.keys, s.filled, s.beta)
+    )
+    return _Solution(keys, filled, beta, error)
 
 
 def _widen(s: _Solution) -> _Solution:
@@ -178,14 +178,12 @@ def _try_slot(problem: _Problem, s: _Solution, slot: Int[Tensor, "g n 1"]) -> _S
         promise, place = _with_whole_support(problem, rest, some, gain).topk(tried, dim=-1)
         keys = some.gather(-1, place)
 
-    def copies(t: Tensor) -> Tensor:
-        return t.repeat_interleave(tried, 1)
-
-    at = copies(slot)
-    other = copies(s.keys).scatter(-1, at, keys.flatten(1).unsqueeze(-1))
-    filled = copies(without).scatter(-1, at, (promise > 0).flatten(1).unsqueeze(-1))
-    found = _refit(problem.points, copies(problem.target), other, filled, copies(rest.beta))
-    return _better(s, _best_of(found, tried))
+    at, chosen, filled, target, beta = (
+        t.repeat_interleave(tried, 1) for t in (slot, s.keys, without, problem.target, rest.beta)
+    )
+    chosen = chosen.scatter(-1, at, keys.flatten(1).unsqueeze(-1))
+    filled = filled.scatter(-1, at, (promise > 0).flatten(1).unsqueeze(-1))
+    return _better(s, _best_of(_refit(problem.points, target, chosen, filled, beta), tried))
 
 
 def _gain(problem: _Problem, s: _Solution) -> Float[Tensor, "g n k"]:

@@ -1,7 +1,7 @@
 """Two ways to write a sum of c points in R^a on a of them: one pass over the columns of a simplex tableau, batched.
 
-A column outside the basis is a combination of the basis. It gives its weight to the basis until it has none left, or
-until a member of the basis has none: then it takes that member's place.
+A column outside the basis is a combination of the basis. Its weight moves to the basis until none is left, or until the
+weight of a basis column reaches zero: then it replaces that column.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def by_heaviest_basis(x: Float[Tensor, "m c a"]) -> Survivors:
         column, low, place = tableau[:, j], lowest[j], places[j]
         torch.div(column, share, out=ratio)
         torch.min(ratio, -1, keepdim=True, out=(low, place))
-        # Minus the part of the column that is given away: all of it where nobody loses more than he has.
-        given = low.clamp_max(-1).reciprocal_()
-        share.addcmul_(given, column, value=-1).clamp_min_(TINY)
-        share.scatter_add_(1, place, given + 1)
+        # Minus the part of the column that the basis takes over: all of it unless a share would become negative.
+        taken = low.clamp_max(-1).reciprocal_()
+        share.addcmul_(taken, column, value=-1).clamp_min_(TINY)
+        share.scatter_add_(1, place, taken + 1)
         rest = tableau[:, j + 1 :]
         pivot = column.gather(1, place).masked_fill_(low >= -1, torch.inf)
         column.scatter_add_(1, place, minus)
         line = rest.gather(2, place.unsqueeze(1).expand(-1, rest.shape[1], 1)).squeeze(2).div_(pivot)
         rest.addcmul_(line.unsqueeze(-1), column.unsqueeze(1), value=-1)
-    # Of the columns that came to a place, the last one is there.
-    came = torch.where(lowest < -1, torch.arange(size, c, device=x.device).view(-1, 1, 1), 0)
-    return Survivors(which.scatter_reduce_(1, places.squeeze(2).T, came.squeeze(2).T, "amax"), share)
+    # The last column that entered the basis at a place is the one that stays there.
+    entered = torch.where(lowest < -1, torch.arange(size, c, device=x.device).view(-1, 1, 1), 0)
+    return Survivors(which.scatter_reduce_(1, places.squeeze(2).T, entered.squeeze(2).T, "amax"), share)
 
 
 def by_any_basis(x: Float[Tensor, "m c a"]) -> Survivors:
@@ -64,25 +64,25 @@ def by_any_basis(x: Float[Tensor, "m c a"]) -> Survivors:
     free = torch.ones_like(held, dtype=torch.bool)
     which = torch.zeros(m, size, dtype=torch.long, device=x.device)
     for j in range(c):
-        column, mine = tableau[:, j].clone(), weight[:, j]
+        column, own_weight = tableau[:, j].clone(), weight[:, j]
         real = column.masked_fill(free, 0)
         ratio = held / real
         # Down: the column gives weight away, until it is empty or a member of the basis with a negative share is.
         t_down, row_down = torch.where(real < -1e-12, -ratio, torch.inf).min(-1)
         # Up: it takes weight, until a member with a positive share is empty.
         t_up, row_up = torch.where(real > 1e-12, ratio, torch.inf).min(-1)
-        empty = t_down >= mine
+        empty = t_down >= own_weight
         # The larger pivot of the two is the one to divide by.
         down = (column[at, row_down].abs() >= column[at, row_up]) | t_up.isinf()
-        step = torch.where(empty, mine, torch.where(down, t_down, -t_up))
+        step = torch.where(empty, own_weight, torch.where(down, t_down, -t_up))
         largest, free_row = column.abs().masked_fill(~free, -1).max(-1)
-        joins = (largest > RANK_TOLERANCE) & (mine > 0)
+        joins = (largest > RANK_TOLERANCE) & (own_weight > 0)
         row = torch.where(joins, free_row, torch.where(down, row_down, row_up))
-        enters = (~empty | joins) & (mine > 0)
-        step = torch.where(joins | (mine == 0), 0, step)
+        enters = (~empty | joins) & (own_weight > 0)
+        step = torch.where(joins | (own_weight == 0), 0, step)
         free[at[joins], free_row[joins]] = False
         held = (held + step.unsqueeze(-1) * real).clamp_min_(0)
-        held[at, row] = torch.where(enters, mine - step, held[at, row])
+        held[at, row] = torch.where(enters, own_weight - step, held[at, row])
         which[at, row] = torch.where(enters, j, which[at, row])
         pivot = torch.where(enters, column[at, row], torch.inf).unsqueeze(-1)
         rest = tableau[:, j + 1 :]

@@ -1,8 +1,9 @@
-"""Where a mechanism's parameters are, beside the model that it attends in; and in what precision it computes."""
+"""What a mechanism needs to know of its device: where the model is, autocast, and whether Triton's kernels may run."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,21 +11,43 @@ from torch import Tensor, nn
 
 from attnlab.attention import Mechanism
 
-__all__ = ["beside", "unrounded"]
+__all__ = ["kernels_may_run", "no_autocast", "to_model_device", "without_kernels"]
+
+# Lowered by ``without_kernels``.
+_kernels_allowed = True
 
 
-def beside(model: nn.Module, mech: Mechanism) -> Mechanism:
-    """The mechanism, with what it learned before its first call (Linformer's matrix) on the model's device."""
+def to_model_device(model: nn.Module, mech: Mechanism) -> Mechanism:
+    """The mechanism, with the parameters it has before its first call (Linformer's matrix) on the model's device."""
     first = next(model.parameters(), None)
     if isinstance(mech, nn.Module) and first is not None:
         mech.to(first.device)
     return mech
 
 
-def unrounded(t: Tensor) -> AbstractContextManager[Any]:
-    """Inside, autocast does not round to half precision what is computed where ``t`` is."""
+def no_autocast(t: Tensor) -> AbstractContextManager[Any]:
+    """Inside, autocast does not round to half precision what is computed on the device of ``t``."""
     kind = t.device.type
     # The meta device knows no autocast.
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def kernels_may_run() -> bool:
+    """Whether Triton is installed and this is not inside ``without_kernels``."""
+    from attnlab.kernels import AVAILABLE
+
+    return AVAILABLE and _kernels_allowed
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inside, mechanisms compute by torch's own operations, for instance where a transform has no rule for kernels."""
+    global _kernels_allowed
+    before = _kernels_allowed
+    try:
+        _kernels_allowed = False
+        yield
+    finally:
+        _kernels_allowed = before

@@ -37,16 +37,16 @@ def effective_map(
     if mask is not None:
         seen = _row_visibility(mask, key_visible, causal=causal, offset=offset)
         v = v.masked_fill(~seen.any(2)[..., None], 0)
-        found, rank, trivial = _each_row(w, v, seen.expand(b, v.shape[1], n_q, n_k), rtol)
+        effective, rank, trivial = _each_row(w, v, seen.expand(b, v.shape[1], n_q, n_k), rtol)
     elif causal and n_k and n_q:
-        found, rank, trivial = prefix_map(w, _until(v, n_q + offset), key_visible, offset, rtol)
+        effective, rank, trivial = prefix_map(w, _until(v, n_q + offset), key_visible, offset, rtol)
     else:
         shared = None if key_visible is None else key_visible[:, None]
         flat, rank, trivial = project(w.flatten(2, 3), v, shared, rtol=rtol, clean=True)
-        found = flat.unflatten(2, (groups, n_q))
+        effective = flat.unflatten(2, (groups, n_q))
         rank, trivial = (t[..., None].expand(b, v.shape[1], n_q) for t in (rank, trivial))
     rank, trivial = (repeat_groups(t, groups) for t in (rank, trivial))
-    return ungrouped(found).to(weights.dtype), rank, trivial
+    return ungrouped(effective).to(weights.dtype), rank, trivial
 
 
 def _row_visibility(mask: Tensor, key_visible: Tensor | None, *, causal: bool, offset: int) -> Tensor:
@@ -60,7 +60,7 @@ def _row_visibility(mask: Tensor, key_visible: Tensor | None, *, causal: bool, o
 
 
 def _until(v: Tensor, end: int) -> Tensor:
-    """Values that no query reaches set to zero, so that nothing there can spread."""
+    """Values that no query sees set to zero, so that NaN or infinity in them cannot spread."""
     if end >= v.shape[2]:
         return v
     ahead = torch.arange(v.shape[2], device=v.device) >= end

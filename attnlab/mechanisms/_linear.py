@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._device import unrounded
+from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = ["FeatureMap", "Gate", "LinearCache", "StepMap", "divided", "linear_attention"]
@@ -99,13 +99,11 @@ class LinearCache:
 
 
 def _in_one_launch(call: AttentionCall, state: Tensor) -> bool:
-    """Whether a kernel takes this call: one query, at most one new key, on a GPU, and nobody asks for gradients."""
+    """Whether a kernel takes this call: one query, at most one new key, on a GPU, and no gradients are needed."""
     n_q, n_k = call.sizes[2:]
     if not call.q.is_cuda or n_q != 1 or n_k > 1 or call.offset or torch.is_grad_enabled():
         return False
-    from attnlab.kernels import AVAILABLE
-
-    if not AVAILABLE or torch.compiler.is_compiling():
+    if not kernels_may_run() or torch.compiler.is_compiling():
         return False
     from attnlab.kernels.decoding import serves_step
 
@@ -128,17 +126,17 @@ def _continued(
     kind = torch.promote_types(call.q.dtype, torch.float32)
     call = hide_unseen(call)
     # Autocast would round the running sums to half precision at every chunk.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         sums = _Sums(call, phi_k, gate, kind)
         queries = grouped(call.q, call.groups).to(kind)
         run = _causal if call.causal else _bidirectional
-        top, state = run(queries, sums, phi, call.offset, chunk, state)
+        top, state = run(queries, sums, phi, call.offset, chunk_length(chunk), state)
         out = divided(top[..., :-1], top[..., -1:], least=least)
     return ungrouped(out).to(call.q.dtype), state
 
 
 def divided(values: Float[Tensor, "... e"], total: Float[Tensor, "... 1"], *, least: float) -> Float[Tensor, "... e"]:
-    """What keys sum up to over their weights, or over ``least`` where that is more; nothing where there is no key."""
+    """Sums of values over the sum of their weights, or over ``least`` if that is more; 0 where no key is seen."""
     if least:
         return values / total.clamp(min=least)
     return (values / total.masked_fill(total == 0, 1)).masked_fill(total == 0, 0)
@@ -209,7 +207,7 @@ def _causal(
         ahead = torch.ones(fq.shape[3], fk.shape[3], dtype=torch.bool, device=q.device).triu(1)
         kappa, of_state = (fq @ fk.mT).masked_fill(ahead, 0), fq @ state
         if left is not None and left.shape[-1]:
-            # A query after the last key reads what that one left.
+            # A query after the last key reads the state after that key.
             at = torch.cat([left, left[..., -1:].expand(*left.shape[:3], fq.shape[3] - left.shape[3])], -1)
             fade = (at.unsqueeze(-1) - left.unsqueeze(-2)).masked_fill(ahead, 0)
             kappa, of_state = kappa * fade.exp(), of_state * at.exp().unsqueeze(-1)

@@ -49,7 +49,7 @@ class AbcCluster(SlotMechanism):
 def cluster(
     k: Float[Tensor, "b g k d"], seen: Bool[Tensor, "b k"], clusters: int, *, rounds: int
 ) -> Int[Tensor, "b g k"]:
-    """Each key's cluster; what that of an unseen key is does not matter, nor does the key."""
+    """The cluster of each key; unseen keys have no influence, and theirs has no meaning."""
     b, g, n_k, _ = k.shape
     if n_k == 0:
         return torch.zeros(b, g, 0, dtype=torch.long, device=k.device)

@@ -15,7 +15,7 @@ from attnlab.shapes import Float, Int
 __all__ = ["AbcCompressive"]
 
 
-@register("abc-compressive", examples=("abc-compressive:slots=3", "abc-compressive:slots=3,length=31"))
+@register("abc-compressive", examples=("abc-compressive:slots=3", "abc-compressive:slots=3,length=601"))
 @dataclass(frozen=True)
 class AbcCompressive(SlotMechanism):
     """phi_i = e_{floor((i - 1) / c) + 1} / c with c = ceil(N / n) (ABC, Eq. 14).

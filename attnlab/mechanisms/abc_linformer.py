@@ -16,7 +16,7 @@ from attnlab.shapes import Float, Int
 __all__ = ["AbcLinformer"]
 
 
-@register("abc-linformer", examples=("abc-linformer:slots=3,length=31",))
+@register("abc-linformer", examples=("abc-linformer:slots=3,length=601",))
 @dataclass(eq=False)
 class AbcLinformer(SlotMechanism, nn.Module):
     """phi_t = column t of a learned n x N matrix W^LF (ABC, Eq. 6), one matrix for keys, values and all heads.
@@ -38,16 +38,12 @@ class AbcLinformer(SlotMechanism, nn.Module):
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
             raise ValueError(f"length must be an int of at least 1 (Linformer's N), got {self.length!r}")
         nn.Module.__init__(self)
+        self.tied_across_layers = self.tied
         start = torch.randn(
             self.length, self.slots, generator=torch.Generator("cpu").manual_seed(self.seed), device="cpu"
         )
-        # The memory is of the order of one key, whatever N.
+        # Scaled so that a slot is about as large as one key for every N.
         self.weight = nn.Parameter((start * self.length**-0.5).to(torch.get_default_device()))
-
-    @property
-    def tied_across_layers(self) -> bool:
-        """Whether a model's layers share this object."""
-        return self.tied
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """The columns of the tokens' places."""

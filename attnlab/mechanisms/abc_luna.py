@@ -26,6 +26,7 @@ class MemoryMechanism(SlotMechanism, nn.Module):
     first: nn.Parameter | None
     normalise = "read"
     sparse = False
+    reads_memory = True
 
     def cannot(self) -> dict[str, str]:
         return {
@@ -43,7 +44,7 @@ class MemoryMechanism(SlotMechanism, nn.Module):
             raise ValueError(f"the control needs the input of every key, got x for {x.shape[1]} of {call.k.shape[2]}")
         kind = torch.promote_types(x.dtype, torch.float32)
         if x.shape[1] == 0:
-            # A cross-attention's later steps bring nothing to write.
+            # The later steps of a cross-attention have no new keys.
             return x.new_zeros(x.shape[0], 0, self.slots, dtype=kind)
         return x.to(kind) @ self._memory(call).to(kind).mT * x.shape[-1] ** -0.5
 

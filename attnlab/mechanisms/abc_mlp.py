@@ -60,6 +60,7 @@ class AbcMlp(SlotMechanism, nn.Module):
         if self.gate and self.normalise != "read":
             raise ValueError(f"gate needs normalise='read': the sum of alpha must fade too, got {self.normalise!r}")
         nn.Module.__init__(self)
+        self.tied_across_layers = self.tied
         self.weight: nn.Parameter | None
         self.gate_weight: nn.Parameter | None
         self.gate_bias: nn.Parameter | None
@@ -67,13 +68,8 @@ class AbcMlp(SlotMechanism, nn.Module):
             self.register_parameter(name, None)
 
     @property
-    def tied_across_layers(self) -> bool:
-        """Whether a model's layers share this object."""
-        return self.tied
-
-    @property
     def sparse(self) -> bool:
-        """Whether a slot may stay empty beside one that does not."""
+        """Whether one slot may stay empty while another does not."""
         return self.activation == "relu"
 
     def cannot(self) -> dict[str, str]:

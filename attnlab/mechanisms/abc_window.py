@@ -62,7 +62,7 @@ class QueueMechanism(Mechanism):
             parts.append(checkpoint(self._read, *arguments, use_reentrant=False) if again else self._read(*arguments))
         return torch.cat(parts, 2)
 
-    def make_cache(self, batch: int, _capacity: int) -> QueueCache:
+    def make_cache(self, batch: int, capacity: int) -> QueueCache:
         """An empty past of constant size."""
         return QueueCache(batch)
 
@@ -96,9 +96,10 @@ class QueueCache:
         self.visible: Tensor | None = None
 
     def attend(
-        self, mechanism: QueueMechanism, call: AttentionCall, *, key_visible: Tensor | None
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
     ) -> tuple[AttentionCall, Tensor]:
-        """Push the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        """Push the call's keys, all new, and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, QueueMechanism), "a queue holds the past of a mechanism with a queue"
         if call.q.shape[0] != self.batch:
             raise ValueError(
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
@@ -111,11 +112,11 @@ class QueueCache:
             old = self.k.shape[2]
             k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
             seen = torch.cat([self.visible, seen], 1)
-        # Of the queue's keys it is not kept what they were made from.
+        # The queue keeps keys and values, not the x that they were made from.
         x = None if old else call.x
         full = replace(call, k=k, v=v, x=x, key_visible=seen, offset=old if call.causal else 0)
         out = mechanism(full)
-        # Visible keys last, in order; what then lies before the queue's reach is forgotten.
+        # Visible keys last, in order; keys beyond the length of the queue are dropped.
         length = (mechanism.slots - 1) * mechanism.stride + 1
         kept = seen.to(torch.int8).argsort(dim=-1, stable=True)[:, -length:]
         self.k, self.v = (_gathered(t, kept[:, None])[:, :, 0, 0] for t in (k, v))

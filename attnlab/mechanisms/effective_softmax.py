@@ -24,7 +24,7 @@ class EffectiveSoftmax(Mechanism):
     """
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        found, _, _ = effective_map(
+        weights, _, _ = effective_map(
             Softmax().reference(call),
             call.v,
             key_visible=call.key_visible,
@@ -32,7 +32,7 @@ class EffectiveSoftmax(Mechanism):
             offset=call.offset,
             mask=call.mask,
         )
-        return found
+        return weights
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         return Softmax().forward(call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,16 +72,15 @@ class Kernelized(Mechanism):
             return linear_attention(call, _pairs, chunk=256)
         return super().forward(call)
 
-    @property
-    def make_cache(self) -> Callable[[int, int], LinearCache]:
-        """An empty past of constant size, for the kernel that has one: elu."""
+    def make_cache(self, batch: int, capacity: int) -> LinearCache | None:
+        """An empty memory of constant size for elu; the other kernels need every key."""
         if self.kernel != "elu":
-            raise AttributeError(f"the {self.kernel} kernel keeps every key; only elu has a past of constant size")
-        return lambda batch, _capacity: LinearCache(batch, _elu_maps, step_map=lambda c: StepMap("elu", _root(c)))
+            return None
+        return LinearCache(batch, _elu_maps, step_map=lambda c: StepMap("elu", _root(c)))
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows come up to a positive factor, lest they overflow."""
+    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows are scaled so that they do not overflow."""
     call = hide_unseen(call)
     q, k, seen = grouped(call.q, call.groups), call.k.unsqueeze(2), visible(call)
     if mech.kernel == "elu":

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores
+from attnlab.attention import AttentionCall, Mechanism, chunk_budget, hide_unseen, query_chunks, repeat_groups, scores
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
@@ -69,8 +69,8 @@ def _weights(
     """W proportional to hits times kappa: a key met in several rounds counts several times."""
     s = scores(call)
     hits = torch.zeros_like(s)
-    for mine, theirs in zip(of_queries, of_keys, strict=True):
-        behind = mine.unsqueeze(-1) - theirs.unsqueeze(-2)
+    for query_chunk, key_chunk in zip(of_queries, of_keys, strict=True):
+        behind = query_chunk.unsqueeze(-1) - key_chunk.unsqueeze(-2)
         hits += (behind >= 0) & (behind <= 1)
     return softmax(s + hits.log_())
 
@@ -102,7 +102,7 @@ def _chunks(mech: Lsh, call: AttentionCall) -> tuple[Int[Tensor, "t b h q"], Int
 def _hash(x: Float[Tensor, "b h n d"], R: Float[Tensor, "c d"], chunks: Int[Tensor, " b"]) -> Int[Tensor, "b h n"]:
     """argmax([-R x; R x]) over the first ``chunks`` rows of R: C = 2 L / B values for a row of length L."""
     idle = (torch.arange(R.shape[0], device=x.device) >= chunks[:, None])[:, None, None, None, :]
-    size = max(1, CPU_CHUNK // max(1, x.shape[0] * x.shape[1] * R.shape[0]))
+    size = max(1, chunk_budget(CPU_CHUNK) // max(1, x.shape[0] * x.shape[1] * R.shape[0]))
     hashes = []
     for part in x.split(size, dim=2):
         projected = part.double() @ R.mT

@@ -10,13 +10,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
+from attnlab.attention import (
+    AttentionCall,
+    Mechanism,
+    chunk_length,
+    grouped,
+    hide_unseen,
+    normalise,
+    ungrouped,
+    visible,
+)
 from attnlab.registry import register
 from attnlab.shapes import Float
 
 __all__ = ["Orf", "random_features"]
 
 VARIANTS = ("as-written", "corrected")
+# Tokens whose features are held at once.
+CHUNK, CAUSAL_CHUNK = 512, 64
 
 
 @register("orf", examples=("orf:features=64", "orf:features=16,variant=as-written"))
@@ -119,8 +130,9 @@ Queries = Callable[[int, int], Tensor]
 Keys = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-def _state_of(keys: Keys, n: int, chunk: int) -> _State:
+def _state_of(keys: Keys, n: int) -> _State:
     """The state of the first n keys."""
+    chunk = chunk_length(CHUNK)
     log_k, values = keys(0, min(n, chunk))
     sums = values.new_zeros(*values.shape[:3], log_k.shape[-1], values.shape[-1])
     state = _State(sums, log_k.new_full((*log_k.shape[:3], 1, 1), -torch.inf)).with_keys(log_k, values)
@@ -129,18 +141,18 @@ def _state_of(keys: Keys, n: int, chunk: int) -> _State:
     return state
 
 
-def _whole(queries: Queries, keys: Keys, call: AttentionCall, chunk: int = 512) -> Tensor:
-    state = _state_of(keys, call.k.shape[2], chunk)
-    n_q = call.q.shape[2]
+def _whole(queries: Queries, keys: Keys, call: AttentionCall) -> Tensor:
+    state = _state_of(keys, call.k.shape[2])
+    n_q, chunk = call.q.shape[2], chunk_length(CHUNK)
     parts = [queries(lo, min(n_q, lo + chunk)) @ state.sums for lo in range(0, max(1, n_q), chunk)]
     return torch.cat(parts, 3)
 
 
-def _causal(queries: Queries, keys: Keys, call: AttentionCall, chunk: int = 64) -> Tensor:
+def _causal(queries: Queries, keys: Keys, call: AttentionCall) -> Tensor:
     """Chunks of queries; the state carries its own stabiliser, the maximum over the keys already in it."""
     n_q, n_k, offset = call.q.shape[2], call.k.shape[2], call.offset
     lead, blind = max(0, min(offset, n_k)), max(0, min(-offset, n_q))
-    state = _state_of(keys, lead, 512)
+    state, chunk = _state_of(keys, lead), chunk_length(CAUSAL_CHUNK)
     nothing = queries(0, blind)
     parts = [nothing.new_zeros(*nothing.shape[:-1], state.sums.shape[-1])]
     for lo in range(blind, n_q, chunk):

@@ -37,7 +37,7 @@ class PerHead(Mechanism):
                 raise ValueError(f"a head attends by a mechanism without parameters or heads of its own, got {part!r}")
         merged = {law: reason for part in reversed(self.parts) for law, reason in part.exempt.items()}
         object.__setattr__(self, "exempt", merged)
-        object.__setattr__(self, "whole_queries", any(getattr(part, "whole_queries", False) for part in self.parts))
+        object.__setattr__(self, "whole_queries", any(part.whole_queries for part in self.parts))
 
     @cached_property
     def parts(self) -> tuple[Mechanism, ...]:
@@ -67,9 +67,11 @@ class PerHead(Mechanism):
             by_mechanism.setdefault(self.parts[head % len(self.parts)], []).append(head)
         if len(by_mechanism) == 1:
             return attend(self.parts[0], call)
-        found = torch.cat([attend(part, _of_heads(call, own)) for part, own in by_mechanism.items()], dim=1)
-        order = torch.tensor([head for own in by_mechanism.values() for head in own], device=found.device)
-        return found.index_select(1, order.argsort())
+        by_mechanism_order = torch.cat(
+            [attend(part, _of_heads(call, own)) for part, own in by_mechanism.items()], dim=1
+        )
+        order = torch.tensor([head for own in by_mechanism.values() for head in own], device=by_mechanism_order.device)
+        return by_mechanism_order.index_select(1, order.argsort())
 
 
 def per_head(specs: list[str]) -> str:

@@ -97,7 +97,7 @@ class Rfa(Mechanism, nn.Module):
         """Linear in the keys."""
         return linear_attention(call, self._phi, gate=self._gate(call), least=self.least)
 
-    def make_cache(self, batch: int, _capacity: int) -> LinearCache:
+    def make_cache(self, batch: int, capacity: int) -> LinearCache:
         """An empty past of constant size."""
         return LinearCache(
             batch, lambda _: (self._phi, self._phi), self._gate, least=self.least, step_map=self._step_map

@@ -56,7 +56,7 @@ class T2R(Mechanism, nn.Module):
         """Linear in the keys."""
         return linear_attention(call, *self._maps(call))
 
-    def make_cache(self, batch: int, _capacity: int) -> LinearCache:
+    def make_cache(self, batch: int, capacity: int) -> LinearCache:
         """An empty past of constant size."""
         return LinearCache(batch, self._maps, step_map=lambda c: StepMap("relu", 1.0, *self._parameters_for(c)))
 

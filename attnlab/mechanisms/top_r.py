@@ -82,7 +82,7 @@ def _weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
 
 
 def _sparse_weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """``_weights`` with the softmax over the kept scores alone; a tie at the last place goes the long way."""
+    """``_weights`` with the softmax over the kept scores alone; a tie at the last place goes through ``_weights``."""
     s, r = scores(call), mech.r
     if r >= s.shape[-1]:
         return _weights(mech, call)

@@ -13,7 +13,7 @@ from attnlab.shapes import Float
 
 __all__ = ["Position", "Uniform"]
 
-UNREAD = {"keys_hidden_from_all_may_be_nan": "queries and keys are not read, so that there is no gradient to ask for"}
+UNREAD = {"keys_hidden_from_all_may_be_nan": "queries and keys are not read, so the output has no gradient by them"}
 
 
 @register("uniform")

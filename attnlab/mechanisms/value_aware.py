@@ -31,9 +31,9 @@ class ValueAware(Mechanism):
     """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).
 
     r = 1 is Eq. 3. From r = d + 1 on (d the width of a value) the output is exact by Caratheodory's theorem, so that
-    ``forward`` computes it as such; the at most d + 1 keys that carry it are found when ``weights`` asks for them.
-    Between the two, which the paper leaves open, a search finds the support (``_sparse_simplex``): its error never
-    grows with r and is never above that of r = 1 or of the top r keys weighted best. Only visible keys are chosen;
+    ``forward`` computes it as such; the at most d + 1 keys that carry it are computed by ``weights`` only. Between the
+    two, which the paper leaves open, a search finds the support (``linalg.sparse_simplex``): its error never grows with
+    r and is never above that of r = 1 or of the top r keys weighted best. Only visible keys are chosen;
     fewer than r of them: all are used. Between equally near values the lowest index wins.
 
     >>> ValueAware(r=1)
@@ -165,13 +165,13 @@ def _with_gradient(
 
     P V (V^T beta - o) = 0 with P the projection on sum zero, so d beta = (P V V^T P)^+ P d[V (o - V^T beta)].
     """
-    here = v[torch.arange(v.shape[0], device=v.device)[:, None, None], keys]
+    chosen = v[torch.arange(v.shape[0], device=v.device)[:, None, None], keys]
     on = (beta > 0).to(beta.dtype)
     P = torch.diag_embed(on) - on.unsqueeze(-1) * on.unsqueeze(-2) / on.sum(-1).clamp_min(1)[..., None, None]
-    fixed = here.detach()
+    fixed = chosen.detach()
     inverse = torch.linalg.pinv(P @ fixed @ fixed.mT @ P, hermitian=True, rtol=1e-10) @ P
-    left = o - (beta.unsqueeze(-2) @ here).squeeze(-2)
-    step = (inverse @ (here @ left.unsqueeze(-1))).squeeze(-1)
+    left = o - (beta.unsqueeze(-2) @ chosen).squeeze(-2)
+    step = (inverse @ (chosen @ left.unsqueeze(-1))).squeeze(-1)
     return beta + step - step.detach()
 
 

@@ -70,11 +70,11 @@ class Window(Mechanism):
         after: int,
     ) -> Float[Tensor, "b h c e"]:
         n_k = call.k.shape[2]
-        mine = of_queries[:, lo:hi]
+        query_places = of_queries[:, lo:hi]
         width = min(n_k, hi - lo + before + after)
-        first = (mine[:, :1] - before).clamp(0, n_k - width)
+        first = (query_places[:, :1] - before).clamp(0, n_k - width)
         reach = order.gather(1, first + torch.arange(width, device=order.device))
-        near = self._near(call, mine[:, :, None], of_keys.gather(1, reach)[:, None, :])[:, None]
+        near = self._near(call, query_places[:, :, None], of_keys.gather(1, reach)[:, None, :])[:, None]
         k, v = (t.gather(2, reach[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (call.k, call.v))
         s = ungrouped(call.softmax_scale * grouped(call.q[:, :, lo:hi], call.groups) @ k.unsqueeze(2).mT)
         if call.bias is not None:
@@ -86,10 +86,10 @@ class Window(Mechanism):
         W = softmax(s.masked_fill(~near, -math.inf))
         return ungrouped(grouped(W, call.groups) @ v.unsqueeze(2))
 
-    def _near(self, call: AttentionCall, mine: Tensor, theirs: Tensor) -> Tensor:
+    def _near(self, call: AttentionCall, query_places: Tensor, key_places: Tensor) -> Tensor:
         if call.causal:
-            return (theirs <= mine) & (theirs > mine - self.r)
-        return (theirs - mine).abs() <= self.r // 2
+            return (key_places <= query_places) & (key_places > query_places - self.r)
+        return (key_places - query_places).abs() <= self.r // 2
 
 
 def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:

@@ -1,7 +1,8 @@
 """A transformer whose attention is any mechanism, its losses, and search with caches."""
 
+from attnlab.attention import LayerCache
 from attnlab.models.attention import Attention, AttentionLayer, attentions
-from attnlab.models.cache import Cache, KeyValueCache, LayerCache
+from attnlab.models.cache import Cache, KeyValueCache
 from attnlab.models.config import TransformerConfig, config_from_dict, config_to_dict
 from attnlab.models.losses import CausalLM, MaskedLM, Translation, token_loss
 from attnlab.models.named import CONFIGS, named_config

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attnlab.attention import AttentionCall, Mechanism
-from attnlab.models.cache import BoundedMemoryStep, KeyValueCache, LayerCache, SourceCache, refuse_other_mechanism
+from attnlab.attention import AttentionCall, LayerCache, Mechanism
+from attnlab.models.cache import BoundedMemoryStep, KeyValueCache, SourceCache, refuse_other_mechanism
 from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
 from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
@@ -125,8 +125,9 @@ class Attention(AttentionLayer):
             k, v = cache.k, cache.v
         else:
             k, v = self._project(source, 1, 3)
-            if hasattr(self.current_mechanism(), "make_cache"):
-                cache.state, cache.made_by = self.make_cache(h.shape[0], n_source), self.current_mechanism()
+            cache.state = self.current_mechanism().make_cache(h.shape[0], n_source)
+            if cache.state is not None:
+                cache.made_by = self.current_mechanism()
             else:
                 cache.k, cache.v = k, v
         call = AttentionCall(q, k, v, x=source.to(q.dtype), key_visible=source_visible)
@@ -138,8 +139,8 @@ class Attention(AttentionLayer):
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache:
         """An empty past: the mechanism's own (its ``make_cache``) if it has one, else every key and value."""
-        own = getattr(self.current_mechanism(), "make_cache", None)
-        return KeyValueCache(capacity) if own is None else own(batch, capacity)
+        own = self.current_mechanism().make_cache(batch, capacity)
+        return KeyValueCache(capacity) if own is None else own
 
     def _run_with_cache(
         self, call: AttentionCall, cache: LayerCache, key_visible: Bool[Tensor, "b k"] | None, *, past: int
@@ -153,12 +154,12 @@ class Attention(AttentionLayer):
 
     def _with_carried_memory(self, call: AttentionCall, carried: Carried | None) -> AttentionCall:
         """The call with the previous layer's memory; this layer's takes its place for the next."""
-        make = getattr(self.current_mechanism(), "memory_after", None)
-        if carried is None or make is None or call.k.shape[2] == 0:
+        mech = self.current_mechanism()
+        if carried is None or not mech.reads_memory or call.k.shape[2] == 0:
             return call
         if carried.memory is not None:
             call = replace(call, memory=carried.memory.to(call.q.dtype))
-        carried.memory = make(call)
+        carried.memory = mech.memory_after(call)
         return call
 
     def _project(self, t: Float[Tensor, "b n m"], first: int, last: int) -> list[Float[Tensor, "b h n d"]]:
@@ -184,7 +185,7 @@ def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     made = []
     for spec in specs_per_layer(config, kind):
         mech = tied.get(spec) or mechanism(spec)
-        if getattr(mech, "tied_across_layers", False):
+        if mech.tied_across_layers:
             tied[spec] = mech
         made.append(mech)
     return made

@@ -4,39 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, LayerCache, Mechanism
 from attnlab.models.positions import count_positions
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["BoundedMemoryStep", "Cache", "KeyValueCache", "LayerCache", "SourceCache", "refuse_other_mechanism"]
-
-
-@runtime_checkable
-class LayerCache(Protocol):
-    """One attention layer's past.
-
-    A mechanism with a bounded memory has a method ``make_cache(batch, capacity)``, whose result takes the place of a
-    ``KeyValueCache``. ABC's holds (K~, V~, z), of constant size, and folds each call's keys and values into them. In
-    cross-attention (``call.causal`` is false) the first call brings the whole source, the later ones bring no key.
-    """
-
-    def attend(
-        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
-    ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys and values, all new, and return the call that was answered and its output.
-
-        ``call.key_visible`` covers the new keys, ``key_visible`` all keys so far.
-        """
-        ...
-
-    def select(self, rows: Int[Tensor, " n"]) -> None:
-        """Make row i of the batch what row ``rows[i]`` was; the batch may grow or shrink."""
-        ...
+__all__ = ["BoundedMemoryStep", "Cache", "KeyValueCache", "SourceCache", "refuse_other_mechanism"]
 
 
 class KeyValueCache:

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from attnlab.models.config import config_from_dict, config_to_dict
+from attnlab.models.config import FIELDS, config_from_dict, config_to_dict, specs_per_layer
 from attnlab.models.transformer import Transformer
 from attnlab.provenance import write_atomic, write_json
+from attnlab.registry import stored_mechanism
 
 __all__ = ["CONFIG", "load_transformer", "save_transformer"]
 
@@ -51,6 +52,8 @@ def load_transformer(
     config = config_from_dict(values)
     if written_for is not None and config_from_dict(json.loads(written_for)) != config:
         raise ValueError(f"{folder}: {WEIGHTS} was written for another config than {CONFIG}; save the model again")
+    for spec in (spec for kind in FIELDS if config.depth(kind) for spec in specs_per_layer(config, kind)):
+        stored_mechanism(spec)
     with torch.random.fork_rng(devices=[]):
         model = Transformer(config)
     _fill(model, stored, folder)

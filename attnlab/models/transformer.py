@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
-from attnlab.attention import Mechanism
+from attnlab.attention import LayerCache, Mechanism
 from attnlab.models.attention import Attention, Carried, attentions, make_mechanisms
-from attnlab.models.cache import Cache, LayerCache, SourceCache
+from attnlab.models.cache import Cache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig
 from attnlab.models.init import init_weights
 from attnlab.models.positions import count_positions, sinusoids

@@ -16,8 +16,8 @@ from attnlab.linalg._projection_gpu import (
     Visible,
     attend_heads,
     project_heads,
-    rank_at_once,
-    serves_at_once,
+    rank_of_independent_values,
+    supports_gpu_projection,
     visible_keys,
 )
 from attnlab.reading._input import ReadingInput
@@ -43,7 +43,7 @@ class Padding:
         """The rank of what each query sees, and whether that makes W_perp = W, for layers of one shape."""
         key = (b, h, n_q, n_k, e, device)
         if key not in self.facts:
-            per_item = rank_at_once(self.visible, b=b, n_k=n_k, e=e, device=device)
+            per_item = rank_of_independent_values(self.visible, b=b, n_k=n_k, e=e, device=device)
             rank, trivial = (t[:, None, None].expand(b, h, n_q) for t in per_item)
             self.facts[key] = rank, trivial
         return self.facts[key]
@@ -51,7 +51,7 @@ class Padding:
 
 def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]) -> bool:
     """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
-    if torch.is_grad_enabled() or not serves_at_once(query, value) or query.dtype != value.dtype:
+    if torch.is_grad_enabled() or not supports_gpu_projection(query, value) or query.dtype != value.dtype:
         return False
     if key.shape != value.shape or key.shape[1] != query.shape[1]:
         return False
@@ -130,7 +130,7 @@ class Stack:
         """Each layer's effective attention."""
         assert self.projected is not None
         b, h, n_q, n_k, _ = self.shape
-        maps = self.projected.found.view(self.filled, b, h, n_q, n_k).unbind()
+        maps = self.projected.weights.view(self.filled, b, h, n_q, n_k).unbind()
         residual, removed, _ = (t.unbind() for t in self.projected.stats.view(3, self.filled, b, h).unbind())
         rank, trivial = self.padding.ranks(*self.shape, self.w.device)
         parts = zip(maps, residual, removed, strict=True)

@@ -115,7 +115,7 @@ def _layer_error(layer: LayerTrace, mech: Mechanism, exact: Mechanism) -> LayerE
     sums = _Sums(heads, layer.call.q.device)
     for call in _rows(layer.call):
         counted = _counted(layer, call)
-        whole = any(getattr(m, "whole_queries", False) for m in (mech, exact))
+        whole = mech.whole_queries or exact.whole_queries
         weights = (exact.weights(call), mech.weights(call)) if whole else None
         lo = 0
         for part in _query_parts(call):

@@ -19,7 +19,7 @@ from attnlab.adapters.attention_function import installed_in
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.mechanisms._bounded.pooled import attend_pooled, pooling
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, one_hot
-from attnlab.mechanisms._device import unrounded
+from attnlab.mechanisms._device import no_autocast
 from attnlab.mechanisms._linear import LinearCache, divided
 from attnlab.mechanisms.abc_random import AbcRandom, random_slot
 from attnlab.mechanisms.kernelized import Kernelized
@@ -65,7 +65,7 @@ class DenseSlots(_Dense):
             return self.inner(call)
         self.refuse(call)
         call = hide_unseen(call)
-        with unrounded(call.q):
+        with no_autocast(call.q):
             c = _control(self.inner, call)
             if not call.causal:
                 return attend_pooled(call, pooling(c, self.inner.normalise, sparse=self.inner.sparse))
@@ -103,7 +103,7 @@ class DenseKernel(_Dense):
         cache: LinearCache = self.inner.make_cache(call.sizes[0], 0)
         phi, phi_k = cache.maps(call)
         past = torch.ones(call.sizes[2:], dtype=torch.bool, device=call.q.device).tril()
-        with unrounded(call.q):
+        with no_autocast(call.q):
             q, k = phi(grouped(call.q, call.groups)).to(call.q.dtype), phi_k(call.k).unsqueeze(2).to(call.q.dtype)
         kappa = (q @ k.mT).masked_fill(~past, 0)
         total = kappa.sum(-1, keepdim=True, dtype=torch.float32)

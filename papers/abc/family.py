@@ -63,4 +63,4 @@ def _depends_on(mech: Any, refused: dict[str, str]) -> str:
 def _learned(mech: Any) -> str:
     if not isinstance(mech, nn.Module):
         return "nothing"
-    return "tied across layers" if getattr(mech, "tied_across_layers", False) else "in each layer"
+    return "tied across layers" if mech.tied_across_layers else "in each layer"

@@ -14,21 +14,17 @@ from torch import Tensor
 from torch.nn.functional import dropout, embedding, linear, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from attnlab import kernels
+from attnlab.mechanisms._bounded.slots import lengths_unchecked
+from attnlab.mechanisms._device import without_kernels
 
 __all__ = ["few_launches"]
 
 
 @contextmanager
 def few_launches() -> Iterator[None]:
-    """Inside, calls under vmap take our rules, and attention none of our kernels, which have no rules."""
-    before = kernels.AVAILABLE
-    try:
-        kernels.AVAILABLE = False
-        with _Rules():
-            yield
-    finally:
-        kernels.AVAILABLE = before
+    """Inside, calls under vmap take our rules; attention runs no kernels and reads no lengths, which have no rules."""
+    with without_kernels(), lengths_unchecked(), _Rules():
+        yield
 
 
 class _Rules(TorchFunctionMode):

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import attnlab as al
+from attnlab.conformance.calls import self_call
+from attnlab.conformance.laws import LAWS
 from attnlab.guidance import GaussianHeads, Guidance, LogitBias, pattern_audit, pattern_bias
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
 from attnlab.trace import LayerTrace
-from tests.conformance.calls import self_call
-from tests.conformance.laws import LAWS
 from tests.tolerance import assert_close
 
 IDS = torch.tensor([[4, 5, 4, 7, 9], [6, 6, 0, 9, 8]])
@@ -55,8 +55,7 @@ def test_gaussian_heads_by_hand() -> None:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_gaussian_heads_obey_the_laws(law: str) -> None:
-    if law not in GaussianHeads.exempt:
-        LAWS[law](GaussianHeads())
+    al.check(GaussianHeads(), laws=[law]).raise_if_failed()
 
 
 def test_gaussian_heads_refuse() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import situations
 from attnlab.measure import captured
 from attnlab.mechanisms._bounded.pooled import pooling_by_place
 from attnlab.mechanisms._bounded.slots import SlotMechanism
 from attnlab.mechanisms.abc_random import random_slot
-from tests.conformance.calls import situations
 from tests.kernels.abc.cases import relative
 from tests.mechanisms.test_abc_forms import close
 
@@ -73,10 +73,10 @@ def test_pooling_equals_the_definition(spec: str, place: str) -> None:
         leaves = {n: getattr(call, n).detach().requires_grad_() for n in NAMES}
         out = mech(replace(call, **{n: lie(t) if n != "x" else t for n, t in leaves.items()}))
         close(out, expected, lie.__name__)
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             out, [*leaves.values(), *learned], probe.float(), allow_unused=True, materialize_grads=True
         )
-        for a, b in zip(found, slopes, strict=True):
+        for a, b in zip(gradients, slopes, strict=True):
             close(a, b, f"{lie.__name__}, a gradient")
 
 

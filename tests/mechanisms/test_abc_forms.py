@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import cross_call, padding, self_call
 from attnlab.measure import peak_bytes
 from attnlab.mechanisms._bounded.slots import SlotMechanism, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
-from tests.conformance.calls import cross_call, padding, self_call
 from tests.mechanisms.test_abc_slots import CAUSAL, tokens
 
 # Two chunks, the second not full.
 LENGTH = 70
 
 
-def close(found: Tensor, expected: Tensor, what: str) -> None:
+def close(actual: Tensor, expected: Tensor, what: str) -> None:
     """1e-5 of the largest number: single gradients are sums over many tokens, and some of them cancel."""
     torch.testing.assert_close(
-        found.double(), expected.double(), rtol=1e-5, atol=1e-5 * max(1.0, float(expected.detach().abs().max())),
+        actual.double(), expected.double(), rtol=1e-5, atol=1e-5 * max(1.0, float(expected.detach().abs().max())),
         msg=lambda text: f"{what}: {text}",
     )  # fmt: skip
 
@@ -60,8 +60,8 @@ def test_all_forms_agree_in_single_precision(spec: str) -> None:
         leaves = [getattr(call, n).detach().requires_grad_() for n in names]
         out = run(replace(call, **dict(zip(names, leaves, strict=True))))
         close(out, expected, form)
-        found = torch.autograd.grad(out, leaves, probe.float(), allow_unused=True, materialize_grads=True)
-        for name, a, b in zip(names, found, slopes, strict=True):
+        actual = torch.autograd.grad(out, leaves, probe.float(), allow_unused=True, materialize_grads=True)
+        for name, a, b in zip(names, actual, slopes, strict=True):
             close(a, b, f"{form}, gradient of {name}")
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import attnlab as al
+from attnlab.conformance.calls import padding, self_call
 from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_linformer import AbcLinformer
 from attnlab.mechanisms.abc_luna import AbcLuna
@@ -18,7 +19,6 @@ from attnlab.mechanisms.abc_mlp import AbcMlp
 from attnlab.mechanisms.abc_random import random_slot
 from attnlab.mechanisms.abc_workspace import AbcWorkspace
 from attnlab.mechanisms.t2r import T2R
-from tests.conformance.calls import padding, self_call
 from tests.tolerance import assert_close
 
 
@@ -79,8 +79,8 @@ def test_random_slots_hold_means_and_are_uniform() -> None:
     assert 0.1 < (slots[0] == slots[1]).double().mean() < 0.19
     assert 0.1 < (slots[0][1:] == slots[0][:-1]).double().mean() < 0.19
     values = torch.randn(11, dtype=torch.float64)
-    mine = random_slot(places[:, :11], 3, seed=0)[0]
-    means = [values[mine == i].mean() for i in range(3) if (mine == i).any()]
+    slots_of_places = random_slot(places[:, :11], 3, seed=0)[0]
+    means = [values[slots_of_places == i].mean() for i in range(3) if (slots_of_places == i).any()]
     assert_close(al.mechanism("abc-random:slots=3")(even(*values.tolist()))[0, 0, 0, 0], torch.stack(means).mean())
 
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 import attnlab as al
+from attnlab.conformance.calls import padding, self_call
 from attnlab.measure import peak_bytes
 from attnlab.mechanisms._bounded import chunked as _chunked
 from attnlab.mechanisms._bounded import slot_memory as _slot_memory
 from attnlab.mechanisms._bounded.chunked import attend_chunks
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, SlotState, one_hot, prefill, step
 from attnlab.mechanisms.abc_mlp import AbcMlp
-from tests.conformance.calls import padding, self_call
 from tests.tolerance import assert_close
 
 CAUSAL = (
@@ -174,8 +174,8 @@ def test_gradients_flow_through_the_memory(spec: str, first: int, length: int) -
     for t in range(first, length):
         out, state = step(mech, tokens(call, t, t + 1), state)
         parts.append(out)
-    found = torch.autograd.grad(torch.cat(parts, 2), leaves, probe, allow_unused=True, materialize_grads=True)
-    for name, a, b in zip("qkvx", found, expected, strict=True):
+    gradients = torch.autograd.grad(torch.cat(parts, 2), leaves, probe, allow_unused=True, materialize_grads=True)
+    for name, a, b in zip("qkvx", gradients, expected, strict=True):
         assert_close(a, b, what=f"gradient of {name}")
 
 

@@ -14,11 +14,11 @@ from attnlab.mechanisms.kernelized import _pairs
 from tests.tolerance import assert_close
 
 
-def call(n_q: int = 5, n_k: int = 7, *, d: int = 3, **given: object) -> al.AttentionCall:
+def call(n_q: int = 5, n_k: int = 7, *, d: int = 3, **options: object) -> al.AttentionCall:
     def draw(n: int, heads: int, width: int) -> torch.Tensor:
         return torch.randn(2, heads, n, width, dtype=torch.float64)
 
-    return al.AttentionCall(draw(n_q, 6, d), draw(n_k, 3, d), draw(n_k, 3, 11), **given)
+    return al.AttentionCall(draw(n_q, 6, d), draw(n_k, 3, d), draw(n_k, 3, 11), **options)
 
 
 def one(q: list[float], k: list[list[float]], v: list[list[float]]) -> al.AttentionCall:
@@ -84,8 +84,8 @@ def test_features_of_the_squared_kernel() -> None:
 @pytest.mark.parametrize("offset", [-2, 0, 2, 4, 9, None])
 def test_squared_kernel_in_linear_time(monkeypatch: pytest.MonkeyPatch, chunk: int, offset: int | None) -> None:
     """Forward and backward against the reference; None is bidirectional."""
-    given = {} if offset is None else {"causal": True, "offset": offset}
-    c = call(key_visible=torch.rand(2, 7) > 0.3, **given)
+    options = {} if offset is None else {"causal": True, "offset": offset}
+    c = call(key_visible=torch.rand(2, 7) > 0.3, **options)
     mech = al.Kernelized("poly", degree=2)
     leaves = [t.requires_grad_() for t in (c.q, c.k, c.v)]
     expected = super(al.Kernelized, mech).forward(c)

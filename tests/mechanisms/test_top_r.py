@@ -25,18 +25,18 @@ def test_top_two_of_four_renormalised() -> None:
 
 def test_by_alpha_norm_ranks_by_weight_times_norm_and_keeps_alpha() -> None:
     call = call_with_alpha([0.1, 0.4, 0.2, 0.3], [[10.0], [1.0], [4.0], [1.0]])
-    found = al.mechanism("top-r:r=2,by=alpha-norm").weights(call)
-    assert_close(found, torch.tensor([[[[1 / 3, 0, 2 / 3, 0]]]], dtype=torch.float64))
+    weights = al.mechanism("top-r:r=2,by=alpha-norm").weights(call)
+    assert_close(weights, torch.tensor([[[[1 / 3, 0, 2 / 3, 0]]]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kernel", ["exp", "elu", "poly"])
 def test_ties_go_to_the_lowest_index(kernel: str) -> None:
     k = torch.tensor([1.0, 2.0, 2.0, 1.0, 2.0]).view(1, 1, 5, 1)
     call = al.AttentionCall(torch.ones(1, 1, 1, 1), k, torch.randn(1, 1, 5, 3))
-    found = al.mechanism(f"top-r:r=2,kernel={kernel}").weights(call)
-    assert_close(found, torch.tensor([[[[0.0, 0.5, 0.5, 0.0, 0.0]]]]))
-    found = al.mechanism(f"top-r:r=4,kernel={kernel}").weights(call)
-    assert (found[0, 0, 0] > 0).tolist() == [True, True, True, False, True]
+    weights = al.mechanism(f"top-r:r=2,kernel={kernel}").weights(call)
+    assert_close(weights, torch.tensor([[[[0.0, 0.5, 0.5, 0.0, 0.0]]]]))
+    weights = al.mechanism(f"top-r:r=4,kernel={kernel}").weights(call)
+    assert (weights[0, 0, 0] > 0).tolist() == [True, True, True, False, True]
 
 
 @pytest.mark.parametrize("kernel", ["exp", "elu", "poly"])

@@ -66,11 +66,11 @@ def test_orthonormal_values_give_the_same_support_and_spread_the_lost_mass_equal
 def test_caratheodory_is_exact_on_at_most_d_plus_1_keys(d: int, n_k: int) -> None:
     v = torch.randn(2, n_k, d, dtype=torch.float64)
     w = torch.randn(2, 5, n_k, dtype=torch.float64).mul(2).softmax(-1)
-    found = caratheodory(w, v)
-    assert (found >= 0).all()
-    assert ((found > 0).sum(-1) <= d + 1).all()
-    assert_close(found.sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    assert_close(found @ v, w @ v)
+    reduced = caratheodory(w, v)
+    assert (reduced >= 0).all()
+    assert ((reduced > 0).sum(-1) <= d + 1).all()
+    assert_close(reduced.sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    assert_close(reduced @ v, w @ v)
 
 
 def degenerate_values(kind: str) -> Tensor:
@@ -92,11 +92,11 @@ def degenerate_values(kind: str) -> Tensor:
 def test_caratheodory_on_degenerate_values(kind: str) -> None:
     v = degenerate_values(kind)
     w = torch.randn(1, 7, 31, dtype=torch.float64).softmax(-1)
-    found = caratheodory(w, v)
-    assert (found >= 0).all()
-    assert ((found > 0).sum(-1) <= 6).all()
-    assert_close(found.sum(-1), torch.ones(1, 7, dtype=torch.float64))
-    assert_close(found @ v / v.abs().max().clamp_min(1), w @ v / v.abs().max().clamp_min(1))
+    reduced = caratheodory(w, v)
+    assert (reduced >= 0).all()
+    assert ((reduced > 0).sum(-1) <= 6).all()
+    assert_close(reduced.sum(-1), torch.ones(1, 7, dtype=torch.float64))
+    assert_close(reduced @ v / v.abs().max().clamp_min(1), w @ v / v.abs().max().clamp_min(1))
 
 
 @pytest.mark.parametrize("scale", [1.0, 9.0])
@@ -105,13 +105,13 @@ def test_caratheodory_is_exact_to_rounding_and_a_row_does_not_see_the_others(sca
     v = torch.randn(2, 101, 17, dtype=torch.float64)
     v[1] = v[1, torch.arange(101) % 25]
     w = torch.randn(2, 7, 101, dtype=torch.float64).mul(scale).softmax(-1)
-    found = caratheodory(w, v, block=3)
-    assert (found >= 0).all()
-    assert ((found > 0).sum(-1) <= 18).all()
-    assert (found @ v - w @ v).abs().max() < 1e-12
-    assert (found.sum(-1) - 1).abs().max() < 1e-12
+    reduced = caratheodory(w, v, block=3)
+    assert (reduced >= 0).all()
+    assert ((reduced > 0).sum(-1) <= 18).all()
+    assert (reduced @ v - w @ v).abs().max() < 1e-12
+    assert (reduced.sum(-1) - 1).abs().max() < 1e-12
     alone = torch.stack([caratheodory(w[:, i : i + 1], v).squeeze(1) for i in range(7)], 1)
-    assert torch.equal(alone > 0, found > 0)
+    assert torch.equal(alone > 0, reduced > 0)
 
 
 @pytest.mark.parametrize("seed", [2, 3])
@@ -120,11 +120,11 @@ def test_the_slow_way_does_not_gather_rounding(seed: int) -> None:
     torch.manual_seed(seed)
     v = torch.randn(2, 301, 32, dtype=torch.float64)[:, torch.arange(301) % 41]
     w = torch.randn(2, 53, 301, dtype=torch.float64).softmax(-1)
-    found = caratheodory(w, v)
-    assert (found >= 0).all()
-    assert ((found > 0).sum(-1) <= 33).all()
-    assert (found @ v - w @ v).abs().max() < 1e-14
-    assert (found.sum(-1) - 1).abs().max() < 1e-14
+    reduced = caratheodory(w, v)
+    assert (reduced >= 0).all()
+    assert ((reduced > 0).sum(-1) <= 33).all()
+    assert (reduced @ v - w @ v).abs().max() < 1e-14
+    assert (reduced.sum(-1) - 1).abs().max() < 1e-14
 
 
 def test_the_slow_way_is_for_rows_that_need_it(monkeypatch: pytest.MonkeyPatch) -> None:

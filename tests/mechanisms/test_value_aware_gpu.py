@@ -43,10 +43,10 @@ def test_the_support_is_exact_there(repeated: bool) -> None:
     if repeated:
         v = v[:, torch.arange(301) % 41]
     w = torch.randn(2, 53, 301, dtype=torch.float64, device="cuda").softmax(-1)
-    found = caratheodory(w, v)
-    assert (found >= 0).all()
-    assert ((found > 0).sum(-1) <= 33).all()
-    assert (found @ v - w @ v).abs().max() < 1e-12
+    reduced = caratheodory(w, v)
+    assert (reduced >= 0).all()
+    assert ((reduced > 0).sum(-1) <= 33).all()
+    assert (reduced @ v - w @ v).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("spec", ["value-aware:r=1", "value-aware:r=4", "top-r:r=65"])

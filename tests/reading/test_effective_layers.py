@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnlab.linalg._projection_gpu import attend_heads, project_at_once
+from attnlab.linalg._projection_gpu import attend_heads, project_on_gpu
 from attnlab.linalg.projection import project
 from attnlab.reading import _stacked
 from attnlab.reading.effective import effective_attention, effective_from_output
@@ -85,7 +85,7 @@ def test_layers_that_kernels_project_beside_the_model_are_the_same(monkeypatch, 
         batch.pop("attention_mask")
     with read_effective(model) as plain:
         first = model(**batch).last_hidden_state
-    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
+    monkeypatch.setattr(_stacked, "supports_gpu_projection", lambda w, v: True)
     with read_effective(model) as waiting:
         second = model(**batch).last_hidden_state
         assert len(waiting) == 2
@@ -108,7 +108,7 @@ def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str
     model.set_attn_implementation(own)
     if not padded:
         batch.pop("attention_mask")
-    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
+    monkeypatch.setattr(_stacked, "supports_gpu_projection", lambda w, v: True)
     monkeypatch.setattr(_stacked.Stack, "project", lambda stack: None)
     before = model(**batch).last_hidden_state
     with read_effective(model) as found:
@@ -139,7 +139,7 @@ def test_an_encoder_s_layers_and_the_crossing_ones_are_stacks_of_their_own(monke
     batch["decoder_input_ids"] = batch["input_ids"][:, :5]
     batch["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     before = model(**batch).last_hidden_state
-    monkeypatch.setattr(_stacked, "serves_at_once", lambda w, v: True)
+    monkeypatch.setattr(_stacked, "supports_gpu_projection", lambda w, v: True)
     monkeypatch.setattr(_stacked.Stack, "project", lambda stack: None)
     with read_effective(model) as found:
         torch.testing.assert_close(model(**batch).last_hidden_state, before)
@@ -160,7 +160,7 @@ def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 37, 7), (3, 4, 5, 6, 7), (3, 2, 5, 37, 29)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padded: bool) -> None:
+def test_the_projection_on_a_gpu_is_the_careful_one(shape: tuple[int, ...], padded: bool) -> None:
     pytest.importorskip("triton")
     torch.manual_seed(0)
     b, g, r, k, e = shape
@@ -172,7 +172,7 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
         seen[0, :, : k // 3] = False
         seen[2] = False
         w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
-    found, rank, trivial, doubtful = project_at_once(w, v, seen)
+    found, rank, trivial, doubtful = project_on_gpu(w, v, seen)
     careful, careful_rank, careful_trivial = project(w, v, seen)
     sure = ~doubtful
     # Only what is singular is in doubt: two equal columns matter where there are more keys than columns.
@@ -182,7 +182,7 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
     assert torch.equal(rank[sure], careful_rank[sure])
     assert torch.equal(trivial[sure], careful_trivial[sure])
     v[1, 0, k // 2, 0] = torch.nan
-    assert project_at_once(w, v, seen)[3][1, 0]
+    assert project_on_gpu(w, v, seen)[3][1, 0]
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ and alpha over the tokens before it in the same scale,
     P_t = softmax(scale s_t),   out_t = sum_{i <= t} <P_t / cum_t, alpha_i> v_i + V^T (P_t / cum_t),
 
 so nothing of size (query, key, slot) is made. M is the largest logit so far: nothing overflows, and as long as cum_t
-stays above exp(-40), what underflows weighs less than exp(-47). Where it does not, ``attend_chunks`` says so.
+stays above exp(-40), what underflows weighs less than exp(-47). Where it does not, ``attend_chunks`` returns None.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from attnlab.attention import chunk_budget
 from attnlab.shapes import Float
 
 __all__ = ["Memory", "attend_chunks", "segment_length"]
@@ -43,7 +44,7 @@ class Memory(NamedTuple):
 
 def segment_length(q: Tensor) -> int:
     """How many tokens of (..., q, d) to work on at once: a multiple of a chunk."""
-    rows = ROWS.get(q.device.type, MANY_ROWS) // max(1, q.shape[:-2].numel())
+    rows = chunk_budget(ROWS.get(q.device.type, MANY_ROWS) * CHUNK) // CHUNK // max(1, q.shape[:-2].numel())
     return max(CHUNK, rows // CHUNK * CHUNK)
 
 
@@ -95,7 +96,7 @@ def _references(log: Tensor, start: Memory, floor: float) -> Tensor:
 def _in_chunks(
     q: Tensor, k: Tensor, v: Tensor, log: Tensor, value: Tensor | None, floor: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """(b, chunks, rows, width): a chunk's queries, of all r heads, and its keys; what is added writes nothing."""
+    """(b, chunks, rows, width): queries of all r heads, and keys; tokens that fill up the last chunk write nothing."""
     rest = -q.shape[2] % CHUNK
     if rest:
         q, k, v = (pad(t, (0, 0, 0, rest)) for t in (q, k, v))
@@ -107,7 +108,7 @@ def _in_chunks(
 
 
 def _empty(log: Tensor, filled: Tensor, floor: float) -> Tensor | None:
-    """Which slots nothing was written into up to each token; None where there are none."""
+    """Which slots are still empty at each token; None where none is."""
     if bool((log[:, 0, 0] > floor).logical_or_(filled).all()):
         return None
     writes = log > floor
@@ -151,7 +152,7 @@ def _divided(t: Tensor, cum: Tensor | None) -> Tensor:
 
 
 class _Chunks(torch.autograd.Function):
-    """The equations above and their gradients; of what is (query, key) large, nothing is kept for the backward pass."""
+    """The equations above and their gradients; the backward pass makes (query, key) products again."""
 
     @staticmethod
     def forward(

@@ -19,7 +19,7 @@ from attnlab.shapes import Bool, Float
 
 __all__ = ["Pooling", "alpha_by_place", "attend_pooled", "held", "pooling", "pooling_by_place", "pooling_of_visible"]
 
-# What captured graphs read, by its id.
+# Tensors that captured graphs read, by id.
 _READ_BY_GRAPHS: dict[int, Tensor] = {}
 
 
@@ -35,7 +35,7 @@ class Pooling(NamedTuple):
 
 
 def pooling(c: Control, when: str, *, sparse: bool) -> Pooling:
-    """Phi^T of a control without padding; ``sparse`` if a slot may be empty beside one that is not."""
+    """Phi^T of a control without padding; ``sparse`` if one slot may be empty while another is not."""
     unwritten = c.log <= FLOOR / 2
     if when == "none":
         phi = c.log.exp() if c.value is None else c.value.to(c.log.dtype).expand_as(c.log)
@@ -59,13 +59,13 @@ def pooling_by_place(mech: Any, n_k: int, dtype: torch.dtype, device: torch.devi
 
 @functools.lru_cache(maxsize=16)
 def alpha_by_place(mech: Any, n_k: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "k n"]:
-    """alpha of the first ``n_k`` places, kept likewise."""
+    """alpha of the first ``n_k`` places, kept on the device like ``pooling_by_place``."""
     with torch.inference_mode(False):
         return _control_by_place(mech, n_k, dtype).log[0, 0].exp().to(device, dtype)
 
 
 def held(t: Tensor) -> Tensor:
-    """The same tensor; if a CUDA graph is being captured it lives for good, since the graph goes on reading it."""
+    """The same tensor, never freed if a CUDA graph is being captured, because replays of the graph read it."""
     if t.is_cuda and torch.cuda.is_current_stream_capturing():
         _READ_BY_GRAPHS[id(t)] = t
     return t

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.mechanisms._bounded.slot_memory import SlotState
+from attnlab.mechanisms._device import kernels_may_run
 from attnlab.shapes import Float
 
 __all__ = ["attend_by_kernel", "kernel_serves"]
@@ -20,9 +21,7 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
         return False
     if call.offset or (call.causal and n_q != n_k):
         return False
-    from attnlab.kernels import AVAILABLE
-
-    if not AVAILABLE:
+    if not kernels_may_run():
         return False
     from attnlab.kernels.abc import supports
 
@@ -32,7 +31,10 @@ def kernel_serves(call: AttentionCall, slots: int, normalise: str) -> bool:
 def attend_by_kernel(
     call: AttentionCall, log: Float[Tensor, "b g k n"], state: SlotState | None, *, in_place: bool
 ) -> tuple[Float[Tensor, "b h q e"], SlotState]:
-    """The output of a call and the memory after it; with ``in_place`` a single token updates ``state`` itself."""
+    """The output of a call whose unseen keys are zero, and the memory after it.
+
+    With ``in_place`` a single token updates ``state`` itself.
+    """
     from attnlab.kernels.abc import abc_attention, abc_step
 
     n_q, n_k = call.sizes[2:]

@@ -14,7 +14,7 @@ from attnlab.shapes import Float, Int
 
 __all__ = ["FLOOR", "Control", "SlotState", "control_vectors", "read_causally", "read_slots", "written"]
 
-# The logarithm of nothing. Finite, because differences of infinities are NaN and so are their gradients.
+# The logarithm of zero. Finite, because differences of infinities are NaN and so are their gradients.
 FLOOR = -1e30
 # Tokens whose (query, key, slot) products are held at once where the memory is advanced one token at a time.
 CHUNK = 16
@@ -95,7 +95,7 @@ def read_causally(
     for rows, keys in _together(
         q[..., blind:, :], [t[:, :, lead:] for t in tensors], segment_length(q) if fast else n_q
     ):
-        done = _at_once(rows, keys[0], keys[1], Control(*keys[2:]), state, when, scale) if fast else None
+        done = _all_chunks(rows, keys[0], keys[1], Control(*keys[2:]), state, when, scale) if fast else None
         out, state = _one_by_one(rows, keys, state, when, scale) if done is None else done
         parts.append(out)
     return torch.cat(parts, 3), state
@@ -114,13 +114,13 @@ def _together(q: Tensor, keys: list[Tensor], size: int) -> list[tuple[Tensor, li
 
 
 def _chunks_pay(q: Tensor, rows: int, when: str) -> bool:
-    """Not where a token is divided when written, and not where the host may not look at numbers."""
+    """Whether to work by chunks: not if tokens are divided when written, nor if the host cannot read numbers."""
     if when == "write" or rows <= CHUNK or q.is_meta:
         return False
     return not (q.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _at_once(
+def _all_chunks(
     q: Tensor, k: Tensor, v: Tensor, c: Control, state: SlotState, when: str, scale: float
 ) -> tuple[Tensor, SlotState] | None:
     """All chunks in parallel; None where that would lose early tokens."""
@@ -154,7 +154,7 @@ def _at_once(
 
 
 def _one_by_one(q: Tensor, keys: list[Tensor], state: SlotState, when: str, scale: float) -> tuple[Tensor, SlotState]:
-    """The exact form, whatever the logits: each query has its own normaliser."""
+    """The form that is exact for all logits: each query has its own normaliser."""
     parts = []
     for rows, some in _together(q, keys, CHUNK):
         arguments = (rows, some[0], some[1], Control(*some[2:]), state, when, scale)
@@ -180,7 +180,7 @@ def _advance(
     value = None if c.value is None else c.value.unsqueeze(2)
     phi = control_vectors(log, value, z.unsqueeze(3), z[:, :, None, :n_k], when).to(k.dtype)
     keep = ((start - z).exp() if when == "read" else torch.ones_like(z)).to(k.dtype)
-    # (b, g, r, q, n) throughout; a key ahead may be as large as it likes.
+    # (b, g, r, q, n) throughout; a key that lies ahead may be of any size.
     products = (q @ k.unsqueeze(2).mT).masked_fill(~past, 0)
     s = keep.unsqueeze(2) * (q @ state.k.unsqueeze(2).mT) + torch.einsum("bgrtk,bgtkn->bgrtn", products, phi)
     P = read_slots(scale * s, z.unsqueeze(2))

@@ -6,6 +6,8 @@ P = softmax(q K~^T) over the slots that something was written into. A member say
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -31,7 +33,7 @@ from attnlab.mechanisms._bounded.slot_memory import (
     read_slots,
     written,
 )
-from attnlab.mechanisms._device import unrounded
+from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "SlotMechanism",
     "SlotState",
     "check_slots",
+    "lengths_unchecked",
     "one_hot",
     "places_of",
     "prefill",
@@ -50,6 +53,9 @@ __all__ = [
 ]
 
 NORMALISE = ("read", "write", "none")
+
+# Lowered by ``lengths_unchecked``.
+_lengths_checked = True
 
 # The output of a call and the memory after it, by a kernel; None where there is no kernel for it.
 Fused = tuple[Tensor, SlotState] | None
@@ -64,12 +70,12 @@ class SlotMechanism(Mechanism):
 
     slots: int
     normalise: str
-    # Whether the control goes by the number of a token alone, without anything learned.
+    # Whether the control depends only on the number of a token, and has no parameters.
     by_place = False
 
     @property
     def sparse(self) -> bool:
-        """Whether a slot may stay empty beside one that does not."""
+        """Whether one slot may stay empty while another does not."""
         return True
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
@@ -107,33 +113,33 @@ class SlotMechanism(Mechanism):
 
     def shared(self, call: AttentionCall) -> Pooling | None:
         """The pooling of a call without padding if it is the same for every row and head, else None."""
-        # A compiled graph makes it itself: it cannot hold what is kept from call to call.
+        # A compiled graph computes it at every call, since it cannot read the cache of ``pooling_by_place``.
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
         return Pooling(held(pooling_by_place(self, call.k.shape[2], call.q.dtype, call.q.device).phi))
 
     def alpha(self, call: AttentionCall) -> Float[Tensor, "p n"] | None:
-        """What the t-th visible token writes, if that depends on t alone, for all that the call may have; else None."""
+        """alpha of every place, if it depends on the place alone; else None."""
         if not self.by_place or call.q.is_meta or torch.compiler.is_compiling():
             return None
         return held(alpha_by_place(self, call.k.shape[2], call.q.dtype, call.q.device))
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
-        """The same by a kernel, where there is one for this call; ``in_place`` lets it change ``state``."""
-        # Queries that all read after the last key have a form as fast. Half precision may not know FLOOR.
+        """Output and memory by a kernel, None if none takes this call; ``in_place`` allows it to change ``state``."""
+        # Queries that all read after the last key have a form as fast. float16 cannot represent FLOOR.
         alone = not call.causal and state is None
         if alone or call.q.dtype == torch.float16 or not kernel_serves(call, self.slots, self.normalise):
             return None
         call = hide_unseen(call)
         places = places_of(call) if state is None else places_of(call) + state.count[:, None]
-        with unrounded(call.q):
+        with no_autocast(call.q):
             c = self.control(call, places)
         if c.faded is not None:
             return None
         log = c.log.expand(*call.k.shape[:3], self.slots).to(call.q.dtype)
         return attend_by_kernel(call, log, state, in_place=in_place)
 
-    def make_cache(self, batch: int, _capacity: int) -> SlotCache:
+    def make_cache(self, batch: int, capacity: int) -> SlotCache:
         """An empty past of constant size."""
         return SlotCache(batch)
 
@@ -146,9 +152,10 @@ class SlotCache:
         self.state: SlotState | None = None
 
     def attend(
-        self, mechanism: SlotMechanism, call: AttentionCall, *, key_visible: Tensor | None
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
     ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
+        """Write the call's keys, all new, into the slots and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, SlotMechanism), "slots hold the past of a mechanism with slots"
         if call.q.shape[0] != self.batch:
             raise ValueError(
                 f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
@@ -193,26 +200,38 @@ def check_slots(slots: int, normalise: str = "read") -> None:
 
 
 def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
-    """The number of each key among the visible ones, from 0; what that of a hidden key is does not matter."""
+    """The number of each visible key, from 0; that of a hidden key has no meaning."""
     if call.key_visible is not None:
         return call.key_visible.cumsum(-1) - 1
     return torch.arange(call.k.shape[2], device=call.q.device).expand(call.k.shape[0], -1)
 
 
 def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
-    """The largest place and one; 0 where the host cannot ask: a captured call was looked at when it was warmed up."""
-    unknown = places.is_meta or torch.compiler.is_compiling() or places.numel() == 0
-    # Nor can it under vmap, which translators of several seeds are trained with.
-    unknown = unknown or torch._C._functorch.is_batchedtensor(places)
-    if unknown or (places.is_cuda and torch.cuda.is_current_stream_capturing()):
+    """The number of visible tokens, which lengths are checked by; 0 where the host cannot read it."""
+    if not _lengths_checked or places.is_meta or torch.compiler.is_compiling() or places.numel() == 0:
+        return 0
+    # The call that warmed the graph up was checked.
+    if places.is_cuda and torch.cuda.is_current_stream_capturing():
         return 0
     return int(places.max()) + 1
 
 
+@contextmanager
+def lengths_unchecked() -> Iterator[None]:
+    """Inside, members with a greatest length do not check it: reading a number is impossible under ``vmap``."""
+    global _lengths_checked
+    before = _lengths_checked
+    try:
+        _lengths_checked = False
+        yield
+    finally:
+        _lengths_checked = before
+
+
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
     """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
-    mine = slot[..., None] == torch.arange(slots, device=slot.device)
-    return torch.zeros(mine.shape, dtype=dtype, device=slot.device).masked_fill(~mine, FLOOR)
+    own = slot[..., None] == torch.arange(slots, device=slot.device)
+    return torch.zeros(own.shape, dtype=dtype, device=slot.device).masked_fill(~own, FLOOR)
 
 
 def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
@@ -225,7 +244,7 @@ def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None
 
 
 def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> bool:
-    """A token decoded without gradients, into a memory that nobody else holds."""
+    """Whether one token is decoded without gradients, into a memory that only this cache holds."""
     if torch.is_grad_enabled() or mech.normalise != "read" or call.sizes[2:] != (1, 1) or call.k.shape[0] == 0:
         return False
     return torch.is_inference_mode_enabled() or not state.k.is_inference()
@@ -234,7 +253,7 @@ def _may_overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -
 def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tuple[Tensor, SlotState]:
     """``step`` for one token, in place: K~ + phi (k - K~) with phi = alpha / (alpha + exp z), one pass over K~."""
     mech.refuse(call)
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call, c, state = _prepared(mech, call, state)
         kind, log = state.k.dtype, c.log[:, :, 0]
         phi = (log - state.z).sigmoid().to(kind).masked_fill(log <= FLOOR / 2, 0).unsqueeze(-1)
@@ -251,7 +270,7 @@ def _overwrite(mech: SlotMechanism, call: AttentionCall, state: SlotState) -> tu
 def _prepared(
     mech: SlotMechanism, call: AttentionCall, state: SlotState | None
 ) -> tuple[AttentionCall, Control, SlotState]:
-    """The call without what nobody sees, its control in at least float32 and without padding, and where to start."""
+    """The call with unseen keys set to zero, its control in at least float32 without padding, and the first state."""
     call = hide_unseen(call)
     kind = torch.promote_types(call.q.dtype, torch.float32)
     (b, g, n_k, d), e = call.k.shape, call.v.shape[-1]
@@ -290,9 +309,9 @@ def _dense(q: Tensor, k: Tensor, c: Control, when: str, scale: float) -> Tensor:
 
 
 def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
-    """The output where all queries read the memory after the last key, and nobody asks for the memory itself."""
+    """The output where all queries read the memory after the last key, without the memory itself."""
     # Autocast would make the control in half precision.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call = hide_unseen(call)
         if call.key_visible is None:
             pool = mech.shared(call)
@@ -309,16 +328,14 @@ def _attend_all(mech: SlotMechanism, call: AttentionCall) -> Tensor:
 def _read(call: AttentionCall, state: SlotState) -> Tensor:
     """The output of queries that come without keys, as those of a cross-attention do after the first step."""
     memory = (state.k, state.v, state.z)
-    if call.q.is_cuda and call.q.shape[2] == 1 and not torch.is_grad_enabled():
-        from attnlab.kernels import AVAILABLE
+    one_token = call.q.is_cuda and call.q.shape[2] == 1 and not torch.is_grad_enabled()
+    if one_token and kernels_may_run() and not torch.compiler.is_compiling():
+        from attnlab.kernels.decoding import read_slots as read_by_kernel
+        from attnlab.kernels.decoding import serves_reading
 
-        if AVAILABLE and not torch.compiler.is_compiling():
-            from attnlab.kernels.decoding import read_slots as read_by_kernel
-            from attnlab.kernels.decoding import serves_reading
-
-            if serves_reading(call.q, memory):
-                return read_by_kernel(call.q, memory, scale=call.softmax_scale)
-    with unrounded(call.q):
+        if serves_reading(call.q, memory):
+            return read_by_kernel(call.q, memory, scale=call.softmax_scale)
+    with no_autocast(call.q):
         q = grouped(call.q, call.groups).to(state.k.dtype)
         P = read_slots(call.softmax_scale * q @ state.k.unsqueeze(2).mT, state.z[:, :, None, None])
         return ungrouped(P @ state.v.unsqueeze(2)).to(call.q.dtype)
@@ -331,7 +348,7 @@ def _attend(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -
     if fused is not None:
         return fused
     # Autocast would round the memory to half precision at every step.
-    with unrounded(call.q):
+    with no_autocast(call.q):
         call, c, state = _prepared(mech, call, state)
         kind = torch.promote_types(call.q.dtype, torch.float32)
         when, scale = _timing(mech, call), call.softmax_scale

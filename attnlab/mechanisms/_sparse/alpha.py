@@ -27,7 +27,7 @@ def check_kernel(kernel: str, degree: int) -> None:
 
 
 def at_least_float32(call: AttentionCall) -> AttentionCall:
-    """The call in float32 where it came in half precision: eight bits leave ties between keys that differ."""
+    """The call in float32 if it is in half precision, whose eight bits make ties between keys that differ."""
     kind = torch.promote_types(call.q.dtype, torch.float32)
     if kind == call.q.dtype:
         return call

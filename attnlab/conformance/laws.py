@@ -1,0 +1,344 @@
+"""The laws that every mechanism obeys.
+
+A law is a function of a mechanism that raises an AssertionError where it does not hold, and ``NotApplicableError``
+where the mechanism refuses every call that the law is about. Its name is the key of ``Mechanism.exempt``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, small_chunks, visible
+from attnlab.conformance.calls import (
+    B,
+    D,
+    E,
+    H,
+    K,
+    M,
+    cross_call,
+    long_situations,
+    padding,
+    refusal,
+    self_call,
+    situations,
+    stacked,
+)
+from attnlab.conformance.tolerance import assert_close
+
+__all__ = ["LAWS", "PARTS", "Law", "NotApplicableError"]
+
+Law = Callable[[Mechanism], None]
+
+# Queries or tokens in a chunk where the law about long sequences makes chunks small.
+CHUNK = 23
+
+# Parts of a law that a mechanism may be exempt from without being exempt from the rest.
+PARTS = {"half precision"}
+
+
+class NotApplicableError(Exception):
+    """The mechanism refuses every call of a law; the message is its reason."""
+
+
+def require(holds: bool, message: str) -> None:
+    """``assert`` that ``python -O`` keeps."""
+    if not holds:
+        raise AssertionError(message)
+
+
+def taken(mech: Mechanism, calls: Iterable[tuple[str, AttentionCall]]) -> list[tuple[str, AttentionCall]]:
+    """The calls that the mechanism does not refuse, of which there is at least one."""
+    accepted, reason = [], ""
+    for name, call in calls:
+        why = refusal(mech, call)
+        if why is None:
+            accepted.append((name, call))
+        reason = reason or why or ""
+    if not accepted:
+        raise NotApplicableError(reason)
+    return accepted
+
+
+def accepted_situations(mech: Mechanism, dtype: torch.dtype = torch.float64) -> list[tuple[str, AttentionCall]]:
+    """The situations that this mechanism takes; a mechanism that takes none obeys no law."""
+    try:
+        return taken(mech, situations(dtype).items())
+    except NotApplicableError as refused:
+        raise AssertionError(f"{mech!r} refuses every situation: {refused}") from None
+
+
+def situations_with_hidden_keys(mech: Mechanism) -> list[tuple[str, AttentionCall, Tensor]]:
+    """The situations in which some key is hidden from some query, with ``visible`` in full."""
+    hiding = [(name, call) for name, call in situations().items() if visible(call) is not None]
+    hidden = []
+    for name, call in taken(mech, hiding):
+        seen = visible(call)
+        assert seen is not None
+        hidden.append((name, call, seen.expand(call.sizes)))
+    return hidden
+
+
+def product(mech: Mechanism, call: AttentionCall) -> Tensor:
+    """W @ v from the reference."""
+    return mech.weights(call) @ repeat_groups(hide_unseen(call).v, call.groups)
+
+
+def output_is_weights_times_values(mech: Mechanism) -> None:
+    for name, call in accepted_situations(mech):
+        weights, out = mech.weights(call), mech(call)
+        require(weights.shape == call.sizes, f"{name}: W is {tuple(weights.shape)}, not {call.sizes}")
+        shape = (*call.sizes[:3], call.v.shape[-1])
+        require(out.shape == shape, f"{name}: the output is {tuple(out.shape)}, not {shape}")
+        require(out.dtype == call.q.dtype, f"{name}: the output is {out.dtype}, not {call.q.dtype}")
+        assert_close(out, weights @ repeat_groups(hide_unseen(call).v, call.groups), what=name)
+
+
+def long_sequences_equal_the_reference(mech: Mechanism) -> None:
+    """Where a sequence is longer than every chunk, the output is still W @ v of the whole call."""
+    for name, call in taken(mech, long_situations().items()):
+        expected = product(mech, call)
+        b, h, _, n_k = call.sizes
+        with small_chunks(elements=CHUNK * b * h * n_k, tokens=CHUNK):
+            assert_close(mech(call), expected, what=f"{name}, {CHUNK} at once")
+
+
+def hidden_keys_get_no_weight(mech: Mechanism) -> None:
+    for name, call, seen in situations_with_hidden_keys(mech):
+        require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
+
+
+def hidden_keys_change_nothing(mech: Mechanism) -> None:
+    """The output of a query does not move when a key and value that it may not see change by any finite amount."""
+    for name, call, seen in situations_with_hidden_keys(mech):
+        before, n_k = mech(call), call.sizes[3]
+        for amount in (3.0, 1e308):
+            # One copy of the call for each key that moves.
+            each = torch.eye(n_k, dtype=torch.float64)[:, None, None, :, None]
+            moved = [replace(call, k=call.k + amount * one, v=call.v - amount * one) for one in each]
+            for j, after in enumerate(mech(stacked(moved)).split(call.sizes[0])):
+                blind = ~seen[..., j]
+                assert_close(after[blind], before[blind], what=f"{name}, key {j} moved by {amount}")
+
+
+def keys_hidden_from_all_may_be_nan(mech: Mechanism) -> None:
+    hidden = padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])
+    base = replace(self_call(length=K), key_visible=hidden)
+    for name, call in taken(mech, [("encoder", base), ("causal", replace(base, causal=True))]):
+        expected = mech(call)
+        assert call.x is not None
+        for poison in (math.nan, math.inf):
+            k, v = (t.masked_fill(~hidden[:, None, :, None], poison) for t in (call.k, call.v))
+            x = call.x.masked_fill(~hidden[..., None], poison)
+            poisoned = replace(call, k=k.requires_grad_(), v=v.requires_grad_(), x=x)
+            out, what = mech(poisoned), f"{name}, hidden keys set to {poison}"
+            assert_close(out, expected, what=what)
+            require(bool(torch.isfinite(mech.weights(poisoned)).all()), f"{what}: W is not finite")
+            if "gradients" not in mech.exempt:
+                for grad in torch.autograd.grad(out.sum(), (k, v)):
+                    require(bool(torch.isfinite(grad).all()), f"{what}: the gradient is not finite")
+
+
+def padded_batch_equals_each_row_alone(mech: Mechanism) -> None:
+    """Padding left, right and in the middle, in any mix: real positions come out as in the unpadded row."""
+    rows = padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])
+    base = replace(self_call(length=K), key_visible=rows)
+    calls = {
+        "encoder": base,
+        "causal": replace(base, causal=True),
+        "cross": replace(cross_call(), key_visible=rows),
+    }
+    for name, call in taken(mech, calls.items()):
+        together = mech(call)
+        assert call.x is not None
+        for i, real in enumerate(rows):
+            own_queries = real if name != "cross" else slice(None)
+            alone = AttentionCall(
+                call.q[i : i + 1, :, own_queries],
+                call.k[i : i + 1, :, real],
+                call.v[i : i + 1, :, real],
+                x=call.x[i : i + 1, real],
+                causal=call.causal,
+            )
+            assert_close(together[i : i + 1, :, own_queries], mech(alone), what=f"{name}, row {i}")
+
+
+def causal_outputs_ignore_the_future(mech: Mechanism) -> None:
+    ((_, call),) = taken(mech, [("causal", replace(self_call(length=K), causal=True))])
+    whole = mech(call)
+    for n in range(1, K):
+        assert_close(mech(_tokens(call, 0, n)), whole[:, :, :n], what=f"prefix of {n}")
+
+
+def prefill_then_steps_equals_whole(mech: Mechanism) -> None:
+    """With a cache of keys and values, a prefill and then one token at a time give the whole forward's outputs."""
+    call = replace(self_call(length=K), causal=True)
+    padded = replace(call, key_visible=padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1]]))
+    taken(mech, [("a step", _tokens(call, K - 1, K))])
+    for name, whole in taken(mech, [("causal", call), ("padded causal", padded)]):
+        expected = mech(whole)
+        for prefill in (1, 3):
+            for start, stop in [(0, prefill)] + [(t, t + 1) for t in range(prefill, K)]:
+                out = mech(_tokens(whole, start, stop))
+                assert_close(out, expected[:, :, start:stop], what=f"{name}, prefill {prefill}, {start} to {stop}")
+
+
+def _tokens(call: AttentionCall, start: int, stop: int) -> AttentionCall:
+    """A causal call's queries from ``start`` to ``stop`` over the keys before ``stop``."""
+    assert call.x is not None
+    return replace(
+        call,
+        q=call.q[:, :, start:stop],
+        k=call.k[:, :, :stop],
+        v=call.v[:, :, :stop],
+        x=call.x[:, :stop],
+        key_visible=None if call.key_visible is None else call.key_visible[:, :stop],
+        offset=start,
+    )
+
+
+def rows_that_see_nothing_are_zero(mech: Mechanism) -> None:
+    for name, call, seen in situations_with_hidden_keys(mech):
+        blind = ~seen.any(-1)
+        require(bool((mech(call)[blind] == 0).all()), f"{name}: an output is not zero")
+        require(bool((mech.weights(call)[blind] == 0).all()), f"{name}: a weight is not zero")
+
+
+def every_precision_works(mech: Mechanism) -> None:
+    """float32 and bfloat16 come out as float64 does, in their own dtype; the other laws are about float64."""
+    single, half = (accepted_situations(mech, dtype) for dtype in (torch.float32, torch.bfloat16))
+    for name, *calls in ((name, a, b) for (name, a), (_, b) in zip(single, half, strict=True)):
+        exact = mech(stacked([_doubled(call) for call in calls])).chunk(2)
+        for call, expected in zip(calls, exact, strict=True):
+            out, what = mech(call), f"{name} in {call.q.dtype}"
+            require(out.dtype == call.q.dtype, f"{what}: the output is {out.dtype}")
+            require(bool(torch.isfinite(out).all()), f"{what}: the output is not finite")
+            if not ("half precision" in mech.exempt and call.q.dtype == torch.bfloat16):
+                assert_close(out, expected, what=what)
+
+
+def _doubled(call: AttentionCall) -> AttentionCall:
+    """The same call in float64."""
+    floats = {field: getattr(call, field) for field in ("q", "k", "v", "x", "bias")}
+    return replace(call, **{field: t.double() for field, t in floats.items() if t is not None})
+
+
+def gradients(mech: Mechanism) -> None:
+    """The derivatives by queries, keys and values are those of finite differences."""
+    square = replace(self_call(length=5, heads=2), key_visible=padding([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]))
+    calls = {"cross": cross_call(queries=3, keys=5, heads=2), "padded causal": replace(square, causal=True)}
+    for _, call in taken(mech, calls.items()):
+        q, k, v = (t.detach().requires_grad_() for t in (call.q, call.k, call.v))
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, call: AttentionCall = call) -> Tensor:
+            return mech(replace(call, q=q, k=k, v=v))
+
+        # Parameters are made at the first call.
+        attend(q, k, v)
+        torch.autograd.gradcheck(attend, (q, k, v), fast_mode=True)
+
+
+def grouped_queries_equal_repeated_keys(mech: Mechanism) -> None:
+    base = replace(self_call(length=K, heads=6, groups=2), key_visible=padding([[1] * K, [1] * 5 + [0] * 2]))
+    for name, call in taken(mech, [("encoder", base), ("causal", replace(base, causal=True))]):
+        repeated = replace(call, k=repeat_groups(call.k, 2), v=repeat_groups(call.v, 2))
+        assert_close(mech(call), mech(repeated), what=name)
+
+
+def refusals_say_why(mech: Mechanism) -> None:
+    """What ``cannot`` lists is refused with its reason, by the output and by the weights alike."""
+    square = self_call(length=K)
+    asking = {
+        "causal": replace(square, causal=True),
+        "mask": replace(square, mask=torch.ones(1, 1, K, K, dtype=torch.bool)),
+        "bias": replace(square, bias=torch.zeros(1, 1, K, K, dtype=torch.float64)),
+        "cross": cross_call(),
+        "offset": replace(square, q=square.q[:, :, -1:], causal=True, offset=K - 1),
+        "padding": replace(square, key_visible=torch.ones(B, K, dtype=torch.bool)),
+        "no-x": replace(square, x=None),
+    }
+    for what, why in mech.cannot().items():
+        require(what in asking, f"cannot() names {what!r}; what can be refused: {', '.join(asking)}")
+        for attempt in (mech, mech.weights):
+            try:
+                attempt(asking[what])
+            except ValueError as error:
+                require(why in str(error), f"{what} is refused without its reason: {error}")
+            else:
+                raise AssertionError(f"cannot() names {what!r}, but such a call is not refused")
+
+
+def exemptions_name_laws_and_give_reasons(mech: Mechanism) -> None:
+    known = LAWS.keys() | PARTS
+    for law, reason in mech.exempt.items():
+        require(law in known, f"exempt from {law!r}, which is no law; the laws are {', '.join(sorted(known))}")
+        require(len(reason) > 20, f"no reason why it is exempt from {law}, only {reason!r}")
+
+
+def memory_is_handed_on(mech: Mechanism) -> None:
+    """What ``memory_after`` returns is taken as ``call.memory``, and it returns something if ``reads_memory``."""
+    ((_, call),) = taken(mech, [("encoder", self_call())])
+    memory = mech.memory_after(call)
+    require((memory is not None) == mech.reads_memory, f"memory_after disagrees with reads_memory={mech.reads_memory}")
+    if memory is not None:
+        following = replace(call, memory=memory)
+        assert_close(mech(following), product(mech, following), what="with the memory of a layer before")
+        require(not torch.equal(mech(following), mech(call)), "the memory of the layer before changes nothing")
+
+
+def cache_equals_whole(mech: Mechanism) -> None:
+    """Where ``make_cache`` gives a memory, a prefill and then one token at a time give the whole forward's outputs."""
+    ((_, call),) = taken(mech, [("causal", replace(self_call(length=K), causal=True))])
+    whole, cache = mech(call), mech.make_cache(B, K)
+    if cache is None:
+        raise NotApplicableError("make_cache gives none: it keeps every key and value")
+    for start, stop in [(0, 3)] + [(t, t + 1) for t in range(3, K)]:
+        part = _tokens(call, start, stop)
+        assert part.x is not None
+        new = replace(part, k=part.k[:, :, start:], v=part.v[:, :, start:], x=part.x[:, start:], offset=0)
+        _, out = cache.attend(mech, new, key_visible=None)
+        assert_close(out, whole[:, :, start:stop], what=f"tokens {start} to {stop}")
+
+
+def nothing_to_attend_to(mech: Mechanism) -> None:
+    """No keys at all: zeros, as for a row that sees nothing."""
+    call = AttentionCall(
+        torch.randn(B, H, 3, D, dtype=torch.float64),
+        torch.zeros(B, H, 0, D, dtype=torch.float64),
+        torch.zeros(B, H, 0, E, dtype=torch.float64),
+        x=torch.zeros(B, 0, M, dtype=torch.float64),
+    )
+    taken(mech, [("no keys", call)])
+    require(mech.weights(call).shape == (B, H, 3, 0), f"W is {tuple(mech.weights(call).shape)}, not {(B, H, 3, 0)}")
+    out = mech(call)
+    require(out.shape == (B, H, 3, E), f"the output is {tuple(out.shape)}, not {(B, H, 3, E)}")
+    require(bool((out == 0).all()), "the output is not zero")
+
+
+LAWS: dict[str, Law] = {
+    law.__name__: law
+    for law in (
+        output_is_weights_times_values,
+        long_sequences_equal_the_reference,
+        hidden_keys_get_no_weight,
+        hidden_keys_change_nothing,
+        keys_hidden_from_all_may_be_nan,
+        padded_batch_equals_each_row_alone,
+        causal_outputs_ignore_the_future,
+        prefill_then_steps_equals_whole,
+        cache_equals_whole,
+        rows_that_see_nothing_are_zero,
+        every_precision_works,
+        gradients,
+        grouped_queries_equal_repeated_keys,
+        memory_is_handed_on,
+        refusals_say_why,
+        exemptions_name_laws_and_give_reasons,
+        nothing_to_attend_to,
+    )
+}

@@ -1,0 +1,18 @@
+"""One tolerance for each dtype, and a comparison that raises."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["RELATIVE", "assert_close"]
+
+RELATIVE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, dtype: torch.dtype | None = None, what: str = "") -> None:
+    """Raise an AssertionError unless both agree to the tolerance of ``dtype`` (by default that of ``actual``)."""
+    tolerance = RELATIVE[dtype or actual.dtype]
+    torch.testing.assert_close(
+        actual.double(), expected.double(), rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
+    )
