@@ -158,7 +158,7 @@ def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
     assert found[0].rank[1].max() == 0
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5, 37, 7), (3, 4, 5, 6, 7), (3, 2, 5, 37, 29)])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 37, 7), (3, 2, 5, 6, 7), (3, 2, 5, 37, 29)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padded: bool) -> None:
     pytest.importorskip("triton")
@@ -181,8 +181,10 @@ def test_the_projection_at_once_is_the_careful_one(shape: tuple[int, ...], padde
     torch.testing.assert_close(found[sure], careful[sure])
     assert torch.equal(rank[sure], careful_rank[sure])
     assert torch.equal(trivial[sure], careful_trivial[sure])
-    v[1, 0, k // 2, 0] = torch.nan
-    assert project_at_once(w, v, seen)[3][1, 0]
+    # One head is enough: kernels are slow where they are interpreted.
+    broken = v[1:2, :1].clone()
+    broken[0, 0, k // 2, 0] = torch.nan
+    assert project_at_once(w[1:2, :1], broken, None if seen is None else seen[1:2])[3][0, 0]
 
 
 @torch.no_grad()
