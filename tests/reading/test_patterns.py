@@ -55,15 +55,15 @@ def test_features_are_the_definitions_measured() -> None:
     x[1] = torch.eye(SIZE)
     x[2, : SIZE // 2, : SIZE // 2] = x[2, SIZE // 2 :, SIZE // 2 :] = 1
     x[3, :, 0] = 1
-    found = pattern_features(x)
-    assert found.shape == (4, feature_count(SIZE))
-    first, darkest = found[:, :3], found[:, 3:39].view(4, 3, 12)
+    features = pattern_features(x)
+    assert features.shape == (4, feature_count(SIZE))
+    first, darkest = features[:, :3], features[:, 3:39].view(4, 3, 12)
     # The first column of the last; one dark column in the first and the last; none along a diagonal.
     assert first[:, 1].tolist() == [0, 0, 0.5, 1]
     assert darkest[[0, 1, 3], 1, 0].tolist() == [1, 0, 1]
-    diagonals = found[:, 39 : 39 + 63].view(4, 3, 21)
+    diagonals = features[:, 39 : 39 + 63].view(4, 3, 21)
     assert diagonals[:, 1, 10].tolist() == [0, 1, 1, 0]
-    squares = found[:, -len(range(8, 41, 2)) * 2 :][:, :17]
+    squares = features[:, -len(range(8, 41, 2)) * 2 :][:, :17]
     # A cut where the squares meet tells inside from outside.
     assert squares[2].argmax() == list(range(8, 41, 2)).index(SIZE // 2)
     assert squares[2].max() == 1

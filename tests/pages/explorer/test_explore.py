@@ -54,21 +54,23 @@ def test_maps_are_the_readings(traced: tuple[al.Trace, list[str]]) -> None:
 
 def test_statistics_are_the_readings(traced: tuple[al.Trace, list[str]]) -> None:
     trace, tokens = traced
-    found = stack(al.explore(trace, tokens=tokens))["statistics"]
-    np.testing.assert_allclose(found["entropy"][2], attention_entropy(trace[2])[0].mean(-1), rtol=1e-4)
-    np.testing.assert_allclose(found["distance"][2], attention_distance(trace[2])[0].mean(-1), rtol=1e-4)
-    np.testing.assert_allclose(found["removed"][2], al.effective_attention(trace[2]).removed[0], rtol=1e-4, atol=1e-6)
-    assert set(found["class"][3]) <= {"vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous"}
-    assert "follows" not in found
+    statistics = stack(al.explore(trace, tokens=tokens))["statistics"]
+    np.testing.assert_allclose(statistics["entropy"][2], attention_entropy(trace[2])[0].mean(-1), rtol=1e-4)
+    np.testing.assert_allclose(statistics["distance"][2], attention_distance(trace[2])[0].mean(-1), rtol=1e-4)
+    np.testing.assert_allclose(
+        statistics["removed"][2], al.effective_attention(trace[2]).removed[0], rtol=1e-4, atol=1e-6
+    )
+    assert set(statistics["class"][3]) <= {"vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous"}
+    assert "follows" not in statistics
 
 
 def test_heads_are_audited_for_the_patterns_of_guidance() -> None:
     one = subject(shipped_model(), TEXT)
-    found = stack(al.explore(one, readings=("standard",)))["statistics"]
+    statistics = stack(al.explore(one, readings=("standard",)))["statistics"]
     table = al.pattern_audit(one.trace, one.input_ids["source"], tokens=one.special)
     best = max((row for row in table if row["layer"] == 3 and row["head"] == 5), key=lambda row: row["closeness"])
-    assert found["follows"][3][5] == best["pattern"]
-    assert found["closeness"][3][5] == pytest.approx(best["closeness"], rel=1e-4)
+    assert statistics["follows"][3][5] == best["pattern"]
+    assert statistics["closeness"][3][5] == pytest.approx(best["closeness"], rel=1e-4)
 
 
 def test_an_approximation_brings_its_map_its_loss_and_its_errors(traced: tuple[al.Trace, list[str]]) -> None:
@@ -193,11 +195,11 @@ def test_mistakes_in_python_are_sentences(traced: tuple[al.Trace, list[str]]) ->
 def test_the_command_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["explore", str(SHIPPED), TEXT, "--effective", "--layers", "0-1", "-o", str(page), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["bytes"] == page.stat().st_size
-    assert told["shown"][0]["kinds"]["encoder"] == {"layers": 6, "heads": 8, "readings": ["standard", "effective"]}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["bytes"] == page.stat().st_size
+    assert summary["shown"][0]["kinds"]["encoder"] == {"layers": 6, "heads": 8, "readings": ["standard", "effective"]}
     # The text is short, so that thumbnails are the maps themselves.
-    assert told["notes"] == []
+    assert summary["notes"] == []
     assert main(["explore", str(SHIPPED), TEXT, "Another.", "--compare-mechanism", "top-r:r=2", "-o", str(page)]) == 0
     assert "open it in a browser" in capsys.readouterr().out
 
@@ -242,9 +244,9 @@ def test_a_mechanism_that_learns_is_shown_untrained(tmp_path: Path, capsys: pyte
     page = str(tmp_path / "page.html")
     argv = ["explore", str(SHIPPED), TEXT, "--compare-mechanism", "abc-mlp:slots=5", "-o", page, "--json"]
     assert main(argv) == 0
-    told = json.loads(capsys.readouterr().out)
-    (shown,) = told["shown"]
-    assert told["notes"][0].startswith("abc-mlp:slots=5 has parameters of its own, which no training has touched")
+    summary = json.loads(capsys.readouterr().out)
+    (shown,) = summary["shown"]
+    assert summary["notes"][0].startswith("abc-mlp:slots=5 has parameters of its own, which no training has touched")
     assert shown["kinds"]["encoder"]["readings"][1] == "abc-mlp:slots=5"
 
 
