@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import check_mechanisms, print_json
 
 if TYPE_CHECKING:
     from attnlab.evaluation.compare import CompareConfig
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def comparison_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compared, on how much text."""
+    """The options that demo and compare share: the mechanisms, and how much text is read."""
     parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
     parser.add_argument(
         "--reading",
@@ -85,14 +85,11 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings that ``comparison_arguments`` asked for."""
+    """The settings from the options of ``comparison_arguments``."""
     from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
-    from attnlab.registry import mechanism
 
     specs = tuple(options.mechanism or DEFAULT_MECHANISMS)
-    for spec in specs:
-        # A misspelt mechanism is reported before a large model is loaded.
-        mechanism(spec)
+    check_mechanisms(specs)
     return CompareConfig(
         mechanisms=specs,
         length=options.length,

@@ -1,12 +1,16 @@
-"""The command ``attnlab explore``: its arguments, and what it does with them."""
+"""``attnlab explore``: a model's attention over a text, or a run's over training, as one offline page."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from attnlab.commands._shared import check_mechanisms, print_json
+
+if TYPE_CHECKING:
+    from attnlab.pages.explorer import Exploration
 
 __all__ = ["arguments", "run"]
 
@@ -78,25 +82,22 @@ def run(options: argparse.Namespace) -> None:
         exploration = _explore_models(options)
     page = exploration.html()
     write_atomic(options.out, page)
-    summary = _summary(exploration.packed.meta, options.out, len(page))
+    meta = exploration.packed.meta
     if options.json:
-        print(json.dumps(summary, indent=1, ensure_ascii=False))
+        print_json(_summary(meta, options.out, len(page)))
         return
-    for note in summary["notes"]:
+    for note in meta["notes"]:
         print(f"attnlab: {note}", file=sys.stderr)
     print(f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser")
 
 
-def _explore_models(options: argparse.Namespace) -> Any:
+def _explore_models(options: argparse.Namespace) -> Exploration:
     from attnlab.adapters import load_model
     from attnlab.devices import to_device
     from attnlab.evaluation.explore_models import ExploreConfig, explore_models, parse_layers, texts_of
     from attnlab.reading import reading_names
-    from attnlab.registry import mechanism
 
-    for spec in options.compare_mechanism:
-        # A misspelt mechanism is reported before a large model is loaded.
-        mechanism(spec)
+    check_mechanisms(options.compare_mechanism)
     every = reading_names(maps=True, controls=False) if options.all else []
     config = ExploreConfig(
         readings=tuple(dict.fromkeys(["standard", *every, *options.reading])),
