@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def comparison_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is compared, on how much text."""
+    """The options that demo and compare share: the mechanisms, and how much text is read."""
     parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
     parser.add_argument(
         "--reading",
@@ -85,7 +85,7 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def comparison_config(options: argparse.Namespace) -> CompareConfig:
-    """The settings that ``comparison_arguments`` asked for."""
+    """The settings from the options of ``comparison_arguments``."""
     from attnlab.evaluation.compare import DEFAULT_MECHANISMS, CompareConfig
 
     specs = tuple(options.mechanism or DEFAULT_MECHANISMS)

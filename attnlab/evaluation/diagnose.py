@@ -19,18 +19,18 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 def diagnose(corpus: Bitext, *, name: str, draws: int = 3, seed: int = 0) -> dict[str, Any]:
     """A row of numbers about a corpus: the bits a target word that the pairing adds, and the verdict."""
-    found = learnable_from_cooccurrence(corpus, draws=draws, seed=seed)
+    learnable = learnable_from_cooccurrence(corpus, draws=draws, seed=seed)
     return {
         "corpus": name,
         "pairs": len(corpus),
         "source_words": len(np.unique(corpus.source)),
         "target_words": len(np.unique(corpus.target)),
         "table_entries": len(count_table(corpus)),
-        "bits": round(found.bits, 4),
-        "by_chance": round(found.chance, 4),
-        "spread": round(found.spread, 5),
-        "excess": round(found.excess, 4),
-        "verdict": "hopeless" if found.hopeless else "fine",
+        "bits": round(learnable.bits, 4),
+        "by_chance": round(learnable.chance, 4),
+        "spread": round(learnable.spread, 5),
+        "excess": round(learnable.excess, 4),
+        "verdict": "hopeless" if learnable.hopeless else "fine",
     }
 
 
@@ -49,18 +49,18 @@ def diagnose_files(
     return diagnose(bitext(*sides), name=name, seed=seed) | {"left_out": bad.count}
 
 
-def diagnosis_lines(found: dict[str, Any]) -> list[str]:
+def diagnosis_lines(diagnosis: dict[str, Any]) -> list[str]:
     """The diagnosis in words."""
     verdict = {
         "fine": "fine: the counts tell which words translate to which, so a model can learn it before it attends",
         "hopeless": "hopeless: the counts are those of sentences paired at random, so nothing tells where to attend",
-    }[found["verdict"]]
+    }[diagnosis["verdict"]]
     return [
         verdict,
-        f"{found['excess']:.4f} bits a target word above chance ({found['bits']:.4f} against {found['by_chance']:.4f}, "
-        f"spread {found['spread']:.5f})",
-        f"{found['pairs']} pairs, {found['source_words']} and {found['target_words']} words, "
-        f"{found['table_entries']} of their pairs co-occur; {found['left_out']} pairs left out",
+        f"{diagnosis['excess']:.4f} bits a target word above chance ({diagnosis['bits']:.4f} against "
+        f"{diagnosis['by_chance']:.4f}, spread {diagnosis['spread']:.5f})",
+        f"{diagnosis['pairs']} pairs, {diagnosis['source_words']} and {diagnosis['target_words']} words, "
+        f"{diagnosis['table_entries']} of their pairs co-occur; {diagnosis['left_out']} pairs left out",
     ]
 
 

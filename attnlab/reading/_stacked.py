@@ -50,7 +50,7 @@ class Padding:
 
 
 def serves(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: Mapping[str, Any]) -> bool:
-    """Whether this is plain softmax attention, nothing but padding hidden, that the kernels can project."""
+    """Whether this is plain softmax attention that hides only padding and that the kernels can project."""
     if torch.is_grad_enabled() or not supports_gpu_projection(query, value) or query.dtype != value.dtype:
         return False
     if key.shape != value.shape or key.shape[1] != query.shape[1]:

@@ -64,14 +64,14 @@ def pattern_table(
         with record(model) as trace:
             model(**batch)
         for layer in trace:
-            seen = layer.call.key_visible
-            found = {"standard": layer.weights(), "effective": effective_attention(layer).weights}
-            for name, maps in found.items():
-                answers[name].append(classify(maps, key_visible=seen, net=net).flatten())
+            flags = layer.call.key_visible
+            by_reading = {"standard": layer.weights(), "effective": effective_attention(layer).weights}
+            for name, maps in by_reading.items():
+                answers[name].append(classify(maps, key_visible=flags, net=net).flatten())
     if not answers["standard"]:
         raise ValueError("pattern_table was given no batch")
     joined = {name: torch.cat(parts) for name, parts in answers.items()}
-    return [{"attention": name, **pattern_shares(found), "maps": len(found)} for name, found in joined.items()]
+    return [{"attention": name, **pattern_shares(classes), "maps": len(classes)} for name, classes in joined.items()]
 
 
 def device_of(net: PatternNet) -> torch.device:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -131,7 +132,7 @@ def named_reading(name: str | Reading) -> Reading:
         return name
     path, colon, function = name.rpartition(":")
     if colon and path.endswith(".py"):
-        return _from_file(Path(path), function)
+        return _in_file(path, function)
     readings = _load()
     if name not in readings:
         close = difflib.get_close_matches(name, readings, n=1)
@@ -168,24 +169,30 @@ def _load() -> dict[str, Reading]:
     return _readings
 
 
-@functools.cache
-def _from_file(path: Path, name: str) -> Reading:
+def _in_file(path: str, name: str) -> Reading:
     """The function ``name`` of a Python file; a plain function is a reading of single layers named by its place."""
-    if not path.is_file():
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
         raise ValueError(f"there is no file {path}; a reading is a name or ./file.py:function")
-    _load()
-    module_name = f"attnlab_reading_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    spec.loader.exec_module(module)
-    function = getattr(module, name, None)
+    function = getattr(_run_file(file, file.stat().st_mtime_ns), name, None)
     if not callable(function):
         raise ValueError(f"{path} has no function {name!r}")
     for known in _readings.values():
         if known.function is function:
             return known
-    summary = (function.__doc__ or f"What {name} in {path.name} says.").strip().splitlines()[0]
-    return Reading(f"{path.name}:{name}", summary, function)
+    summary = (function.__doc__ or f"What {name} in {file.name} says.").strip().splitlines()[0]
+    return Reading(f"{file.name}:{name}", summary, function)
+
+
+@functools.cache
+def _run_file(file: Path, changed: int) -> ModuleType:
+    """The file as a module; it is run again after it has ``changed``."""
+    # The registered readings first, so that a name that is taken is an error in the user's file.
+    _load()
+    spec = importlib.util.spec_from_file_location(f"attnlab_user_{file.stem}", file)
+    assert spec is not None, f"{file} ends with .py"
+    assert spec.loader is not None, f"{file} ends with .py"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -22,7 +22,8 @@ __all__ = ["ReadingTable", "read"]
 class ReadingTable:
     """A reading of every layer: ``maps[kind, layer]`` is (b, h, q, k), or (b, h, q) with one number per query.
 
-    ``seen`` tells, for each layer, which pairs exist; rows of the table are made for those only. Rollout has one head.
+    ``seen`` holds, for each layer, which keys each query sees; the table has a row for each of these pairs. Rollout has
+    one head.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Attention while a model learns: the maps of one text at chosen steps, in the run folder, for the explorer to play."""
+"""Attention while a model learns: the maps of one text at chosen steps, stored in the run folder for the explorer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def record_step(
         [*(known for known in index["steps"] if known["step"] != step), entry], key=lambda known: known["step"]
     )
     folder.mkdir(parents=True, exist_ok=True)
-    # Half precision resolves a weight to three digits, which a picture needs no more than.
+    # Half precision keeps three digits of a weight, which is enough for a picture.
     stored = {f"{kind}.{layer}": w.half().contiguous() for (kind, layer), w in maps.items()}
     write_atomic(folder / file, save(stored))
     write_json(folder / INDEX, index)
@@ -64,19 +64,19 @@ def record_step(
 
 def _maps(trace: Iterable[LayerTrace] | Maps, item: int) -> dict[tuple[str, int], Tensor]:
     if isinstance(trace, Mapping):
-        given = {(str(kind), int(layer)): w for (kind, layer), w in trace.items()}
+        maps = {(str(kind), int(layer)): w for (kind, layer), w in trace.items()}
     else:
-        given = {(x.kind, x.layer): x.weights() for x in trace}
-    if not given:
+        maps = {(x.kind, x.layer): x.weights() for x in trace}
+    if not maps:
         raise ValueError("the trace is empty; run the model inside `with attnlab.record(model) as trace:` first")
-    for (kind, layer), w in given.items():
+    for (kind, layer), w in maps.items():
         if kind not in SEQUENCES:
             raise ValueError(f"a map's kind must be one of {', '.join(SEQUENCES)}, got {kind!r}")
         if w.dim() != 4 or not 0 <= item < w.shape[0]:
             raise ValueError(
                 f"weights of ({kind!r}, {layer}) must be (b, h, q, k) with input {item}, got {tuple(w.shape)}"
             )
-    return {key: w[item].detach().cpu() for key, w in given.items()}
+    return {key: w[item].detach().cpu() for key, w in maps.items()}
 
 
 def _sequences(
@@ -84,13 +84,13 @@ def _sequences(
 ) -> dict[str, list[str]]:
     if not isinstance(tokens, Mapping):
         tokens = {SEQUENCES[next(iter(maps))[0]][0]: tokens}
-    found = {name: [str(token) for token in told] for name, told in tokens.items()}
+    sequences = {name: [str(token) for token in strings] for name, strings in tokens.items()}
     for (kind, layer), w in maps.items():
         for name, length in zip(SEQUENCES[kind], w.shape[1:], strict=True):
-            if name not in found or len(found[name]) != length:
-                came = "none" if name not in found else str(len(found[name]))
+            if name not in sequences or len(sequences[name]) != length:
+                came = "none" if name not in sequences else str(len(sequences[name]))
                 raise ValueError(f"({kind!r}, {layer}) attends over {length} {name} tokens, but tokens has {came}")
-    return found
+    return sequences
 
 
 def _index(folder: Path, sequences: dict[str, list[str]]) -> dict[str, Any]:
@@ -112,16 +112,16 @@ def _scalar(name: str, value: Scalar, maps: Mapping[tuple[str, int], Tensor]) ->
         value = dict(zip(maps, value, strict=True))
     if not isinstance(value, Mapping):
         return _finite(float(value))
-    found = {}
+    by_layer = {}
     for (kind, layer), numbers in value.items():
-        told = [_finite(math.nan if x is None else float(x)) for x in numbers]
+        per_head = [_finite(math.nan if x is None else float(x)) for x in numbers]
         heads = maps[kind, layer].shape[0] if (kind, layer) in maps else None
-        if len(told) != heads:
+        if len(per_head) != heads:
             raise ValueError(
-                f"scalar {name!r} has {len(told)} numbers for ({kind!r}, {layer}), which has {heads} heads"
+                f"scalar {name!r} has {len(per_head)} numbers for ({kind!r}, {layer}), which has {heads} heads"
             )
-        found[f"{kind}.{layer}"] = told
-    return found
+        by_layer[f"{kind}.{layer}"] = per_head
+    return by_layer
 
 
 def _finite(value: float) -> float | None:

@@ -35,19 +35,19 @@ def token_types(
     """
     if len(word_ids) != len(input_ids):
         raise ValueError(f"word_ids must say one word per token: got {len(word_ids)} for {len(input_ids)} tokens")
-    found = torch.full((len(input_ids),), -1)
+    types = torch.full((len(input_ids),), -1)
     previous = None
     for i, (token, word) in enumerate(zip(input_ids.tolist(), word_ids, strict=True)):
         if word is None:
-            found[i] = CLS if token == cls_id else SEP if token == sep_id else -1
+            types[i] = CLS if token == cls_id else SEP if token == sep_id else -1
         elif word != previous:
             if word >= len(tags):
                 raise ValueError(
                     f"token {i} belongs to word {word}, but there are {len(tags)} tags; are the words the same?"
                 )
-            found[i] = TYPE_OF_TAG.get(tags[word], -1)
+            types[i] = TYPE_OF_TAG.get(tags[word], -1)
         previous = word
-    return found
+    return types
 
 
 def token_type_weights(
@@ -74,16 +74,16 @@ def attention_to(
 ) -> Float[Tensor, " h"]:
     """The weight that other tokens give to the marked keys together, averaged over queries and inputs (Figures 5, 6).
 
-    ``queries`` marks real tokens; a marked key is not asked about itself where queries and keys are the same tokens.
+    ``queries`` marks real tokens. Where queries and keys are the same tokens, marked tokens do not count as queries.
 
     >>> maps = torch.tensor([[[[0.9, 0.1], [0.4, 0.6]]]])
     >>> attention_to(maps, torch.tensor([[True, False]]))
     tensor([0.4000])
     """
-    given = torch.where(keys[:, None, None], maps, 0).sum(-1)
-    asked = (
+    received = torch.where(keys[:, None, None], maps, 0).sum(-1)
+    counted = (
         torch.ones(maps.shape[0], maps.shape[2], dtype=torch.bool, device=maps.device) if queries is None else queries
     )
     if maps.shape[2] == maps.shape[3]:
-        asked = asked & ~keys
-    return (given * asked[:, None]).sum((0, 2)) / asked.sum()
+        counted = counted & ~keys
+    return (received * counted[:, None]).sum((0, 2)) / counted.sum()

@@ -7,7 +7,7 @@ import pytest
 from attnlab.evaluation.compare_lines import table_lines
 
 
-def told(name: str, value: float, exact: float, **errors: float | None) -> list[str]:
+def lines_of(name: str, value: float, exact: float, **errors: float | None) -> list[str]:
     quality = {"name": name, "value": value, "exact": exact, "loss": 1.0, "predicted": 3}
     numbers: dict[str, Any] = {
         "output_error": 0.5,
@@ -23,13 +23,13 @@ def told(name: str, value: float, exact: float, **errors: float | None) -> list[
 
 
 @pytest.mark.parametrize(("name", "value", "warned"), [("perplexity", 2592.0, True), ("perplexity", 30.0, False)])
-def test_a_text_that_the_model_cannot_read_is_told(name: str, value: float, warned: bool) -> None:
-    lines = told(name, value, value)
+def test_a_text_that_the_model_cannot_read_has_a_warning(name: str, value: float, warned: bool) -> None:
+    lines = lines_of(name, value, value)
     assert any("2592: the model was made for other text" in line for line in lines) == warned
 
 
 def test_every_error_is_printed_beside_the_exact_quality() -> None:
-    header, row, refused, exact, differs = told("mlm_error", 0.5, 0.25)
+    header, row, refused, exact, differs = lines_of("mlm_error", 0.5, 0.25)
     assert header == "mechanism  MLM error  output error  score error  after W_O  effective    time  memory"
     assert row == "top-r:r=4      50.0%        0.5000       0.2500     0.1250     0.7500  2.00 x  3.00 x"
     assert refused == "lsh:r=3    refused: r must be even"
@@ -38,4 +38,4 @@ def test_every_error_is_printed_beside_the_exact_quality() -> None:
 
 
 def test_an_error_that_was_not_measured_is_a_dash() -> None:
-    assert told("mlm_error", 0.5, 0.25, after_projection=None)[1].split()[4] == "-"
+    assert lines_of("mlm_error", 0.5, 0.25, after_projection=None)[1].split()[4] == "-"

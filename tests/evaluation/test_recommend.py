@@ -138,11 +138,11 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
     config = RecommendConfig(
         mechanisms=("top-r:r=1", "value-aware:r=d+1", "softmax"), budgets=(0.0, 0.02, 3.0), by=by, repeats=1
     )
-    found = recommend(loaded, windows, trace, config=config)
+    recommendation = recommend(loaded, windows, trace, config=config)
     units = 3 if by == "layers" else 12
-    assert found["candidates"] == ["top-r:r=1", "value-aware:r=d+1"]
-    assert len(found["sensitivity"]) == 2 * units
-    rows = {(row["budget"], row["mechanism"]): row for row in found["rows"]}
+    assert recommendation["candidates"] == ["top-r:r=1", "value-aware:r=d+1"]
+    assert len(recommendation["sensitivity"]) == 2 * units
+    rows = {(row["budget"], row["mechanism"]): row for row in recommendation["rows"]}
     with swap(loaded.model, "softmax"):
         exact = quality(loaded, windows, batch=8)
     assert exact is not None
@@ -161,7 +161,7 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
     # With three times the loss to spend, the most wanted mechanism is everywhere.
     assert rows[3.0, "mix"]["plan"]["layers"] == {f"encoder {i}": "top-r:r=1" for i in range(3)}
     assert rows[0.02, "top-r:r=1"]["replaced"] <= rows[3.0, "top-r:r=1"]["replaced"] == units
-    assert any(row["pareto"] for row in found["rows"])
+    assert any(row["pareto"] for row in recommendation["rows"])
 
 
 def test_held_out_windows_are_measured_and_have_no_part_in_the_choice(setting: Any) -> None:
@@ -180,22 +180,22 @@ def test_held_out_windows_are_measured_and_have_no_part_in_the_choice(setting: A
     with swap(loaded.model, "softmax"):
         exact = quality(loaded, unseen, batch=8)
     with swap_plan(loaded.model, Plan.from_json(row["plan"])):
-        found = quality(loaded, unseen, batch=8)
+        planned = quality(loaded, unseen, batch=8)
     assert exact is not None
-    assert found is not None
-    assert row["held_out_increase"] == pytest.approx(found["loss"] / exact["loss"] - 1, abs=1e-6)
+    assert planned is not None
+    assert row["held_out_increase"] == pytest.approx(planned["loss"] / exact["loss"] - 1, abs=1e-6)
 
 
-def test_a_refused_mechanism_is_told_and_not_proposed(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_mechanism_has_its_reason_and_is_not_proposed(setting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, windows, trace = setting
     monkeypatch.setattr(attnlab.Window, "refuse", lambda self, call: (_ for _ in ()).throw(ValueError("no window")))
     config = RecommendConfig(mechanisms=("window:r=3",), budgets=(1.0,), repeats=1)
-    found = recommend(loaded, windows, trace, config=config)
-    assert all("no window" in row["refused"] for row in found["sensitivity"])
-    assert found["rows"][1]["plan"] == {"layers": {}}
+    recommendation = recommend(loaded, windows, trace, config=config)
+    assert all("no window" in row["refused"] for row in recommendation["sensitivity"])
+    assert recommendation["rows"][1]["plan"] == {"layers": {}}
 
 
-def test_bad_settings_are_told() -> None:
+def test_bad_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="other than softmax"):
         RecommendConfig(mechanisms=("softmax",))
     with pytest.raises(ValueError, match="budgets are shares"):
@@ -210,16 +210,16 @@ def test_bad_settings_are_told() -> None:
 def test_it_is_printed_shown_and_written(setting: Any, tmp_path: Path) -> None:
     loaded, windows, trace = setting
     config = RecommendConfig(mechanisms=("top-r:r=1", "top-r:r=7"), budgets=(0.05, 3.0), by="heads", repeats=1)
-    found = recommend(loaded, windows, trace, config=config)
-    lines = recommend_lines(found)
+    recommendation = recommend(loaded, windows, trace, config=config)
+    lines = recommend_lines(recommendation)
     assert lines[0].split() == ["budget", "mechanism", "heads", "MLM", "error", "loss", "held", "out", "time", "memory"]
     assert lines[1].split()[:3] == ["-", "softmax", "0/12"]
     assert any(re.match(r"\+300 %\s+mix\s+12/12", line) for line in lines)
     assert lines[-1] == "+300 %: encoder 0: top-r:r=1, encoder 1: top-r:r=1, encoder 2: top-r:r=1"
-    paths = write_plans(tmp_path, found)
+    paths = write_plans(tmp_path, recommendation)
     assert tmp_path / "300-percent-mix.json" in paths
     assert Plan.load(tmp_path / "300-percent-mix.json").layers == {("encoder", i): "top-r:r=1" for i in range(3)}
-    page = compare_page({"rows": [], "recommendation": found})
+    page = compare_page({"rows": [], "recommendation": recommendation})
     assert "What each part of the model can bear" in page
     assert "12 of 12" in page
     assert "top-r:r=7" in page

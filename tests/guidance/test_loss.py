@@ -41,9 +41,9 @@ def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
             own = slice(start, start + count)
             mask = call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, own]
             seen = visible(replace(call, mask=mask, q=call.q[:, own], k=call.q[:, own], v=call.q[:, own]))
-            found = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, mask=mask, tokens=TOKENS)
-            t = dense(found, keys=N, visible=seen).double()
-            error = (W[:, start : start + count] - t).square() * found.rows[..., None]
+            targets = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, mask=mask, tokens=TOKENS)
+            t = dense(targets, keys=N, visible=seen).double()
+            error = (W[:, start : start + count] - t).square() * targets.rows[..., None]
             n = MASK.sum(-1)
             cells = (n * n).sum() if reduction == "paper" else n.sum()
             total = total + error.sum() / (count * cells)
@@ -68,12 +68,12 @@ def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: 
     mean = loss.total / loss.count
     assert_close(mean.double(), expected, dtype=torch.float32)
     leaves = [t for x in layers for t in (x.call.q, x.call.k)]
-    found, wanted = torch.autograd.grad(mean, leaves), torch.autograd.grad(expected, leaves)
-    for a, b in zip(found, wanted, strict=True):
+    slopes, wanted = torch.autograd.grad(mean, leaves), torch.autograd.grad(expected, leaves)
+    for a, b in zip(slopes, wanted, strict=True):
         assert_close(a, b, dtype=torch.float32)
         assert a.abs().max() > 0
     # The sixth head is nobody's.
-    assert found[0][:, 5].abs().max() == 0
+    assert slopes[0][:, 5].abs().max() == 0
 
 
 def test_by_hand() -> None:

@@ -18,9 +18,9 @@ def test_split_and_join_are_each_others_inverse() -> None:
         whole = join_heads(2 * t0 + u0, 4 * t1 + u1)
         assert_close(whole, torch.cat([2 * t[:, :FIRST], 4 * t[:, FIRST:]], 1) + u)
         slope = torch.randn_like(whole)
-        found = torch.autograd.grad(whole, (t, u), slope)
-        assert_close(found[0], torch.cat([2 * slope[:, :FIRST], 4 * slope[:, FIRST:]], 1))
-        assert_close(found[1], slope)
+        slopes = torch.autograd.grad(whole, (t, u), slope)
+        assert_close(slopes[0], torch.cat([2 * slope[:, :FIRST], 4 * slope[:, FIRST:]], 1))
+        assert_close(slopes[1], slope)
 
 
 def test_a_part_in_place_is_not_copied() -> None:
@@ -38,7 +38,7 @@ def test_a_part_of_which_nothing_is_made_has_the_gradient_zero() -> None:
     t, u = (torch.randn(B, H, N, D, requires_grad=True) for _ in range(2))
     (t0, _), (_, u1) = split_heads(FIRST, t, u)
     for part, leaf, other in ((t0, t, u), (u1, u, t)):
-        found, none = torch.autograd.grad(part.sum(), (leaf, other), allow_unused=True, retain_graph=True)
+        slopes, none = torch.autograd.grad(part.sum(), (leaf, other), allow_unused=True, retain_graph=True)
         assert none is None
-        assert found[:, :FIRST].unique().tolist() == [1 if leaf is t else 0]
-        assert found[:, FIRST:].unique().tolist() == [0 if leaf is t else 1]
+        assert slopes[:, :FIRST].unique().tolist() == [1 if leaf is t else 0]
+        assert slopes[:, FIRST:].unique().tolist() == [0 if leaf is t else 1]

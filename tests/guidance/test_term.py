@@ -64,10 +64,10 @@ def test_the_term_is_the_loss_of_the_recorded_maps(make: Callable[[], nn.Module]
             heads = term.by_head()
         loss.total.backward()
         slopes.append((loss, [p.grad for p in model.parameters()]))
-    (a, found), (b, wanted) = slopes
+    (a, guided), (b, wanted) = slopes
     assert_close(a.total, b.total)
     assert a.count == b.count
-    for x, y in zip(found, wanted, strict=True):
+    for x, y in zip(guided, wanted, strict=True):
         assert (x is None) == (y is None)
         if x is not None:
             assert_close(x, y)
@@ -164,13 +164,13 @@ def test_a_bias_through_a_training(make: Callable[[], nn.Module]) -> None:
         tokens=TOKENS,
     )
     with bias_heads(model, guidance, tokens=TOKENS, strength=3.0):
-        found = model(**given).logits
+        biased = model(**given).logits
         # Another batch has a bias of its own.
         model(input_ids=given["input_ids"][:1, :5])
     with al.swap(model, LogitBias(bias)):
         wanted = model(**given).logits
-    assert_close(found, wanted)
-    assert (found - model(**given).logits).abs().max() > 1e-3
+    assert_close(biased, wanted)
+    assert (biased - model(**given).logits).abs().max() > 1e-3
 
 
 def test_reentrant_checkpointing_is_told_apart_from_evaluation() -> None:

@@ -98,9 +98,9 @@ def ended(tmp_path: Path, *command: str) -> tuple[dict[str, Any], Any, list[dict
 def assert_same(left: dict[str, Any], model: Any, logs: list[dict[str, float]]) -> None:
     """Parameters, and what was logged of guidance."""
     for name, p in model.named_parameters():
-        found = torch.tensor(left["weights"][name])
+        weights = torch.tensor(left["weights"][name])
         torch.testing.assert_close(
-            found, p.detach().flatten()[:3], **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
+            weights, p.detach().flatten()[:3], **CLOSE, msg=lambda text, name=name: f"{name}: {text}"
         )
     for a, b in zip(left["logs"], logs, strict=True):
         assert (a["guidance"], a["alpha"]) == pytest.approx((b["guidance"], b["alpha"]), rel=LOGGED)
@@ -115,8 +115,8 @@ def test_compiled(tmp_path: Path, backend: str) -> None:
 def test_our_loop_compiled(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "tests.guidance.trained", "own", str(tmp_path)]
-    told = subprocess.run(command, check=True, timeout=300, cwd=root, capture_output=True, text=True).stdout
-    plain, compiled = json.loads(told.splitlines()[-1])
+    printed = subprocess.run(command, check=True, timeout=300, cwd=root, capture_output=True, text=True).stdout
+    plain, compiled = json.loads(printed.splitlines()[-1])
     for a, b in zip(plain, compiled, strict=True):
         assert a == pytest.approx(b, rel=1e-4)
 

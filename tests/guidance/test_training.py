@@ -86,12 +86,12 @@ def test_thirty_steps_move_the_guided_heads_to_their_patterns() -> None:
 def test_dropout_does_not_reach_the_loss() -> None:
     model, batch = bert(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0).train(), Texts().batch(0)
     term_of = Guidance(heads=HEADS, layers=(0,))
-    found = []
+    totals = []
     with guide(model, term_of, tokens=TOKENS) as term:
         for _ in range(2):
             output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-            found.append(term(model, output, batch, 0).total.item())
-    assert found[0] == found[1]
+            totals.append(term(model, output, batch, 0).total.item())
+    assert totals[0] == totals[1]
 
 
 def test_gradients_are_the_same_under_checkpointing() -> None:

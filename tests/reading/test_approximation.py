@@ -26,9 +26,9 @@ def random_call(n_q: int = 7, n_k: int = 7, **settings: object) -> al.AttentionC
 def test_values_by_hand() -> None:
     call = call_with_alpha([0.8, 0.2], [[1.0, 0.0], [0.0, 1.0]])
     # W = (.8, .2), W^ = (1, 0): off by (-.2, .2), so |off| / |W| = sqrt(.08 / .68), and the same through orthonormal v.
-    found = approximation_error(layer(call, 3 * torch.eye(2, dtype=torch.float64)), "top-r:r=1")
+    errors = approximation_error(layer(call, 3 * torch.eye(2, dtype=torch.float64)), "top-r:r=1")
     expected = (0.08 / 0.68) ** 0.5
-    summary = found.summary()
+    summary = errors.summary()
     for name in ("scores", "output", "projected", "effective", "layer_projected"):
         assert summary[name] == pytest.approx(expected), name
     assert summary["ranking_differs"] == 0
@@ -53,26 +53,26 @@ def test_agrees_with_dense_weights_and_effective_attention(settings: dict[str, o
     counted = torch.ones(2, 7, dtype=torch.bool) if call.key_visible is None else call.key_visible
     if call.key_visible is not None:
         v = v.masked_fill(~call.key_visible[:, None, :, None], 0)
-    found = approximation_error(layer(call), mech).layers[0]
+    errors = approximation_error(layer(call), mech).layers[0]
     keep = counted[:, None, :, None]
     v6 = v.repeat_interleave(2, 1)
 
     def relative(off: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         return ((off * keep).square().sum((0, 2, 3)) / (whole * keep).square().sum((0, 2, 3))).sqrt()
 
-    assert_close(found.scores, relative(W - approx, W))
-    assert_close(found.output, relative((W - approx) @ v6, W @ v6))
+    assert_close(errors.scores, relative(W - approx, W))
+    assert_close(errors.output, relative((W - approx) @ v6, W @ v6))
     if call.mask is None:
         masks = {"key_visible": call.key_visible, "causal": call.causal}
         exact, other = (effective_attention(w, call.v, **masks).weights for w in (W, approx))
-        torch.testing.assert_close(found.effective, relative(exact - other, exact), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(errors.effective, relative(exact - other, exact), rtol=1e-5, atol=1e-7)
 
 
 def test_value_aware_d_plus_1_is_exact_in_output_and_effective_attention_not_in_scores() -> None:
-    found = approximation_error(layer(random_call(23, 23)), "value-aware:r=d+1").summary()
-    assert found["scores"] > 0.1
-    assert found["output"] < 1e-9
-    assert found["effective"] < 1e-6
+    errors = approximation_error(layer(random_call(23, 23)), "value-aware:r=d+1").summary()
+    assert errors["scores"] > 0.1
+    assert errors["output"] < 1e-9
+    assert errors["effective"] < 1e-6
 
 
 def test_value_aware_beats_oblivious_on_the_output_in_every_head() -> None:
@@ -95,14 +95,14 @@ def test_padding_positions_are_not_counted() -> None:
 @pytest.mark.parametrize("spec", ["window:r=4", "lsh:r=4,rounds=2", "kernel:elu", "orf:features=16"])
 def test_any_mechanism_can_be_judged_and_rows_are_json(spec: str) -> None:
     layers = [layer(random_call(), torch.randn(17, 30, dtype=torch.float64)) for _ in range(2)]
-    found = approximation_error(layers, spec)
-    rows = json.loads(json.dumps(found.rows(), allow_nan=False))
+    errors = approximation_error(layers, spec)
+    rows = json.loads(json.dumps(errors.rows(), allow_nan=False))
     assert len(rows) == 12
     assert rows[0]["mechanism"] == spec
-    assert str(found).startswith(spec)
+    assert str(errors).startswith(spec)
 
 
 def test_cross_attention_counts_every_query() -> None:
-    found = approximation_error(layer(random_call(5, 7), kind="cross"), "top-r:r=2").layers[0]
-    assert found.queries == 10
-    assert found.projected is None
+    errors = approximation_error(layer(random_call(5, 7), kind="cross"), "top-r:r=2").layers[0]
+    assert errors.queries == 10
+    assert errors.projected is None

@@ -23,10 +23,10 @@ def test_a_quantised_model_works_and_one_on_meta_says_what_is_missing() -> None:
         warnings.simplefilter("ignore")
         model = torch.ao.quantization.quantize_dynamic(_bert(), {torch.nn.Linear}, dtype=torch.qint8)
     ids = torch.arange(17)[None]
-    with torch.no_grad(), record(model) as trace, read_effective(model) as found:
+    with torch.no_grad(), record(model) as trace, read_effective(model) as maps:
         model(ids)
-    assert found[1].residual.max() < 1e-5
-    torch.testing.assert_close(effective_attention(trace[1]).weights, found[1].weights)
+    assert maps[1].residual.max() < 1e-5
+    torch.testing.assert_close(effective_attention(trace[1]).weights, maps[1].weights)
     with pytest.raises(ValueError, match="meta device"), read_effective(_bert().to("meta")):
         pass
 
@@ -52,10 +52,10 @@ def test_a_real_model_s_logits_do_not_move_and_its_padding_gets_nothing() -> Non
     with swap(model, "effective-softmax"):
         after = model(ids, attention_mask=attended).last_hidden_state
     torch.testing.assert_close(after, before)
-    with read_effective(model) as found:
+    with read_effective(model) as maps:
         during = model(ids, attention_mask=attended).last_hidden_state
     torch.testing.assert_close(during, before)
-    for layer, kept in zip(trace, found, strict=True):
+    for layer, kept in zip(trace, maps, strict=True):
         effective = effective_attention(layer)
         torch.testing.assert_close(effective.weights, kept.weights)
         assert effective.residual.max() < 1e-5
@@ -79,7 +79,7 @@ def _padded_batch() -> dict[str, Tensor]:
 def test_layers_that_kernels_project_beside_the_model_are_the_same(monkeypatch, padded: bool) -> None:
     pytest.importorskip("triton")
     model, batch = _bert(), _padded_batch()
-    # Equal values in one input: its heads are in doubt, and are done with care.
+    # Equal values in one input: its heads are doubtful, and are computed by the slower method.
     batch["input_ids"][0, :] = 7
     if not padded:
         batch.pop("attention_mask")
@@ -111,20 +111,20 @@ def test_a_model_attends_into_stacks_as_it_would_by_itself(monkeypatch, own: str
     monkeypatch.setattr(_stacked, "supports_gpu_projection", lambda w, v: True)
     monkeypatch.setattr(_stacked.Stack, "project", lambda stack: None)
     before = model(**batch).last_hidden_state
-    with read_effective(model) as found:
+    with read_effective(model) as maps:
         torch.testing.assert_close(model(**batch).last_hidden_state, before)
-        assert [stack.filled for stack in found._stacks] == [2]
-        output, weights = found._stacks[0].last()
+        assert [stack.filled for stack in maps._stacks] == [2]
+        output, weights = maps._stacks[0].last()
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
-        torch.testing.assert_close(weights @ found._stacks[0].v[1].view(3, 2, 17, 3), output.transpose(1, 2))
+        torch.testing.assert_close(weights @ maps._stacks[0].v[1].view(3, 2, 17, 3), output.transpose(1, 2))
         if padded:
             assert not weights[1, :, :, 11:].any()
     # In another context beside it, a layer is given a call as ever.
     from attnlab.adapters import record
 
-    with read_effective(model, layers=1) as found, record(model) as trace:
+    with read_effective(model, layers=1) as maps, record(model) as trace:
         torch.testing.assert_close(model(**batch).last_hidden_state, before)
-    torch.testing.assert_close(effective_attention(trace[1]).weights, found[0].weights)
+    torch.testing.assert_close(effective_attention(trace[1]).weights, maps[0].weights)
     torch.testing.assert_close(model(**batch).last_hidden_state, before)
 
 
@@ -141,24 +141,24 @@ def test_an_encoder_s_layers_and_the_crossing_ones_are_stacks_of_their_own(monke
     before = model(**batch).last_hidden_state
     monkeypatch.setattr(_stacked, "supports_gpu_projection", lambda w, v: True)
     monkeypatch.setattr(_stacked.Stack, "project", lambda stack: None)
-    with read_effective(model) as found:
+    with read_effective(model) as maps:
         torch.testing.assert_close(model(**batch).last_hidden_state, before)
         # The decoder's own layers are causal, and are done by themselves.
-        assert [(stack.size, stack.filled) for stack in found._stacks] == [(2, 2), (3, 3)]
-        assert len(found) == 2 + 3 + 3
+        assert [(stack.size, stack.filled) for stack in maps._stacks] == [(2, 2), (3, 3)]
+        assert len(maps) == 2 + 3 + 3
 
 
 @torch.no_grad()
 def test_an_input_with_no_visible_key_attends_to_nothing() -> None:
     model, batch = _bert(), _padded_batch()
     batch["attention_mask"][1] = 0
-    with read_effective(model) as found:
+    with read_effective(model) as maps:
         model(**batch)
-    assert not found[0].weights[1].any()
-    assert found[0].rank[1].max() == 0
+    assert not maps[0].weights[1].any()
+    assert maps[0].rank[1].max() == 0
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5, 37, 7), (3, 4, 5, 6, 7), (3, 2, 5, 37, 29)])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 37, 7), (3, 2, 5, 6, 7), (3, 2, 5, 37, 29)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_the_projection_on_a_gpu_is_the_careful_one(shape: tuple[int, ...], padded: bool) -> None:
     pytest.importorskip("triton")
@@ -172,17 +172,19 @@ def test_the_projection_on_a_gpu_is_the_careful_one(shape: tuple[int, ...], padd
         seen[0, :, : k // 3] = False
         seen[2] = False
         w, v = w.masked_fill(~seen[:, :, None], 0), v.masked_fill(~seen[..., None], 0)
-    found, rank, trivial, doubtful = project_on_gpu(w, v, seen)
+    maps, rank, trivial, doubtful = project_on_gpu(w, v, seen)
     careful, careful_rank, careful_trivial = project(w, v, seen)
     sure = ~doubtful
     # Only what is singular is in doubt: two equal columns matter where there are more keys than columns.
     shown = k - k // 3 if padded else k
     assert doubtful.nonzero().tolist() == ([[0, 1]] if shown > e else [])
-    torch.testing.assert_close(found[sure], careful[sure])
+    torch.testing.assert_close(maps[sure], careful[sure])
     assert torch.equal(rank[sure], careful_rank[sure])
     assert torch.equal(trivial[sure], careful_trivial[sure])
-    v[1, 0, k // 2, 0] = torch.nan
-    assert project_on_gpu(w, v, seen)[3][1, 0]
+    # One head is enough: kernels are slow where they are interpreted.
+    broken = v[1:2, :1].clone()
+    broken[0, 0, k // 2, 0] = torch.nan
+    assert project_on_gpu(w[1:2, :1], broken, None if seen is None else seen[1:2])[3][0, 0]
 
 
 @torch.no_grad()
@@ -241,10 +243,13 @@ def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
     for case in ("encoder", "cross padded", "causal padded", "window"):
         (b, h, q, k, e), masks = CASES[case]
         w, v = torch.rand(b, h, q, k), torch.randn(b, 2, k, e)
-        there = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in masks.items()}
-        here, far = effective_attention(w, v, **masks), effective_attention(w.cuda(), v.cuda(), **there)
-        torch.testing.assert_close(here.weights, far.weights.cpu(), atol=1e-5, rtol=1e-4)
-        assert torch.equal(here.rank, far.rank.cpu())
+        on_device = {name: t.cuda() if isinstance(t, Tensor) else t for name, t in masks.items()}
+        on_cpu_map, on_gpu_map = (
+            effective_attention(w, v, **masks),
+            effective_attention(w.cuda(), v.cuda(), **on_device),
+        )
+        torch.testing.assert_close(on_cpu_map.weights, on_gpu_map.weights.cpu(), atol=1e-5, rtol=1e-4)
+        assert torch.equal(on_cpu_map.rank, on_gpu_map.rank.cpu())
 
 
 @pytest.mark.gpu
@@ -264,14 +269,14 @@ def test_kernels_on_a_gpu_are_exact_and_read_nothing_hidden(shape: tuple[int, ..
             seen = torch.rand(b, k, device="cuda") < torch.linspace(share, 1, b, device="cuda")[:, None]
             masks = {"key_visible": seen}
             w, v = (t.masked_fill(~at, torch.nan) for t, at in ((w, seen[:, None, None]), (v, seen[:, None, :, None])))
-        found = effective_attention(w, v, **masks)
+        maps = effective_attention(w, v, **masks)
         exact = effective_attention(w.double(), v.double(), **masks)
         # Half precision keeps eight bits of the map.
         near = {"atol": 2e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-2}
-        torch.testing.assert_close(found.weights.double(), exact.weights, **near)
-        assert torch.equal(found.rank, exact.rank)
-        assert torch.equal(found.trivial, exact.trivial)
-        assert seen is None or not found.weights.transpose(1, 3)[~seen].any()
+        torch.testing.assert_close(maps.weights.double(), exact.weights, **near)
+        assert torch.equal(maps.rank, exact.rank)
+        assert torch.equal(maps.trivial, exact.trivial)
+        assert seen is None or not maps.weights.transpose(1, 3)[~seen].any()
         if dtype == torch.float32:
-            assert found.residual.max() < 1e-5
+            assert maps.residual.max() < 1e-5
         w, v = w.nan_to_num(0), v.nan_to_num(0)

@@ -31,12 +31,12 @@ def test_any_mechanism_with_the_same_output_has_the_same_effective_attention(mas
 @pytest.mark.parametrize("masks", [{}, {"causal": True, "key_visible": padding(2, 23)}])
 def test_every_mechanism_s_weights_have_an_effective_part(spec: str, masks: dict) -> None:
     call, mech = _call(**masks), al.mechanism(spec)
-    found = effective_attention(LayerTrace(call, mech, mech(call), None, "encoder", 0, "a"))
-    assert found.residual.max() < 1e-5
-    assert not found.weights[~seen_by(found.weights.shape, **masks)].any()
+    effective = effective_attention(LayerTrace(call, mech, mech(call), None, "encoder", 0, "a"))
+    assert effective.residual.max() < 1e-5
+    assert not effective.weights[~seen_by(effective.weights.shape, **masks)].any()
     # Another way to the same map: from the output alone.
     again = effective_from_output(mech(call), call.v, **masks).weights()
-    torch.testing.assert_close(again, found.weights, atol=2e-4, rtol=0)
+    torch.testing.assert_close(again, effective.weights, atol=2e-4, rtol=0)
 
 
 def test_as_a_mechanism_it_has_softmax_s_output_and_the_effective_weights() -> None:

@@ -19,16 +19,16 @@ def test_odd_input_is_defined(name: str, masks: dict) -> None:
     w = softmax(torch.randn(1, 2, 9, 9).masked_fill(~seen, -torch.inf))
     v = torch.randn(1, 2, 9, 3)
     if name == "zero values":
-        found = effective_attention(w, 0 * v, **masks)
-        assert not found.weights.any()
-        assert not found.rank.any()
-        assert torch.equal(found.residual, torch.zeros(1, 2))
-        assert torch.equal(found.removed, torch.ones(1, 2))
+        effective = effective_attention(w, 0 * v, **masks)
+        assert not effective.weights.any()
+        assert not effective.rank.any()
+        assert torch.equal(effective.residual, torch.zeros(1, 2))
+        assert torch.equal(effective.removed, torch.ones(1, 2))
     elif name == "identical rows":
-        found = effective_attention(w, v[:, :, :1].expand_as(v), **masks)
+        effective = effective_attention(w, v[:, :, :1].expand_as(v), **masks)
         even = seen / seen.sum(-1, keepdim=True)
-        torch.testing.assert_close(found.weights, even)
-        assert found.rank.unique().tolist() == [1]
+        torch.testing.assert_close(effective.weights, even)
+        assert effective.rank.unique().tolist() == [1]
     else:
         factor = {"weights that sum to 3": 3.0, "negative weights": -1.0}[name]
         expected = factor * effective_attention(w, v, **masks).weights

@@ -38,7 +38,7 @@ PADDED = torch.tensor([[True] * 7, [False] + [True] * 5 + [False]])
 @pytest.mark.parametrize("projection", [True, False])
 def test_the_change_is_what_hiding_the_key_does(mech: str, masks: dict, projection: bool) -> None:
     layer = _layer(mech, projection, **masks)
-    found = head_output_change(layer)
+    change = head_output_change(layer)
     for j in range(7):
         shown = layer.call.key_visible.clone() if "key_visible" in masks else torch.ones(2, 7, dtype=torch.bool)
         shown[:, j] = False
@@ -46,7 +46,7 @@ def test_the_change_is_what_hiding_the_key_does(mech: str, masks: dict, projecti
         if projection:
             parts = layer.projection.unflatten(1, (4, 5))
             moved = torch.einsum("bhqe,mhe->bhqm", moved, parts)
-        torch.testing.assert_close(found[..., j], moved.norm(dim=-1), atol=2e-5, rtol=1e-3)
+        torch.testing.assert_close(change[..., j], moved.norm(dim=-1), atol=2e-5, rtol=1e-3)
 
 
 def test_ranks_and_correlations_are_scipy_s() -> None:
@@ -60,8 +60,8 @@ def test_ranks_and_correlations_are_scipy_s() -> None:
         assert ranks[i][seen[i]].tolist() == (stats.rankdata(a) - 1).tolist()
         spearman.append(stats.spearmanr(a, b).statistic)
         pearson.append(stats.pearsonr(a, b).statistic)
-    found = row_correlations(x, y, seen)
-    assert found == pytest.approx((sum(spearman) / 13, sum(pearson) / 13))
+    change = row_correlations(x, y, seen)
+    assert change == pytest.approx((sum(spearman) / 13, sum(pearson) / 13))
 
 
 def test_the_interval_narrows_with_more_values_and_holds_the_mean() -> None:
@@ -104,7 +104,7 @@ def _texts(n: int) -> list[dict]:
 
 def test_the_prediction_s_change_is_that_of_a_model_that_cannot_see_the_key() -> None:
     model, inputs = _classifier(), _texts(1)[0]
-    found = prediction_change(model, inputs, layer=("encoder", 1), prediction=lambda o: o.logits, keys=[2, 5])
+    change = prediction_change(model, inputs, layer=("encoder", 1), prediction=lambda o: o.logits, keys=[2, 5])
 
     class Blind(al.Mechanism):
         def forward(self, call):
@@ -116,13 +116,13 @@ def test_the_prediction_s_change_is_that_of_a_model_that_cannot_see_the_key() ->
         before = model(**inputs).logits
         with al.swap(model, Blind(), layers=1):
             after = model(**inputs).logits
-    torch.testing.assert_close(found[1], (after - before).norm().double(), atol=1e-5, rtol=1e-3)
-    assert found[0] != found[1]
+    torch.testing.assert_close(change[1], (after - before).norm().double(), atol=1e-5, rtol=1e-3)
+    assert change[0] != change[1]
 
 
 def test_a_zeroed_weight_leaves_the_others_as_they_are() -> None:
     model, inputs = _classifier(), _texts(1)[0]
-    found = prediction_change(
+    change = prediction_change(
         model, inputs, layer=("encoder", 1), prediction=lambda o: o.logits, keys=[5], renormalise=False
     )
 
@@ -136,7 +136,7 @@ def test_a_zeroed_weight_leaves_the_others_as_they_are() -> None:
         before = model(**inputs).logits
         with al.swap(model, Zeroed(), layers=1):
             after = model(**inputs).logits
-    torch.testing.assert_close(found[0], (after - before).norm().double(), atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(change[0], (after - before).norm().double(), atol=1e-5, rtol=1e-3)
 
 
 def test_to_first_order_the_gradient_is_right_about_a_zeroed_key() -> None:

@@ -56,8 +56,8 @@ def test_norm_based_is_the_length_of_what_a_key_adds_after_the_output_projection
         torch.testing.assert_close(norm_based(layer)[:, head], added.norm(dim=-1), atol=1e-6, rtol=1e-4)
     # Two heads of value width 1: W_O scales them by 2 and by 5 = |(3, 4)|.
     w, v = torch.tensor([[[[1.0]], [[0.5]]]]), torch.tensor([[[[1.0]], [[2.0]]]])
-    found = norm_based(w, v, projection=torch.tensor([[2.0, 3.0], [0.0, 4.0]]))
-    torch.testing.assert_close(found, torch.tensor([[[[2.0]], [[5.0]]]]))
+    norms = norm_based(w, v, projection=torch.tensor([[2.0, 3.0], [0.0, 4.0]]))
+    torch.testing.assert_close(norms, torch.tensor([[[[2.0]], [[5.0]]]]))
     with pytest.raises(ValueError, match="not its transpose"):
         norm_based(w, v, projection=torch.ones(2, 3))
 
@@ -142,22 +142,22 @@ def test_an_alternative_is_another_distribution_with_the_same_output(masks: dict
     torch.manual_seed(0)
     seen = torch.ones(2, 4, 17, 17).tril().bool() if masks else torch.ones(2, 4, 17, 17, dtype=torch.bool)
     w, v = softmax(torch.randn(2, 4, 17, 17).masked_fill(~seen, -torch.inf)), torch.randn(2, 2, 17, 3)
-    found = alternative_attention(w, v, **masks)
-    torch.testing.assert_close(found.weights @ repeat_groups(v, 2), w @ repeat_groups(v, 2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 4, 17))
-    assert (found.weights >= 0).all()
-    assert not found.weights[~seen].any()
+    other = alternative_attention(w, v, **masks)
+    torch.testing.assert_close(other.weights @ repeat_groups(v, 2), w @ repeat_groups(v, 2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(other.weights.sum(-1), torch.ones(2, 4, 17))
+    assert (other.weights >= 0).all()
+    assert not other.weights[~seen].any()
     # Rows with more than e + 1 = 4 keys have one, and it lies on the simplex's border; the others have none.
-    assert torch.equal(found.exists, seen.sum(-1) > 4)
-    assert (found.distance[found.exists] > 1e-3).all()
-    assert (found.distance[~found.exists] == 0).all()
-    same = effective_attention(found.weights, v, **masks).weights
+    assert torch.equal(other.exists, seen.sum(-1) > 4)
+    assert (other.distance[other.exists] > 1e-3).all()
+    assert (other.distance[~other.exists] == 0).all()
+    same = effective_attention(other.weights, v, **masks).weights
     torch.testing.assert_close(same, effective_attention(w, v, **masks).weights, atol=1e-5, rtol=0)
 
 
 def test_no_alternative_to_weights_that_the_values_determine() -> None:
-    found = alternative_attention(torch.tensor([[[[0.5, 0.25, 0.25]]]]), torch.eye(3)[None, None])
-    assert not found.exists.any()
+    other = alternative_attention(torch.tensor([[[[0.5, 0.25, 0.25]]]]), torch.eye(3)[None, None])
+    assert not other.exists.any()
     with pytest.raises(ValueError, match="must not be negative"):
         alternative_attention(torch.tensor([[[[1.5, -0.5]]]]), torch.ones(1, 1, 2, 1))
 
@@ -191,7 +191,7 @@ def test_squares_that_meet_where_the_segments_do_are_all_contrast() -> None:
     same[:, 1] = 0.5
     same[:, 2] = 0.1 + torch.eye(12)
     same[:, 2, :, [0, 6, 11]] = 7.0
-    found = segment_contrast(same, segments)
-    torch.testing.assert_close(found[0], torch.tensor([1.0, 0.0, 0.0]))
+    contrast = segment_contrast(same, segments)
+    torch.testing.assert_close(contrast[0], torch.tensor([1.0, 0.0, 0.0]))
     # One segment: nothing lies across.
-    assert found[1].isnan().all()
+    assert contrast[1].isnan().all()

@@ -73,8 +73,8 @@ def test_types_stand_at_first_subtokens() -> None:
     ids = torch.tensor([1, 10, 11, 12, 13, 14, 15, 2, 16])
     words = [None, 0, 0, 0, 1, 2, 3, None, 4]
     tags = ["ADJ", "NOUN", "VERB", "PUNCT", "PRON"]
-    found = token_types(ids, words, tags, cls_id=1, sep_id=2)
-    named = [TOKEN_TYPES[i] if i >= 0 else None for i in found.tolist()]
+    types = token_types(ids, words, tags, cls_id=1, sep_id=2)
+    named = [TOKEN_TYPES[i] if i >= 0 else None for i in types.tolist()]
     assert named == ["[CLS]", None, None, None, "noun", "verb", "punctuation", "[SEP]", "pronoun"]
     with pytest.raises(ValueError, match="there are 2 tags"):
         token_types(ids, words, tags[:2], cls_id=1, sep_id=2)
@@ -87,11 +87,11 @@ def test_a_type_s_weight_is_its_largest_averaged_over_the_inputs_that_have_it() 
     maps[0, 0, 0] = torch.tensor([0.2, -0.3, 0.5])
     maps[1, 0, 0] = torch.tensor([0.4, 0.1, 0.5])
     types = torch.tensor([[4, 0, 0], [4, 2, -1]])
-    found = token_type_weights(maps, types)[0].tolist()
-    assert found[0] == pytest.approx(0.5)
-    assert found[2] == pytest.approx(0.1)
-    assert found[4] == pytest.approx(0.3)
-    assert all(math.isnan(found[i]) for i in (1, 3, 5))
+    weights = token_type_weights(maps, types)[0].tolist()
+    assert weights[0] == pytest.approx(0.5)
+    assert weights[2] == pytest.approx(0.1)
+    assert weights[4] == pytest.approx(0.3)
+    assert all(math.isnan(weights[i]) for i in (1, 3, 5))
 
 
 def test_attention_to_delimiters_is_a_mean_over_real_other_tokens() -> None:
