@@ -90,7 +90,7 @@ def test_em_climbs_and_converges(null: bool) -> None:
     assert fitted.converged
     assert fitted.steps < 1000
     assert (np.diff(fitted.log_likelihood) > 0).all()
-    # The hidden dictionary is found: 2 i + 1 is the best output of every i.
+    # EM recovers the hidden dictionary: 2 i + 1 is the best output of every i.
     for i in range(11):
         assert fitted.trans.get(i, np.arange(23)).argmax() == 2 * i + 1
 
