@@ -48,7 +48,7 @@ def textbook(pairs: Pairs, steps: int, *, null: bool) -> dict[tuple[int, int], f
 
 
 def test_count_table_by_hand() -> None:
-    """Figure 1's rule: 1/L for each co-occurrence, twice for a word that stands there twice."""
+    """Figure 1's rule: 1/L for each co-occurrence, twice for a word that occurs twice."""
     table = count_table(bitext([[0, 1], [0, 0, 2]], [[5, 6], [5]]))
     expected = {(0, 5): 1 / 2 + 2 / 3, (0, 6): 1 / 2, (1, 5): 1 / 2, (1, 6): 1 / 2, (2, 5): 1 / 3}
     got = dict(zip(zip(table.source.tolist(), table.target.tolist(), strict=True), table.value, strict=True))

@@ -1,4 +1,4 @@
-"""The diagnosis before training: what is known to fail must come out hopeless, what is known to work fine."""
+"""The diagnosis before training: tasks known to fail are hopeless, tasks known to work are fine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_forty_of_sixty_words_are_fine(task: PermutationCopying | FixedPermutati
     assert verdict.bits > 3 * verdict.chance
 
 
-def test_parallel_text_is_fine_and_loses_it_when_paired_at_random() -> None:
+def test_parallel_text_is_fine_and_random_pairs_of_it_are_not() -> None:
     sources, targets = generated(1000)
     assert not learnable_from_cooccurrence(bitext(sources, targets)).hopeless
     # A sentence's translation is the next one's: the words are the same, the pairs are not.
@@ -54,7 +54,7 @@ def test_parallel_text_is_fine_and_loses_it_when_paired_at_random() -> None:
 
 
 def test_sharpness_by_hand() -> None:
-    """Two words seen once each with their own translation: o meets one source word only, so nothing can sharpen.
+    """Two words, each seen once with its own translation: one source word for each o, so nothing to choose between.
 
     With both in one sentence, C is flat; a sentence more of word 0 alone makes q(0) of target 0 equal 3/4.
     """

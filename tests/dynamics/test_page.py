@@ -1,4 +1,4 @@
-"""The page's code runs, and every name that it and the package offer is there."""
+"""The page's code runs, and every name in its table exists in the package."""
 
 from __future__ import annotations
 

@@ -28,14 +28,14 @@ def plain(seed: int = 0) -> Model:
 
 
 class Counted(Learner):
-    """Notes the steps it was asked for."""
+    """Notes the steps of its updates."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.asked: list[tuple[int, int]] = []
+        self.updates: list[tuple[int, int]] = []
 
     def advance(self, batch: Mapping[str, Tensor], *, step: int, steps: int) -> None:
-        self.asked.append((step, steps))
+        self.updates.append((step, steps))
         super().advance(batch, step=step, steps=steps)
 
 
@@ -97,11 +97,11 @@ def test_pauses_come_before_their_update_and_the_models_go_on_in_training_mode()
 
     def evaluate(step: int) -> None:
         learner.model.eval()
-        seen.append((step, len(learner.asked)))
+        seen.append((step, len(learner.updates)))
 
     assert train_learners([(learner, Tokens())], Clock(5), pauses={0, 3}, on_pause=evaluate) == 5
     assert seen == [(0, 0), (3, 3)]
-    assert learner.asked == [(step, 5) for step in range(5)]
+    assert learner.updates == [(step, 5) for step in range(5)]
     seen.clear()
     learner.model.train()
     train_learners([(learner, Tokens())], Clock(2), pauses={1}, pause_at_end=True, on_pause=evaluate)
@@ -111,7 +111,7 @@ def test_pauses_come_before_their_update_and_the_models_go_on_in_training_mode()
 def test_a_pause_may_end_the_training() -> None:
     learner = Counted(plain(), CrossEntropy(), RECIPE)
     updates = train_learners([(learner, Tokens())], Clock(9), pauses=range(9), on_pause=lambda step: step == 4)
-    assert updates == len(learner.asked) == 4
+    assert updates == len(learner.updates) == 4
 
 
 def test_a_limit_of_time_that_is_over_leaves_one_pause() -> None:
