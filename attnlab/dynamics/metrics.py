@@ -212,7 +212,7 @@ def _tau(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
 def _tau_with_ties(u: np.ndarray, v: np.ndarray, inside: np.ndarray) -> np.ndarray:
     """With positions sorted by (u, v), a discordant pair is one whose v descends (Knight, 1966)."""
     n = u.shape[1]
-    # Padding ranks above everything in both, and so descends from nothing.
+    # Padding has the highest rank in both, so it makes no discordant pair.
     u, v = (np.where(inside, _ranks(x), n) for x in (u, v))
     both = np.sort(u * (n + 1) + v, axis=1)
     size = inside.sum(1)

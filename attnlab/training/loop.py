@@ -150,7 +150,7 @@ def _between_updates(engine: Engine, interrupted: bool) -> None:
         engine.log()
     engine.flush(wait=False)
     improved = state.step in settings.evaluate_at and engine.evaluate()
-    # Ranks talk to each other only when a line is written, since every exchange makes them wait.
+    # Ranks exchange this only when a line is written, since an exchange makes them wait for each other.
     interrupted = engine.any_interrupted(interrupted, exchange=logging)
     due = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
     if due or improved or interrupted or state.stopped or last:

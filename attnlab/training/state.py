@@ -86,7 +86,7 @@ def random_state() -> dict[str, Any]:
         "python": [version, list(internal), gauss],
         "numpy": [kind, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "torch": _text(torch.get_rng_state()),
-        # This process's device only: asking for the others would open them all.
+        # Only of this process's device: reading another's state would initialise that device.
         "cuda": _text(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
     }
 

@@ -102,7 +102,7 @@ class Objective(nn.Module):
         self._call = forward
         self._inputs = None if forward else _input_names(model)
         self._tied = _tied_names(model)
-        # Accelerate asks these of a model that FSDP is to shard.
+        # Accelerate reads these attributes of a model that FSDP shards.
         for name in ("_no_split_modules", "get_input_embeddings", "get_output_embeddings"):
             if hasattr(model, name):
                 object.__setattr__(self, name, getattr(model, name))

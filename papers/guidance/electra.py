@@ -18,7 +18,7 @@ from attnlab.provenance import provenance
 from attnlab.training.side_by_side import lanes
 from papers.common.row_store import Part
 from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
-from papers.guidance.learner import GuidedLearner, train_together
+from papers.guidance.learner import GuidedLearner, train_guided
 from papers.guidance.mlm import encoder, ended, learner, special_ids, thinned
 from papers.guidance.settings import Arm, MlmConfig
 
@@ -72,7 +72,7 @@ def run_electra(
             arm.name: _learner(config, arm, tokeniser.vocab_size, tokens, lane, stack, device)
             for arm, lane in zip(arms, lanes(len(arms)), strict=True)
         }
-        steps, spent = train_together([(source, learners.values())], steps=base.steps, seconds=seconds)
+        steps, spent = train_guided([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
             told = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}

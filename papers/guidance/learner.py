@@ -14,7 +14,7 @@ from attnlab.guidance import GuidanceTerm
 from attnlab.training import Recipe, Schedule, Source, Term
 from attnlab.training.side_by_side import Clock, Learner, UpdateLog, train_learners
 
-__all__ = ["Curve", "GuidedLearner", "train_together"]
+__all__ = ["Curve", "GuidedLearner", "train_guided"]
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class GuidedLearner(Learner):
         return sum((self.mean(term, output, batch) for term in terms), start)
 
 
-def train_together(
-    fed: Sequence[tuple[Source, Collection[GuidedLearner]]],
+def train_guided(
+    by_source: Sequence[tuple[Source, Collection[GuidedLearner]]],
     *,
     steps: int,
     seconds: float | None = None,
-    look_at: Sequence[int] = (),
-    look: Callable[[int], None] | None = None,
+    evaluate_at: Sequence[int] = (),
+    evaluate: Callable[[int], None] | None = None,
 ) -> tuple[int, float]:
-    """(updates made, seconds) of learners, each fed by its source; ``look(step)`` at these steps, the device idle."""
+    """Train learners, each on its source's batches, with ``evaluate(step)`` at these steps; (updates, seconds)."""
     clock = Clock(steps, seconds)
-    pairs = [(learner, source) for source, learners in fed for learner in learners]
-    made = train_learners(pairs, clock, pauses=frozenset(look_at), on_pause=look)
-    return made, clock.elapsed()
+    pairs = [(learner, source) for source, learners in by_source for learner in learners]
+    updates = train_learners(pairs, clock, pauses=frozenset(evaluate_at), on_pause=evaluate)
+    return updates, clock.elapsed()

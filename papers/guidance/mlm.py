@@ -24,7 +24,7 @@ from attnlab.training import Recipe, Schedule, Term
 from attnlab.training.side_by_side import lanes
 from papers.abc.encoder import SomeMasked
 from papers.common.row_store import Part
-from papers.guidance.learner import Curve, GuidedLearner, train_together
+from papers.guidance.learner import Curve, GuidedLearner, train_guided
 from papers.guidance.settings import Arm, MlmConfig
 from papers.guidance.timeline import record_heads, write_run
 
@@ -141,7 +141,7 @@ def run_arms(
             for seed in dict.fromkeys(run.config.seed for run in runs)
         ]
         look_at = sorted({*points, *early, *keep})
-        steps, spent = train_together(fed, steps=config.steps, seconds=seconds, look_at=look_at, look=look)
+        steps, spent = train_guided(fed, steps=config.steps, seconds=seconds, evaluate_at=look_at, evaluate=look)
     for run in runs:
         curve = learners[run.key].curves()
         told = {**label, **run.key._asdict()}

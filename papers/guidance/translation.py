@@ -23,7 +23,7 @@ from attnlab.training.side_by_side import lanes
 from papers.common.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from papers.common.row_store import Part
 from papers.common.translation import held_out_nll, translate, write_lines
-from papers.guidance.learner import GuidedLearner, train_together
+from papers.guidance.learner import GuidedLearner, train_guided
 from papers.guidance.mlm import ended, period_ids, thinned
 
 __all__ = ["MODELS", "TranslationConfig", "run_translation"]
@@ -97,8 +97,8 @@ def run_translation(
                 part.row("translation_evaluations", arm=name, seed=seed, at=step, valid_nll=loss)
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
-        steps, spent = train_together(
-            [(source, learners.values())], steps=config.steps, seconds=seconds, look_at=points, look=look
+        steps, spent = train_guided(
+            [(source, learners.values())], steps=config.steps, seconds=seconds, evaluate_at=points, evaluate=look
         )
         for key, (name, seed) in names.items():
             curve = learners[key].curves()

@@ -49,10 +49,10 @@ def errors(teacher: Any, student: Any, batch: dict[str, torch.Tensor]) -> tuple[
     """(value-aware error of the student's attention on the teacher's calls, distance of their predictions)."""
     inputs = {"input_ids": batch["input_ids"]}
     with torch.no_grad(), al.record(teacher) as trace, al.record(student) as own:
-        wanted, given = teacher(**inputs).logits, student.eval()(**inputs).logits
+        expected, predicted = teacher(**inputs).logits, student.eval()(**inputs).logits
     mechanisms = {(layer.kind, layer.layer): layer.mechanism for layer in own}
     learned = batch.get("labels", inputs["input_ids"]) != -100
-    distance = (wanted.softmax(-1) - given.softmax(-1)).abs()[learned].sum()
+    distance = (expected.softmax(-1) - predicted.softmax(-1)).abs()[learned].sum()
     return float(layer_error(trace, mechanisms).detach()), float(distance)
 
 
@@ -61,18 +61,18 @@ def test_each_stage_brings_the_student_nearer(name: str, masked: bool) -> None:
     teacher, source = sharpened(name), Tokens(masked=masked)
     student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
     before = {n: p.detach().clone() for n, p in teacher.named_parameters()}
-    heard: list[Progress] = []
-    found = [errors(teacher, student, source.batch(99))]
+    reports: list[Progress] = []
+    distances = [errors(teacher, student, source.batch(99))]
     for steps in ((40, 0), (0, 60)):
         settings = al.Distillation(layer_steps=steps[0], model_steps=steps[1], every=20, layer_lr=0.03, model_lr=3e-3)
-        history = al.distill(teacher, student, source, settings=settings, on_progress=lambda x: heard.append(x))
-        assert history == heard[-len(history) :]
-        found.append(errors(teacher, student, source.batch(99)))
-    assert [(x.stage, x.step) for x in heard] == [
+        history = al.distill(teacher, student, source, settings=settings, on_progress=lambda x: reports.append(x))
+        assert history == reports[-len(history) :]
+        distances.append(errors(teacher, student, source.batch(99)))
+    assert [(x.stage, x.step) for x in reports] == [
         ("layers", 20), ("layers", 40), ("model", 20), ("model", 40), ("model", 60),
     ]  # fmt: skip
-    assert found[1][0] < 0.9 * found[0][0]
-    assert found[2][1] < found[1][1]
+    assert distances[1][0] < 0.9 * distances[0][0]
+    assert distances[2][1] < distances[1][1]
     assert all(torch.equal(before[n], p) for n, p in teacher.named_parameters())
     assert all(p.requires_grad for p in student.parameters())
 
@@ -100,7 +100,7 @@ def test_the_error_of_the_same_attention_is_zero_and_of_none_is_one() -> None:
     assert float(layer_error(trace, {("decoder", 1): Nothing()})) == pytest.approx(1.0)
 
 
-def test_padding_is_not_taught() -> None:
+def test_padding_does_not_count() -> None:
     teacher = sharpened("bert")
     ids, mask = torch.randint(3, 61, (2, 7)), torch.ones(2, 7, dtype=torch.long)
     mask[1, 4:] = 0
@@ -167,7 +167,7 @@ def test_strings_are_enough_with_the_models_tokenizer() -> None:
     assert [(x.stage, x.step) for x in history] == [("layers", 2), ("model", 1)]
 
 
-def test_what_cannot_be_taught_is_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
     teacher = hf_zoo.build("bert")
     student = al.convert(teacher, "abc-mlp:slots=2", copy=True)
     with pytest.raises(ValueError, match="wants the model as it was"):

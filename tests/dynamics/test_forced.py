@@ -46,6 +46,6 @@ def test_one_head_alone_leaves_the_others() -> None:
     assert after["cross", 0].weights()[:, 1, :, 2].eq(1).all()
 
 
-def test_a_head_that_is_not_there_is_refused() -> None:
+def test_a_head_beyond_the_last_is_refused() -> None:
     with pytest.raises(ValueError, match="head must lie between 0 and 1, got 2"):
         position_spec(0, head=2, heads=2)

@@ -48,7 +48,7 @@ def textbook(pairs: Pairs, steps: int, *, null: bool) -> dict[tuple[int, int], f
 
 
 def test_count_table_by_hand() -> None:
-    """Figure 1's rule: 1/L for each co-occurrence, twice for a word that stands there twice."""
+    """Figure 1's rule: 1/L for each co-occurrence, twice for a word that occurs twice."""
     table = count_table(bitext([[0, 1], [0, 0, 2]], [[5, 6], [5]]))
     expected = {(0, 5): 1 / 2 + 2 / 3, (0, 6): 1 / 2, (1, 5): 1 / 2, (1, 6): 1 / 2, (2, 5): 1 / 3}
     got = dict(zip(zip(table.source.tolist(), table.target.tolist(), strict=True), table.value, strict=True))
@@ -90,7 +90,7 @@ def test_em_climbs_and_converges(null: bool) -> None:
     assert fitted.converged
     assert fitted.steps < 1000
     assert (np.diff(fitted.log_likelihood) > 0).all()
-    # The hidden dictionary is found: 2 i + 1 is the best output of every i.
+    # EM recovers the hidden dictionary: 2 i + 1 is the best output of every i.
     for i in range(11):
         assert fitted.trans.get(i, np.arange(23)).argmax() == 2 * i + 1
 
@@ -154,7 +154,7 @@ def test_empty_sentences_link_to_nothing() -> None:
 
 def test_bad_corpora_are_named() -> None:
     with pytest.raises(
-        ValueError, match="source has 3 sentences and target 2: sentence 3 stands on the source side only"
+        ValueError, match="source has 3 sentences and target 2: sentence 3 is on the source side only"
     ):
         bitext([[1], [2], [3]], [[1], [2]])
     with pytest.raises(ValueError, match="target sentence 2 must be a row of ids 0, 1"):

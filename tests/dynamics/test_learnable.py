@@ -1,4 +1,4 @@
-"""The diagnosis before training: what is known to fail must come out hopeless, what is known to work fine."""
+"""The diagnosis before training: tasks known to fail are hopeless, tasks known to work are fine."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def generated(sentences: int, *, seed: int = 0) -> tuple[list[list[int]], list[l
 def test_permutations_are_hopeless(task: PermutationCopying | MixtureOfPermutations) -> None:
     corpus = both_sides(task.batch(0))
     assert sharpness(count_table(corpus)) == pytest.approx(0, abs=1e-9)
-    found = learnable_from_cooccurrence(corpus)
-    assert found.hopeless
-    assert str(found).startswith("hopeless: 0.0000 bits")
+    verdict = learnable_from_cooccurrence(corpus)
+    assert verdict.hopeless
+    assert str(verdict).startswith("hopeless: 0.0000 bits")
 
 
 @pytest.mark.parametrize("task", [PermutationCopying(words=60, batch_size=257), FixedPermutation(batch_size=257)])
 def test_forty_of_sixty_words_are_fine(task: PermutationCopying | FixedPermutation) -> None:
     """beta is the same for both tasks (section 6.2), so co-occurrence cannot tell that the second is hard."""
-    found = learnable_from_cooccurrence(both_sides(task.batch(0)))
-    assert not found.hopeless
-    assert found.bits > 3 * found.chance
+    verdict = learnable_from_cooccurrence(both_sides(task.batch(0)))
+    assert not verdict.hopeless
+    assert verdict.bits > 3 * verdict.chance
 
 
-def test_parallel_text_is_fine_and_loses_it_when_paired_at_random() -> None:
+def test_parallel_text_is_fine_and_random_pairs_of_it_are_not() -> None:
     sources, targets = generated(1000)
     assert not learnable_from_cooccurrence(bitext(sources, targets)).hopeless
     # A sentence's translation is the next one's: the words are the same, the pairs are not.
@@ -54,7 +54,7 @@ def test_parallel_text_is_fine_and_loses_it_when_paired_at_random() -> None:
 
 
 def test_sharpness_by_hand() -> None:
-    """Two words seen once each with their own translation: o meets one source word only, so nothing can sharpen.
+    """Two words, each seen once with its own translation: one source word for each o, so nothing to choose between.
 
     With both in one sentence, C is flat; a sentence more of word 0 alone makes q(0) of target 0 equal 3/4.
     """
@@ -93,6 +93,6 @@ def test_multi30k_is_fine() -> None:
                 for _, line in zip(range(3000), lines, strict=False)
             ]
 
-    found = learnable_from_cooccurrence(bitext(ids("en"), ids("de")))
-    assert not found.hopeless
-    assert found.excess > 0.1
+    verdict = learnable_from_cooccurrence(bitext(ids("en"), ids("de")))
+    assert not verdict.hopeless
+    assert verdict.excess > 0.1

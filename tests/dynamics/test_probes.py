@@ -130,7 +130,7 @@ def test_the_worked_example_of_a1() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
 def test_optimal_attention_is_optimal(scale: float) -> None:
-    """No better weights are found by scipy, nor at random; the gap bounds what is left."""
+    """Neither scipy nor random weights do better; the gap bounds the distance to the optimum."""
     rows, k, v = 5, 7, 11
     gamma, bias = scale * torch.randn(rows, k, v).double(), torch.randn(rows, v).double()
     y, lengths = torch.randint(0, v, (rows,)), torch.tensor([7, 1, 3, 7, 5])

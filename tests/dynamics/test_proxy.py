@@ -29,18 +29,18 @@ def test_the_proxy_learns_a_word_for_word_translation() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.choice(9, 3, replace=False).tolist() for _ in range(300)]
     pairs = (rows, [[word + 1 for word in row] for row in rows])
-    found = train_proxy(pairs, pairs, words=9, outputs=10, config=ProxyConfig(lr=0.01, epochs=30, width=8))
-    theta = found.model.output(found.model.embedding.weight).softmax(1)
+    proxy = train_proxy(pairs, pairs, words=9, outputs=10, config=ProxyConfig(lr=0.01, epochs=30, width=8))
+    theta = proxy.model.output(proxy.model.embedding.weight).softmax(1)
     assert theta.argmax(1).tolist() == list(range(1, 10))
-    assert min(found.losses) < found.losses[0]
+    assert min(proxy.losses) < proxy.losses[0]
 
 
 def test_the_lowest_validation_loss_is_kept_and_patience_ends_it() -> None:
     train, valid = texts(20, 0), texts(200, 1)
     config = ProxyConfig(lr=0.3, epochs=60, patience=2, width=4)
-    found = train_proxy(train, valid, words=11, outputs=2, config=config)
-    assert len(found.losses) < 61
-    assert int(np.argmin(found.losses)) == len(found.losses) - 3
+    proxy = train_proxy(train, valid, words=11, outputs=2, config=config)
+    assert len(proxy.losses) < 61
+    assert int(np.argmin(proxy.losses)) == len(proxy.losses) - 3
 
 
 def test_logistic_regression_is_scikit_learns() -> None:
@@ -55,13 +55,13 @@ def test_logistic_regression_is_scikit_learns() -> None:
 
 
 def test_the_sweep_has_ten_decades_and_chooses_by_validation_accuracy() -> None:
-    found = logistic_proxy(texts(150, 0), texts(80, 1), words=11)
-    assert sorted(found.accuracy) == [10.0**power for power in range(-5, 5)]
-    assert found.accuracy[found.penalty] == max(found.accuracy.values())
-    assert found.weight[1] > found.weight[3] > found.weight[2]
+    proxy = logistic_proxy(texts(150, 0), texts(80, 1), words=11)
+    assert sorted(proxy.accuracy) == [10.0**power for power in range(-5, 5)]
+    assert proxy.accuracy[proxy.penalty] == max(proxy.accuracy.values())
+    assert proxy.weight[1] > proxy.weight[3] > proxy.weight[2]
 
 
-def test_bad_input_is_told() -> None:
+def test_bad_input_is_refused() -> None:
     rows, labels = texts(5, 0)
     with pytest.raises(ValueError, match="sentence 1 has no words"):
         train_proxy(([[1], []], [0, 1]), (rows, labels), words=11, outputs=2)

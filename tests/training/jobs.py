@@ -1,4 +1,4 @@
-"""A small training job that tests run here, in other processes, and under accelerate launch."""
+"""A small training job that tests run in their own process, in others, and under accelerate launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB = 13
 
 
 class Model(nn.Module):
-    """Tied embeddings and dropout: what checkpoints and generators most easily get wrong."""
+    """Tied embeddings and dropout, which checkpoints and random generators most easily get wrong."""
 
     def __init__(self, *, seed: int = 0, dropout: float = 0.1) -> None:
         super().__init__()

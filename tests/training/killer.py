@@ -23,7 +23,9 @@ from tests.training.jobs import job
 assert accelerate
 
 
-class Tell(Callback):
+class StepToPipe(Callback):
+    """Writes one byte for each step."""
+
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
 
@@ -32,32 +34,32 @@ class Tell(Callback):
 
 
 def child(run_dir: Path) -> tuple[int, int]:
-    heard, told = os.pipe()
+    read_end, write_end = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(heard)
+        os.close(read_end)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         status = 1
         try:
-            job(run_dir, resume=True, checkpoint_every=2, callbacks=[Tell(told)])
+            job(run_dir, resume=True, checkpoint_every=2, callbacks=[StepToPipe(write_end)])
             status = 0
         finally:
             os._exit(status)
-    os.close(told)
-    return pid, heard
+    os.close(write_end)
+    return pid, read_end
 
 
-def listen(heard: int, steps: int) -> None:
+def wait_for_steps(read_end: int, steps: int) -> None:
     """Return after so many steps of the child, or at its end."""
-    while steps > 0 and (some := os.read(heard, steps)):
+    while steps > 0 and (some := os.read(read_end, steps)):
         steps -= len(some)
 
 
 def main() -> None:
     folder, kills, chance = Path(sys.argv[1]), int(sys.argv[2]), random.Random(int(sys.argv[3]))
     start = time.perf_counter()
-    pid, heard = child(folder / "whole")
-    listen(heard, 1)
+    pid, read_end = child(folder / "whole")
+    wait_for_steps(read_end, 1)
     first = time.perf_counter()
     assert os.waitpid(pid, 0)[1] == 0
     before, pace = first - start, (time.perf_counter() - first) / 20
@@ -66,18 +68,18 @@ def main() -> None:
     while len(happened) < kills:
         run_dir = folder / f"killed-{len(finished)}"
         while read_result(run_dir) is None:
-            pid, heard = child(run_dir)
+            pid, read_end = child(run_dir)
             if len(happened) < kills:
                 if chance.random() < 0.2:
                     time.sleep(chance.uniform(0, before))
                 else:
-                    listen(heard, chance.randint(1, 12))
+                    wait_for_steps(read_end, chance.randint(1, 12))
                     time.sleep(chance.uniform(0, 2 * pace))
                 os.kill(pid, signal.SIGKILL)
             else:
-                listen(heard, 99)
+                wait_for_steps(read_end, 99)
             status = os.waitpid(pid, 0)[1]
-            os.close(heard)
+            os.close(read_end)
             if os.WIFSIGNALED(status):
                 reached = sorted(p.name for p in run_dir.glob("checkpoints/step-*"))
                 happened.append(reached[-1] if reached else "none")

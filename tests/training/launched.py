@@ -12,7 +12,7 @@ from tests.training.jobs import job
 
 
 def shard_on_the_cpu() -> None:
-    """Accelerate shards only on accelerators and makes FSDP on a CPU into DDP, in silence; tell it this is no CPU."""
+    """Accelerate silently turns FSDP on a CPU into DDP; this makes it shard as on an accelerator."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 

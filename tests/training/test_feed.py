@@ -34,14 +34,14 @@ def test_ranks_and_accumulated_parts_share_out_every_row_once():
     assert uneven == [[0, 1, 2], [3, 4]]
 
 
-def test_what_cannot_be_shared_out_is_refused():
+def test_batches_that_cannot_be_split_are_refused():
     with pytest.raises(ValueError, match="3 rows cannot be split over 2 processes x 2"):
         parts_of({"x": torch.zeros(3, 2)}, rank=0, world=2, accumulate=2)
     with pytest.raises(ValueError, match=r"first axis, got {'x': 4, 'mask': 7} rows"):
         parts_of({"x": torch.zeros(4), "mask": torch.zeros(7, 7)}, rank=0, world=2)
 
 
-def test_a_failing_source_raises_where_the_batch_is_wanted():
+def test_an_error_of_the_source_is_raised_at_its_batch():
     seen = []
     with (
         pytest.raises(FileNotFoundError, match="the corpus is gone"),
@@ -51,7 +51,7 @@ def test_a_failing_source_raises_where_the_batch_is_wanted():
     assert len(seen) == 2
 
 
-def test_it_prepares_only_so_far_ahead_and_stops_when_left():
+def test_no_more_than_ahead_are_prepared_and_none_after_the_end():
     source = Counter()
     with Prefetcher(source, range(1000), device=CPU, ahead=3) as feed:
         next(iter(feed))

@@ -28,10 +28,10 @@ def killed_runs_end_like_the_whole_one(folder, kills, seed):
     last = read_checkpoint(list_checkpoints(whole)[-1])
     for name in report["runs"]:
         again = folder / name
-        found = read_checkpoint(list_checkpoints(again)[-1])
-        assert found.step == last.step == 20
-        assert_same_parameters(found.model, last.model)
-        assert_same_parameters(found.optimizer, last.optimizer)
+        resumed = read_checkpoint(list_checkpoints(again)[-1])
+        assert resumed.step == last.step == 20
+        assert_same_parameters(resumed.model, last.model)
+        assert_same_parameters(resumed.optimizer, last.optimizer)
         assert without_seconds(read_metrics(again)) == without_seconds(read_metrics(whole))
         assert read_result(again)["metrics"] == read_result(whole)["metrics"]
         assert not list(again.glob("checkpoints/.step-*"))

@@ -78,7 +78,7 @@ def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path, terms)
         assert a["values"] == pytest.approx(b["values"], rel=1e-4)
 
 
-def test_training_does_not_depend_on_when_it_is_watched(tmp_path):
+def test_training_does_not_depend_on_when_it_is_evaluated(tmp_path):
     class Noisy(Callback):
         def on_evaluation(self, moment):
             torch.rand(7)
@@ -90,7 +90,7 @@ def test_training_does_not_depend_on_when_it_is_watched(tmp_path):
     assert_same_parameters(watched.state_dict(), alone.state_dict())
 
 
-def test_metrics_have_a_line_for_each_window_and_each_evaluation(tmp_path):
+def test_metrics_have_a_line_for_each_log_and_each_evaluation(tmp_path):
     job(tmp_path / "run", steps=10, evaluate_at=(0, 1, 10), log_every=4)
     lines = read_metrics(tmp_path / "run")
     assert [(line["kind"], line["step"]) for line in lines] == [
@@ -111,7 +111,7 @@ def test_metrics_have_a_line_for_each_window_and_each_evaluation(tmp_path):
 
 
 class Scripted(Callback):
-    """Gives the evaluations' values from a list."""
+    """Returns the evaluations' values from a list."""
 
     def __init__(self, values):
         self.values, self.seen = values, 0
@@ -155,7 +155,7 @@ def test_early_stop_and_the_best_checkpoint(tmp_path):
     assert (outcome.best_step, outcome.best_value, outcome.stopped_early) == (4, 9.0, False)
 
 
-def test_watching_what_is_not_evaluated_is_refused(tmp_path):
+def test_a_watched_value_that_is_not_evaluated_is_refused(tmp_path):
     with pytest.raises(ValueError, match="watch='bleu' is not among the evaluation's values: valid/loss, valid/cross"):
         job(tmp_path / "run", watch="bleu")
 
@@ -258,7 +258,7 @@ def test_frozen_parameters_stay_and_resume(tmp_path):
     assert_same_parameters(cut.state_dict(), whole.state_dict())
 
 
-def test_the_first_line_of_a_resumed_window_has_all_its_steps(tmp_path):
+def test_the_first_log_after_a_resume_covers_all_its_steps(tmp_path):
     job(tmp_path / "whole", log_every=7)
     with pytest.raises(RuntimeError, match="power cut"):
         job(tmp_path / "cut", log_every=7, callbacks=[PowerCut(at=10)])

@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import math
@@ -25,6 +26,7 @@ from attnlab.training import (
 )
 from attnlab.training import checkpoints as on_disk
 from attnlab.training.checkpoints import CorruptCheckpointError, newest_good, read_checkpoint, write_checkpoint
+from attnlab.training.engine import RunState
 from attnlab.training.runs import RunFolder
 from tests.training.jobs import PowerCut, Tokens, assert_same_parameters, job, without_seconds
 
@@ -215,7 +217,7 @@ def test_a_really_full_disk(tmp_path, whole):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_told_apart_when_a_line_of_metrics_is_written(tmp_path):
+def test_a_full_disk_is_named_when_a_line_of_metrics_is_written(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.hold(), open("/dev/full", "ab", buffering=0) as full:
         folder._metrics = full
@@ -298,10 +300,10 @@ def test_tied_and_sliced_tensors_survive_a_checkpoint(tmp_path):
         "n": torch.tensor(3),
     }
     path = write_checkpoint(tmp_path, step=7, model=model, optimizer={}, state={"x": 1})
-    found = read_checkpoint(path)
-    assert_same_parameters(dict(sorted(found.model.items())), dict(sorted(model.items())))
-    assert found.model["tied"] is found.model["a"]
-    assert (found.step, found.state, found.optimizer) == (7, {"x": 1}, {})
+    saved = read_checkpoint(path)
+    assert_same_parameters(dict(sorted(saved.model.items())), dict(sorted(model.items())))
+    assert saved.model["tied"] is saved.model["a"]
+    assert (saved.step, saved.state, saved.optimizer) == (7, {"x": 1}, {})
 
 
 def test_metrics_shorter_than_their_checkpoint_are_refused(tmp_path):
@@ -350,3 +352,22 @@ def test_a_source_that_fails_is_reported_as_it_is(tmp_path):
 
     with pytest.raises(OSError, match="corpus on fire"):
         job(tmp_path / "run", source=Broken())
+
+
+def test_a_checkpoint_keeps_the_keys_of_earlier_versions(tmp_path):
+    """Runs that were begun by an earlier version are resumed, so state.json keeps its names."""
+    job(tmp_path / "run", steps=4, checkpoint_every=4, evaluate_at=(), watch=None)
+    state = json.loads((list_checkpoints(tmp_path / "run")[-1] / "state.json").read_text())
+    assert set(state) == {"step", "aliases", "progress", "metrics_bytes", "random", "callbacks"}
+    names = {"step", "seconds", "best_step", "best_value", "stale", "stopped", "evaluated", "window"}
+    assert set(state["progress"]) == names
+
+
+def test_a_run_state_is_read_back_with_values_that_are_not_finite():
+    state = RunState(step=7, seconds=1.5, evaluated={"a": 1.0, "b": float("nan")}, pending=[[1.0, 2.0]])
+    fields = state.as_json()
+    assert fields["evaluated"] == {"a": 1.0, "b": None}
+    assert fields["window"] == [[1.0, 2.0]]
+    again = RunState.from_json(fields)
+    assert math.isnan(again.evaluated.pop("b"))
+    assert again == dataclasses.replace(state, evaluated={"a": 1.0})

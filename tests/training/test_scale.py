@@ -139,7 +139,7 @@ def test_ctrl_c_stops_two_processes_at_the_same_step(tmp_path):
 
 
 def one_run(config, run_dir):
-    """Trains, or fails when told to; leaves a mark each time it is really called."""
+    """Trains, or fails if its config says so; leaves a mark at each call."""
     run_dir.mkdir(parents=True, exist_ok=True)
     calls = run_dir / "calls"
     calls.write_text(calls.read_text() + "x" if calls.exists() else "x")

@@ -1,4 +1,4 @@
-"""ABC's experiments in the small: the fast forms are the slow ones, side by side is one by one, rows find their place."""
+"""ABC's experiments in the small: the fast forms are the slow ones, rows find their place."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import attnlab as al
-from attnlab.models import CausalLM, MaskedLM, Transformer, TransformerConfig
-from attnlab.training import Recipe, Schedule
-from attnlab.training.side_by_side import fit
+from attnlab.models import MaskedLM, Transformer, TransformerConfig
 from papers.abc import decoding, doc_mt, lm, mlm, mt
 from papers.abc.collect import begin, collect
 from papers.abc.commands import EXPERIMENTS
@@ -81,82 +78,10 @@ def test_a_converted_hugging_face_model_runs_densely_too() -> None:
             assert_close(model(tokens).logits, expected)
 
 
-class Rows:
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
-
-    def batch(self, step: int) -> dict[str, torch.Tensor]:
-        tokens = torch.randint(0, 23, (3, 7 + step % 2), generator=torch.Generator().manual_seed(step + self.seed))
-        return {"input_ids": tokens, "labels": tokens}
-
-
-def small(seed: int, spec: str = "softmax") -> Transformer:
-    torch.manual_seed(seed)
-    return Transformer(
-        TransformerConfig(kind="decoder", vocab=23, width=16, heads=2, layers=1, causal_attention=spec, max_length=16)
-    )
-
-
-def test_side_by_side_is_one_by_one() -> None:
-    how: dict[str, Any] = {
-        "term": CausalLM(),
-        "recipe": Recipe(lr=1e-2),
-        "schedule": Schedule("linear", warmup=2),
-        "steps": 6,
-        "every": 2,
-    }
-    models = {"a": small(1), "b": small(2, "abc-mlp:slots=3")}
-    seen: list[int] = []
-    together = fit(models, Rows(), on_pause=seen.append, **how)
-    assert together.steps == 6
-    assert seen == [2, 4, 6]
-    for name, seed, spec in (("a", 1, "softmax"), ("b", 2, "abc-mlp:slots=3")):
-        alone = {name: small(seed, spec)}
-        assert fit(alone, Rows(), **how).losses[name] == together.losses[name]
-        for p, other in zip(alone[name].parameters(), models[name].parameters(), strict=True):
-            assert torch.equal(p, other)
-    assert not models["a"].training
-
-
-def test_models_may_learn_from_sources_of_their_own() -> None:
-    how: dict[str, Any] = {
-        "term": CausalLM(),
-        "recipe": Recipe(lr=1e-2),
-        "schedule": Schedule(),
-        "steps": 3,
-        "every": 1,
-    }
-    sources = {"a": Rows(), "b": Rows(1000)}
-    together = fit({"a": small(1), "b": small(1)}, sources, **how)
-    assert together.losses["a"] != together.losses["b"]
-    for name, source in sources.items():
-        assert fit({name: small(1)}, source, **how).losses[name] == together.losses[name]
-
-
 def test_compiled_parts_give_the_same_loss_and_gradients() -> None:
     """In a process of its own: what checks shapes here cannot be compiled."""
     script = Path(__file__).parent / "compiled_parts.py"
     subprocess.run([sys.executable, script], check=True, timeout=120)
-
-
-@pytest.mark.parametrize("steps", [None, 10**6])
-def test_time_ends_a_training_and_its_schedule(steps: int | None) -> None:
-    rates: list[float] = []
-
-    class Noted(Schedule):
-        def factor(self, t: int, *, steps: int) -> float:
-            rates.append(super().factor(t, steps=steps))
-            return rates[-1]
-
-    schedule = Noted("linear", warmup=2)
-    how: dict[str, Any] = {"term": CausalLM(), "recipe": Recipe(), "schedule": schedule}
-    found = fit({"a": small(1)}, Rows(), **how, steps=steps, seconds=1.0, every=5)
-    assert found.steps == len(rates) > 10
-    assert 0.9 < found.seconds < 3
-    # The end of the schedule is where the time is over, give or take a noisy machine.
-    assert rates[-1] < 0.5
-    with pytest.raises(ValueError, match="steps, seconds or both"):
-        fit({"a": small(1)}, Rows(), **how)
 
 
 def test_bert_becomes_our_transformer() -> None:
