@@ -55,7 +55,8 @@ def linear_step(
     )  # fmt: skip
     stays, enters = (None, None) if gate is None or not writes else (t.contiguous() for t in gate)
     out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
-    (sqb, sqh, *_), (skb, skh, *_), (svb, svh, *_), (sob, soh, *_) = q.stride(), k.stride(), v.stride(), out.stride()
+    (sqb, sqh, _, _), (skb, skh, _, _), (svb, svh, _, _) = q.stride(), k.stride(), v.stride()
+    sob, soh, _, _ = out.stride()
     launch(
         add_and_read,
         (b, g, 1),
@@ -88,7 +89,7 @@ def read_slots(q: Tensor, memory: tuple[Tensor, Tensor, Tensor], *, scale: float
     q = q if q.stride(3) == 1 else q.contiguous()
     k, v, z = (t.contiguous() for t in memory)
     out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
-    (sqb, sqh, *_), (sob, soh, *_) = q.stride(), out.stride()
+    (sqb, sqh, _, _), (sob, soh, _, _) = q.stride(), out.stride()
     launch(
         read_only,
         (b, g, 1),

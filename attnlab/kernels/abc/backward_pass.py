@@ -34,8 +34,8 @@ from attnlab.kernels.abc.records import (
     State,
     StateGradients,
     call_key,
+    known_buffer_layout,
     mask_stride,
-    saved_layout,
     strides,
 )
 from attnlab.kernels.abc.state import sum_back
@@ -144,10 +144,8 @@ def _prepare(do: Tensor, inputs: Inputs, last: State, buffer: Tensor, causal: bo
     if do.stride(3) != 1:
         do = do.contiguous()
     chunks = cut_into_chunks(recorder, q.shape[0], q.shape[2], plan.chunk, inputs.cu_seqlens)
-    layout = saved_layout(
-        q, control, plan, chunks=chunks.count, sequences=chunks.sequences, causal=causal, train=True
-    )  # fmt: skip
-    saved = Saved(**recorder.views(buffer, layout))
+    layout = known_buffer_layout(q.shape, control.shape, plan, chunks.count, chunks.sequences, causal, True)
+    saved = Saved(**recorder.views(buffer, layout.saved))
     form = _form(inputs, causal, q.shape[2], plan)
     return BackwardCall(recorder, inputs, do, last, saved, plan, chunks, form, scale)
 

@@ -19,18 +19,16 @@ from attnlab.kernels.abc.plan import (
     weigh_options,
     write_walks,
 )
-from attnlab.kernels.abc.recorded_calls import CallRecorder, bytes_before, repeat
+from attnlab.kernels.abc.recorded_calls import CallRecorder, repeat
 from attnlab.kernels.abc.records import (
     Inputs,
     Saved,
     State,
     Weights,
-    buffer_bytes,
     call_key,
+    known_buffer_layout,
     mask_stride,
-    saved_layout,
     strides,
-    weights_layout,
 )
 from attnlab.kernels.abc.state import weigh_logits, write_states
 
@@ -52,13 +50,10 @@ def forward(
     recorder, q, control = CallRecorder(inputs.q.device), inputs.q, inputs.control
     plan = plan_for(q.shape[3], control.shape[3], q.dtype, train)
     chunks = cut_into_chunks(recorder, q.shape[0], control.shape[2], plan.chunk, inputs.cu_seqlens)
-    layout = saved_layout(
-        q, control, plan, chunks=chunks.count, sequences=chunks.sequences, causal=causal, train=train
-    )  # fmt: skip
-    weighing = weights_layout(control, plan, chunks.count)
-    buffer = recorder.empty((buffer_bytes(layout, weighing),), torch.uint8)
-    saved = Saved(**recorder.views(buffer, layout))
-    weights = Weights(**recorder.views(buffer, weighing, bytes_before("scores", layout)))
+    layout = known_buffer_layout(q.shape, control.shape, plan, chunks.count, chunks.sequences, causal, train)
+    buffer = recorder.empty((layout.size,), torch.uint8)
+    saved = Saved(**recorder.views(buffer, layout.saved))
+    weights = Weights(**recorder.views(buffer, layout.weights, layout.weights_at))
     last = _write_memory(recorder, inputs, chunks, plan, weights, saved if causal else None)
     if not causal:
         _save_last(last, saved, plan)

@@ -8,15 +8,7 @@ from torch import Tensor
 from attnlab.kernels.abc.backward_pass import backward
 from attnlab.kernels.abc.forward_pass import forward
 from attnlab.kernels.abc.plan import chunk_count, plan_for
-from attnlab.kernels.abc.records import (
-    Inputs,
-    State,
-    StateGradients,
-    buffer_bytes,
-    empty_state,
-    saved_layout,
-    weights_layout,
-)
+from attnlab.kernels.abc.records import Inputs, State, StateGradients, buffer_layout, empty_state
 
 __all__ = ["abc_forward"]
 
@@ -44,8 +36,7 @@ def _(
     plan = plan_for(d, n, q.dtype, train)
     rows = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
     chunks = chunk_count(b, s.shape[2], plan.chunk, None if cu_seqlens is None else rows)
-    saved = saved_layout(q, s, plan, chunks=chunks, sequences=rows, causal=causal, train=train)
-    size = buffer_bytes(saved, weights_layout(s, plan, chunks))
+    size = buffer_layout(q.shape, s.shape, plan, chunks, rows, causal, train).size
     return torch.empty_like(q), *empty_state(rows, g, n, d, q.device), q.new_empty(size, dtype=torch.uint8)
 
 

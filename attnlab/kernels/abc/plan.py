@@ -6,7 +6,7 @@ What each constant means to a kernel is said in the kernel's docstring; their gr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -97,17 +97,17 @@ class TilePlan:
     warps: int
     stages: int
 
-    @property
+    @cached_property
     def bf16(self) -> bool:
         """Whether products are of bfloat16."""
         return bool(self.dot_dtype == tl.bfloat16)
 
-    @property
+    @cached_property
     def full_dtype(self) -> torch.dtype:
         """What sums of products, scores and logarithms are kept in."""
         return torch.float64 if self.dot_dtype == tl.float64 else torch.float32
 
-    @property
+    @cached_property
     def generic(self) -> bool:
         """Whether wide chunks take kernels that are not specialised to their strides and number of slots."""
         return self.bf16 and self.padded_slots > 128

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,19 +13,23 @@ from attnlab.kernels.abc.plan import TilePlan
 from attnlab.kernels.abc.recorded_calls import Layout, bytes_before, bytes_of
 
 __all__ = [
+    "BufferLayout",
     "Inputs",
     "Saved",
     "State",
     "StateGradients",
     "Weights",
-    "buffer_bytes",
+    "buffer_layout",
     "call_key",
     "empty_state",
+    "known_buffer_layout",
     "mask_stride",
-    "saved_layout",
     "strides",
-    "weights_layout",
 ]
+
+Shape = Sequence[int]
+# The kernels' names of strides; o is the output or its gradient, d the gradient of q.
+STRIDES = {name: (f"s{name}b", f"s{name}h", f"s{name}t") for name in "qkvsod"}
 
 
 class Inputs(NamedTuple):
@@ -99,13 +104,25 @@ class Saved(NamedTuple):
     scores: Tensor
 
 
-def saved_layout(
-    q: Tensor, control: Tensor, plan: TilePlan, *, chunks: int, sequences: int, causal: bool, train: bool
-) -> Layout:  # fmt: skip
-    """The fields of ``Saved``."""
-    (b, h, n_q, d), (g, n) = q.shape, (control.shape[1], control.shape[3])
+class BufferLayout(NamedTuple):
+    """One buffer of ``size`` bytes for both: ``weights`` begin at ``weights_at``, where scores do.
+
+    Scores are written when weights are not needed any more.
+    """
+
+    saved: Layout
+    weights: Layout
+    weights_at: int
+    size: int
+
+
+def buffer_layout(
+    q: Shape, control: Shape, plan: TilePlan, chunks: int, sequences: int, causal: bool, train: bool
+) -> BufferLayout:  # fmt: skip
+    """The fields of ``Saved`` and ``Weights``, for the shapes of q and control."""
+    (b, h, n_q, d), (_, g, n_k, n) = q, control
     states, own = (chunks, chunks) if causal else (sequences, 0)
-    return {
+    saved: Layout = {
         "states": ((states, g, 2, n, d), plan.state_dtype),
         "low_parts": ((states if plan.low_parts else 0, g, 2, n, d), plan.state_dtype),
         "peak_logits": ((own if plan.low_parts else 0, g, n), torch.float32),
@@ -114,21 +131,16 @@ def saved_layout(
         "chunk_flags": ((own, g), torch.int32),
         "scores": ((b, h, n_q if causal and train else 0, n), plan.full_dtype),
     }
-
-
-def weights_layout(control: Tensor, plan: TilePlan, chunks: int) -> Layout:
-    """The fields of ``Weights``."""
-    b, g, n_k, n = control.shape
-    return {
+    weights: Layout = {
         "weights": ((b, g, n_k, n), plan.weight_dtype),
         "top_logits": ((chunks, g, n), torch.float32),
         "weight_sums": ((chunks, g, n), plan.full_dtype),
     }
+    weights_at = bytes_before("scores", saved)
+    return BufferLayout(saved, weights, weights_at, max(bytes_of(saved), bytes_of(weights, weights_at)))
 
 
-def buffer_bytes(saved: Layout, weights: Layout) -> int:
-    """The size of one buffer for both: scores are written when weights are not needed any more, in their place."""
-    return max(bytes_of(saved), bytes_of(weights, bytes_before("scores", saved)))
+known_buffer_layout = lru_cache(maxsize=4096)(buffer_layout)
 
 
 def empty_state(rows: int, heads: int, slots: int, d: int, device: torch.device) -> State:
@@ -149,11 +161,11 @@ def call_key(inputs: Inputs, causal: bool, scale: float, train: bool) -> Hashabl
 
 def strides(**tensors: Tensor) -> dict[str, int]:
     """The strides of batch, head and token by the kernels' names: sqb, sqh and sqt for q."""
-    return {
-        f"s{name}{axis}": step
-        for name, t in tensors.items()
-        for axis, step in zip("bht", t.stride(), strict=False)
-    }  # fmt: skip
+    named = {}
+    for name, t in tensors.items():
+        batch, head, token = STRIDES[name]
+        named[batch], named[head], named[token], _ = t.stride()
+    return named
 
 
 def mask_stride(key_visible: Tensor | None) -> int:

@@ -65,8 +65,8 @@ def _launch_step(
 ) -> None:  # fmt: skip
     b, h, _, d = q.shape
     _, g, _, n = control.shape
-    (sqb, sqh, *_), (skb, skh, *_), (svb, svh, *_) = q.stride(), k.stride(), v.stride()
-    (ssb, ssh, *_), (sob, soh, *_) = control.stride(), out.stride()
+    (sqb, sqh, _, _), (skb, skh, _, _), (svb, svh, _, _) = q.stride(), k.stride(), v.stride()
+    (ssb, ssh, _, _), (sob, soh, _, _) = control.stride(), out.stride()
     launch(
         fold_and_read if h == g else fold_and_read_group,
         (g, b, 1),
