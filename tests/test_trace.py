@@ -50,7 +50,9 @@ def test_numbers_mean_self_attention() -> None:
 def test_what_is_not_there_is_said() -> None:
     with pytest.raises(ValueError, match="the trace is empty; run the model inside"):
         Trace()[0]
-    with pytest.raises(ValueError, match=r"layer 1 is ambiguous in this trace; write trace\['decoder', 1\] or 'encoder'"):
+    with pytest.raises(
+        ValueError, match=r"layer 1 is ambiguous in this trace; write trace\['decoder', 1\] or 'encoder'"
+    ):
         filled(("encoder", 1), ("decoder", 1))[1]
     with pytest.raises(ValueError, match=r"no layer \('encoder', 7\) in this trace; it has \{'encoder': \[0, 2\]\}"):
         filled(("encoder", 0), ("encoder", 2))[7]
