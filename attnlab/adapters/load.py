@@ -147,7 +147,7 @@ def _converted_tensors(name: str) -> dict[str, torch.Tensor]:
     from safetensors import safe_open
 
     folder = Path(name).expanduser()
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in _weight_files(folder) if folder.is_dir() else _hub_files(name):
         with safe_open(path, framework="pt") as file:
             tensors |= {key: file.get_tensor(key) for key in file.keys() if key.startswith(f"{CONTAINER}.")}  # noqa: SIM118
