@@ -16,7 +16,7 @@ from torch import nn
 
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.provenance import provenance, write_json
-from papers.value_aware.config import Corpus
+from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.masked_lm import continued_model, masked_score
 
 MODEL = Path(__file__).parent.parent / "attnlab" / "shipped" / "mlm"
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--write", type=Path, help="a folder: write value_aware_positions.json there")
     args = parser.parse_args()
-    corpus = Corpus(args.stores)
+    corpus = WikiCorpus(args.stores)
     tokeniser = corpus.tokeniser()
 
     def source(name: str, seed: int | None) -> MlmSource:

@@ -26,8 +26,9 @@ from papers.abc.lm_differences import differences, undecided
 from papers.abc.summaries import Rows, curves, means, spread
 from papers.common.compiling import compiled_parts
 from papers.common.row_store import Part
+from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.causal_lm import Score, causal_loss, sliding_windows
-from papers.value_aware.config import Corpus, uncompiled
+from papers.value_aware.training import uncompiled
 
 __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
 
@@ -74,7 +75,7 @@ def run_table(
     seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in rows)]
     if not seeds:
         return
-    stores, device = Corpus(corpus), best_device()
+    stores, device = WikiCorpus(corpus), best_device()
     tokeniser = stores.tokeniser()
     vocab = -(-tokeniser.vocab_size // 64) * 64
     runs = [_Run(v, seed, build(config, table, v, vocab=vocab, seed=seed).to(device)) for seed in seeds for v in rows]
@@ -168,7 +169,7 @@ def _score(
 
 
 def _windows(
-    stores: Corpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
+    stores: WikiCorpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
 ) -> tuple[_Batches, float]:
     """(the windows, tokens per word of the whole store); unknown words count on neither side."""
     specials, store = stores.tokeniser().specials, stores.store(name)

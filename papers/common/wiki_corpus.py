@@ -5,19 +5,36 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.data import load_store, train_wordpiece, write_store
+from attnlab.data import TokenStore, load_store, load_tokeniser, train_wordpiece, write_store
 from attnlab.data.readers import open_bytes
+from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
 from papers.common.enwik8 import articles, wikitext_titles
 from papers.common.overlap import Passages
 
-__all__ = ["prepare_wiki_corpus", "wikitext_articles"]
+__all__ = ["WikiCorpus", "prepare_wiki_corpus", "wikitext_articles"]
 
 HEADING = re.compile(r" = ([^=].*?) =\s*$")
 SECTION = re.compile(r" (= )+")
+
+
+@dataclass(frozen=True, eq=False)
+class WikiCorpus:
+    """The folder that ``wiki-corpus`` writes: token stores (train, valid, wikitext103-valid, wikitext103-test)."""
+
+    folder: Path
+
+    def tokeniser(self) -> Tokeniser:
+        """The tokeniser of all stores."""
+        return load_tokeniser(self.folder / "tokenizer")
+
+    def store(self, name: str) -> TokenStore:
+        """The store of this name."""
+        return load_store(self.folder / name)
 
 
 def prepare_wiki_corpus(

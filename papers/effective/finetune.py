@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from attnlab.devices import best_device
 from attnlab.reading.pattern_classifier import PatternNet, load_classifier
 from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train
-from papers.effective.config import EffectiveConfig, TaskPart, encoder_folder
+from papers.common.row_store import Part
+from papers.effective.config import EffectiveConfig, encoder_folder
 from papers.effective.glue import (
     TASKS,
     Examples,
@@ -127,7 +128,7 @@ class _Reader:
             labels.append(batch["labels"].cpu())
         return metrics(torch.cat(logits), torch.cat(labels))
 
-    def prepare(self, part: TaskPart) -> None:
+    def prepare(self, part: Part) -> None:
         """The classifier of patterns and the types of tokens; what is not to be had is noted and left out."""
         config = self.config
         try:
@@ -167,7 +168,7 @@ class _Reader:
         return tally, similarity
 
 
-def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -> None:
+def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> None:
     """One task from its data to its last table; each table is on disk when it is made."""
     task, device = TASKS[name], best_device()
     clock, model = _Clock(part), encoder_folder(config)
@@ -179,7 +180,7 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     part.fact("examples", {s: len(e) for s, e in examples.items()} | {"split": how})
     lengths = [len(ids) for ids in examples["dev"].ids]
     width = pretrained.config.hidden_size // pretrained.config.num_attention_heads
-    if not part.done("lengths"):
+    if not part.has("lengths"):
         part.row(
             "lengths",
             task=name,
@@ -193,10 +194,10 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     pretrained.to(device)
     clock("prepared")
 
-    if not part.done("to_token_pretrained"):
+    if not part.has("to_token_pretrained"):
         with part.step("pretrained maps"):
             tally, _ = reader.read(pretrained, None)
-            part.tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
+            part.add_tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
         clock("pretrained maps")
 
     source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
@@ -215,20 +216,20 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     # A run that was ended goes on from its checkpoint; a finished training is only read.
     outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder, resume=True)
     tuned.to(device).eval()
-    if not part.done("scores"):
+    if not part.has("scores"):
         part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
         clock("fine-tuned")
 
-    if not part.done("identity"):
+    if not part.has("identity"):
         with part.step("maps"):
             tally, similarity = reader.read(tuned, pretrained)
-            part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
+            part.add_tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
         clock("maps")
-    if not part.done("alternative"):
+    if not part.has("alternative"):
         with part.step("alternative"):
             batch = reader.longest(2)
             part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
-    if name == config.tasks[0] and not part.done("short_inputs"):
+    if name == config.tasks[0] and not part.has("short_inputs"):
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
             found = short_input_rows(
@@ -237,13 +238,13 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
                 lengths=sorted({max(4, width // 4), width // 2, 3 * width // 4, width}),
                 separator=tokenizer.sep_token_id,
             )
-            part.tables({"short_inputs": found})
-    if part.done("faithfulness"):
+            part.add_tables({"short_inputs": found})
+    if part.has("faithfulness"):
         return
     with part.step("faithfulness"):
         texts = reader.long_texts(config.study_texts, width)
         prediction = (lambda output: output.logits.float()) if task.classes == 1 else None
-        part.tables(
+        part.add_tables(
             faithfulness_tables(
                 tuned, texts, task=name, prediction=prediction, keys=config.study_keys, seed=config.seed
             )
@@ -252,7 +253,7 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
 
 
 class _Clock:
-    def __init__(self, part: TaskPart) -> None:
+    def __init__(self, part: Part) -> None:
         self.part, self.start = part, time.monotonic()
 
     def __call__(self, name: str) -> None:

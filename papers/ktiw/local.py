@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnlab.devices import best_device
+from papers.common.row_store import Part
 from papers.ktiw.models.lstm import Classifier
 from papers.ktiw.models.lstm_config import ClassifierConfig
-from papers.ktiw.rows import Rows
 from papers.ktiw.synthetic import KeywordDetection
 
 __all__ = ["LocalConfig", "log_odds", "run_figure_7"]
@@ -33,7 +33,7 @@ class LocalConfig:
     seeds: int = 3
 
 
-def run_figure_7(config: LocalConfig, rows: Rows) -> None:
+def run_figure_7(config: LocalConfig, rows: Part) -> None:
     """Rows of ``figure_7``: the four log-odds at a step, mean over positive sequences, for each direction and seed."""
     device = best_device()
     for bidirectional in (True, False):
@@ -51,7 +51,7 @@ def run_figure_7(config: LocalConfig, rows: Rows) -> None:
             name = "both ways" if bidirectional else "left to right"
             for step in range(config.steps + 1):
                 if step % (config.evaluate_early if step < config.evaluate_every else config.evaluate_every) == 0:
-                    rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
+                    rows.row("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
                 if step < config.steps:
                     batch = _moved(task.batch(step), device)
                     sign = 2 * batch["labels"] - 1
@@ -59,7 +59,6 @@ def run_figure_7(config: LocalConfig, rows: Rows) -> None:
                     adam.zero_grad(set_to_none=True)
                     loss.backward()
                     adam.step()
-            rows.save()
 
 
 @torch.no_grad()

@@ -19,14 +19,9 @@ from attnlab.models.attention import swapped
 from attnlab.models.losses import CausalLM
 from attnlab.training import Recipe, Schedule
 from papers.common.row_store import Part
-from papers.value_aware.config import (
-    Corpus,
-    Meeting,
-    ValueAwareConfig,
-    fit,
-    on_device,
-    uncompiled,
-)
+from papers.common.wiki_corpus import WikiCorpus
+from papers.value_aware.config import ValueAwareConfig
+from papers.value_aware.training import Rendezvous, fit, on_device, uncompiled
 
 __all__ = ["EXACT", "Score", "causal_loss", "causal_model", "kernel_specs", "run_lm", "sliding_windows"]
 
@@ -117,7 +112,7 @@ def causal_loss(model: Any, windows: Windows) -> Score:
 
 
 def run_lm(
-    kernel: str, *, config: ValueAwareConfig, corpus: Corpus, part: Part, meeting: Meeting, folder: Path
+    kernel: str, *, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, rendezvous: Rendezvous, folder: Path
 ) -> None:
     """Train one kernel's model; then its rows of Table 2 and Figure 2."""
     device, tokeniser = best_device(), corpus.tokeniser()
@@ -143,7 +138,7 @@ def run_lm(
         blocks=decoder.blocks,
         curve=curve,
         config=config,
-        meeting=meeting,
+        rendezvous=rendezvous,
         run_dir=folder,
     )
     parameters = sum(p.numel() for p in model.parameters())
@@ -153,7 +148,7 @@ def run_lm(
 
 
 def _judge(
-    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: Corpus, part: Part, device: torch.device
+    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, device: torch.device
 ) -> None:
     meta = corpus.store("wikitext103-test").meta
     # Unknown words are not predicted, so they do not count; of a part of the text the words are not known.
@@ -204,7 +199,7 @@ def _score(model: Transformer, spec: str, windows: Windows) -> Score:
         return causal_loss(model, windows)
 
 
-def _windows(corpus: Corpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
+def _windows(corpus: WikiCorpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
     specials = corpus.tokeniser().specials
     assert specials.eos is not None
     tokens, labels = sliding_windows(

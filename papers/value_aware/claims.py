@@ -7,19 +7,10 @@ import math
 from attnlab.pages.numbers import number
 from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
 from papers.common.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
+from papers.value_aware import PAPER
 
-__all__ = ["CLAIMS", "TABLES"]
+__all__ = ["CLAIMS"]
 
-PAPER = "OVA"
-TABLES = {
-    "value-aware": {
-        "table_1": "mechanism, mlm_error (%)",
-        "table_2": "kernel (exp, poly, elu), mechanism, perplexity",
-        "figure_1": "family (top-r, window, lsh), r, mlm_error (%)",
-        "figure_2": "kernel, r, loss (nats)",
-        "figure_3": "model (short, long), mlm_error (%)",
-    }
-}
 
 EXACT, OVO_1, OVO, OVA_1, OVA = "softmax", "top-r:r=1", "top-r:r=d+1", "value-aware:r=1", "value-aware:r=d+1"
 LSH_SMALL, LSH_LARGE, ORF = "lsh:r=64,rounds=4", "lsh:r=512,rounds=16", "orf:features=256"
