@@ -157,10 +157,12 @@ class Gathered:
             kept, kept_by = self.tables.setdefault(table, []), self.made_by.setdefault(table, [])
             known = made_by.get(table) or [None] * len(rows)
             columns = (keys or {}).get(table)
-            at = {_settings(row, columns): i for i, row in enumerate(kept)} if keys is not None else {}
+            # Without keys of its own, a table that is new is taken as it is.
+            merging = keys is not None and (columns is not None or bool(kept))
+            at = {_settings(row, columns): i for i, row in enumerate(kept)} if merging else {}
             for row, source in zip(rows, known, strict=True):
                 place = None if source is None else places[source]
-                i = at.setdefault(_settings(row, columns), len(kept)) if keys is not None else len(kept)
+                i = at.setdefault(_settings(row, columns), len(kept)) if merging else len(kept)
                 if i == len(kept):
                     kept.append(dict(row))
                     kept_by.append(place)
