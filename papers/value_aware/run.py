@@ -22,7 +22,7 @@ from typing import Any
 from attnlab.provenance import check_writable, write_json
 from papers.common.experiment import Experiment, add_out
 from papers.common.results import beside_paper
-from papers.common.row_store import Part, gather, make_results, merge_results, read_results
+from papers.common.row_store import Part, gather, make_results, merge_results, read_results, write_results
 from papers.value_aware import PAPER
 from papers.value_aware.config import CONFIGS, KEYS, NAME, NOTES, ValueAwareConfig
 
@@ -104,7 +104,7 @@ def reproduce(
             result = collect(config, work, names)
             if result["tables"] != written:
                 written = result["tables"]
-                write_json(out, merged_with(before, result))
+                write_results(out, merged_with(before, result))
             if seconds is not None and time.monotonic() - started > seconds:
                 break
             time.sleep(0.5)
@@ -116,7 +116,7 @@ def reproduce(
     result = collect(config, work, names)
     result["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
     result["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out, merged_with(before, result))
+    write_results(out, merged_with(before, result))
     return result
 
 
