@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.cli import main
 from attnlab.data import Pairs
-from papers.abc import commands, doc_mt, figures, mt
+from papers.__main__ import main
+from papers.abc import doc_mt, figures, mt
+from papers.abc import run as commands
 from papers.abc.differences import Comparison, differences, undecided, with_seeds
 from papers.abc.hypotheses import hypotheses_in
 from papers.abc.train_translators import average
@@ -286,7 +287,7 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
         "streams=1", "decode_batch=3",
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
-    assert main(["reproduce", "abc-mt", *arguments]) == 0
+    assert main(["abc-mt", *arguments]) == 0
     found = json.loads(out.read_text())
     assert not any(found["parts"].values())
     tables = found["tables"]
@@ -302,7 +303,7 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     # Nothing is trained again; scores come from the files.
     with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:
         (work / "multi30k-en-de" / "BASE.0.beam.txt").write_text(file.read())
-    assert main(["reproduce", "abc-mt", *arguments, "--collect"]) == 0
+    assert main(["abc-mt", *arguments, "--collect"]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
 
@@ -317,7 +318,7 @@ def test_documents_from_the_command_line(captions: Path, tmp_path: Path) -> None
     )  # fmt: skip
     settings = [f"translation.{s}" for s in small]
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out))
-    assert main(["reproduce", "abc-doc-mt", *arguments, "--set", *settings]) == 0
+    assert main(["abc-doc-mt", *arguments, "--set", *settings]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert {(r["model"], r["cross"], r["causal"]) for r in tables["table_3b"]} == {
         (v.model, v.cross, v.causal) for v in doc_mt.VARIANTS
