@@ -1,9 +1,14 @@
-"""Tables in README.md and docs/*.md that are made from results/*.json, never typed: ``python -m papers docs``.
+"""Tables in README.md, docs/*.md and papers/ that are made from results/*.json, never typed: ``python -m papers docs``.
 
 A page marks where a table goes; what stands between the marks is replaced:
 
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
+
+The README.md of a paper's folder marks where the list of its experiments goes:
+
+    <!-- experiments:abc -->
+    <!-- /experiments -->
 
 ``--check`` changes nothing and fails if a page is stale, docs/claims.md included.
 """
@@ -19,6 +24,7 @@ from typing import Any
 from attnlab.pages.numbers import number
 from attnlab.pages.tables import columns_of
 from attnlab.provenance import write_atomic
+from papers.common.experiment import experiments_in_markdown
 from papers.common.ledger_page import claims_page
 from papers.common.results import load_results
 
@@ -28,6 +34,9 @@ REGION = re.compile(
     r"(?P<open><!-- table:(?P<file>[^\s#]+)#(?P<table>\S+)(?P<options>[^\n]*?) -->\n)"
     r".*?(?P<close><!-- /table -->)",
     re.DOTALL,
+)
+EXPERIMENTS = re.compile(
+    r"(?P<open><!-- experiments:(?P<folder>\w+) -->\n).*?(?P<close><!-- /experiments -->)", re.DOTALL
 )
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
@@ -60,34 +69,41 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] 
 
 
 def fill_tables(text: str, root: Path) -> str:
-    """The page with every marked region filled from the results file it names."""
+    """The page with every marked region filled, from the results file or the paper's folder that it names."""
 
-    def replace(found: re.Match[str]) -> str:
-        path = root / found["file"]
-        if not path.exists():
-            raise ValueError(f"{found['file']} does not exist; a table on the page names it")
-        tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
-        if found["table"] not in tables:
-            raise ValueError(f"{found['file']} has no table {found['table']}; it has {', '.join(tables) or 'none'}")
-        options = dict(option.split("=", 1) for option in found["options"].split())
-        unknown = set(options) - {"columns"}
-        if unknown:
-            raise ValueError(
-                f"unknown option {', '.join(sorted(unknown))} in {found['open'].strip()}; there is: columns"
-            )
-        columns = [c for c in options.get("columns", "").split(",") if c]
-        return found["open"] + markdown_table(tables[found["table"]], columns=columns) + "\n" + found["close"]
+    def experiments(region: re.Match[str]) -> str:
+        return region["open"] + experiments_in_markdown(region["folder"]) + "\n" + region["close"]
 
-    # What stands in a code fence is an example of a mark and stays as it is.
+    def filled(part: str) -> str:
+        return EXPERIMENTS.sub(experiments, REGION.sub(lambda region: _table(region, root), part))
+
+    # A mark inside a code fence is an example and stays as it is.
     parts = FENCE.split(text)
-    return "".join(part if i % 2 else REGION.sub(replace, part) for i, part in enumerate(parts))
+    return "".join(part if i % 2 else filled(part) for i, part in enumerate(parts))
+
+
+def _table(region: re.Match[str], root: Path) -> str:
+    """A marked region with its table."""
+    path = root / region["file"]
+    if not path.exists():
+        raise ValueError(f"{region['file']} does not exist; a table on the page names it")
+    tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
+    if region["table"] not in tables:
+        raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
+    options = dict(option.split("=", 1) for option in region["options"].split())
+    unknown = set(options) - {"columns"}
+    if unknown:
+        raise ValueError(f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns")
+    columns = [c for c in options.get("columns", "").split(",") if c]
+    return region["open"] + markdown_table(tables[region["table"]], columns=columns) + "\n" + region["close"]
 
 
 def stale_pages(root: Path) -> dict[Path, str]:
     """The pages whose generated parts are not what the results say, with what they should hold."""
     claims = root / "docs" / "claims.md"
     wanted = {claims: claims_page(load_results(root / "papers" / "results"))[1]} if claims.parent.exists() else {}
-    for path in (root / "README.md", *sorted((root / "docs").glob("*.md"))):
+    readmes = [root / "papers" / "README.md", *sorted((root / "papers").glob("*/README.md"))]
+    for path in (root / "README.md", *sorted((root / "docs").glob("*.md")), *readmes):
         if path.exists() and path != claims:
             text = path.read_text(encoding="utf-8")
             try:

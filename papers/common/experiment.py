@@ -9,7 +9,15 @@ from pathlib import Path
 
 from papers.common.discovery import folders, modules
 
-__all__ = ["Experiment", "add_out", "command_of", "experiments_in", "experiments_like", "list_of_experiments"]
+__all__ = [
+    "Experiment",
+    "add_out",
+    "command_of",
+    "experiments_in",
+    "experiments_in_markdown",
+    "experiments_like",
+    "list_of_experiments",
+]
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,18 @@ def list_of_experiments(experiments: Mapping[str, Experiment]) -> str:
     for name, experiment in experiments.items():
         lines += [f"{name}: {experiment.summary}", f"    $ {command_of(name, experiment)}", ""]
     return "\n".join([*lines, "python -m papers NAME --help lists the options of one."])
+
+
+def experiments_in_markdown(folder: str) -> str:
+    """The experiments of a folder as its README.md lists them: summary, results file and full command line."""
+    lines = []
+    for name, experiment in experiments_in(folder).items():
+        parser = argparse.ArgumentParser()
+        experiment.arguments(parser)
+        out = parser.get_default("out")
+        results = f" Results: `{out.as_posix()}`." if out is not None and out.suffix == ".json" else ""
+        lines += [f"- **{name}**: {experiment.summary}{results}", f"  `{command_of(name, experiment)}`"]
+    return "\n".join(lines)
 
 
 def _prefix(folder: str) -> str:
