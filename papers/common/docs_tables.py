@@ -55,14 +55,9 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] 
     if missing:
         raise ValueError(f"no column {', '.join(missing)}; the table has {', '.join(by_key)}")
     chosen = [by_key[key] for key in columns] if columns else known
-    numeric = {
-        c.key: all(isinstance(row.get(c.key), (int, float, type(None))) for row in rows)
-        and any(row.get(c.key) is not None for row in rows)
-        for c in chosen
-    }
     lines = [
         _line(c.title for c in chosen),
-        _line("---:" if numeric[c.key] else "---" for c in chosen),
+        _line("---:" if _numeric([row.get(c.key) for row in rows]) else "---" for c in chosen),
         *(_line(number(_plain(row.get(c.key))) for c in chosen) for row in rows),
     ]
     return "\n".join(lines)
@@ -121,6 +116,12 @@ def fill_pages(root: Path, *, check: bool = False) -> None:
     for path, text in stale.items():
         write_atomic(path, text)
         print(f"wrote {path}")
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, with gaps at most."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, (int, float)) for value in known)
 
 
 def _line(cells: Any) -> str:

@@ -238,19 +238,21 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     """
     if old.get("name") != new.get("name"):
         raise ValueError(f"results of {old.get('name')!r} and {new.get('name')!r} cannot be merged: names differ")
-    keys = {**(old.get("keys") or {}), **(new.get("keys") or {})}
+    keys = _both(old, new, "keys")
     rows = Gathered()
     for one in (old, new):
         rows.add_results(one, one.get("tables") or {}, keys=keys)
     merged = {**old, **new, "tables": rows.tables}
-    for name in ("keys", "intervals"):
-        both = {**(old.get(name) or {}), **(new.get(name) or {})}
-        if both:
-            merged[name] = both
+    merged |= {name: both for name in ("keys", "intervals") if (both := _both(old, new, name))}
     if "sources" in old or "sources" in new:
         merged |= {"sources": rows.sources, "made_by": rows.compact_sources()}
     merged["earlier"] = [*(old.get("earlier") or []), *_earlier(old, new)]
     return merged if merged["earlier"] else {k: v for k, v in merged.items() if k != "earlier"}
+
+
+def _both(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A field of two results; the new one's entries count."""
+    return {**(old.get(name) or {}), **(new.get(name) or {})}
 
 
 def choose_rows(result: Mapping[str, Any], choose: Callable[[str, Rows], Sequence[int]]) -> dict[str, Any]:
@@ -304,17 +306,7 @@ def collect(
     """
     result = read_results(out)
     for work in works:
-        rows = gather({path.stem.removeprefix("part-"): path for path in sorted(work.glob("part-*.json"))})
-        rows.made_here({table: scored for table, scored in (made or {}).get(work, {}).items() if scored})
-        run = json.loads((work / RUN).read_text(encoding="utf-8"))
-        tables = {}
-        for table, own in rows.tables.items():
-            shared = [key for key in keys.get(table, ()) if key != "seed"]
-            tables[table] = beside_paper(own, results=name, table=table, keys=shared) if shared else own
-        new = make_results(
-            name, paper, tables, config=run["config"], seed=run["seed"], rows_of=rows, made=run,
-            keys={table: list(columns) for table, columns in keys.items()}, notes=dict(notes), parts=rows.facts,
-        )  # fmt: skip
+        new = _results_of_work(name, paper, work, keys, notes, (made or {}).get(work, {}))
         result = new if result is None else merge_results(result, new)
     if result is None:
         raise ValueError("no folder of runs was given; name at least one")
@@ -326,6 +318,23 @@ def collect(
         result["not_testable"] = untestable(result["tables"])
     out.parent.mkdir(parents=True, exist_ok=True)
     return write_results(out, result)
+
+
+def _results_of_work(
+    name: str, paper: str, work: Path, keys: Keys, notes: Mapping[str, str], made: Mapping[str, Rows]
+) -> dict[str, Any]:
+    """The results of one folder of parts, with the paper's numbers beside ours."""
+    rows = gather({path.stem.removeprefix("part-"): path for path in sorted(work.glob("part-*.json"))})
+    rows.made_here({table: new for table, new in made.items() if new})
+    run = json.loads((work / RUN).read_text(encoding="utf-8"))
+    tables = {}
+    for table, own in rows.tables.items():
+        shared = [key for key in keys.get(table, ()) if key != "seed"]
+        tables[table] = beside_paper(own, results=name, table=table, keys=shared) if shared else own
+    return make_results(
+        name, paper, tables, config=run["config"], seed=run["seed"], rows_of=rows, made=run,
+        keys={table: list(columns) for table, columns in keys.items()}, notes=dict(notes), parts=rows.facts,
+    )  # fmt: skip
 
 
 def _settings(row: Mapping[str, Any], keys: Sequence[str] | None) -> str:

@@ -178,17 +178,9 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     rows["train"] = subset(rows["train"], config.train_limit, seed=config.seed)
     examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
     part.fact("examples", {s: len(e) for s, e in examples.items()} | {"split": how})
-    lengths = [len(ids) for ids in examples["dev"].ids]
     width = pretrained.config.hidden_size // pretrained.config.num_attention_heads
     if not part.has("lengths"):
-        part.row(
-            "lengths",
-            task=name,
-            tokens=sum(lengths) / len(lengths),
-            width=width,
-            trivial_share=sum(n <= width for n in lengths) / len(lengths),
-            trivial_share_base=sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
-        )
+        part.row("lengths", **_lengths(name, examples["dev"], width))
     reader = _Reader(config, task, examples["dev"], tokenizer, segments)
     reader.prepare(part)
     pretrained.to(device)
@@ -203,7 +195,38 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
     tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)
     steps = max(1, round(config.epochs * source.steps_per_epoch))
-    settings = Settings(
+    term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
+    # A run that was ended goes on from its checkpoint; a finished training is only read.
+    outcome = train(tuned, source, terms=[term], settings=_settings(config, steps), run_dir=folder, resume=True)
+    tuned.to(device).eval()
+    if not part.has("scores"):
+        part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
+        clock("fine-tuned")
+    if not part.has("identity"):
+        with part.step("maps"):
+            tally, similarity = reader.read(tuned, pretrained)
+            part.add_tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
+        clock("maps")
+    _probe_outputs(name, config, part, reader, tuned, width, separator=tokenizer.sep_token_id)
+    if not part.has("faithfulness"):
+        _study(name, config, part, reader, tuned, width)
+        clock("faithfulness")
+
+
+def _lengths(name: str, dev: Examples, width: int) -> dict[str, Any]:
+    """How many dev inputs have no more tokens than a head is wide, here and in BERT-base."""
+    lengths = [len(ids) for ids in dev.ids]
+    return {
+        "task": name,
+        "tokens": sum(lengths) / len(lengths),
+        "width": width,
+        "trivial_share": sum(n <= width for n in lengths) / len(lengths),
+        "trivial_share_base": sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
+    }
+
+
+def _settings(config: EffectiveConfig, steps: int) -> Settings:
+    return Settings(
         steps=steps,
         recipe=Recipe(lr=config.lr),
         schedule=Schedule("linear", warmup=max(1, steps // 10)),
@@ -212,19 +235,12 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
         checkpoint_every=max(1, steps // 2),
         keep=1,
     )
-    term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
-    # A run that was ended goes on from its checkpoint; a finished training is only read.
-    outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder, resume=True)
-    tuned.to(device).eval()
-    if not part.has("scores"):
-        part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
-        clock("fine-tuned")
 
-    if not part.has("identity"):
-        with part.step("maps"):
-            tally, similarity = reader.read(tuned, pretrained)
-            part.add_tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
-        clock("maps")
+
+def _probe_outputs(
+    name: str, config: EffectiveConfig, part: Part, reader: _Reader, tuned: Any, width: int, *, separator: int
+) -> None:
+    """Another distribution with the same output, and short inputs, where effective attention is attention."""
     if not part.has("alternative"):
         with part.step("alternative"):
             batch = reader.longest(2)
@@ -232,24 +248,20 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     if name == config.tasks[0] and not part.has("short_inputs"):
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
-            found = short_input_rows(
-                tuned,
-                batch,
-                lengths=sorted({max(4, width // 4), width // 2, 3 * width // 4, width}),
-                separator=tokenizer.sep_token_id,
-            )
-            part.add_tables({"short_inputs": found})
-    if part.has("faithfulness"):
-        return
+            lengths = sorted({max(4, width // 4), width // 2, 3 * width // 4, width})
+            part.add_tables({"short_inputs": short_input_rows(tuned, batch, lengths=lengths, separator=separator)})
+
+
+def _study(name: str, config: EffectiveConfig, part: Part, reader: _Reader, tuned: Any, width: int) -> None:
+    """Which reading is faithful, on texts longer than a head is wide."""
     with part.step("faithfulness"):
         texts = reader.long_texts(config.study_texts, width)
-        prediction = (lambda output: output.logits.float()) if task.classes == 1 else None
+        prediction = (lambda output: output.logits.float()) if TASKS[name].classes == 1 else None
         part.add_tables(
             faithfulness_tables(
                 tuned, texts, task=name, prediction=prediction, keys=config.study_keys, seed=config.seed
             )
         )
-    clock("faithfulness")
 
 
 class _Clock:
