@@ -127,32 +127,39 @@ def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | Non
     """Tune on the first seed, then the best arms on the others at once; the heads of a guided one are recorded."""
     tokeniser, stores = _wiki(places, "a")
     part, began = Part(work / "a.json", keys=KEYS), time.monotonic()
-    others = [seed for seed in config.seeds if seed != config.tuned_seed]
-    rounds = [[config.tuned_seed], others] if config.tuned_seed in config.seeds else [others]
-    for seeds in (some for some in rounds if some):
+    recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
+    rounds = _rounds(config)
+    for number, seeds in enumerate(rounds):
         first = seeds == [config.tuned_seed]
         todo = arms(config.lrs, config.warmups) if first else list(_best(config, work).values())
-        runs = [Run(replace(config.mlm, seed=seed), arm) for seed in seeds for arm in todo]
-        given = None if seconds is None else (seconds - (time.monotonic() - began)) / (2 if first and others else 1)
-        recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
-        got = run_arms(
-            runs,
+        # The time that is left is shared by the rounds that are left.
+        left = None if seconds is None else (seconds - (time.monotonic() - began)) / (len(rounds) - number)
+        tuning = TUNING if config.tune_at_once else 0.0
+        pretrained = run_arms(
+            [Run(replace(config.mlm, seed=seed), arm) for seed in seeds for arm in todo],
             tokeniser=tokeniser,
             stores=stores,
             part=part,
             label={"part": "a"},
-            seconds=None if given is None else given * (1 - TUNING if config.tune_at_once else 1),
+            seconds=None if left is None else left * (1 - tuning),
             timeline=(recorded, work / "timeline") if first else None,
             keep=[round(config.short * config.mlm.steps)] if config.tune_at_once else (),
         )
         if config.tune_at_once:
-            _tune(config, places, work, got, None if given is None else given * TUNING)
+            _tune(config, places, work, pretrained, None if left is None else left * tuning)
+
+
+def _rounds(config: StudyConfig) -> list[list[int]]:
+    """The seeds that are trained at once: the one that is tuned on, then the others."""
+    others = [seed for seed in config.seeds if seed != config.tuned_seed]
+    tuned = [config.tuned_seed] if config.tuned_seed in config.seeds else []
+    return [seeds for seeds in (tuned, others) if seeds]
 
 
 def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms pretrained and fine-tuned; with (a) in the same run, its models are."""
     tokeniser, stores = _wiki(places, "b")
-    got = run_arms(
+    pretrained = run_arms(
         [Run(replace(config.mlm, seed=seed), arm) for seed in config.seeds for arm in _best(config, work).values()],
         tokeniser=tokeniser,
         stores=stores,
@@ -161,14 +168,17 @@ def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | Non
         seconds=None if seconds is None else seconds * (1 - TUNING),
         keep=[round(config.short * config.mlm.steps)],
     )
-    _tune(config, places, work, got, None if seconds is None else seconds * TUNING)
+    _tune(config, places, work, pretrained, None if seconds is None else seconds * TUNING)
 
 
-def _tune(config: StudyConfig, places: Places, work: Path, got: Pretrained, seconds: float | None) -> None:
+def _tune(config: StudyConfig, places: Places, work: Path, pretrained: Pretrained, seconds: float | None) -> None:
     """Fine-tune the best arms as they are at the end, and then as they were before, as long as time lasts."""
     tokeniser, _ = _wiki(places, "b")
     best, began = {arm.name for arm in _best(config, work).values()}, time.monotonic()
-    for training, at, models in [("long", got.steps, got.models), *(("short", *kept) for kept in got.earlier.items())]:
+    for training, at, models in [
+        ("long", pretrained.steps, pretrained.models),
+        *(("short", *kept) for kept in pretrained.earlier.items()),
+    ]:
         fine_tune(
             {key: model for key, model in models.items() if key.arm in best},
             config.tune,
