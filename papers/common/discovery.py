@@ -18,7 +18,7 @@ ORDER = ("common", "value_aware", "effective", "abc", "guidance", "ktiw")
 
 def folders() -> list[str]:
     """The names of the papers' folders, ``common`` among them."""
-    names = [found.name for found in pkgutil.iter_modules(papers.__path__) if found.ispkg]
+    names = [module.name for module in pkgutil.iter_modules(papers.__path__) if module.ispkg]
     return sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
 
 
@@ -31,6 +31,6 @@ def paper_folder(name: str) -> Path:
 def modules(folder: str, prefix: str) -> Iterator[ModuleType]:
     """The modules of a folder whose names begin with ``prefix``, by name; they are imported."""
     path = str(paper_folder(folder))
-    for found in sorted(pkgutil.iter_modules([path]), key=lambda module: module.name):
-        if found.name.startswith(prefix) and not found.ispkg:
-            yield importlib.import_module(f"papers.{folder}.{found.name}")
+    for module in sorted(pkgutil.iter_modules([path]), key=lambda module: module.name):
+        if module.name.startswith(prefix) and not module.ispkg:
+            yield importlib.import_module(f"papers.{folder}.{module.name}")

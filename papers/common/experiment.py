@@ -58,7 +58,7 @@ def experiments_in(folder: str) -> dict[str, Experiment]:
 def experiments_like(name: str | None) -> dict[str, Experiment]:
     """The experiments of the folder that ``name`` belongs to, and the common ones; all of them without a name."""
     chosen = [folder for folder in folders() if name is None or folder == "common" or _belongs(name, folder)]
-    return {found: experiment for folder in chosen for found, experiment in experiments_in(folder).items()}
+    return {other: experiment for folder in chosen for other, experiment in experiments_in(folder).items()}
 
 
 def list_of_experiments(experiments: Mapping[str, Experiment]) -> str:

@@ -56,34 +56,34 @@ def prepare_wiki_corpus(
     train, valid = _split(documents, held_out, seed)
     tokeniser = train_wordpiece(train, vocab_size=vocab)
     tokeniser.save(out / "tokenizer")
-    told: dict[str, Any] = {}
+    counts_by_store: dict[str, Any] = {}
     splits: list[tuple[str, list[str], dict[str, int]]] = [("train", train, {}), ("valid", valid, {})]
     splits += [(f"wikitext103-{name}", texts, counts) for name, (texts, counts) in evaluated.items()]
     for name, texts, counts in splits:
         store = write_store(out / name, texts, tokeniser, source=name)
         # Perplexity per word needs the words of the text as it was published.
         write_json(out / name / "meta.json", {**store.meta, **counts})
-        told[name] = {k: v for k, v in load_store(out / name).meta.items() if isinstance(v, int)}
-    return told
+        counts_by_store[name] = {k: v for k, v in load_store(out / name).meta.items() if isinstance(v, int)}
+    return counts_by_store
 
 
 def wikitext_articles(path: Path) -> tuple[list[str], dict[str, int]]:
     """(one plain text per article, its words and unknown words); @-@ @,@ @.@ undone, <unk> as [UNK]."""
-    found: list[list[str]] = []
+    articles_lines: list[list[str]] = []
     words = unknown = 0
     with open_bytes(path) as file:
         for raw in file:
             line = raw.decode("utf-8")
             if HEADING.match(line):
-                found.append([])
-            if not line.strip() or not found:
+                articles_lines.append([])
+            if not line.strip() or not articles_lines:
                 continue
             if SECTION.match(line):
                 line = line.replace("=", "")
             words += len(line.split())
             unknown += line.split().count("<unk>")
-            found[-1].append(_plain(line))
-    return ["\n".join(lines) for lines in found if len(lines) > 1], {"words": words, "unknown_words": unknown}
+            articles_lines[-1].append(_plain(line))
+    return ["\n".join(lines) for lines in articles_lines if len(lines) > 1], {"words": words, "unknown_words": unknown}
 
 
 def _plain(line: str) -> str:

@@ -75,7 +75,8 @@ def sliding_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Windows over the documents, each followed by </s>; each token is a label once, after at least ``context`` others.
 
-    Only the first window's labels have fewer before them. ``unknown`` is no label: what the word was, nobody can say.
+    Only the first window's labels have fewer before them. ``unknown`` is no label, since the word that it
+    stands for is not known.
 
     >>> store = TokenStore(np.arange(10, 18), np.array([0, 8]))
     >>> tokens, labels = sliding_windows(store, 2, length=5, context=3)
@@ -162,21 +163,21 @@ def _judge(
         table |= {oblivious: {"mechanism": f"top-r:r={shown}"}, aware: {"mechanism": f"value-aware:r={shown}"}}
 
     def cell(spec: str) -> dict[str, Any]:
-        found = _score(model, spec, windows)
+        score = _score(model, spec, windows)
         return {
             "spec": spec,
-            "perplexity": found.perplexity(words),
-            "perplexity_per_token": found.perplexity(),
-            "loss": found.loss,
-            "predicted": found.tokens,
+            "perplexity": score.perplexity(words),
+            "perplexity_per_token": score.perplexity(),
+            "loss": score.loss,
+            "predicted": score.tokens,
         }
 
     part.rows("table_2", {spec: {"kernel": kernel, **row} for spec, row in table.items()}, cell)
 
     def on(some: Windows) -> Callable[[str], dict[str, Any]]:
         def point(spec: str) -> dict[str, Any]:
-            found = _score(model, spec, some)
-            return {"loss": found.loss, "predicted": found.tokens}
+            score = _score(model, spec, some)
+            return {"loss": score.loss, "predicted": score.tokens}
 
         return point
 

@@ -44,12 +44,12 @@ def _slower_by_kernel() -> Predicate:
     """At every r in between, elu and poly have a larger distance to their own exact loss than exp has."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = averages(result, "figure_2", "loss", "kernel", "r")
-        lengths = sorted({r for _, r in found})
-        inner = [r for r in lengths[:-1] if all((kernel, r) in found for kernel in ("exp", "elu", "poly"))]
+        losses = averages(result, "figure_2", "loss", "kernel", "r")
+        lengths = sorted({r for _, r in losses})
+        inner = [r for r in lengths[:-1] if all((kernel, r) in losses for kernel in ("exp", "elu", "poly"))]
         if not inner:
             raise Missing("table figure_2 has no r below the length for all three kernels")
-        far = {k: [found[k, r] - found[k, lengths[-1]] for r in inner] for k in ("exp", "elu", "poly")}
+        far = {k: [losses[k, r] - losses[k, lengths[-1]] for r in inner] for k in ("exp", "elu", "poly")}
         worse = sum(e < u and e < p for e, u, p in zip(far["exp"], far["elu"], far["poly"], strict=True))
         return Verdict(HELD if worse == len(inner) else NOT_HELD, f"at {worse} of {len(inner)} values of r")
 

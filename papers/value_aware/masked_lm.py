@@ -108,9 +108,9 @@ def run_mlm(
     held_out = _held_out(corpus, length, config, device)
 
     def curve(step: int, net: Any) -> dict[str, float]:
-        found = masked_score(net, held_out)
-        part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **found)
-        return found
+        score = masked_score(net, held_out)
+        part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **score)
+        return score
 
     kept = folder / "model.safetensors"
     if not kept.exists():
