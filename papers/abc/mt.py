@@ -15,7 +15,7 @@ from papers.abc.hypotheses import SEARCHES, Place, hypotheses_in, split_of
 from papers.abc.summaries import Rows, means, spread
 from papers.abc.train_translators import run_variants
 from papers.abc.translators import LONGEST, AbcMtConfig, Variant
-from papers.abc.validation_curves import last_looks, looks_of, sets_of, with_curves
+from papers.abc.validation_curves import curve_ends, curves_of, sets_of, with_curves
 from papers.common.pairs import TASKS, read_task, tokenised
 from papers.common.row_store import Part
 from papers.common.translation import corpus_bleu
@@ -186,38 +186,38 @@ def _searches(v: Variant) -> list[str]:
 
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, how long their models were trained and how flat their curves were, and Table 5 as a square."""
-    looks = tables.get("validation", [])
-    made = {f"{name}_means": _means_of(name, tables[name], looks) for name in TABLES if name in tables}
+    validation = tables.get("validation", [])
+    made = {f"{name}_means": _means_of(name, tables[name], validation) for name in TABLES if name in tables}
     if other := tables.get("table_3a_other"):
         rows = means(other, ["data", "variant", *ROW[:-1]], "bleu")
-        made["table_3a_other_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
+        made["table_3a_other_means"] = [x for row in rows for x in with_curves([row], validation, data=row["data"])]
     if "table_5" in tables:
         made["table_5_square"] = spread(
             sorted(tables["table_5"], key=lambda row: (row["causal"], row["cross"])), ["causal"], "cross", "bleu"
         )
-    return made | (_loss_tables(looks) if looks else {})
+    return made | (_loss_tables(validation) if validation else {})
 
 
-def _means_of(name: str, rows: Rows, looks: Rows) -> Rows:
+def _means_of(name: str, rows: Rows, validation: Rows) -> Rows:
     """A table of BLEU, seeds averaged, with the curves of its own trainings."""
     trained = {(row["variant"], row["seed"]) for row in rows}
     averaged = means(rows, ["variant", *ROW[:-1]], "bleu", also=() if name == "table_5" else ("bleu_2016",))
-    return with_curves(averaged, [x for x in looks if (x["variant"], x["seed"]) in trained], data=PRIMARY)
+    return with_curves(averaged, [x for x in validation if (x["variant"], x["seed"]) in trained], data=PRIMARY)
 
 
-def _loss_tables(looks: Rows) -> dict[str, Rows]:
+def _loss_tables(validation: Rows) -> dict[str, Rows]:
     """The losses on validation sets at the end of the trainings."""
-    losses = [x for data in dict.fromkeys(r["data"] for r in looks) for x in _side_by_side(looks, data)]
+    losses = [x for data in dict.fromkeys(r["data"] for r in validation) for x in _side_by_side(validation, data)]
     seven = {v.key for v in TABLES["table_7"][0]}
     of_seven = [row for row in losses if row["data"] == PRIMARY and row["variant"] in seven]
-    return {"last_looks": last_looks(looks), "losses": losses, "table_7_losses": means(of_seven, ROW[:-1], "nll")}
+    return {"last_looks": curve_ends(validation), "losses": losses, "table_7_losses": means(of_seven, ROW[:-1], "nll")}
 
 
-def _side_by_side(looks: Rows, data: str) -> Rows:
+def _side_by_side(validation: Rows, data: str) -> Rows:
     """The losses of models and seeds at the end of the run that trained most of them on a corpus."""
-    mine = [row for row in looks if row["data"] == data]
+    mine = [row for row in validation if row["data"] == data]
     size = Counter(label for label, _ in {(row["set"], row["variant"]) for row in mine})
-    ends = last_looks([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
+    ends = curve_ends([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
     return [
         {"data": data, "variant": v.key, "model": v.model, "cross": v.cross, "causal": v.causal, "seed": end["seed"],
          "nll": end["nll"]}
@@ -229,11 +229,11 @@ def _side_by_side(looks: Rows, data: str) -> Rows:
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
     validation, rows = tables.get("validation", []), tables.get("differences", [])
-    looks, sets = looks_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
-    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, looks=looks, sets=sets)
+    curves, sets = curves_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
+    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, curves=curves, sets=sets)
     for claim, (data, same) in ELSEWHERE.items():
         mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
-        found |= undecided(mine, {claim: COMPARISONS[same]}, looks=looks_of(validation, data=data))
+        found |= undecided(mine, {claim: COMPARISONS[same]}, curves=curves_of(validation, data=data))
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
