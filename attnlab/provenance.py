@@ -6,12 +6,16 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_writable", "provenance", "write_atomic", "write_json"]
+__all__ = ["check_writable", "command_line", "commit", "provenance", "write_atomic", "write_json"]
 
 PACKAGES = ("attnlab", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton")
 
@@ -24,7 +28,39 @@ def provenance() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"versions": versions, "python": platform.python_version(), "device": _device(), "commit": _commit()}
+    return {"versions": versions, "python": platform.python_version(), "device": _device(), "commit": commit()}
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the source tree: git's, or what the file COMMIT beside the package or ATTNLAB_COMMIT says, or None.
+
+    A copy of the tree that has no .git can carry its commit this way: ``git rev-parse HEAD > COMMIT``.
+    """
+    root = Path(__file__).resolve().parent.parent
+    if (root / ".git").exists():
+        try:
+            git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return git.stdout.strip() if git.returncode == 0 else None
+    if (root / "COMMIT").exists():
+        return (root / "COMMIT").read_text(encoding="utf-8").strip() or None
+    return os.environ.get("ATTNLAB_COMMIT") or None
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """The command that runs this process, as it would be typed; of absolute paths only the last part is kept.
+
+    >>> command_line(["/home/me/papers/__main__.py", "abc-mt", "--data", "/data/pairs", "--set", "lr=0.1"])
+    'python -m papers abc-mt --data pairs --set lr=0.1'
+    """
+    program, *options = sys.argv if arguments is None else arguments
+    path = Path(program)
+    started = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
+    if path.suffix == ".py" and path.name != "__main__.py":
+        started = ["python", f"{path.resolve().parent.name}/{path.name}"]
+    return shlex.join([*started, *map(_without_folders, options)])
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> Path:
@@ -63,6 +99,11 @@ def write_json(path: Path | str, content: Any) -> Path:
     return write_atomic(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def _without_folders(option: str) -> str:
+    name, equals, value = option.rpartition("=")
+    return name + equals + (Path(value).name if Path(value).is_absolute() else value)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -76,14 +117,3 @@ def _device() -> str:
         return torch.cuda.get_device_name()
     threads = torch.get_num_threads()
     return f"{platform.machine()} CPU, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _commit() -> str | None:
-    root = Path(__file__).resolve().parent.parent
-    if not (root / ".git").exists():
-        return None
-    try:
-        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return git.stdout.strip() if git.returncode == 0 else None

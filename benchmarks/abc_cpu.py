@@ -11,13 +11,13 @@ import argparse
 from typing import Any
 
 import torch
+from storing import make_results, write_results
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import attnlab as al
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.models import Cache, KeyValueCache, Transformer, TransformerConfig
-from attnlab.provenance import provenance, write_json
 
 HEADS, WIDTH, SLOTS = 8, 64, 32
 FULL: dict[str, Any] = {
@@ -79,7 +79,7 @@ def main() -> None:
             print("   " + ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     if args.output:
         config = {**size, "heads": HEADS, "width": WIDTH, "slots": SLOTS, "threads": torch.get_num_threads()}
-        write_json(args.output, {"name": "abc_cpu", "config": config, "seed": 0, **provenance(), "tables": tables})
+        write_results(args.output, make_results("abc_cpu", None, tables, config=config))
 
 
 def attention(length: int, repeats: int) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from abc_gpu_cost import Row, cost, moved, traffic
+from storing import make_results, write_results
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from attnlab.measure import captured
-from attnlab.provenance import provenance, write_json
 
 # batch, heads, length, head size, slots; the targets of the issue come first.
 SHAPES = ((8, 8, 2048, 128, 64), (1, 8, 32768, 128, 64), (16, 8, 512, 128, 64))
@@ -54,8 +54,7 @@ def main() -> None:
             rows.append(row)
             print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
             if args.write:
-                write_json(args.write, {"name": "abc_gpu", "paper": "ABC", "config": {"dtype": "bfloat16"}, "seed": 0,
-                                        **provenance(), "tables": tables})  # fmt: skip
+                write_results(args.write, make_results("abc_gpu", "ABC", tables, config={"dtype": "bfloat16"}))
             if time.perf_counter() - start > args.seconds:
                 print(f"stopped after {args.seconds:.0f} s")
                 return

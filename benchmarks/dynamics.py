@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from storing import make_results
 from torch import nn
 
 from attnlab.dynamics import (
@@ -25,7 +26,6 @@ from attnlab.dynamics import (
     lexical_probe,
 )
 from attnlab.measure import median_seconds
-from attnlab.provenance import provenance
 
 SIZES = {
     "full": {
@@ -59,8 +59,7 @@ def main() -> None:
         probe(size, args.repeats),
     ]
     if args.json:
-        header = {"name": "dynamics_speed", "paper": "ktiw", "config": size, "seed": 0, **provenance()}
-        print(json.dumps({**header, "tables": {"ratios": rows}}, indent=1))
+        print(json.dumps(make_results("dynamics_speed", "ktiw", {"ratios": rows}, config=size), indent=1))
         return
     for row in rows:
         print(row.pop("what"))

@@ -9,7 +9,6 @@ one order whatever is stacked; and, as they come, with the model one by one.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from storing import make_results, read_results, write_results
 
 from attnlab.devices import best_device
-from attnlab.provenance import provenance, write_json
+from papers.common.row_store import Part
 from papers.ktiw.permutations import LEARNED, PermutationsConfig, figure_3_tasks, run_figure_3
-from papers.ktiw.rows import Rows
 from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_one, train_seeds
 
 Row = dict[str, Any]
@@ -123,7 +122,7 @@ def figure_3(config: PermutationsConfig) -> list[Row]:
     """All of Figure 3."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        run_figure_3(config, Rows(Path(folder) / "rows.json"))
+        run_figure_3(config, Part(Path(folder) / "rows.json"))
         took = time.perf_counter() - began
     return [_row(f"Figure 3 in full ({4 * config.seeds} models, {config.steps} updates), in seconds", took)]
 
@@ -146,19 +145,19 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     config = TINY if args.tiny else PermutationsConfig()
     sizes = {"members": config.seeds, "batch": config.batch, "length": config.length, "width": config.width}
-    header = {"name": "dynamics_seeds", "paper": "ktiw", "config": {**sizes, "tf32": False}, "seed": 0, **provenance()}
-    old = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
-    known: dict[str, list[Row]] = old.get("parts", {})
-    # Which rows are of an earlier run stays said until somebody who measured them again takes it out.
-    header |= {"earlier": old["earlier"]} if "earlier" in old else {}
+    before = (read_results(args.out) if args.out else None) or {}
+    known: dict[str, list[Row]] = before.get("parts", {})
+    # What ``earlier`` says of parts that are not measured again still holds.
+    earlier = {"earlier": before["earlier"]} if "earlier" in before else {}
     for part in args.parts.split(","):
         known[part] = PARTS[part](config)
         for row in known[part]:
             print(f"{row['what']}: {row['value']:.6g}", flush=True)
         if args.out:
             ordered = {name: known[name] for name in PARTS if name in known}
-            rows = [row for found in ordered.values() for row in found]
-            write_json(args.out, {**header, "tables": {"seeds": rows}, "parts": ordered})
+            rows = [row for measured in ordered.values() for row in measured]
+            more = {"config": {**sizes, "tf32": False}, "parts": ordered, **earlier}
+            write_results(args.out, make_results("dynamics_seeds", "ktiw", {"seeds": rows}, **more))
 
 
 def _differences(together: Curves, alone: Sequence[Curves]) -> list[float]:

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from bert import SIZES as BERT_SIZES
 from bert import batch_for, bert
+from storing import make_results, write_results
 from torch import Tensor, nn
 
 from attnlab.adapters import record
 from attnlab.linalg.projection import gram_factor, quick_columns
 from attnlab.measure import captured, median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import softmax
-from attnlab.provenance import provenance, write_json
 from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import EffectiveLayers, read_effective
 
@@ -65,8 +65,7 @@ def main() -> None:
         print("   " + ", ".join(f"{key} {value:.4g}" for key, value in row.items() if key != "what"), flush=True)
         if args.write:
             config = size | {"repeats": args.repeats}
-            made = {"name": name, "paper": "Effective", "config": config, "seed": 0, **provenance()}
-            write_json(args.write, made | {"tables": {"ratios": rows}})
+            write_results(args.write, make_results(name, "Effective", {"ratios": rows}, config=config))
 
 
 def evaluation(size: dict[str, int], device: str, repeats: int, *, padded: bool = False) -> Row:

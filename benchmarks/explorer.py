@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from storing import make_results, write_results
 
 from attnlab.adapters import record
 from attnlab.measure import median_seconds
 from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
-from attnlab.provenance import provenance, write_json
 from attnlab.reading.effective import effective_attention
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -57,7 +57,7 @@ def main() -> None:
     if options.out:
         config = {"layers": options.layers, "heads": 12, "width": 768, "repeats": options.repeats}
         tables = {"writing": writing, "page": rows, "against_bertviz": peers}
-        write_json(options.out, {"name": "explorer", "config": config, "seed": 0, **provenance(), "tables": tables})
+        write_results(options.out, make_results("explorer", None, tables, config=config))
 
 
 @torch.no_grad()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storing import make_results, write_results
 
-from attnlab.provenance import provenance, write_json
 from attnlab.reading.faithfulness import AGAINST, faithfulness
 
 
@@ -41,8 +41,7 @@ def main() -> None:
     if args.out:
         config = {"limit": args.limit, "keys": args.keys, "length": args.length, "texts": args.texts.name}
         tables["summary"] = summary(tables)
-        result = {"name": "faithfulness", "paper": "effective", "config": config, "seed": 0}
-        write_json(args.out, {**result, **provenance(), "tables": tables})
+        write_results(args.out, make_results("faithfulness", "effective", tables, config=config))
 
 
 def summary(tables: dict[str, Any]) -> list[dict[str, Any]]:

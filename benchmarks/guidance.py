@@ -12,7 +12,6 @@ is checked: its relative errors against maps in float64.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storing import make_results, read_results, write_results
 from torch import Tensor
 
 from attnlab.adapters import swap
@@ -32,7 +32,6 @@ from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import MaskedLM, Transformer, named_config
 from attnlab.patterns import SpecialTokens, dense
-from attnlab.provenance import provenance, write_json
 
 TOKENS = SpecialTokens(period=(7,), delimiters=(1, 2))
 
@@ -247,24 +246,24 @@ def main() -> None:
             for c in SETTINGS
         )
     tables: dict[str, list[dict[str, Any]]] = {}
-    if options.out is not None and options.out.exists() and options.only is not None:
-        tables = json.loads(options.out.read_text(encoding="utf-8"))["tables"]
+    before = read_results(options.out) if options.out is not None and options.only is not None else None
+    if before is not None:
+        before["tables"].pop(options.only, None)
 
     def keep(name: str, rows: list[dict[str, Any]]) -> None:
         tables[name] = tables.get(name, []) + rows
         for row in rows:
             print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
         if options.out is not None:
-            told = {"name": "guidance_speed", "paper": "AG", "config": {"settings": [asdict(c) for c in settings]}}
-            write_json(options.out, {**told, "seed": settings[0].seed, **provenance(), "tables": tables})
+            config = {"settings": [asdict(c) for c in settings]}
+            result = make_results("guidance_speed", "AG", tables, config=config, seed=settings[0].seed)
+            write_results(options.out, result, before=before)
 
     if options.only != "checks":
-        tables.pop("steps", None)
         for config in settings:
             with ExitStack() as kept:
                 keep("steps", measure(config, device, kept))
     if options.only != "steps":
-        tables.pop("checks", None)
         for one in CHECKS:
             keep("checks", [check(*one, device)])
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from bert import SIZES, batch_for, bert
+from storing import make_results
 
 from attnlab.adapters import record, swap
 from attnlab.measure import median_seconds
-from attnlab.provenance import provenance
 
 
 def main() -> None:
@@ -30,11 +30,7 @@ def main() -> None:
     model = bert(size, args.device, "sdpa")
     rows = [overhead(model, size, padded, args.repeats, args.device) for padded in (False, True)]
     if args.json:
-        print(
-            json.dumps(
-                {"name": "hf_overhead", "config": size, "seed": 0, **provenance(), "tables": {"ratios": rows}}, indent=1
-            )
-        )
+        print(json.dumps(make_results("hf_overhead", None, {"ratios": rows}, config=size), indent=1))
         return
     for row in rows:
         print(", ".join(f"{name} {value:.4g}" if isinstance(value, float) else value for name, value in row.items()))

@@ -21,13 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storing import make_results, merge_results, read_results, write_results
 from torch import Tensor
 
 from attnlab.adapters import load_model
 from attnlab.adapters.evict import RANKINGS, KVPolicy, token_losses
 from attnlab.data import load_store
-from attnlab.provenance import provenance, write_json
-from papers.common.results import merge_results
 
 KEYS = {
     "perplexity": ["model", "text", "policy", "budget"],
@@ -58,11 +57,11 @@ def main() -> None:
     if (args.model is None) == (args.add is None):
         parser.error("name either a --model to measure or a file to --add")
     path = args.write / "kv_policies.json" if args.write else None
-    old = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else None
+    old = read_results(path) if path else None
     if args.add:
-        found = json.loads(args.add.read_text(encoding="utf-8"))
+        added = json.loads(args.add.read_text(encoding="utf-8"))
         if path:
-            write_json(path, together(old, found))
+            write_results(path, together(old, added))
         return
     loaded = load_model(args.model)
     model = loaded.model.to(args.device)
@@ -76,26 +75,19 @@ def main() -> None:
         passages["sampled"] = lambda: sampled(model, args.length, args.sequences, args.seed)
     asked = ("budgets", "policies", "length", "sequences", "sinks", "device")
     config = {"texts": list(passages)} | {key: getattr(args, key) for key in asked} | training(Path(args.model))
-    result: Row = {
-        "name": "kv_policies",
-        "paper": "OVA",
-        "config": {"models": {name: config}},
-        "seed": args.seed,
-        "keys": KEYS,
-        **provenance(),
-        "tables": {"perplexity": [], "against_mass": []},
-    }
     rows: list[Row] = []
     for text, draw in passages.items():
         for row in measure(model, draw().to(args.device), {"model": name, "text": text}, args):
             rows.append(row)
-            result["tables"] = {
+            tables = {
                 "perplexity": [{k: v for k, v in row.items() if k != "losses"} for row in rows],
                 "against_mass": against_mass(rows),
             }
+            models = {"models": {name: config}}
+            result = make_results("kv_policies", "OVA", tables, config=models, seed=args.seed, keys=KEYS)
             # Row by row: what is measured is kept when time runs out.
             if path:
-                write_json(path, together(old, result))
+                write_results(path, together(old, result))
     if args.json:
         print(json.dumps(together(None, result), indent=1))
 

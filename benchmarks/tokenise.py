@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from storing import make_results
 
 from attnlab.data import bundled_text, load_tokeniser, tokenise, train_wordpiece
-from attnlab.provenance import provenance
 
 JOBS = ("ours", "second", "one batch", "one batch, fast")
 
@@ -125,7 +125,7 @@ def main() -> None:
         return
     rows = table(args.megabytes, args.text, args.repeats)
     if args.json:
-        print(json.dumps({"name": "tokenise", **provenance(), "tables": {"tokenise": rows}}, indent=1))
+        print(json.dumps(make_results("tokenise", None, {"tokenise": rows}, config={}), indent=1))
         return
     for row in rows:
         print("  ".join(f"{key} {value}" for key, value in row.items()))

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from storing import make_results, write_results
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attnlab.models import Transformer, TransformerConfig
-from attnlab.provenance import provenance, write_json
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
 
 
@@ -309,8 +309,7 @@ def report(config: Config, turns: Turns, rate: float, waited: float, out: Path |
         print(f"  {row['kind']:34} {row['share']:.1%}")
     if out is not None:
         tables = {"summary": [summary], "rounds": rows, "time_by_kind": kinds, "longest_kernels": kernels}
-        name = {"name": "train_lm", "config": asdict(config), "seed": config.seed}
-        write_json(out, {**name, **provenance(), "tables": tables})
+        write_results(out, make_results("train_lm", None, tables, config=asdict(config), seed=config.seed))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storing import make_results, write_results
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,7 +27,6 @@ from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.top_r import CPU_CHUNK
-from attnlab.provenance import provenance, write_json
 
 SIZES = {
     "full": {"heads": 12, "d": 64, "length": 4096, "support": 512, "nnls": 192, "cases": 1000},
@@ -60,20 +60,13 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         # Both devices have their support beside NNLS; the other parts are for one of them.
         title = f"value_aware_{name}" + ("_gpu" if name == "support" and args.device != "cpu" else "")
-        result = {
-            "name": title,
-            "paper": "OVA",
-            "config": size | {"device": args.device},
-            "seed": 0,
-            **provenance(),
-            "tables": {name: rows},
-        }
+        config = size | {"device": args.device}
         with torch.inference_mode():
             for row in parts[name](size, args.device, args.repeats):
                 rows.append(row)
                 # Row by row: what is measured is kept when time runs out.
                 if args.write:
-                    write_json(args.write / f"{title}.json", result)
+                    write_results(args.write / f"{title}.json", make_results(title, "OVA", {name: rows}, config=config))
                 if not args.json:
                     told = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
                     print(", ".join(told), flush=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from storing import make_results, write_results
 from torch import nn
 
 from attnlab.data import IGNORED, Blocks, MlmSource
-from attnlab.provenance import provenance, write_json
-from papers.value_aware.config import Corpus
+from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.masked_lm import continued_model, masked_score
 
 MODEL = Path(__file__).parent.parent / "attnlab" / "shipped" / "mlm"
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--write", type=Path, help="a folder: write value_aware_positions.json there")
     args = parser.parse_args()
-    corpus = Corpus(args.stores)
+    corpus = WikiCorpus(args.stores)
     tokeniser = corpus.tokeniser()
 
     def source(name: str, seed: int | None) -> MlmSource:
@@ -41,7 +41,6 @@ def main() -> None:
     held_out = [source("wikitext103-valid", None).batch(step) for step in range(3)]
     train, rows = source("train", 0), []
     config = {name: getattr(args, name) for name in ("length", "rows", "steps", "lr")}
-    result = {"name": "value_aware_positions", "paper": "OVA", "config": config, "seed": 0, **provenance()}
     for positions in ("in parts", "repeated"):
         torch.manual_seed(0)
         net = continued_model(MODEL, positions=args.length, dropout=0.0).eval()
@@ -57,7 +56,8 @@ def main() -> None:
                 rows.append(row | masked_score(net, held_out))
                 print(rows[-1], flush=True)
                 if args.write:
-                    write_json(args.write / "value_aware_positions.json", result | {"tables": {"positions": rows}})
+                    result = make_results("value_aware_positions", "OVA", {"positions": rows}, config=config)
+                    write_results(args.write / "value_aware_positions.json", result)
             _step(net, train.batch(step), optimizer, args.lr * min(1, (step + 1) / args.steps))
 
 

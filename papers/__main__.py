@@ -7,25 +7,46 @@ import sys
 from collections.abc import Sequence
 
 from attnlab.cli import run_reporting
-from papers.experiments import EXPERIMENTS
+from papers.common.experiment import Experiment, experiments_like, list_of_experiments
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one experiment; the exit code is 0, 2 for something the user can mend, 130 for Ctrl-C."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    experiments = experiments_like(name)
+    if name not in experiments:
+        experiments = experiments_like(None)
+    if not arguments:
+        print(list_of_experiments(experiments))
+        return 0
+    options = _parser(experiments).parse_args(arguments)
+    return run_reporting(_run, options, program="python -m papers")
+
+
+def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m papers", description="The papers' experiments.")
-    names = parser.add_subparsers(dest="experiment", metavar="EXPERIMENT")
-    for name, experiment in EXPERIMENTS.items():
+    names = parser.add_subparsers(dest="name", metavar="EXPERIMENT", required=True)
+    for name, experiment in experiments.items():
         sub = names.add_parser(name, help=experiment.summary, description=experiment.summary)
         experiment.arguments(sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    options = parser.parse_args(argv)
-    if options.experiment is None:
-        for name, experiment in EXPERIMENTS.items():
-            print(f"{name:<24}{experiment.summary}")
-        return 0
-    return run_reporting(EXPERIMENTS[options.experiment].run, options, program="python -m papers")
+        sub.set_defaults(experiment=experiment)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Run the experiment and say which claims its results support."""
+    written = options.experiment.run(options)
+    if written is None:
+        return
+    print(f"wrote {written.resolve()}")
+    from papers.common.claims import verdicts_on
+
+    for line in verdicts_on(written):
+        print(line)
 
 
 if __name__ == "__main__":

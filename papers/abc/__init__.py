@@ -1,1 +1,4 @@
-"""The experiments of Peng et al., ABC: Attention with Bounded-memory Control; ``commands`` lists them."""
+"""Peng et al. (2022), ABC: Attention with Bounded-memory Control."""
+
+PAPER = "ABC"
+CITATION = "Peng et al. (2022), ABC: Attention with Bounded-memory Control"

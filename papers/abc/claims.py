@@ -6,19 +6,12 @@ from statistics import fmean
 from typing import Any
 
 from attnlab.pages.numbers import number
+from papers.abc import PAPER
 from papers.common.claims.ledger import Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
 from papers.common.claims.predicates import all_of, averages_less, averages_more, cell, close, decide, select
 from papers.common.claims.statistics import seed_interval
 
-__all__ = ["CLAIMS", "TABLES", "abc_claim"]
-
-PAPER = "ABC"
-TABLES = {
-    "abc-lm": {
-        "table_2a": "model (BASE, Linformer, ABC_RD, ABC_MLP), n, context (0, 480), perplexity",
-        "table_2b": "model (BASE, ELU, RFA, T2R, ABC_MLP), n, perplexity",
-    },
-}
+__all__ = ["CLAIMS", "abc_claim"]
 
 
 def _lm(model: str, n: int | None, context: int) -> Cell:

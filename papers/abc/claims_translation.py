@@ -10,23 +10,11 @@ from papers.abc.claims import abc_claim
 from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
 from papers.common.claims.predicates import all_of, averaged, averages, averages_more, cell, fails, less, mean_of
 
-__all__ = ["CLAIMS", "TABLES"]
+__all__ = ["CLAIMS"]
 
 # BLEU.
 WITHIN = 0.5
 NEWS = "wmt10k-en-de"
-TABLES = {
-    "abc-mt": {
-        "table_3a": "model, cross, causal, bleu",
-        "table_3a_quarter": "model, cross, causal, bleu: the same with a quarter of the slots",
-        "table_3a_other": "data, model, cross, causal, bleu: the same on other corpora",
-        "table_5": "cross, causal, bleu: ABC_MLP, greedy, no averaging",
-        "table_7": "model (BASE, Window, Cluster, MLP-ReLU, MLP-sigmoid, MLP-exp, MLP-exp-all), cross, causal, bleu, "
-        "converged",
-        "losses": "data, model, cross, causal, nll: of models that were trained side by side",
-    },
-    "abc-doc-mt": {"table_3b": "model, cross, causal, bleu, converged"},
-}
 
 
 def _mt(model: str, cross: int | None, causal: int | None) -> Cell:

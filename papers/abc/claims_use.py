@@ -20,22 +20,7 @@ from papers.common.claims.predicates import (
     more,
 )
 
-__all__ = ["CLAIMS", "TABLES"]
-
-TABLES = {
-    "abc-mlm": {
-        "table_4": "model (RoBERTa-Ours, Linformer, ABC_MLP, ABC_RD), n, continued (true, false), task, accuracy, "
-        "converged",
-        "pretraining": "model, n, continued (true, false), loss at masked tokens",
-        "speed": "model, n, speed_over_unfused and memory_over_unfused: relative to RoBERTa-Ours with W in memory",
-        "parameters": "model, n, extra_share",
-    },
-    "abc-decoding": {
-        "figure_1": "model (softmax, RFA, T2R, ELU, ABC_MLP), length, tokens_per_second",
-        "figure_2": "model, length, memory",
-        "exponents": "model, quantity (time, memory), exponent of the whole sequence in its length",
-    },
-}
+__all__ = ["CLAIMS"]
 
 
 def _glue(model: str, n: int | None, task: str, *, continued: bool = True) -> Cell:

@@ -3,6 +3,8 @@
 Slots: with E = exp(log alpha - its largest), Z = the sums of E over each prefix and A = tril(scale q k^T):
 P = softmax((A E) / Z), W = tril((P / Z) E^T). Kernels: W = tril(phi(q) phi(k)^T), its rows divided by their sums.
 What the linear forms gain in memory they lose in launches.
+
+``short_attention`` goes further, for translators of sentences: softmax attention without checks for empty rows.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.adapters.attention_function import installed_in
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
@@ -24,11 +27,13 @@ from attnlab.mechanisms._linear import LinearCache, divided
 from attnlab.mechanisms.abc_random import AbcRandom, random_slot
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.rfa import Rfa
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.mechanisms.t2r import T2R
-from attnlab.models.attention import attentions
+from attnlab.models import Transformer
+from attnlab.models.attention import attentions, put_mechanism
 from attnlab.shapes import Float, Int
 
-__all__ = ["DenseKernel", "DenseSlots", "dense_attention"]
+__all__ = ["DenseKernel", "DenseSlots", "ShortSoftmax", "dense_attention", "short_attention"]
 
 
 # Sums of alpha below this have no reciprocal in float32.
@@ -110,6 +115,17 @@ class DenseKernel(_Dense):
         return ungrouped(divided(kappa @ call.v.unsqueeze(2), total, least=cache.least)).to(call.q.dtype)
 
 
+class ShortSoftmax(Softmax):
+    """Softmax attention for finite keys and for queries that see at least one: nothing is hidden but by the scores."""
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """SDPA; a call that is causal has no padding, or has it at the end, where no token looks."""
+        seen = None if call.causal or call.key_visible is None else call.key_visible[:, None, None, :]
+        return scaled_dot_product_attention(
+            call.q, call.k, call.v, attn_mask=seen, is_causal=call.causal, scale=call.softmax_scale
+        )
+
+
 def _control(mech: SlotMechanism, call: AttentionCall) -> Control:
     """The control in float32; padding writes nothing."""
     b, n_k = call.k.shape[0], call.k.shape[2]
@@ -162,16 +178,22 @@ def dense_attention(model: nn.Module) -> Iterator[None]:
     try:
         for place, mech in zip(places, own, strict=True):
             if isinstance(mech, SlotMechanism):
-                _put(place, DenseSlots(mech))
+                put_mechanism(place, DenseSlots(mech))
             elif isinstance(mech, (Rfa, T2R)) or (isinstance(mech, Kernelized) and mech.kernel == "elu"):
-                _put(place, DenseKernel(mech))
+                put_mechanism(place, DenseKernel(mech))
         yield
     finally:
         for place, mech in zip(places, own, strict=True):
-            _put(place, mech)
+            put_mechanism(place, mech)
 
 
-def _put(place: Any, mech: Mechanism) -> None:
-    # A module and a plain object live in different tables of nn.Module; leave the old one's before entering the new.
-    del place.mechanism
-    place.mechanism = mech
+@contextmanager
+def short_attention(model: Transformer) -> Iterator[None]:
+    """Inside, causal slots run in the dense form and softmax attention in the short one; the model stays as it is."""
+    with dense_attention(model):
+        for layer in attentions(model):
+            if isinstance(layer.mechanism, DenseSlots) and layer.kind != "decoder":
+                put_mechanism(layer, layer.mechanism.inner)
+            elif isinstance(layer.mechanism, Softmax):
+                put_mechanism(layer, ShortSoftmax())
+        yield

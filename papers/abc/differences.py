@@ -11,7 +11,7 @@ import numpy as np
 
 from attnlab.pages.numbers import number
 from papers.abc.summaries import Rows
-from papers.abc.validation_curves import Looks
+from papers.abc.validation_curves import ValidationCurves
 from papers.common.claims import paired_bootstrap, pooled_deviation, student
 from papers.common.translation import bleu_counts, bleu_of
 
@@ -110,30 +110,38 @@ def undecided(
     rows: Rows,
     comparisons: Mapping[str, Comparison],
     *,
-    looks: Mapping[str, Looks] | None = None,
+    curves: Mapping[str, ValidationCurves] | None = None,
     sets: Mapping[str, Mapping[int, str]] | None = None,
 ) -> dict[str, str]:
     """The claims that are not decided, and why: an interval on both sides, or trainings that were not alike.
 
-    ``looks`` are each model's losses on the validation set by seed and update: a winner that was trained longer, but
+    ``curves`` are each model's losses on the validation set by seed and update: a winner that was trained longer, but
     was ahead after equally many of them, does not owe it to the rest. ``sets`` says what each model was trained beside:
     the schedule of a run ends where its time does, so that two runs differ in more than their models. Where one pair
     speaks against a claim, the claim is decided.
     """
-    found = {}
+    reasons = {}
     for claim, comparison in comparisons.items():
         mine = [row for row in rows if row["claim"] == claim]
-        verdicts = [_verdict(row, comparison.within) for row in mine]
-        longer = [_apart(row, sets or {}) or _longer(row, looks or {}, comparison.within is not None) for row in mine]
-        if any(v is False and why is None for v, why in zip(verdicts, longer, strict=True)):
-            continue
-        open_ = [row for row, verdict in zip(mine, verdicts, strict=True) if verdict is None]
-        if any(longer):
-            found[claim] = "; ".join(dict.fromkeys(why for why in longer if why is not None))
-        elif open_:
-            told = "; ".join(f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in open_)
-            found[claim] = f"BLEU with other sentences and seeds: {told}"
-    return found
+        unlike = [_apart(row, sets or {}) or _longer(row, curves or {}, comparison.within is not None) for row in mine]
+        reason = _why_undecided(mine, comparison, unlike)
+        if reason is not None:
+            reasons[claim] = reason
+    return reasons
+
+
+def _why_undecided(rows: Rows, comparison: Comparison, unlike: Sequence[str | None]) -> str | None:
+    """Why a claim is not decided by its pairs; ``unlike`` says of each how the trainings differed."""
+    verdicts = [_verdict(row, comparison.within) for row in rows]
+    if any(verdict is False and why is None for verdict, why in zip(verdicts, unlike, strict=True)):
+        return None
+    if any(unlike):
+        return "; ".join(dict.fromkeys(why for why in unlike if why is not None))
+    undecided_rows = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is None]
+    if not undecided_rows:
+        return None
+    intervals = (f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in undecided_rows)
+    return f"BLEU with other sentences and seeds: {'; '.join(intervals)}"
 
 
 def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str | None:
@@ -143,9 +151,9 @@ def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str
     return None
 
 
-def _longer(row: Mapping[str, Any], looks: Mapping[str, Looks], close: bool) -> str | None:
+def _longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], close: bool) -> str | None:
     """Why the difference is not one of the models alone: unequal trainings, and no lead at equal updates."""
-    first, second = (looks.get(row[which], {}) for which in ("first", "second"))
+    first, second = (curves.get(row[which], {}) for which in ("first", "second"))
     for seed in sorted(first.keys() & second.keys()):
         most = max(first[seed]), max(second[seed])
         if max(most) <= (1 + UNEQUAL) * min(most):

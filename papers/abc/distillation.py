@@ -24,7 +24,7 @@ from attnlab.data import IGNORED, Blocks, MlmSource
 from papers.abc.dense_attention import dense_attention
 from papers.abc.distillation_tables import derived
 from papers.common.row_store import Part
-from papers.value_aware.config import Corpus
+from papers.common.wiki_corpus import WikiCorpus
 
 __all__ = [
     "KEYS",
@@ -87,7 +87,7 @@ def masked_case(
     model: nn.Module, spec: str, corpus: Path, *, batch: int = 64, length: int = 256, seed: int = 0
 ) -> DistillationCase:
     """A masked language model on the enwik8 articles of ``corpus``."""
-    stores = Corpus(corpus)
+    stores = WikiCorpus(corpus)
     tokeniser, device = stores.tokeniser(), next(model.parameters()).device
     train = Blocks(stores.store("train"), tokeniser.specials, length=length, seed=1 + seed)
     valid = Blocks(stores.store("valid"), tokeniser.specials, length=length, seed=None)

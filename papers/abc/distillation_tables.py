@@ -39,12 +39,8 @@ def closed_after(curve: Rows) -> Rows:
     >>> [row[part] for row in closed_after(rows) for part in ("clock", "seconds", *PARTS, "as_good_after", "seeds")]
     ['as it ran', 16.0, 0.1, 0.2, 0.4, 0.6, 16.0, 1]
     """
-    lines: dict[tuple[str, int], dict[str, Line]] = {}
+    lines = _lines_by_method(curve)
     alone = {row["subject"] for row in curve if "h200_seconds" in row}
-    for row in curve:
-        methods = lines.setdefault((row["subject"], row.get("seed", 0)), {})
-        points = methods.setdefault(row["method"], [(0.0, 0.0)])
-        points.append((row["h200_seconds"] if "h200_seconds" in row else row["seconds"], row["gap_closed"]))
     ends = {place: min(points[-1][0] for points in methods.values()) for place, methods in lines.items()}
     found = []
     for (subject, seed), methods in lines.items():
@@ -61,6 +57,17 @@ def closed_after(curve: Rows) -> Rows:
                 }
             )  # fmt: skip
     return _means(found, ["subject", "method", "clock"], spread_of="all")
+
+
+def _lines_by_method(curve: Rows) -> dict[tuple[str, int], dict[str, Line]]:
+    """{(subject, seed): {method: (seconds, share of the gap closed) from the start}}."""
+    lines: dict[tuple[str, int], dict[str, Line]] = {}
+    for row in curve:
+        methods = lines.setdefault((row["subject"], row.get("seed", 0)), {})
+        points = methods.setdefault(row["method"], [(0.0, 0.0)])
+        seconds = row["h200_seconds"] if "h200_seconds" in row else row["seconds"]
+        points.append((seconds, row["gap_closed"]))
+    return lines
 
 
 def _means(rows: Rows, keys: Sequence[str], *, spread_of: str | None = None) -> Rows:

@@ -22,7 +22,7 @@ from papers.abc.hypotheses import hypotheses_in, split_of
 from papers.abc.summaries import Rows, means
 from papers.abc.train_translators import run_variants
 from papers.abc.translators import AbcMtConfig, Variant
-from papers.abc.validation_curves import FLAT, last_looks, looks_of, with_curves
+from papers.abc.validation_curves import FLAT, curve_ends, curves_of, with_curves
 from papers.common.pairs import TASKS, Corpus, find_file, read_task, tokenised
 from papers.common.row_store import Part
 from papers.common.translation import corpus_bleu
@@ -184,18 +184,18 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     found = {}
     if "table_3b" in tables:
         rows = means(tables["table_3b"], ["data", "variant", "model", "cross", "causal"], "bleu")
-        looks = tables.get("validation", [])
-        found["table_3b_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
+        validation = tables.get("validation", [])
+        found["table_3b_means"] = [x for row in rows for x in with_curves([row], validation, data=row["data"])]
     if "validation" in tables:
-        found["last_looks"] = last_looks(tables["validation"])
+        found["last_looks"] = curve_ends(tables["validation"])
     return found
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences are too few to decide, and that a model fails which was still catching up."""
-    looks = tables.get("validation", [])
-    found = undecided(tables.get("differences", []), COMPARISONS, looks=looks_of(looks))
-    ends = {(look["variant"], look["seed"]): look for look in last_looks(looks)}
+    validation = tables.get("validation", [])
+    found = undecided(tables.get("differences", []), COMPARISONS, curves=curves_of(validation))
+    ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
     for (variant, seed), look in ends.items():
         sound = ends.get(("ABC_MLP-128-64", seed), {}).get("fell")
         if variant == "Linformer-128-64" and look["fell"] is not None and look["fell"] >= max(FLAT, sound or 0.0):

@@ -58,15 +58,21 @@ def translation(tables: Tables) -> str:
     """Translators' losses on the validation set over their updates, of the seed that was trained longest."""
     panels = []
     for title, (data, keys) in TRANSLATORS.items():
-        looks = [row for row in tables["validation"] if row["data"] == data and row["nll"] is not None]
-        rows = [row for row in looks if row["variant"] in keys]
-        # Seeds of another set may share a model.
-        whole = [row for row in rows if {r["variant"] for r in rows if r["seed"] == row["seed"]} == set(keys)]
-        longest = max(whole, key=lambda row: row["step"])["seed"] if whole else None
-        lines = _lines([row for row in whole if row["seed"] == longest], "variant", "step", "nll")
+        losses = [row for row in tables["validation"] if row["data"] == data and row["nll"] is not None]
+        lines = _lines(_longest_seed([row for row in losses if row["variant"] in keys], keys), "variant", "step", "nll")
         drawn = _drawn({key: lines[key] for key in keys if key in lines})
         panels.append(Panel(title, drawn, "updates", "-log p of a token", low=0.5, high=3))
     return line_panels(panels)
+
+
+def _longest_seed(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The rows of the seed that was trained longest, of those that all variants were trained with."""
+    by_seed: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_seed.setdefault(row["seed"], []).append(row)
+    # Seeds of another set may share a model.
+    whole = [mine for mine in by_seed.values() if {row["variant"] for row in mine} == set(variants)]
+    return max(whole, key=lambda mine: max(row["step"] for row in mine), default=[])
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str) -> dict[str, Points]:

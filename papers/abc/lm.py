@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,9 @@ from papers.abc.lm_differences import differences, undecided
 from papers.abc.summaries import Rows, curves, means, spread
 from papers.common.compiling import compiled_parts
 from papers.common.row_store import Part
+from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.causal_lm import Score, causal_loss, sliding_windows
-from papers.value_aware.config import Corpus, uncompiled
+from papers.value_aware.training import uncompiled
 
 __all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
 
@@ -74,14 +75,11 @@ def run_table(
     seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in rows)]
     if not seeds:
         return
-    stores, device = Corpus(corpus), best_device()
+    stores, device = WikiCorpus(corpus), best_device()
     tokeniser = stores.tokeniser()
     vocab = -(-tokeniser.vocab_size // 64) * 64
     runs = [_Run(v, seed, build(config, table, v, vocab=vocab, seed=seed).to(device)) for seed in seeds for v in rows]
-    sources = {}
-    for seed in seeds:
-        blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, form="stream", seed=seed)
-        sources[seed] = CausalSource(blocks, config.batch, seed=seed)
+    sources = {seed: _source(stores, config, seed) for seed in seeds}
     valid = _windows(stores, "valid", config, device, context=0)[0]
 
     def look(step: int) -> None:
@@ -109,10 +107,24 @@ def run_table(
         for run in runs:
             _note_size(table, config, part, run, found)
             _note_loss(table, part, run, valid, found.steps)
-        for context in config.contexts if table == "table_2a" else (config.deep_context,):
-            windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
-            for run in runs:
-                _score(table, part, run, windows, tokens_per_word, {"context": context} if table == "table_2a" else {})
+        _score_all(table, config, part, runs, stores, device)
+
+
+def _source(stores: WikiCorpus, config: AbcLmConfig, seed: int) -> CausalSource:
+    specials = stores.tokeniser().specials
+    blocks = Blocks(stores.store("train"), specials, length=config.length, form="stream", seed=seed)
+    return CausalSource(blocks, config.batch, seed=seed)
+
+
+def _score_all(
+    table: str, config: AbcLmConfig, part: Part, runs: Sequence[_Run], stores: WikiCorpus, device: torch.device
+) -> None:
+    """The perplexities of all models, with every context that the table has."""
+    shallow = table == "table_2a"
+    for context in config.contexts if shallow else (config.deep_context,):
+        windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
+        for run in runs:
+            _score(table, part, run, windows, tokens_per_word, {"context": context} if shallow else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +180,7 @@ def _score(
 
 
 def _windows(
-    stores: Corpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
+    stores: WikiCorpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
 ) -> tuple[_Batches, float]:
     """(the windows, tokens per word of the whole store); unknown words count on neither side."""
     specials, store = stores.tokeniser().specials, stores.store(name)
@@ -229,18 +241,19 @@ def _by_seed(tables: dict[str, Rows], table: str, over: Rows) -> Rows:
     mine = {name: [row for row in tables.get(name, []) if row["setting"] == table] for name in ("training", "curves")}
     named = [{**row, "row": f"{row['model']}-{row['n']}"} for row in over if row["model"] != "BASE"]
     rows = spread(named, ["seed", "context"] if table == "table_2a" else ["seed"], "row", "times_base")
-    found = []
-    for row in rows:
-        trained = [r for r in mine["training"] if r["seed"] == row["seed"]]
-        ends = curves([r for r in mine["curves"] if r["seed"] == row["seed"]], ["model", "n"])
-        fell = [r["fell_in_last_quarter"] for r in ends if r["fell_in_last_quarter"] is not None]
-        told = {
-            "steps": max((r["steps"] for r in trained), default=None),
-            "tokens_per_parameter": min((r["tokens_per_parameter"] for r in trained), default=None),
-            "fell_in_last_quarter": fmean(fell) if fell else None,
-        }
-        found.append({"seed": row["seed"], **told, **row})
-    return found
+    return [{"seed": row["seed"], **_training_of_seed(mine, row["seed"]), **row} for row in rows]
+
+
+def _training_of_seed(tables: Mapping[str, Rows], seed: int) -> dict[str, Any]:
+    """How long the models of a seed were trained, and by how much their losses fell at the end."""
+    trained = [row for row in tables["training"] if row["seed"] == seed]
+    ends = curves([row for row in tables["curves"] if row["seed"] == seed], ["model", "n"])
+    fell = [row["fell_in_last_quarter"] for row in ends if row["fell_in_last_quarter"] is not None]
+    return {
+        "steps": max((row["steps"] for row in trained), default=None),
+        "tokens_per_parameter": min((row["tokens_per_parameter"] for row in trained), default=None),
+        "fell_in_last_quarter": fmean(fell) if fell else None,
+    }
 
 
 def _trained(tables: dict[str, Rows], table: str) -> Rows:

@@ -35,8 +35,9 @@ from papers.common.claims import pooled_deviation, student
 from papers.common.compiling import compiled_parts
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
+from papers.common.wiki_corpus import WikiCorpus
 from papers.effective.glue import TASKS, encode, read_glue
-from papers.value_aware.config import Corpus, uncompiled
+from papers.value_aware.training import uncompiled
 
 __all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
 
@@ -120,7 +121,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     base = from_bert(loaded.model).to(device)
     before = {v.key: _converted(base, v) for v in VARIANTS}
     models = {key: copy.deepcopy(m) for key, m in before.items()}
-    stores = Corpus(corpus)
+    stores = WikiCorpus(corpus)
     tokeniser = stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
 
@@ -180,7 +181,7 @@ def _converted(base: Transformer, variant: Variant) -> Transformer:
 
 
 @torch.no_grad()
-def masked_loss(model: Transformer, stores: Corpus, config: AbcMlmConfig) -> float:
+def masked_loss(model: Transformer, stores: WikiCorpus, config: AbcMlmConfig) -> float:
     """-log p of a masked token, the mean over held-out articles."""
     tokeniser, device = stores.tokeniser(), next(model.parameters()).device
     blocks = Blocks(stores.store("valid"), tokeniser.specials, length=config.length, seed=None)

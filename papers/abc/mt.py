@@ -15,7 +15,7 @@ from papers.abc.hypotheses import SEARCHES, Place, hypotheses_in, split_of
 from papers.abc.summaries import Rows, means, spread
 from papers.abc.train_translators import run_variants
 from papers.abc.translators import LONGEST, AbcMtConfig, Variant
-from papers.abc.validation_curves import last_looks, looks_of, sets_of, with_curves
+from papers.abc.validation_curves import curve_ends, curves_of, sets_of, with_curves
 from papers.common.pairs import TASKS, read_task, tokenised
 from papers.common.row_store import Part
 from papers.common.translation import corpus_bleu
@@ -186,35 +186,38 @@ def _searches(v: Variant) -> list[str]:
 
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, how long their models were trained and how flat their curves were, and Table 5 as a square."""
-    found, looks = {}, tables.get("validation", [])
-    keys = ["variant", *ROW[:-1]]
-    for name in (name for name in TABLES if name in tables):
-        places = {(row["variant"], row["seed"]) for row in tables[name]}
-        rows = means(tables[name], keys, "bleu", also=() if name == "table_5" else ("bleu_2016",))
-        found[f"{name}_means"] = with_curves(
-            rows, [x for x in looks if (x["variant"], x["seed"]) in places], data=PRIMARY
-        )
+    validation = tables.get("validation", [])
+    made = {f"{name}_means": _means_of(name, tables[name], validation) for name in TABLES if name in tables}
     if other := tables.get("table_3a_other"):
-        rows = means(other, ["data", *keys], "bleu")
-        found["table_3a_other_means"] = [x for row in rows for x in with_curves([row], looks, data=row["data"])]
+        rows = means(other, ["data", "variant", *ROW[:-1]], "bleu")
+        made["table_3a_other_means"] = [x for row in rows for x in with_curves([row], validation, data=row["data"])]
     if "table_5" in tables:
-        found["table_5_square"] = spread(
+        made["table_5_square"] = spread(
             sorted(tables["table_5"], key=lambda row: (row["causal"], row["cross"])), ["causal"], "cross", "bleu"
         )
-    if looks:
-        found["last_looks"] = last_looks(looks)
-        found["losses"] = [x for data in dict.fromkeys(r["data"] for r in looks) for x in _side_by_side(looks, data)]
-        seven = {v.key for v in TABLES["table_7"][0]}
-        rows = [row for row in found["losses"] if row["data"] == PRIMARY and row["variant"] in seven]
-        found["table_7_losses"] = means(rows, ROW[:-1], "nll")
-    return found
+    return made | (_loss_tables(validation) if validation else {})
 
 
-def _side_by_side(looks: Rows, data: str) -> Rows:
+def _means_of(name: str, rows: Rows, validation: Rows) -> Rows:
+    """A table of BLEU, seeds averaged, with the curves of its own trainings."""
+    trained = {(row["variant"], row["seed"]) for row in rows}
+    averaged = means(rows, ["variant", *ROW[:-1]], "bleu", also=() if name == "table_5" else ("bleu_2016",))
+    return with_curves(averaged, [x for x in validation if (x["variant"], x["seed"]) in trained], data=PRIMARY)
+
+
+def _loss_tables(validation: Rows) -> dict[str, Rows]:
+    """The losses on validation sets at the end of the trainings."""
+    losses = [x for data in dict.fromkeys(r["data"] for r in validation) for x in _side_by_side(validation, data)]
+    seven = {v.key for v in TABLES["table_7"][0]}
+    of_seven = [row for row in losses if row["data"] == PRIMARY and row["variant"] in seven]
+    return {"last_looks": curve_ends(validation), "losses": losses, "table_7_losses": means(of_seven, ROW[:-1], "nll")}
+
+
+def _side_by_side(validation: Rows, data: str) -> Rows:
     """The losses of models and seeds at the end of the run that trained most of them on a corpus."""
-    mine = [row for row in looks if row["data"] == data]
+    mine = [row for row in validation if row["data"] == data]
     size = Counter(label for label, _ in {(row["set"], row["variant"]) for row in mine})
-    ends = last_looks([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
+    ends = curve_ends([row for row in mine if row["set"] == max(size, key=size.__getitem__)])
     return [
         {"data": data, "variant": v.key, "model": v.model, "cross": v.cross, "causal": v.causal, "seed": end["seed"],
          "nll": end["nll"]}
@@ -226,11 +229,11 @@ def _side_by_side(looks: Rows, data: str) -> Rows:
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
     validation, rows = tables.get("validation", []), tables.get("differences", [])
-    looks, sets = looks_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
-    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, looks=looks, sets=sets)
+    curves, sets = curves_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
+    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, curves=curves, sets=sets)
     for claim, (data, same) in ELSEWHERE.items():
         mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
-        found |= undecided(mine, {claim: COMPARISONS[same]}, looks=looks_of(validation, data=data))
+        found |= undecided(mine, {claim: COMPARISONS[same]}, curves=curves_of(validation, data=data))
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
@@ -241,32 +244,36 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
 def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
     """The tables from every file of hypotheses below ``outs``."""
     tables: dict[str, Rows] = {name: [] for name in (*TABLES, "table_3a_other")}
-    found: Rows = []
+    compared: Rows = []
     for data in TASKS:
-        said = hypotheses_in(outs, data)
-        if not said:
+        hypotheses = hypotheses_in(outs, data)
+        if not hypotheses:
             continue
         texts = read_task(TASKS[data], root)
         references = {how: split_of(texts, how).target for how in SEARCHES}
-        rows = _scored(said, references, first=len(texts["test"].target))
+        rows = _scored(hypotheses, references, first=len(texts["test"].target))
         seeds = {claim: {row["seed"] for row in rows} for claim in COMPARISONS}
         if data == PRIMARY:
             tables |= {name: _beside_each_other(_rows_of(name, rows)) for name in TABLES}
             seeds = {claim: {row["seed"] for row in tables[c.table]} for claim, c in COMPARISONS.items()}
         else:
             tables["table_3a_other"] += [{"data": data, "model": BY_KEY[row["variant"]].model, **row} for row in rows]
-        # Who has not learned to translate has nothing to compare.
-        learned = max(row["bleu"] for row in rows) >= LEARNED
-        found += [
-            {"data": data, **row}
-            for claim, comparison in (COMPARISONS.items() if learned else ())
-            for row in differences(
-                {place: lines for place, lines in said.items() if place[1] in seeds[claim]}, {claim: comparison},
-                references,
-            )
-        ]  # fmt: skip
+        # Models that have not learned to translate are not compared.
+        if max(row["bleu"] for row in rows) >= LEARNED:
+            compared += [{"data": data, **row} for row in _differences_by_claim(hypotheses, seeds, references)]
     # A corpus with one seed has the spread of the others.
-    return {**tables, "differences": with_seeds(found)}
+    return {**tables, "differences": with_seeds(compared)}
+
+
+def _differences_by_claim(
+    hypotheses: Mapping[Place, list[str]], seeds: Mapping[str, set[int]], references: Mapping[str, list[str]]
+) -> Rows:
+    """The differences that each claim asks for, over its seeds."""
+    rows: Rows = []
+    for claim, comparison in COMPARISONS.items():
+        mine = {place: lines for place, lines in hypotheses.items() if place[1] in seeds[claim]}
+        rows += differences(mine, {claim: comparison}, references)
+    return rows
 
 
 def _scored(said: Mapping[Place, list[str]], references: Mapping[str, list[str]], *, first: int) -> Rows:

@@ -9,6 +9,8 @@ from typing import Any
 __all__ = ["Rows", "curves", "means", "spread"]
 
 Rows = list[dict[str, Any]]
+# {step: loss}
+Line = dict[int, float]
 
 
 def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = ()) -> Rows:
@@ -19,9 +21,9 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
     >>> means([{"model": "a", "seed": 0, "ppl": 3.0}, {"model": "a", "seed": 1, "ppl": 5.0}], ["model"], "ppl")
     [{'model': 'a', 'ppl': 4.0, 'deviation': 1.4142135623730951, 'seeds': 2}]
     """
-    found: dict[tuple[Any, ...], Rows] = {}
+    by_setting: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys), []).append(row)
+        by_setting.setdefault(tuple(row[key] for key in keys), []).append(row)
     return [
         {
             **dict(zip(keys, setting, strict=True)),
@@ -31,7 +33,7 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
             "deviation": stdev(row[value] for row in some) if len(some) > 1 else None,
             "seeds": len(some),
         }
-        for setting, some in found.items()
+        for setting, some in by_setting.items()
     ]
 
 
@@ -41,14 +43,14 @@ def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
     >>> spread([{"n": 8, "model": "a", "s": 1.0}, {"n": 8, "model": "b", "s": 2.0}], ["n"], "model", "s")
     [{'n': 8, 'a': 1.0, 'b': 2.0}]
     """
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    by_place: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in means(rows, [*keys, column], value):
         place = tuple(row[key] for key in keys)
-        shown = found.setdefault(place, dict(zip(keys, place, strict=True)))
+        shown = by_place.setdefault(place, dict(zip(keys, place, strict=True)))
         shown[str(row[column])] = row[value]
         if f"{value}_paper" in row:
             shown[f"{row[column]}_paper"] = row[f"{value}_paper"]
-    return list(found.values())
+    return list(by_place.values())
 
 
 def curves(rows: Rows, keys: Sequence[str]) -> Rows:
@@ -57,23 +59,20 @@ def curves(rows: Rows, keys: Sequence[str]) -> Rows:
     ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last look in the first three
     quarters; a curve that fell by little there is flat.
 
-    >>> found = [(250, 7.0), (500, 6.0), (750, 5.5), (1000, 5.25)]
-    >>> curves([{"model": "a", "seed": 0, "step": step, "loss": loss} for step, loss in found], ["model"])
+    >>> losses = [(250, 7.0), (500, 6.0), (750, 5.5), (1000, 5.25)]
+    >>> curves([{"model": "a", "seed": 0, "step": step, "loss": loss} for step, loss in losses], ["model"])
     [{'model': 'a', '250': 7.0, '500': 6.0, 'end': 5.25, 'fell_in_last_quarter': 0.25}]
     """
-    seeds: dict[tuple[Any, ...], dict[Any, dict[int, float]]] = {}
+    seeds: dict[tuple[Any, ...], dict[Any, Line]] = {}
     for row in rows:
         place = seeds.setdefault(tuple(row[key] for key in keys), {})
         place.setdefault(row["seed"], {})[row["step"]] = row["loss"]
-    every = [line for lines in seeds.values() for line in lines.values()]
-    shared = set.intersection(*(set(line) - {max(line)} for line in every)) if every else set[int]()
-    first = min((step for step in shared if step), default=1)
-    marks = [step for step in sorted(shared) if step % first == 0 and (step // first).bit_count() <= 1]
-    found = []
+    marks = _doublings([line for lines in seeds.values() for line in lines.values()])
+    summaries = []
     for setting, lines in seeds.items():
         ends = [line[max(line)] for line in lines.values()]
         before = [line[max(s for s in line if s <= 0.75 * max(line))] for line in lines.values() if len(line) > 2]
-        found.append(
+        summaries.append(
             {
                 **dict(zip(keys, setting, strict=True)),
                 **{str(mark): fmean(line[mark] for line in lines.values()) for mark in marks},
@@ -81,4 +80,11 @@ def curves(rows: Rows, keys: Sequence[str]) -> Rows:
                 "fell_in_last_quarter": fmean(before) - fmean(ends) if len(before) == len(ends) else None,
             }
         )
-    return found
+    return summaries
+
+
+def _doublings(lines: Sequence[Line]) -> list[int]:
+    """The first step that all lines have before their ends, and its doublings that they have too."""
+    shared = set.intersection(*(set(line) - {max(line)} for line in lines)) if lines else set[int]()
+    first = min((step for step in shared if step), default=1)
+    return [step for step in sorted(shared) if step % first == 0 and (step // first).bit_count() <= 1]

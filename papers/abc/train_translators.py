@@ -19,8 +19,8 @@ from attnlab.devices import best_device
 from attnlab.models import Transformer
 from attnlab.training import Recipe, Schedule
 from attnlab.training.side_by_side import fit
+from papers.abc.dense_attention import short_attention
 from papers.abc.hypotheses import hypotheses_file, split_of
-from papers.abc.short_sequences import short_attention
 from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from papers.abc.translators import AbcMtConfig, Variant, build
 from papers.common.pairs import Corpus, ShapedSource

@@ -1,4 +1,4 @@
-"""Looks at a validation set: how long models were trained, and how flat their curves were at the end."""
+"""Losses on a validation set during training: how long models were trained, and how flat their curves end."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ import numpy as np
 
 from papers.abc.summaries import Rows
 
-__all__ = ["FLAT", "Looks", "last_looks", "looks_of", "sets_of", "with_curves"]
+__all__ = ["FLAT", "ValidationCurves", "curve_ends", "curves_of", "sets_of", "with_curves"]
 
 # {seed: {update: loss}}
-Looks = dict[int, dict[int, float]]
+ValidationCurves = dict[int, dict[int, float]]
 # A curve is flat whose loss fell by less than this many percent in the last part of the training.
 FLAT = 1.0
 
 
-def looks_of(rows: Rows, *, data: str | None = None) -> dict[str, Looks]:
+def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCurves]:
     """Each model's losses on the validation set (of one corpus, where there are several) by seed and update."""
-    found: dict[str, Looks] = {}
+    curves: dict[str, ValidationCurves] = {}
     for row in rows:
         if data in (None, row["data"]) and row["nll"] is not None:
-            found.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
-    return found
+            curves.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
+    return curves
 
 
 def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
     """What each model was trained beside, by seed; a later training counts."""
-    found: dict[str, dict[int, str]] = {}
+    sets: dict[str, dict[int, str]] = {}
     for row in rows:
         if data in (None, row["data"]) and "set" in row:
-            found.setdefault(row["variant"], {})[row["seed"]] = row["set"]
-    return found
+            sets.setdefault(row["variant"], {})[row["seed"]] = row["set"]
+    return sets
 
 
-def last_looks(rows: Rows) -> Rows:
+def curve_ends(rows: Rows) -> Rows:
     """How flat the curves were at the end: each model's last loss on the validation set, and what it was before.
 
-    ``fell`` is the difference in percent over the last sixth of the training, between looks by interpolation.
+    ``fell`` is the difference in percent over the last sixth of the training, between evaluations by interpolation.
     """
-    found = []
+    ends = []
     for data, variant, seed in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
-        curve = looks_of([r for r in rows if r["variant"] == variant and r["seed"] == seed], data=data).get(variant, {})
+        curve = curves_of([r for r in rows if r["variant"] == variant and r["seed"] == seed], data=data).get(
+            variant, {}
+        )
         steps = sorted(curve.get(seed, {}))
         losses = [curve[seed][step] for step in steps]
         # A curve of one point has no end.
         before = float(np.interp(steps[-1] * 5 / 6, steps, losses)) if len(steps) > 1 else None
-        found.append(
+        ends.append(
             {
                 "data": data,
                 "variant": variant,
@@ -58,20 +60,20 @@ def last_looks(rows: Rows) -> Rows:
                 "lowest": min(losses, default=None),
             }
         )
-    return found
+    return ends
 
 
-def with_curves(rows: Rows, looks: Rows, *, data: str) -> Rows:
+def with_curves(rows: Rows, validation: Rows, *, data: str) -> Rows:
     """The rows (one for each ``variant``) with how long their models were trained and whether their curves are flat."""
-    found = []
+    rows_with_curves = []
     for row in rows:
-        mine = [x for x in last_looks(looks) if (x["data"], x["variant"]) == (data, row["variant"]) and x["step"]]
+        mine = [x for x in curve_ends(validation) if (x["data"], x["variant"]) == (data, row["variant"]) and x["step"]]
         falls = [x["fell"] for x in mine if x["fell"] is not None]
         curve = {"updates": min(x["step"] for x in mine), "nll": _mean_of([x["nll"] for x in mine])} if mine else {}
         if falls:
             curve |= {"fell": _mean_of(falls), "flat": max(falls) < FLAT}
-        found.append({**row, **curve})
-    return found
+        rows_with_curves.append({**row, **curve})
+    return rows_with_curves
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:

@@ -5,6 +5,11 @@ A page marks where a table goes; what stands between the marks is replaced:
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
+The README.md of a paper's folder marks where the list of its experiments goes:
+
+    <!-- experiments:abc -->
+    <!-- /experiments -->
+
 The pages are README.md, docs/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing and fails if
 a page is stale, docs/claims.md included.
 """
@@ -20,6 +25,7 @@ from typing import Any
 from attnlab.pages.numbers import number
 from attnlab.pages.tables import columns_of
 from attnlab.provenance import write_atomic
+from papers.common.experiment import experiments_in_markdown
 from papers.common.ledger_page import claims_page
 from papers.common.results import load_results
 
@@ -31,6 +37,9 @@ REGION = re.compile(
     re.DOTALL,
 )
 PAGES = ("README.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
+EXPERIMENTS = re.compile(
+    r"(?P<open><!-- experiments:(?P<folder>\w+) -->\n).*?(?P<close><!-- /experiments -->)", re.DOTALL
+)
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
@@ -48,41 +57,42 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] 
     if missing:
         raise ValueError(f"no column {', '.join(missing)}; the table has {', '.join(by_key)}")
     chosen = [by_key[key] for key in columns] if columns else known
-    numeric = {
-        c.key: all(isinstance(row.get(c.key), (int, float, type(None))) for row in rows)
-        and any(row.get(c.key) is not None for row in rows)
-        for c in chosen
-    }
     lines = [
         _line(c.title for c in chosen),
-        _line("---:" if numeric[c.key] else "---" for c in chosen),
+        _line("---:" if _numeric([row.get(c.key) for row in rows]) else "---" for c in chosen),
         *(_line(number(_plain(row.get(c.key))) for c in chosen) for row in rows),
     ]
     return "\n".join(lines)
 
 
 def fill_tables(text: str, root: Path) -> str:
-    """The page with every marked region filled from the results file it names."""
+    """The page with every marked region filled, from the results file or the paper's folder that it names."""
 
-    def replace(region: re.Match[str]) -> str:
-        path = root / region["file"]
-        if not path.exists():
-            raise ValueError(f"{region['file']} does not exist; a table on the page names it")
-        tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
-        if region["table"] not in tables:
-            raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
-        options = dict(option.split("=", 1) for option in region["options"].split())
-        unknown = set(options) - {"columns"}
-        if unknown:
-            raise ValueError(
-                f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns"
-            )
-        columns = [c for c in options.get("columns", "").split(",") if c]
-        return region["open"] + markdown_table(tables[region["table"]], columns=columns) + "\n" + region["close"]
+    def experiments(region: re.Match[str]) -> str:
+        return region["open"] + experiments_in_markdown(region["folder"]) + "\n" + region["close"]
 
-    # What stands in a code fence is an example of a mark and stays as it is.
+    def filled(part: str) -> str:
+        return EXPERIMENTS.sub(experiments, REGION.sub(lambda region: _table(region, root), part))
+
+    # A mark inside a code fence is an example and stays as it is.
     parts = FENCE.split(text)
-    return "".join(part if i % 2 else REGION.sub(replace, part) for i, part in enumerate(parts))
+    return "".join(part if i % 2 else filled(part) for i, part in enumerate(parts))
+
+
+def _table(region: re.Match[str], root: Path) -> str:
+    """A marked region with its table."""
+    path = root / region["file"]
+    if not path.exists():
+        raise ValueError(f"{region['file']} does not exist; a table on the page names it")
+    tables = json.loads(path.read_text(encoding="utf-8")).get("tables") or {}
+    if region["table"] not in tables:
+        raise ValueError(f"{region['file']} has no table {region['table']}; it has {', '.join(tables) or 'none'}")
+    options = dict(option.split("=", 1) for option in region["options"].split())
+    unknown = set(options) - {"columns"}
+    if unknown:
+        raise ValueError(f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns")
+    columns = [c for c in options.get("columns", "").split(",") if c]
+    return region["open"] + markdown_table(tables[region["table"]], columns=columns) + "\n" + region["close"]
 
 
 def stale_pages(root: Path) -> dict[Path, str]:
@@ -107,6 +117,12 @@ def fill_pages(root: Path, *, check: bool = False) -> None:
     for path, text in stale.items():
         write_atomic(path, text)
         print(f"wrote {path}")
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    """Whether a column holds numbers, with gaps at most."""
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, (int, float)) for value in known)
 
 
 def _line(cells: Any) -> str:

@@ -68,9 +68,9 @@ def wikitext_titles(path: Path | str) -> list[str]:
     titles = []
     with open_bytes(path) as file:
         for line in file:
-            found = _WIKITEXT_TITLE.match(line.decode("utf-8"))
-            if found:
-                titles.append(found[1])
+            title = _WIKITEXT_TITLE.match(line.decode("utf-8"))
+            if title:
+                titles.append(title[1])
     return titles
 
 
@@ -156,9 +156,9 @@ def _pages(path: Path | str) -> Iterator[tuple[str, str]]:
 
 def _redirects(path: Path | str) -> Iterator[tuple[str, str]]:
     for title, raw in _pages(path):
-        found = _REDIRECT_TARGET.match(raw)
-        if found:
-            yield title, found[1]
+        target = _REDIRECT_TARGET.match(raw)
+        if target:
+            yield title, target[1]
 
 
 def _xml_text(data: bytes) -> str:
@@ -205,9 +205,9 @@ def _prose(text: str) -> Iterator[str]:
     """Lines worth reading, and each heading only when a line worth reading follows it."""
     heading, skip_level = "", 9
     for line in text.split("\n"):
-        found = _HEADING.match(line)
-        if found:
-            level, name = len(found[1]), found[2].strip()
+        match = _HEADING.match(line)
+        if match:
+            level, name = len(match[1]), match[2].strip()
             if level <= skip_level:
                 skip_level = level if name.lower().rstrip(":") in _BACK_MATTER else 9
             heading = "" if _LEFTOVER.search(name) else _tidy(name)

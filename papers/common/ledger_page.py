@@ -17,11 +17,11 @@ from papers.common.claims import (
     NOT_HELD,
     NOT_RUN,
     NOT_TESTABLE,
-    PAPERS,
     Claim,
     Verdict,
     all_claims,
     judge,
+    papers_of,
     tables_wanted,
 )
 from papers.common.results import RESULTS, load_results
@@ -50,7 +50,10 @@ def claims_page(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
         element("h1", title),
         element("p", _summary(judged), class_="lead"),
         _overview(judged),
-        [_paper(name, full, [pair for pair in judged if pair[0].paper == name]) for name, full in PAPERS.items()],
+        [
+            _paper(name, full, [pair for pair in judged if pair[0].paper == name])
+            for name, full in _papers(judged).items()
+        ],
         section("How to read the verdicts", explained(MEANINGS)),
         _sources(results),
     ]
@@ -82,15 +85,19 @@ def report_claims(
     return {**written, "claims": claims_json(loaded)}
 
 
+def _papers(judged: Judged) -> dict[str, str]:
+    return papers_of(tuple(claim for claim, _ in judged))
+
+
 def _summary(judged: Judged) -> str:
     counts = Counter(verdict.state for _, verdict in judged)
-    told = [f"{counts[state]} {state}" for state in STATES if counts[state]]
-    return f"Of {len(judged)} claims, {', '.join(told)}."
+    by_state = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+    return f"Of {len(judged)} claims, {', '.join(by_state)}."
 
 
 def _overview(judged: Judged) -> Html:
     rows = []
-    for name in PAPERS:
+    for name in _papers(judged):
         counts = Counter(verdict.state for claim, verdict in judged if claim.paper == name)
         rows.append({"paper": name, **{state: counts[state] for state in STATES}})
     columns = [Column("paper", "Paper"), *(Column(s, s.capitalize()) for s in STATES)]
@@ -130,8 +137,8 @@ def _badge(state: str) -> Html:
 
 
 def _note(note: str) -> Html:
-    told = element("span", note, class_="note")
-    return element("details", element("summary", "each"), told, class_="inline") if len(note) > 90 else told
+    text = element("span", note, class_="note")
+    return element("details", element("summary", "each"), text, class_="inline") if len(note) > 90 else text
 
 
 def _sources(results: Mapping[str, Mapping[str, Any]]) -> Html | None:
@@ -153,7 +160,7 @@ def _markdown(judged: Judged) -> str:
         _summary(judged),
         "",
     ]
-    for name, full in PAPERS.items():
+    for name, full in _papers(judged).items():
         lines += [
             f"## {name}",
             "",

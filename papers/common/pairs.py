@@ -48,34 +48,42 @@ def read_task(task: Task, root: Path) -> dict[str, Pairs]:
     """train, valid and test of a task whose folder lies below ``root``; of Multi30k also all of its ``tests``."""
     folder = root / task.folder
     if task.folder == "multi30k":
-        names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-        found = {s: _multi30k(folder, task, n) for s, n in names.items()}
-        # Later test sets, where they are there: more sentences tell smaller differences.
-        later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
-        tests = [found["test"], *(_multi30k(folder, task, n) for n in later)]
-        return {**found, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
+        return _multi30k(folder, task)
     if task.folder == "wmt-ende-10k":
-        names = {"train": "train", "valid": "val", "test": "test"}
-        found = {s: read_parallel(*(find_file(folder, f"{x}-{n}.txt") for x in _sides(task))) for s, n in names.items()}
-        return {s: Pairs(*([html.unescape(t) for t in side] for side in pairs)) for s, pairs in found.items()}
+        return _wmt(folder, task)
     pairs = read_parallel(find_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
     return _by_hash(pairs)
 
 
-def _multi30k(folder: Path, task: Task, name: str) -> Pairs:
-    return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
+def _multi30k(folder: Path, task: Task) -> dict[str, Pairs]:
+    def read(name: str) -> Pairs:
+        return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
+
+    splits = {"train": read("train"), "valid": read("val"), "test": read("test_2016_flickr")}
+    # Later test sets, where the folder has them: more sentences tell smaller differences.
+    later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
+    tests = [splits["test"], *map(read, later)]
+    return {**splits, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
+
+
+def _wmt(folder: Path, task: Task) -> dict[str, Pairs]:
+    splits = {}
+    for split, name in {"train": "train", "valid": "val", "test": "test"}.items():
+        pairs = read_parallel(*(find_file(folder, f"{side}-{name}.txt") for side in _sides(task)))
+        splits[split] = Pairs(*([html.unescape(text) for text in side] for side in pairs))
+    return splits
 
 
 def _by_hash(pairs: Pairs) -> dict[str, Pairs]:
     """1 % each held out by a hash of the target, so that no translation of a held-out sentence is learned from."""
-    found = {split: Pairs([], []) for split in SPLITS}
+    splits = {split: Pairs([], []) for split in SPLITS}
     for source, target in zip(*pairs, strict=True):
         place = int.from_bytes(hashlib.blake2b(target.encode(), digest_size=4).digest(), "big") % 100
         split = {0: "test", 1: "valid"}.get(place, "train")
-        if split == "train" or (target not in found[split].target and len(found[split].target) < HELD_OUT):
-            found[split].source.append(source)
-            found[split].target.append(target)
-    return found
+        if split == "train" or (target not in splits[split].target and len(splits[split].target) < HELD_OUT):
+            splits[split].source.append(source)
+            splits[split].target.append(target)
+    return splits
 
 
 def _sides(task: Task) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Results files: read a folder of them, merge what several runs found, set the paper's numbers beside ours."""
+"""Results files: read a folder of them, and set the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.pages.tables import PAPER
+from papers.common.discovery import folders, paper_folder
 
-__all__ = ["beside_paper", "load_results", "merge_results", "paper_table"]
+__all__ = ["RESULTS", "beside_paper", "described_columns", "load_results", "paper_table"]
 
 # Where the results of the papers lie in the repository.
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-PROVENANCE = ("config", "seed", "versions", "python", "device", "commit")
 Rows = list[dict[str, Any]]
 
 
 def load_results(folder: Path | str = RESULTS) -> dict[str, dict[str, Any]]:
     """Every results/<name>.json by name; a file that is no JSON object is an error that names it."""
-    found = {}
+    results = {}
     for path in sorted(Path(folder).glob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -28,36 +28,27 @@ def load_results(folder: Path | str = RESULTS) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{path} is not readable JSON: {error}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-        found[path.stem] = content
-    return found
-
-
-def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """What was there and what is new: a row of ``new`` replaces the row of ``old`` for the same settings, others stay.
-
-    The settings of a row are the columns that ``keys: {table: [columns]}`` names, or else all its columns but floats.
-    The older parts' provenance is kept under ``earlier``, so that each number can still be traced.
-    """
-    if old.get("name") != new.get("name"):
-        raise ValueError(f"results of {old.get('name')!r} and {new.get('name')!r} cannot be merged: names differ")
-    keys = {**(old.get("keys") or {}), **(new.get("keys") or {})}
-    before, after = old.get("tables") or {}, new.get("tables") or {}
-    tables = {
-        name: _merge_rows(before.get(name) or [], after.get(name) or [], keys.get(name))
-        for name in dict.fromkeys((*before, *after))
-    }
-    merged = {**old, **new, "tables": tables}
-    for field in ("keys", "intervals"):
-        both = {**(old.get(field) or {}), **(new.get(field) or {})}
-        if both:
-            merged[field] = both
-    merged["earlier"] = [*(old.get("earlier") or []), *_earlier(old, new)]
-    return merged if merged["earlier"] else {k: v for k, v in merged.items() if k != "earlier"}
+        results[path.stem] = content
+    return results
 
 
 @cache
-def _papers() -> dict[str, dict[str, Rows]]:
-    return json.loads((Path(__file__).parent / "papers.json").read_text(encoding="utf-8"))
+def _tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """{results: {table: {"columns": text, "paper": the paper's rows}}}, from the paper_tables.json of every folder."""
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for folder in folders():
+        path = paper_folder(folder) / "paper_tables.json"
+        if path.exists():
+            tables |= json.loads(path.read_text(encoding="utf-8"))
+    return tables
+
+
+def described_columns() -> dict[str, dict[str, str]]:
+    """The columns of our tables in words: {results: {table: text}}."""
+    return {
+        results: {name: table["columns"] for name, table in tables.items() if "columns" in table}
+        for results, tables in _tables().items()
+    }
 
 
 def paper_table(results: str, table: str) -> Rows:
@@ -66,7 +57,7 @@ def paper_table(results: str, table: str) -> Rows:
     >>> paper_table("value-aware", "table_1")[2]
     {'mechanism': 'top-r:r=d+1', 'mlm_error': 43.5}
     """
-    return [dict(row) for row in _papers().get(results, {}).get(table, [])]
+    return [dict(row) for row in _tables().get(results, {}).get(table, {}).get("paper", [])]
 
 
 def beside_paper(rows: Sequence[Mapping[str, Any]], *, results: str, table: str, keys: Sequence[str]) -> Rows:
@@ -83,20 +74,3 @@ def beside_paper(rows: Sequence[Mapping[str, Any]], *, results: str, table: str,
         extra = {f"{key}{PAPER}": value for key, value in theirs.items() if key not in keys and key in row}
         joined.append({**row, **extra})
     return joined
-
-
-def _merge_rows(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]], keys: list[str] | None) -> Rows:
-    merged = {_settings(row, keys): dict(row) for row in old}
-    merged |= {_settings(row, keys): dict(row) for row in new}
-    return list(merged.values())
-
-
-def _settings(row: Mapping[str, Any], keys: list[str] | None) -> str:
-    chosen = {k: row.get(k) for k in keys} if keys else {k: v for k, v in row.items() if not isinstance(v, float)}
-    return json.dumps(chosen, sort_keys=True, default=str)
-
-
-def _earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
-    before = {field: old[field] for field in PROVENANCE if field in old}
-    after = {field: new[field] for field in PROVENANCE if field in new}
-    return [before] if before and before != after else []

@@ -46,8 +46,8 @@ def mean_loss(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], term: T
     total, count = torch.zeros((), device=device), torch.zeros((), device=device)
     for batch in ({name: t.to(device) for name, t in batch.items()} for batch in batches):
         output = model(**{name: t for name, t in batch.items() if name != "labels"})
-        found = term(model, output, batch, 0)
-        total, count = total + found.total.float(), count + torch.as_tensor(found.count, device=device)
+        loss = term(model, output, batch, 0)
+        total, count = total + loss.total.float(), count + torch.as_tensor(loss.count, device=device)
     model.train(training)
     return total / count
 
@@ -75,7 +75,7 @@ def translate(
     for lo in range(0, len(order), batch):
         chosen = order[lo : lo + batch]
         ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
-        found = beam_search(
+        beams_of_rows = beam_search(
             model,
             ids,
             attention_mask=ids != specials.pad,
@@ -85,7 +85,7 @@ def translate(
             max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
             length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
         )
-        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, found, strict=True)}
+        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, beams_of_rows, strict=True)}
     return [said[i] for i in range(len(sources))]
 
 
@@ -111,8 +111,8 @@ def bleu_counts(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndar
 def bleu_of(counts: np.ndarray) -> float:
     """BLEU of summed counts, as ``corpus_bleu`` has it."""
     right, total = counts[:4].astype(int).tolist(), counts[4:8].astype(int).tolist()
-    found = _metric().compute_bleu(right, total, int(counts[8]), int(counts[9]), smooth_method="exp")
-    return float(found.score)
+    bleu = _metric().compute_bleu(right, total, int(counts[8]), int(counts[9]), smooth_method="exp")
+    return float(bleu.score)
 
 
 def _metric(*, effective_order: bool = False) -> Any:

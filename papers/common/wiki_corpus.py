@@ -5,19 +5,36 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.data import load_store, train_wordpiece, write_store
+from attnlab.data import TokenStore, load_store, load_tokeniser, train_wordpiece, write_store
 from attnlab.data.readers import open_bytes
+from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
 from papers.common.enwik8 import articles, wikitext_titles
 from papers.common.overlap import Passages
 
-__all__ = ["prepare_wiki_corpus", "wikitext_articles"]
+__all__ = ["WikiCorpus", "prepare_wiki_corpus", "wikitext_articles"]
 
 HEADING = re.compile(r" = ([^=].*?) =\s*$")
 SECTION = re.compile(r" (= )+")
+
+
+@dataclass(frozen=True, eq=False)
+class WikiCorpus:
+    """The folder that ``wiki-corpus`` writes: token stores (train, valid, wikitext103-valid, wikitext103-test)."""
+
+    folder: Path
+
+    def tokeniser(self) -> Tokeniser:
+        """The tokeniser of all stores."""
+        return load_tokeniser(self.folder / "tokenizer")
+
+    def store(self, name: str) -> TokenStore:
+        """The store of this name."""
+        return load_store(self.folder / name)
 
 
 def prepare_wiki_corpus(
@@ -39,34 +56,34 @@ def prepare_wiki_corpus(
     train, valid = _split(documents, held_out, seed)
     tokeniser = train_wordpiece(train, vocab_size=vocab)
     tokeniser.save(out / "tokenizer")
-    told: dict[str, Any] = {}
+    counts_by_store: dict[str, Any] = {}
     splits: list[tuple[str, list[str], dict[str, int]]] = [("train", train, {}), ("valid", valid, {})]
     splits += [(f"wikitext103-{name}", texts, counts) for name, (texts, counts) in evaluated.items()]
     for name, texts, counts in splits:
         store = write_store(out / name, texts, tokeniser, source=name)
         # Perplexity per word needs the words of the text as it was published.
         write_json(out / name / "meta.json", {**store.meta, **counts})
-        told[name] = {k: v for k, v in load_store(out / name).meta.items() if isinstance(v, int)}
-    return told
+        counts_by_store[name] = {k: v for k, v in load_store(out / name).meta.items() if isinstance(v, int)}
+    return counts_by_store
 
 
 def wikitext_articles(path: Path) -> tuple[list[str], dict[str, int]]:
     """(one plain text per article, its words and unknown words); @-@ @,@ @.@ undone, <unk> as [UNK]."""
-    found: list[list[str]] = []
+    articles_lines: list[list[str]] = []
     words = unknown = 0
     with open_bytes(path) as file:
         for raw in file:
             line = raw.decode("utf-8")
             if HEADING.match(line):
-                found.append([])
-            if not line.strip() or not found:
+                articles_lines.append([])
+            if not line.strip() or not articles_lines:
                 continue
             if SECTION.match(line):
                 line = line.replace("=", "")
             words += len(line.split())
             unknown += line.split().count("<unk>")
-            found[-1].append(_plain(line))
-    return ["\n".join(lines) for lines in found if len(lines) > 1], {"words": words, "unknown_words": unknown}
+            articles_lines[-1].append(_plain(line))
+    return ["\n".join(lines) for lines in articles_lines if len(lines) > 1], {"words": words, "unknown_words": unknown}
 
 
 def _plain(line: str) -> str:

@@ -18,23 +18,9 @@ from papers.common.claims.predicates import (
     mean_of,
     more,
 )
+from papers.effective import PAPER
 
-__all__ = ["CLAIMS", "TABLES"]
-
-PAPER = "Effective"
-TABLES = {
-    "effective": {
-        "table_2": "task, attention (standard, effective), block, diagonal, vertical_diagonal, heterogeneous, "
-        "vertical (%)",
-        "token_types": "task, attention, token (sep, cls, punctuation, noun, pronoun, verb), weight: Figure 1",
-        "to_token": "task, attention, token (cls, sep), weight, from all other tokens: Figures 5 and 6",
-        "finetuning": "task, attention, layer, similarity: Figure 3",
-        "timing": "way (standard, full-svd, ours), ratio to standard: Table 3",
-        "identity": "text, residual |W_perp V - W V| / |W V|",
-        "short_inputs": "length, difference |W_perp - W|, with length <= head width",
-        "alternative": "text, residual of the output, distance between the two distributions: Appendix A",
-    }
-}
+__all__ = ["CLAIMS"]
 
 
 def _pattern(task: str, attention: str, pattern: str) -> Cell:

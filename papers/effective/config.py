@@ -1,19 +1,66 @@
-"""Settings of ``python -m papers effective``, and what one of its processes leaves on disk."""
+"""Settings of ``python -m papers effective``, and its tables: what tells their rows apart, and what they mean."""
 
 from __future__ import annotations
 
-import math
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from attnlab.provenance import write_json
-from papers.common.row_store import Part
+__all__ = ["KEYS", "NAME", "NOTES", "EffectiveConfig", "encoder_folder"]
 
-__all__ = ["EffectiveConfig", "TaskPart", "encoder_folder"]
+NAME = "effective"
+_KEYS = {
+    "table_2": ["task", "attention"],
+    "figure_4": ["task", "attention", "layer"],
+    "token_types": ["task", "attention", "token"],
+    "token_types_layers": ["task", "attention", "token", "layer"],
+    "segments": ["task", "attention"],
+    "to_token": ["task", "attention", "token"],
+    "to_token_layers": ["task", "attention", "token", "layer"],
+}
+# What tells the rows of a table apart, and so which row of the paper's lies beside ours.
+KEYS = {
+    **_KEYS,
+    **{f"{table}_pretrained": keys for table, keys in _KEYS.items()},
+    "artefact": ["task", "pattern"],
+    "finetuning": ["task", "attention", "layer"],
+    "finetuning_heads": ["task", "attention", "layer", "head"],
+    "timing": ["way"],
+    "timing_models": ["model", "way"],
+    "identity": ["text"],
+    "short_inputs": ["length"],
+    "alternative": ["text"],
+    "scores": ["task"],
+    "lengths": ["task"],
+    "faithfulness": ["task", "layer", "against", "reading"],
+    "faithfulness_differences": ["task", "layer", "against", "first", "second"],
+    "faithfulness_summary": ["task", "against"],
+    "faithfulness_paired": ["task", "against", "first", "second"],
+}
+NOTES = {
+    "table_2": "Dev set, fine-tuned. effective is exact (V restricted to real tokens); authors is the computation of "
+    "the paper's code: padding inside V, one rank and an absolute threshold, as the paper's effective rows were made.",
+    "artefact": "Percentage points: change is what exact effective attention moves, authors_change what the authors' "
+    "way moves, artefact the difference, which padding alone makes.",
+    "segments": "Blocks without a classifier, where inputs have two segments: contrast is (a - c) / (a + c) with the "
+    "mean weight a within segments and c across, [CLS], [SEP] and neighbours left out; blocks is the share of maps (%) "
+    "where a is at least twice c.",
+    "token_types": "When [CLS] is processed in the last layer; the largest weight among the tokens of a type, averaged "
+    "over heads and dev inputs. Tags by a perceptron tagger trained on UD English EWT.",
+    "finetuning": "Cosine of maps of the pretrained and the fine-tuned encoder, padding excluded.",
+    "timing": "One evaluation batch of the paper's size, padded: eager with its maps, the same with every effective "
+    "map and residual, and by a full SVD of every V. timing is BERT-base's size with random weights.",
+    "identity": "residual is the largest over inputs, layers and heads; authors_residual the mean error of the output "
+    "when it is made from the authors' maps. trivial_share: inputs with no more tokens than V has dimensions.",
+    "short_inputs": "difference is |W_perp - W| with the rank of V as it is; difference_float32 with the threshold of "
+    "float32, to which a square V is now and then singular (singular_share of the heads).",
+    "lengths": "Dev inputs with no more tokens than a head is wide, where effective attention is standard attention: "
+    "for this encoder, and for the paper's, whose heads are 64 wide.",
+    "faithfulness": "Does a reading say what hiding a key changes? Means over texts of more tokens than a head is wide "
+    "(on shorter ones effective attention is attention), with 95 % bootstrap intervals.",
+    "faithfulness_summary": "Spearman, all layers: a head's output when a key is hidden from one query; the prediction "
+    "when it is hidden from all of a layer, the others sharing its weight, or when its weight is set to zero.",
+    "faithfulness_paired": "Differences of Spearman of two readings on the same texts, all layers, 95 % intervals.",
+}
 
 
 @dataclass(frozen=True)
@@ -53,37 +100,6 @@ class EffectiveConfig:
 
 def encoder_folder(config: EffectiveConfig) -> Path:
     """Where the encoder lies: as given, or the masked LM that comes with the package."""
-    return Path(__file__).parents[1] / "shipped" / "mlm" if config.model is None else Path(config.model)
+    from attnlab.adapters.load import SHIPPED
 
-
-class TaskPart(Part):
-    """A ``Part`` that takes whole tables, and in which a failed step costs only itself."""
-
-    def tables(self, found: Mapping[str, Sequence[dict[str, Any]]]) -> None:
-        """Add rows to several tables at once."""
-        for table, rows in found.items():
-            # JSON has no NaN, which a type of token that never occurs would leave.
-            kept = [
-                {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in rows
-            ]
-            self.content["tables"].setdefault(table, []).extend(kept)
-        write_json(self.path, self.content)
-        print(f"{self.path.stem}: {', '.join(found)}", flush=True)
-
-    def row(self, table: str, **values: Any) -> None:
-        """Add a row to a table."""
-        self.tables({table: [values]})
-
-    def done(self, table: str) -> bool:
-        """Whether an earlier run has made this table."""
-        return table in self.content["tables"]
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Note an error instead of ending the process."""
-        try:
-            yield
-            self.content["facts"].pop(f"failed: {name}", None)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            traceback.print_exc()
-            self.fact(f"failed: {name}", str(error).strip().partition("\n")[0])
+    return SHIPPED if config.model is None else Path(config.model)

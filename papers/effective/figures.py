@@ -59,32 +59,38 @@ def _task(task: str, tables: Mapping[str, list[Row]]) -> Iterable[Html]:
         }
         yield heat_maps(grids, name=f"figure_3_{task}", title=f"Figure 3, {task}: similarity to the pretrained maps")
     if mine.get("figure_4"):
-        for kind in ("standard", "effective"):
-            rows = [row for row in mine["figure_4"] if row["attention"] == kind]
-            lines = [
-                Series(name, [r["layer"] for r in rows], [r[name] for r in rows], colour=i)
-                for i, name in enumerate(PATTERNS)
-            ]
-            title = f"Figure 4, {task}: patterns of {kind} attention"
-            yield line_chart(lines, name=f"figure_4_{kind}_{task}", title=title, x_label="layer", y_label="% of maps")
+        yield from (_figure_4(task, mine["figure_4"], kind) for kind in ("standard", "effective"))
     if mine.get("to_token_layers"):
         lines = _lines(mine["to_token_layers"], ("token", "attention"), "weight")
         title = f"Figures 5 and 6, {task}: weight that other tokens give to [CLS] and [SEP]"
         yield line_chart(lines, name=f"figure_5_{task}", title=title, x_label="layer", y_label="weight")
+    yield from _faithfulness(task, mine.get("faithfulness", []))
+
+
+def _figure_4(task: str, rows: list[Row], kind: str) -> Html:
+    mine = [row for row in rows if row["attention"] == kind]
+    lines = [
+        Series(name, [r["layer"] for r in mine], [r[name] for r in mine], colour=i) for i, name in enumerate(PATTERNS)
+    ]
+    title = f"Figure 4, {task}: patterns of {kind} attention"
+    return line_chart(lines, name=f"figure_4_{kind}_{task}", title=title, x_label="layer", y_label="% of maps")
+
+
+def _faithfulness(task: str, rows: list[Row]) -> Iterable[Html]:
     for against in ("head output", "prediction"):
-        rows = [r for r in mine.get("faithfulness", []) if r["against"] == against and r["layer"] != "all"]
-        if rows:
-            lines = _lines(rows, ("reading",), "spearman", intervals=True)
+        mine = [row for row in rows if row["against"] == against and row["layer"] != "all"]
+        if mine:
+            lines = _lines(mine, ("reading",), "spearman", intervals=True)
             title = f"{task}: does a reading say what hiding a key changes in the {against}?"
             name = f"faithfulness_{against.split()[0]}_{task}"
             yield line_chart(lines, name=name, title=title, x_label="layer", y_label="Spearman's correlation")
 
 
 def _lines(rows: list[Row], names: tuple[str, ...], value: str, *, intervals: bool = False) -> list[Series]:
-    found: dict[str, list[Row]] = {}
+    by_name: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("attention") != "authors" and row[value] is not None:
-            found.setdefault(", ".join(str(row[name]) for name in names), []).append(row)
+            by_name.setdefault(", ".join(str(row[name]) for name in names), []).append(row)
     return [
         Series(
             name,
@@ -94,7 +100,7 @@ def _lines(rows: list[Row], names: tuple[str, ...], value: str, *, intervals: bo
             high=[row[f"{value}_high"] for row in mine] if intervals else None,
             colour=i,
         )
-        for i, (name, mine) in enumerate(found.items())
+        for i, (name, mine) in enumerate(by_name.items())
     ]
 
 
@@ -103,8 +109,8 @@ def _sorted(rows: list[Row]) -> list[Row]:
 
 
 def _grid(rows: list[Row], kind: str) -> list[list[float | None]]:
-    found: dict[int, list[float | None]] = {}
+    by_layer: dict[int, list[float | None]] = {}
     for row in rows:
         if row["attention"] == kind:
-            found.setdefault(row["layer"], []).append(row["similarity"])
-    return [found[layer] for layer in sorted(found)]
+            by_layer.setdefault(row["layer"], []).append(row["similarity"])
+    return [by_layer[layer] for layer in sorted(by_layer)]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from attnlab.devices import best_device
 from attnlab.reading.pattern_classifier import PatternNet, load_classifier
 from attnlab.training import CrossEntropy, Loss, Recipe, Schedule, Settings, train
-from papers.effective.config import EffectiveConfig, TaskPart, encoder_folder
+from papers.common.row_store import Part
+from papers.effective.config import EffectiveConfig, encoder_folder
 from papers.effective.glue import (
     TASKS,
     Examples,
@@ -127,7 +128,7 @@ class _Reader:
             labels.append(batch["labels"].cpu())
         return metrics(torch.cat(logits), torch.cat(labels))
 
-    def prepare(self, part: TaskPart) -> None:
+    def prepare(self, part: Part) -> None:
         """The classifier of patterns and the types of tokens; what is not to be had is noted and left out."""
         config = self.config
         try:
@@ -167,7 +168,7 @@ class _Reader:
         return tally, similarity
 
 
-def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -> None:
+def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> None:
     """One task from its data to its last table; each table is on disk when it is made."""
     task, device = TASKS[name], best_device()
     clock, model = _Clock(part), encoder_folder(config)
@@ -177,32 +178,55 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
     rows["train"] = subset(rows["train"], config.train_limit, seed=config.seed)
     examples = {s: encode(r, tokenizer, length=config.length) for s, r in rows.items()}
     part.fact("examples", {s: len(e) for s, e in examples.items()} | {"split": how})
-    lengths = [len(ids) for ids in examples["dev"].ids]
     width = pretrained.config.hidden_size // pretrained.config.num_attention_heads
-    if not part.done("lengths"):
-        part.row(
-            "lengths",
-            task=name,
-            tokens=sum(lengths) / len(lengths),
-            width=width,
-            trivial_share=sum(n <= width for n in lengths) / len(lengths),
-            trivial_share_base=sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
-        )
+    if not part.has("lengths"):
+        part.row("lengths", **_lengths(name, examples["dev"], width))
     reader = _Reader(config, task, examples["dev"], tokenizer, segments)
     reader.prepare(part)
     pretrained.to(device)
     clock("prepared")
 
-    if not part.done("to_token_pretrained"):
+    if not part.has("to_token_pretrained"):
         with part.step("pretrained maps"):
             tally, _ = reader.read(pretrained, None)
-            part.tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
+            part.add_tables({f"{k}_pretrained": v for k, v in tally.tables(name).items()})
         clock("pretrained maps")
 
     source = GlueSource(examples["train"], config.batch_size, config.length, segments, task.classes, config.seed)
     tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)
     steps = max(1, round(config.epochs * source.steps_per_epoch))
-    settings = Settings(
+    term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
+    # A run that was ended goes on from its checkpoint; a finished training is only read.
+    outcome = train(tuned, source, terms=[term], settings=_settings(config, steps), run_dir=folder, resume=True)
+    tuned.to(device).eval()
+    if not part.has("scores"):
+        part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
+        clock("fine-tuned")
+    if not part.has("identity"):
+        with part.step("maps"):
+            tally, similarity = reader.read(tuned, pretrained)
+            part.add_tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
+        clock("maps")
+    _probe_outputs(name, config, part, reader, tuned, width, separator=tokenizer.sep_token_id)
+    if not part.has("faithfulness"):
+        _study(name, config, part, reader, tuned, width)
+        clock("faithfulness")
+
+
+def _lengths(name: str, dev: Examples, width: int) -> dict[str, Any]:
+    """How many dev inputs have no more tokens than a head is wide, here and in BERT-base."""
+    lengths = [len(ids) for ids in dev.ids]
+    return {
+        "task": name,
+        "tokens": sum(lengths) / len(lengths),
+        "width": width,
+        "trivial_share": sum(n <= width for n in lengths) / len(lengths),
+        "trivial_share_base": sum(n <= BASE_WIDTH for n in lengths) / len(lengths),
+    }
+
+
+def _settings(config: EffectiveConfig, steps: int) -> Settings:
+    return Settings(
         steps=steps,
         recipe=Recipe(lr=config.lr),
         schedule=Schedule("linear", warmup=max(1, steps // 10)),
@@ -211,48 +235,37 @@ def run_task(name: str, config: EffectiveConfig, part: TaskPart, folder: Path) -
         checkpoint_every=max(1, steps // 2),
         keep=1,
     )
-    term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
-    # A run that was ended goes on from its checkpoint; a finished training is only read.
-    outcome = train(tuned, source, terms=[term], settings=settings, run_dir=folder, resume=True)
-    tuned.to(device).eval()
-    if not part.done("scores"):
-        part.row("scores", task=name, **reader.scores(tuned), steps=steps, seconds=outcome.timing.get("seconds"))
-        clock("fine-tuned")
 
-    if not part.done("identity"):
-        with part.step("maps"):
-            tally, similarity = reader.read(tuned, pretrained)
-            part.tables(tally.tables(name) | similarity.tables(name) | {"identity": [tally.identity(name)]})
-        clock("maps")
-    if not part.done("alternative"):
+
+def _probe_outputs(
+    name: str, config: EffectiveConfig, part: Part, reader: _Reader, tuned: Any, width: int, *, separator: int
+) -> None:
+    """Another distribution with the same output, and short inputs, where effective attention is attention."""
+    if not part.has("alternative"):
         with part.step("alternative"):
             batch = reader.longest(2)
             part.row("alternative", **alternative_row(read_maps(tuned, batch)[2], text=name))
-    if name == config.tasks[0] and not part.done("short_inputs"):
+    if name == config.tasks[0] and not part.has("short_inputs"):
         with part.step("short inputs"):
             _, batch = next(reader.batches(32, 32))
-            found = short_input_rows(
-                tuned,
-                batch,
-                lengths=sorted({max(4, width // 4), width // 2, 3 * width // 4, width}),
-                separator=tokenizer.sep_token_id,
-            )
-            part.tables({"short_inputs": found})
-    if part.done("faithfulness"):
-        return
+            lengths = sorted({max(4, width // 4), width // 2, 3 * width // 4, width})
+            part.add_tables({"short_inputs": short_input_rows(tuned, batch, lengths=lengths, separator=separator)})
+
+
+def _study(name: str, config: EffectiveConfig, part: Part, reader: _Reader, tuned: Any, width: int) -> None:
+    """Which reading is faithful, on texts longer than a head is wide."""
     with part.step("faithfulness"):
         texts = reader.long_texts(config.study_texts, width)
-        prediction = (lambda output: output.logits.float()) if task.classes == 1 else None
-        part.tables(
+        prediction = (lambda output: output.logits.float()) if TASKS[name].classes == 1 else None
+        part.add_tables(
             faithfulness_tables(
                 tuned, texts, task=name, prediction=prediction, keys=config.study_keys, seed=config.seed
             )
         )
-    clock("faithfulness")
 
 
 class _Clock:
-    def __init__(self, part: TaskPart) -> None:
+    def __init__(self, part: Part) -> None:
         self.part, self.start = part, time.monotonic()
 
     def __call__(self, name: str) -> None:

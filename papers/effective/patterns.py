@@ -11,8 +11,9 @@ from torch import Tensor
 
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.devices import best_device
-from attnlab.provenance import provenance, write_json
 from attnlab.reading.pattern_classifier import load_classifier
+from papers.common.row_store import make_results, write_results
+from papers.effective import PAPER
 from papers.effective.figures import write_figures
 from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.pattern_generator import generated_pictures
@@ -37,39 +38,38 @@ def evaluate_classifier(
     """Train with each family of models held out, and with a fifth of the maps held out, and write the scores."""
     device = best_device()
     made = generated_pictures(generated, seed=0)
-    found: dict[str, list[Any]] = {"models": [], "maps": []}
+    scores: dict[str, list[Any]] = {"models": [], "maps": []}
+    result: dict[str, Any] = {}
     config = {"steps": steps, "generated": generated, "members": members}
     for seed in range(seeds):
         training: dict[str, Any] = {"made": made, "steps": steps, "members": members, "device": device, "seed": seed}
         for split, held_out in (("models", leave_one_model_out), ("maps", cross_validated)):
-            found[split].append(held_out(maps, **training))
+            scores[split].append(held_out(maps, **training))
             # What is finished is kept when time runs out.
-            write_json(out, classifier_result(maps, found, config=config))
-    return classifier_result(maps, found, config=config)
+            result = write_results(out, classifier_result(maps, scores, config=config))
+    return result
 
 
-def classifier_result(maps: LabelledMaps, found: dict[str, list[Any]], *, config: dict[str, Any]) -> dict[str, Any]:
+def classifier_result(maps: LabelledMaps, scores: dict[str, list[Any]], *, config: dict[str, Any]) -> dict[str, Any]:
     """papers/results/pattern_classifier.json: scores averaged over seeds, confusion matrices summed over them."""
-    groups = {held: [run[held] for run in found["models"]] for held in found["models"][0]}
+    groups = {held: [run[held] for run in scores["models"]] for held in scores["models"][0]}
     rows = [_score_row("models", held, runs) for held, runs in groups.items()]
     confusion = [row for held, runs in groups.items() for row in _confusion("models", held, runs)]
-    if found["maps"]:
-        rows.append(_score_row("maps", "a fifth of all", found["maps"]))
-        confusion += _confusion("maps", "a fifth of all", found["maps"])
+    if scores["maps"]:
+        rows.append(_score_row("maps", "a fifth of all", scores["maps"]))
+        confusion += _confusion("maps", "a fifth of all", scores["maps"])
     caveat = (
         "the recipes of the generated maps were revised, and the numbers of networks and of steps chosen, after looks "
         "at held-out scores, so these are no untouched test; held out by maps, as the paper's classifier was, other "
         "maps of the same models were seen in training; the shipped networks are trained on all maps and have no "
         "held-out score of their own"
     )
-    return {
-        "name": "pattern_classifier",
-        "paper": "effective",
-        "config": config | {"seeds": len(found["models"]), "caveat": caveat},
-        "seed": 0,
-        **provenance(),
-        "tables": {"held_out_scores": rows, "confusion": confusion, "agreement": annotator_agreement(maps)},
-    }
+    return make_results(
+        "pattern_classifier",
+        "effective",
+        {"held_out_scores": rows, "confusion": confusion, "agreement": annotator_agreement(maps)},
+        config=config | {"seeds": len(scores["models"]), "caveat": caveat},
+    )
 
 
 def _score_row(split: str, held: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -109,28 +109,27 @@ def patterns_of_texts(
         maps, facts, _ = read_maps(model, batch)
         real = torch.ones_like(batch["input_ids"], dtype=torch.bool)
         marked = {
-            token: batch["input_ids"] == found
-            for token, found in (("cls", tokenizer.cls_token_id), ("sep", tokenizer.sep_token_id))
-            if found is not None
+            token: batch["input_ids"] == token_id
+            for token, token_id in (("cls", tokenizer.cls_token_id), ("sep", tokenizer.sep_token_id))
+            if token_id is not None
         }
         tally.add(maps, facts, real=real, marked=marked, types=None)
         count += 1
     if not count:
         raise ValueError("no text was given; a text file has one text a line, or two with a tab between them")
     tables = tally.tables(name) | {"identity": [tally.identity(name)]}
-    result = {"name": "patterns", "paper": "Effective", "config": {"model": name, "texts": count}, "seed": 0}
-    result |= {**provenance(), "tables": tables}
+    result = make_results("patterns", PAPER, tables, config={"model": name, "texts": count})
     if out is not None:
-        write_json(out, result)
+        write_results(out, result)
     if page is not None:
         write_figures(result, page)
     return result
 
 
 def _encoded(loaded: LoadedModel, parts: Sequence[str]) -> dict[str, Tensor]:
-    found = dict(loaded.tokenizer(*parts, return_tensors="pt"))
+    encoded = dict(loaded.tokenizer(*parts, return_tensors="pt"))
     kept = ["input_ids", "attention_mask"]
     if getattr(loaded.model.config, "type_vocab_size", 0) > 1:
         kept.append("token_type_ids")
-    found.setdefault("attention_mask", torch.ones_like(found["input_ids"]))
-    return {name: found[name] for name in kept if name in found}
+    encoded.setdefault("attention_mask", torch.ones_like(encoded["input_ids"]))
+    return {name: encoded[name] for name in kept if name in encoded}

@@ -8,6 +8,7 @@ disk as soon as it is made, so that what is finished is kept when time runs out.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
@@ -20,68 +21,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.provenance import provenance, write_json
-from papers.common.results import beside_paper, merge_results
-from papers.common.row_store import gather
-from papers.effective.config import EffectiveConfig, TaskPart
+from attnlab.provenance import check_writable, write_json
+from papers.common.experiment import Experiment, add_out
+from papers.common.results import beside_paper
+from papers.common.row_store import Part, gather, make_results, read_results, write_results
+from papers.effective import PAPER
+from papers.effective.config import KEYS, NAME, NOTES, EffectiveConfig
 
-__all__ = ["KEYS", "NAME", "EffectiveConfig", "collect", "part_names", "run"]
+__all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
-NAME = "effective"
 TIMING = "timing"
-_KEYS = {
-    "table_2": ["task", "attention"],
-    "figure_4": ["task", "attention", "layer"],
-    "token_types": ["task", "attention", "token"],
-    "token_types_layers": ["task", "attention", "token", "layer"],
-    "segments": ["task", "attention"],
-    "to_token": ["task", "attention", "token"],
-    "to_token_layers": ["task", "attention", "token", "layer"],
-}
-# What tells the rows of a table apart, and so which row of the paper's lies beside ours.
-KEYS = {
-    **_KEYS,
-    **{f"{table}_pretrained": keys for table, keys in _KEYS.items()},
-    "artefact": ["task", "pattern"],
-    "finetuning": ["task", "attention", "layer"],
-    "finetuning_heads": ["task", "attention", "layer", "head"],
-    "timing": ["way"],
-    "timing_models": ["model", "way"],
-    "identity": ["text"],
-    "short_inputs": ["length"],
-    "alternative": ["text"],
-    "scores": ["task"],
-    "lengths": ["task"],
-    "faithfulness": ["task", "layer", "against", "reading"],
-    "faithfulness_differences": ["task", "layer", "against", "first", "second"],
-    "faithfulness_summary": ["task", "against"],
-    "faithfulness_paired": ["task", "against", "first", "second"],
-}
-NOTES = {
-    "table_2": "Dev set, fine-tuned. effective is exact (V restricted to real tokens); authors is the computation of "
-    "the paper's code: padding inside V, one rank and an absolute threshold, as the paper's effective rows were made.",
-    "artefact": "Percentage points: change is what exact effective attention moves, authors_change what the authors' "
-    "way moves, artefact the difference, which padding alone makes.",
-    "segments": "Blocks without a classifier, where inputs have two segments: contrast is (a - c) / (a + c) with the "
-    "mean weight a within segments and c across, [CLS], [SEP] and neighbours left out; blocks is the share of maps (%) "
-    "where a is at least twice c.",
-    "token_types": "When [CLS] is processed in the last layer; the largest weight among the tokens of a type, averaged "
-    "over heads and dev inputs. Tags by a perceptron tagger trained on UD English EWT.",
-    "finetuning": "Cosine of maps of the pretrained and the fine-tuned encoder, padding excluded.",
-    "timing": "One evaluation batch of the paper's size, padded: eager with its maps, the same with every effective "
-    "map and residual, and by a full SVD of every V. timing is BERT-base's size with random weights.",
-    "identity": "residual is the largest over inputs, layers and heads; authors_residual the mean error of the output "
-    "when it is made from the authors' maps. trivial_share: inputs with no more tokens than V has dimensions.",
-    "short_inputs": "difference is |W_perp - W| with the rank of V as it is; difference_float32 with the threshold of "
-    "float32, to which a square V is now and then singular (singular_share of the heads).",
-    "lengths": "Dev inputs with no more tokens than a head is wide, where effective attention is standard attention: "
-    "for this encoder, and for the paper's, whose heads are 64 wide.",
-    "faithfulness": "Does a reading say what hiding a key changes? Means over texts of more tokens than a head is wide "
-    "(on shorter ones effective attention is attention), with 95 % bootstrap intervals.",
-    "faithfulness_summary": "Spearman, all layers: a head's output when a key is hidden from one query; the prediction "
-    "when it is hidden from all of a layer, the others sharing its weight, or when its weight is set to zero.",
-    "faithfulness_paired": "Differences of Spearman of two readings on the same texts, all layers, 95 % intervals.",
-}
 
 
 def part_names(config: EffectiveConfig, only: str | Sequence[str] | None = None) -> list[str]:
@@ -120,17 +69,16 @@ def run(
     work = Path(tempfile.mkdtemp(prefix="attnlab-effective-") if work is None else work)
     work.mkdir(parents=True, exist_ok=True)
     _check_work(work, config, names, resume=resume)
-    before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
-    made_by = provenance()
+    before = read_results(out)
     config = _prepared(config, work, names)
     codes: dict[str, int | None] = {}
 
     def publish() -> dict[str, Any]:
-        found = collect(config, work, names) | made_by
-        found["unfinished"] = {name: codes.get(name) for name in names if codes.get(name) != 0}
-        found["seconds"] = round(time.monotonic() - started, 1)
-        write_json(out, found if before is None else merge_results(before, found))
-        return found
+        result = collect(config, work, names)
+        result["unfinished"] = {name: codes.get(name) for name in names if codes.get(name) != 0}
+        result["seconds"] = round(time.monotonic() - started, 1)
+        write_results(out, result, before=before)
+        return result
 
     deadline = None if seconds is None else started + seconds
     tasks = [name for name in names if name != TIMING]
@@ -198,7 +146,7 @@ def _run_part(name: str, config: EffectiveConfig, work: Path) -> None:
     import torch
 
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // max(1, len(config.tasks))))
-    part = TaskPart(work / f"{name}.json")
+    part = Part(work / f"{name}.json", keys=KEYS)
     try:
         if name == TIMING:
             from papers.effective.timing import run_timing
@@ -215,40 +163,35 @@ def _run_part(name: str, config: EffectiveConfig, work: Path) -> None:
 
 
 def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What the parts have found so far, with the paper's numbers beside ours."""
+    """The results of the rows that the parts have written so far, with the paper's numbers beside ours."""
     from papers.effective.tables import artefact_rows, paired_rows, summary_rows
 
-    tables, facts = gather(work, names)
+    rows = gather({name: work / f"{name}.json" for name in names})
+    tables = dict(rows.tables)
     if "table_2" in tables:
         tables["artefact"] = artefact_rows(tables["table_2"])
     if "faithfulness" in tables:
         tables["faithfulness_summary"] = summary_rows(tables["faithfulness"])
         tables["faithfulness_paired"] = paired_rows(tables["faithfulness_differences"])
-    joined = {
+    with_paper = {
         table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
         for table in KEYS
         if tables.get(table)
     }
-    return {
-        "name": NAME,
-        "paper": "Effective",
-        "config": _public(config),
-        "seed": config.seed,
-        "keys": KEYS,
-        "notes": NOTES,
-        "parts": facts,
-        "tables": joined,
-    }
+    return make_results(
+        NAME, PAPER, with_paper, config=_public(config), seed=config.seed, rows_of=rows,
+        keys=KEYS, notes=NOTES, parts=rows.facts,
+    )  # fmt: skip
 
 
 def _public(config: EffectiveConfig) -> dict[str, Any]:
-    """The settings with files by their names: where they lay on this machine tells a reader nothing."""
+    """The settings, with files by their names instead of their paths on this machine."""
     paths = ("data", "model", "tagger", "treebank", "classifier")
     return {k: Path(v).name if k in paths and v is not None else v for k, v in asdict(config).items()}
 
 
 def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> EffectiveConfig:
-    """What all tasks share is made once: the tagger, and the classifier where the package ships none."""
+    """Make once what all tasks share: the tagger, and the classifier where the package ships none."""
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:
@@ -272,3 +215,131 @@ def _jobs(tasks: int) -> int:
     import torch
 
     return tasks if torch.cuda.is_available() else 1
+
+
+def _study_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", required=True, help="the folder of GLUE's tasks")
+    parser.add_argument("--model", help="a pretrained encoder's folder (default: the shipped masked LM)")
+    tags = parser.add_mutually_exclusive_group(required=True)
+    tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
+    tags.add_argument("--tagger", help="a saved tagger")
+    add_out(parser, NAME)
+    parser.add_argument("--page", type=Path, help="also draw the figures on this page")
+    parser.add_argument("--only", help="parts, such as STS-B,timing; the others' results are kept")
+    work = parser.add_mutually_exclusive_group()
+    work.add_argument("--work", type=Path, help="an empty folder for the runs (default: a temporary one)")
+    work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
+    parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+
+
+def _study(options: argparse.Namespace) -> Path:
+    from papers.effective.figures import write_figures
+
+    check_writable(options.out)
+    if options.page is not None:
+        check_writable(options.page)
+    config = EffectiveConfig(data=options.data, model=options.model, treebank=options.treebank, tagger=options.tagger)
+    only = options.only.split(",") if options.only else None
+    run(
+        config,
+        only=only,
+        out=options.out,
+        work=options.resume or options.work,
+        seconds=options.seconds,
+        resume=options.resume is not None,
+    )
+    if options.page is not None:
+        write_figures(json.loads(options.out.read_text(encoding="utf-8")), options.page)
+        print(f"wrote {options.page.resolve()}")
+    return options.out
+
+
+def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="an encoder's folder (default: the shipped masked LM)")
+    parser.add_argument("--texts", type=Path, required=True, help="a text a line, or two with a tab between them")
+    parser.add_argument("--limit", type=int, help="the first lines only")
+    parser.add_argument("--out", type=Path, default=Path("patterns.json"), help="(default: %(default)s)")
+    parser.add_argument("--page", type=Path, help="also draw the figure on this page")
+
+
+def _patterns(options: argparse.Namespace) -> Path:
+    from attnlab.adapters import load_model
+    from attnlab.adapters.load import SHIPPED
+    from papers.effective.patterns import patterns_of_texts
+
+    check_writable(options.out)
+    if options.page is not None:
+        check_writable(options.page)
+    folder = options.model or SHIPPED
+    lines = [line for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    result = patterns_of_texts(
+        load_model(folder), lines[: options.limit], name=Path(folder).name, out=options.out, page=options.page
+    )
+    for row in result["tables"]["table_2"]:
+        print(json.dumps(row))
+    return options.out
+
+
+def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
+    add_out(parser, "pattern_classifier")
+    parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each split (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=450, help="of each training (default: %(default)s)")
+
+
+def _classifier(options: argparse.Namespace) -> Path:
+    from papers.effective.labelled_maps import load_labelled
+    from papers.effective.pattern_training import our_maps
+    from papers.effective.patterns import evaluate_classifier
+
+    check_writable(options.out)
+    maps = our_maps() if options.maps is None else load_labelled(options.maps)
+    evaluate_classifier(maps, options.out, seeds=options.seeds, steps=options.steps)
+    return options.out
+
+
+def _maps_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", type=Path, help="an encoder's folder (default: the shipped masked LM)")
+    parser.add_argument("--text", required=True, help="a sentence")
+    parser.add_argument("--pair", help="a second sentence")
+    parser.add_argument("--layer", type=int, help="the layer drawn large (default: the last)")
+    parser.add_argument("--head", type=int, default=0, help="the head drawn large (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("maps.html"), help="the page (default: %(default)s)")
+
+
+def _maps(options: argparse.Namespace) -> None:
+    from attnlab.adapters import load_model
+    from attnlab.adapters.load import SHIPPED
+    from papers.effective.maps import write_maps_page
+
+    check_writable(options.out)
+    loaded = load_model(options.model or SHIPPED)
+    write_maps_page(loaded, options.text, options.out, pair=options.pair, layer=options.layer, head=options.head)
+    print(f"wrote {options.out.resolve()}")
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "effective": Experiment(
+        "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
+        _study_arguments,
+        _study,
+        "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu.xz --work runs/effective",
+    ),
+    "effective-patterns": Experiment(
+        "Effective attention: Table 2 and Figure 4 for any encoder and text file.",
+        _patterns_arguments,
+        _patterns,
+        "--texts texts.txt --out patterns.json",
+    ),
+    "effective-classifier": Experiment(
+        "Effective attention: the pattern classifier, held out from models and from maps.",
+        _classifier_arguments,
+        _classifier,
+    ),
+    "effective-maps": Experiment(
+        "Effective attention: Figures 2 and 7, the maps of one sentence and head, standard and effective.",
+        _maps_arguments,
+        _maps,
+        '--text "The cat sat on the mat." --out maps.html',
+    ),
+}

@@ -32,6 +32,8 @@ PAIRS = (
     ("effective", "random"),
 )
 MEASURES = ("spearman", "pearson")
+# {(layer, against, reading): {measure: a value per text}}
+Correlations = dict[tuple[int | str, str, str], dict[str, list[float]]]
 
 
 def faithfulness_tables(
@@ -47,37 +49,46 @@ def faithfulness_tables(
 
     The rows of layer "all" average a text's layers first.
     """
-    # {(layer, against, reading): {measure: a value per text}}
-    values: dict[tuple[int | str, str, str], dict[str, list[float]]] = {}
+    values: Correlations = {}
     for number, text in enumerate(texts):
-        found = faithfulness(model, [text], prediction=prediction, keys=keys, resamples=1, seed=seed + number).rows()
+        rows = faithfulness(model, [text], prediction=prediction, keys=keys, resamples=1, seed=seed + number).rows()
         for against in AGAINST:
             for reading in compared_readings():
-                rows = [row for row in found if (row["against"], row["reading"]) == (against, reading)]
-                for measure in MEASURES:
-                    for row in rows:
-                        _append(values, (row["layer"], against, reading), measure, row[measure])
-                    known = [row[measure] for row in rows if row[measure] is not None]
-                    _append(values, ("all", against, reading), measure, sum(known) / len(known) if known else None)
+                _add_text(values, against, reading, rows)
     table = [
         {"task": task, "layer": layer, "against": against, "reading": reading}
         | _interval(columns, MEASURES, seed)
         | {"inputs": len(columns["spearman"])}
         for (layer, against, reading), columns in values.items()
     ]
-    differences = []
+    return {"faithfulness": table, "faithfulness_differences": _differences(values, task, seed)}
+
+
+def _add_text(values: Correlations, against: str, reading: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add the correlations of one text, layer by layer and averaged over its layers."""
+    mine = [row for row in rows if (row["against"], row["reading"]) == (against, reading)]
+    for measure in MEASURES:
+        for row in mine:
+            _append(values, (row["layer"], against, reading), measure, row[measure])
+        known = [row[measure] for row in mine if row[measure] is not None]
+        _append(values, ("all", against, reading), measure, sum(known) / len(known) if known else None)
+
+
+def _differences(values: Correlations, task: str, seed: int) -> list[dict[str, Any]]:
+    """Differences between two readings on the same texts."""
+    rows = []
     for first, second in PAIRS:
         for layer, against in dict.fromkeys((layer, against) for layer, against, _ in values):
             a, b = values[layer, against, first], values[layer, against, second]
             paired = {m: [x - y for x, y in zip(a[m], b[m], strict=True)] for m in MEASURES}
-            differences.append(
+            rows.append(
                 {"task": task, "layer": layer, "against": against, "first": first, "second": second}
                 | _interval(paired, MEASURES, seed)
             )
-    return {"faithfulness": table, "faithfulness_differences": differences}
+    return rows
 
 
-def _append(values: dict[Any, dict[str, list[float]]], key: Any, measure: str, value: float | None) -> None:
+def _append(values: Correlations, key: tuple[int | str, str, str], measure: str, value: float | None) -> None:
     column = values.setdefault(key, {}).setdefault(measure, [])
     column.append(float("nan") if value is None else value)
 

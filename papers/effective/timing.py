@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from attnlab.devices import best_device
-from papers.effective.config import EffectiveConfig, TaskPart, encoder_folder
+from papers.common.row_store import Part
+from papers.effective.config import EffectiveConfig, encoder_folder
 from papers.effective.study import timing_rows
 
 __all__ = ["run_timing"]
 
 
-def run_timing(config: EffectiveConfig, part: TaskPart) -> None:
+def run_timing(config: EffectiveConfig, part: Part) -> None:
     """The rows of ``timing`` (the paper's size, random weights) and ``timing_models`` (that and the encoder itself)."""
     import transformers
 

@@ -1,1 +1,4 @@
-"""Attention guidance: its Figure 4 by one command, and its experiments in parts that run on their own."""
+"""Deshpande and Narasimhan (2020), Guiding Attention for Self-Supervised Learning with Transformers (AG)."""
+
+PAPER = "AG"
+CITATION = "Deshpande and Narasimhan (2020), Guiding Attention for Self-Supervised Learning with Transformers"

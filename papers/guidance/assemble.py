@@ -1,16 +1,17 @@
-"""From what the parts of the reproduction left to papers/results/guidance.json: its tables, and what they mean."""
+"""papers/results/guidance.json from the rows of the study's parts: its tables, and what they mean."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnlab.provenance import provenance, write_json
+from attnlab.provenance import provenance
+from papers.common.row_store import Gathered, gather, make_results, read_results, write_results
+from papers.guidance import PAPER
 from papers.guidance.tables import ELECTRA_RUN, RUN, made_tables
 
-__all__ = ["NOTES", "assemble"]
+__all__ = ["KEYS", "NOTES", "assemble"]
 
 # What tells rows of a table apart; of several with the same, the last counts.
 KEYS = {
@@ -48,24 +49,26 @@ NOTES = {
 
 
 def assemble(work: Path, out: Path | None, *, config: Mapping[str, Any], keep: Path | None = None) -> dict[str, Any]:
-    """Gather every part's JSON below ``work`` (and the tables in ``keep``, an earlier result) and write ``out``."""
-    tables, where, trained = _gathered(work, keep)
-    made = {"settings": settings(trained), **made_tables(tables)}
-    result = {
-        "name": "guidance",
-        "paper": "AG",
-        # What was asked for, and what each part was trained with.
-        "config": {**config, "trained": trained},
-        "seed": 0,
-        # Where the last part was trained, which need not be here.
-        **where,
-        "notes": NOTES,
-        "tables": {name: rows for name, rows in made.items() if rows},
-        # What the tables were made from, so that a later run can add to it.
-        "raw": tables,
-    }
+    """Gather every part's JSON below ``work`` (and the rows in ``keep``, an earlier result) and write ``out``."""
+    rows, where, trained = _gathered(work, keep)
+    tables = {"settings": settings(trained), **made_tables(rows.tables)}
+    result = make_results(
+        "guidance",
+        PAPER,
+        {name: table for name, table in tables.items() if table},
+        # The settings of this run, and those that each part was trained with.
+        config={**config, "trained": trained},
+        rows_of=rows,
+        # Where the last part was trained, which may be another machine.
+        made=where,
+        notes=NOTES,
+        # The rows that the tables are made from, so that a later run can add to them.
+        raw=rows.tables,
+    )
+    # The sources are those of the raw rows.
+    result["made_by"] = rows.compact_sources()
     if out is not None:
-        write_json(out, result)
+        write_results(out, result)
     return result
 
 
@@ -74,30 +77,25 @@ def settings(trained: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for part, config in sorted(trained.items()):
         own = config.get("base", config)
-        told = {name: own.get(name) for name in ("layers", "width", "heads", "length", "batch", "tokens", "dropout")}
-        rows.append({"part": part, **told, "updates": own.get("steps")})
+        sizes = {name: own.get(name) for name in ("layers", "width", "heads", "length", "batch", "tokens", "dropout")}
+        rows.append({"part": part, **sizes, "updates": own.get("steps")})
     return rows
 
 
-def _gathered(work: Path, keep: Path | None) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any], dict[str, Any]]:
+def _gathered(work: Path, keep: Path | None) -> tuple[Gathered, dict[str, Any], dict[str, Any]]:
     """(the rows of every table, versions and device of the last part, the settings of every part)."""
-    found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {name: {} for name in KEYS}
-    where, trained = provenance(), dict[str, Any]()
-    contents: list[Mapping[str, Iterable[dict[str, Any]]]] = []
-    if keep is not None and keep.exists():
-        before = json.loads(keep.read_text(encoding="utf-8"))
-        contents.append(before.get("raw", {}))
-        where = {name: before[name] for name in where if name in before}
+    rows, where, trained = Gathered(), provenance(), dict[str, Any]()
+    before = None if keep is None else read_results(keep)
+    if before is not None:
+        rows.add_results(before, before.get("raw", {}), keys=KEYS)
+        where = {name: before[name] for name in (*where, "command") if name in before}
         trained = dict(before.get("config", {}).get("trained", {}))
-    for path in sorted(p for p in work.rglob("*.json") if p.parent.name != "steps"):
-        part = json.loads(path.read_text(encoding="utf-8"))
-        contents.append(part.get("tables", {}))
-        facts = part.get("facts", {})
+    paths = sorted(path for path in work.rglob("*.json") if path.parent.name != "steps")
+    parts = gather({str(path): path for path in paths}, keys=KEYS)
+    for name, facts in parts.facts.items():
         where = facts.get("provenance", where)
         if "config" in facts:
-            trained[path.stem] = facts["config"]
-    for content in contents:
-        for name, keys in KEYS.items():
-            for row in content.get(name, []):
-                found[name][tuple(row.get(key) for key in keys)] = row
-    return {name: list(rows.values()) for name, rows in found.items() if rows}, where, trained
+            trained[Path(name).stem] = facts["config"]
+    known = {table: parts.tables[table] for table in KEYS if table in parts.tables}
+    rows.add(known, sources=parts.sources, made_by=parts.made_by, keys=KEYS)
+    return rows, where, trained

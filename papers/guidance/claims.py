@@ -5,22 +5,9 @@ from __future__ import annotations
 from attnlab.pages.numbers import number
 from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
 from papers.common.claims.predicates import at_most, cell, close, compared, everywhere, less, mean_of, more
+from papers.guidance import PAPER
 
-__all__ = ["CLAIMS", "TABLES"]
-
-PAPER = "AG"
-TABLES = {
-    "guidance": {
-        "convergence": "layers (8, 12, 16), guided (true, false), loss at the end, steps to the unguided model's last "
-        "loss",
-        "ag_loss": "ag_converged_share, mlm_drop_share: the shares of training at which the AG loss has converged and "
-        "the MLM loss starts to drop",
-        "finetuned": "task, training (short, long), guided, accuracy",
-        "electra": "width, guided, steps to the unguided model's last loss of of_steps, loss",
-        "translation": "model (BASE, AG, Gaussian), loss, bleu",
-        "low_resource": "language, guided, loss",
-    }
-}
+__all__ = ["CLAIMS"]
 
 
 def _loss(layers: int, *, guided: bool, column: str = "loss") -> Cell:

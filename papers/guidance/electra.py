@@ -17,10 +17,10 @@ from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance
 from attnlab.training.side_by_side import lanes
 from papers.common.row_store import Part
+from papers.guidance.config import Arm, MlmConfig
 from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
 from papers.guidance.learner import GuidedLearner, train_guided
 from papers.guidance.mlm import encoder, ended, learner, special_ids, thinned
-from papers.guidance.settings import Arm, MlmConfig
 
 __all__ = ["ElectraConfig", "run_electra"]
 

@@ -24,8 +24,8 @@ from attnlab.training import Recipe, Schedule, Term
 from attnlab.training.side_by_side import lanes
 from papers.abc.encoder import SomeMasked
 from papers.common.row_store import Part
+from papers.guidance.config import Arm, MlmConfig
 from papers.guidance.learner import Curve, GuidedLearner, train_guided
-from papers.guidance.settings import Arm, MlmConfig
 from papers.guidance.timeline import record_heads, write_run
 
 __all__ = ["Key", "Pretrained", "Run", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]

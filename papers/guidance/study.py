@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,13 +12,12 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
-from attnlab.provenance import write_json
-from papers.common.row_store import Part
-from papers.guidance.assemble import assemble
+from papers.common.row_store import Part, gather
+from papers.guidance.assemble import KEYS, assemble
+from papers.guidance.config import Arm, MlmConfig, ablations, arms
 from papers.guidance.electra import ElectraConfig, run_electra
 from papers.guidance.finetune import TuneConfig, fine_tune
 from papers.guidance.mlm import Pretrained, Run, run_arms
-from papers.guidance.settings import Arm, MlmConfig, ablations, arms
 from papers.guidance.tables import best_arm
 from papers.guidance.translation import TranslationConfig, run_translation
 
@@ -120,63 +118,73 @@ def _best(config: StudyConfig, work: Path) -> dict[bool, Arm]:
     path = work / "a.json"
     if not path.exists():
         return usual
-    found = best_arm(json.loads(path.read_text(encoding="utf-8"))["tables"])
+    best = best_arm(gather({"a": path}).tables)
     every = {arm.name: arm for arm in arms(config.lrs, config.warmups)}
-    return {guided: every.get(found.get(guided, ""), arm) for guided, arm in usual.items()}
+    return {guided: every.get(best.get(guided, ""), arm) for guided, arm in usual.items()}
 
 
 def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """Tune on the first seed, then the best arms on the others at once; the heads of a guided one are recorded."""
     tokeniser, stores = _wiki(places, "a")
-    part, began = Part(work / "a.json"), time.monotonic()
-    others = [seed for seed in config.seeds if seed != config.tuned_seed]
-    rounds = [[config.tuned_seed], others] if config.tuned_seed in config.seeds else [others]
-    for seeds in (some for some in rounds if some):
+    part, began = Part(work / "a.json", keys=KEYS), time.monotonic()
+    recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
+    rounds = _rounds(config)
+    for number, seeds in enumerate(rounds):
         first = seeds == [config.tuned_seed]
         todo = arms(config.lrs, config.warmups) if first else list(_best(config, work).values())
-        runs = [Run(replace(config.mlm, seed=seed), arm) for seed in seeds for arm in todo]
-        given = None if seconds is None else (seconds - (time.monotonic() - began)) / (2 if first and others else 1)
-        recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
-        got = run_arms(
-            runs,
+        # The time that is left is shared by the rounds that are left.
+        left = None if seconds is None else (seconds - (time.monotonic() - began)) / (len(rounds) - number)
+        tuning = TUNING if config.tune_at_once else 0.0
+        pretrained = run_arms(
+            [Run(replace(config.mlm, seed=seed), arm) for seed in seeds for arm in todo],
             tokeniser=tokeniser,
             stores=stores,
             part=part,
             label={"part": "a"},
-            seconds=None if given is None else given * (1 - TUNING if config.tune_at_once else 1),
+            seconds=None if left is None else left * (1 - tuning),
             timeline=(recorded, work / "timeline") if first else None,
             keep=[round(config.short * config.mlm.steps)] if config.tune_at_once else (),
         )
         if config.tune_at_once:
-            _tune(config, places, work, got, None if given is None else given * TUNING)
+            _tune(config, places, work, pretrained, None if left is None else left * tuning)
+
+
+def _rounds(config: StudyConfig) -> list[list[int]]:
+    """The seeds that are trained at once: the one that is tuned on, then the others."""
+    others = [seed for seed in config.seeds if seed != config.tuned_seed]
+    tuned = [config.tuned_seed] if config.tuned_seed in config.seeds else []
+    return [seeds for seeds in (tuned, others) if seeds]
 
 
 def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms pretrained and fine-tuned; with (a) in the same run, its models are."""
     tokeniser, stores = _wiki(places, "b")
-    got = run_arms(
+    pretrained = run_arms(
         [Run(replace(config.mlm, seed=seed), arm) for seed in config.seeds for arm in _best(config, work).values()],
         tokeniser=tokeniser,
         stores=stores,
-        part=Part(work / "b.json"),
+        part=Part(work / "b.json", keys=KEYS),
         label={"part": "b"},
         seconds=None if seconds is None else seconds * (1 - TUNING),
         keep=[round(config.short * config.mlm.steps)],
     )
-    _tune(config, places, work, got, None if seconds is None else seconds * TUNING)
+    _tune(config, places, work, pretrained, None if seconds is None else seconds * TUNING)
 
 
-def _tune(config: StudyConfig, places: Places, work: Path, got: Pretrained, seconds: float | None) -> None:
+def _tune(config: StudyConfig, places: Places, work: Path, pretrained: Pretrained, seconds: float | None) -> None:
     """Fine-tune the best arms as they are at the end, and then as they were before, as long as time lasts."""
     tokeniser, _ = _wiki(places, "b")
     best, began = {arm.name for arm in _best(config, work).values()}, time.monotonic()
-    for training, at, models in [("long", got.steps, got.models), *(("short", *kept) for kept in got.earlier.items())]:
+    for training, at, models in [
+        ("long", pretrained.steps, pretrained.models),
+        *(("short", *kept) for kept in pretrained.earlier.items()),
+    ]:
         fine_tune(
             {key: model for key, model in models.items() if key.arm in best},
             config.tune,
             tokeniser=tokeniser,
             glue=places.need("glue", "b"),
-            part=Part(work / "b.json"),
+            part=Part(work / "b.json", keys=KEYS),
             label={"training": training, "steps": at},
             seconds=None if seconds is None else seconds - (time.monotonic() - began),
         )
@@ -187,13 +195,15 @@ def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | Non
     tokeniser, stores = _wiki(places, "c")
     every = arms(config.lrs, config.warmups[-1:])
     todo = [replace(arm, alpha0=arm.alpha0 * config.electra.alpha_scale) if arm.guided else arm for arm in every]
-    run_electra(config.electra, todo, tokeniser=tokeniser, stores=stores, part=Part(work / "c.json"), seconds=seconds)
+    run_electra(
+        config.electra, todo, tokeniser=tokeniser, stores=stores, part=Part(work / "c.json", keys=KEYS), seconds=seconds
+    )
 
 
 def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """Translation, and BLEU where sacrebleu is installed."""
     root = places.need("translation", "d")
-    part, said = Part(work / "d.json"), work / "translations"
+    part, said = Part(work / "d.json", keys=KEYS), work / "translations"
     training = None if seconds is None else (1 - SAYING) * seconds
     run_translation(config.translation, root=root, part=part, out=said, seeds=config.seeds, seconds=training)
     score_translations(config.translation, root=root, said=said, out=work / "bleu.json")
@@ -207,7 +217,7 @@ def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | Non
         [Run(replace(config.mlm, layers=depth), arm) for depth in config.depths for arm in best],
         tokeniser=tokeniser,
         stores=stores,
-        part=Part(work / "e.json"),
+        part=Part(work / "e.json", keys=KEYS),
         label={"part": "e"},
         seconds=seconds,
     )
@@ -223,7 +233,7 @@ def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | Non
             [Run(mlm, arm) for arm in _best(config, work).values()],
             tokeniser=tokeniser,
             stores=stores,
-            part=Part(work / f"f-{language}.json"),
+            part=Part(work / f"f-{language}.json", keys=KEYS),
             label={"part": "f", "language": language},
             seconds=None if seconds is None else seconds / len(given),
         )
@@ -237,7 +247,7 @@ def part_g(config: StudyConfig, places: Places, work: Path, seconds: float | Non
         [Run(config.mlm, arm) for arm in (*best.values(), *ablations(best[True]))],
         tokeniser=tokeniser,
         stores=stores,
-        part=Part(work / "g.json"),
+        part=Part(work / "g.json", keys=KEYS),
         label={"part": "g"},
         seconds=seconds,
     )
@@ -292,5 +302,5 @@ def score_translations(config: TranslationConfig, *, root: Path, said: Path, out
         except ImportError:
             return []
         rows.append({"arm": name, "seed": int(seed), "bleu": bleu, "sentences": len(lines)})
-    write_json(out, {"tables": {"bleu": rows}})
+    Part(out, keys=KEYS).extend("bleu", rows)
     return rows

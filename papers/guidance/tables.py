@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from papers.guidance.curves import Row, converged_at, drops_at, plateau, reaches_at
@@ -88,23 +88,22 @@ def best_arm(tables: Tables) -> dict[bool, str]:
 
 def convergence(tables: Tables, parts: tuple[str, ...] = ("a", "e")) -> list[dict[str, Any]]:
     """The best arms by depth and seed."""
-    rows = []
     every = [run for part in parts for run in _runs(tables, part)]
-    for depth in sorted({run["depth"] for run in every}):
-        runs = [run for run in every if run["depth"] == depth]
-        best = _best_arms(runs, tables)
-        for run in runs:
-            if best.get(run["guided"]) != run["arm"]:
-                continue
-            other = next((r for r in runs if not r["guided"] and r["arm"] == best.get(False)
-                          and r["seed"] == run["seed"]), None)  # fmt: skip
-            curve = _curve(tables, run)
-            if other is None or curve is None:
-                continue
+    depths = sorted({run["depth"] for run in every})
+    return [row for depth in depths for row in _convergence_at(tables, [r for r in every if r["depth"] == depth])]
+
+
+def _convergence_at(tables: Tables, runs: Sequence[Row]) -> list[dict[str, Any]]:
+    """The best arms of one depth, each beside the unguided one of its seed."""
+    rows, best = [], _best_arms(runs, tables)
+    unguided = {r["seed"]: r for r in reversed(runs) if not r["guided"] and r["arm"] == best.get(False)}
+    for run in (run for run in runs if best.get(run["guided"]) == run["arm"]):
+        other, curve = unguided.get(run["seed"]), _curve(tables, run)
+        if other is not None and curve is not None:
             steps = reaches_at(curve, other["loss"]) if run["guided"] else run["steps"]
-            told = {"lr": run["lr"], "warmup": run["warmup"], "loss": _last_loss(tables, run)}
-            rows.append({"layers": depth, "guided": run["guided"], "seed": run["seed"], **told, "steps": steps,
-                         "mlm_drop": _left(tables, run), "of_steps": run["steps"]})  # fmt: skip
+            settings = {"lr": run["lr"], "warmup": run["warmup"], "loss": _last_loss(tables, run)}
+            rows.append({"layers": run["depth"], "guided": run["guided"], "seed": run["seed"], **settings,
+                         "steps": steps, "mlm_drop": _left(tables, run), "of_steps": run["steps"]})  # fmt: skip
     return rows
 
 
@@ -161,19 +160,25 @@ def electra(tables: Tables) -> list[dict[str, Any]]:
     runs, rows = tables.get("electra_runs", []), []
     # The arms of a run are as wide and had as many updates.
     for group in sorted({(run["width"], run["steps"]) for run in runs}, key=lambda group: (-group[0], group[1])):
-        best = {
-            guided: min(own, key=lambda r: r["loss"])
-            for guided in (True, False)
-            if (own := [run for run in runs if (run["width"], run["steps"], run["guided"]) == (*group, guided)])
-        }
+        best = _best_of_group([run for run in runs if (run["width"], run["steps"]) == group])
         for guided, run in best.items():
             curve = next(c for c in tables["electra_curves"] if all(c[key] == run[key] for key in ELECTRA_RUN))
             reached = reaches_at(curve, best[False]["loss"]) if guided and False in best else None
-            told = {name: run[name] for name in ("layers", "width", "guided", "lr", "warmup")}
-            rows.append({**told, "alpha0": run["alpha0"] if guided else None, "loss": run["loss"],
+            settings = {name: run[name] for name in ("layers", "width", "guided", "lr", "warmup")}
+            rows.append({**settings, "alpha0": run["alpha0"] if guided else None, "loss": run["loss"],
                          "ag_loss": run["ag_loss"] if guided else None, "steps": reached or run["steps"],
                          "of_steps": run["steps"]})  # fmt: skip
     return rows
+
+
+def _best_of_group(runs: Sequence[Row]) -> dict[bool, Row]:
+    """With and without guidance, the run with the lowest loss."""
+    best: dict[bool, Row] = {}
+    for guided in (True, False):
+        own = [run for run in runs if run["guided"] == guided]
+        if own:
+            best[guided] = min(own, key=lambda run: run["loss"])
+    return best
 
 
 def translation(tables: Tables) -> list[dict[str, Any]]:
@@ -214,36 +219,57 @@ def low_resource(tables: Tables) -> list[dict[str, Any]]:
 
 
 def summary(made: Tables) -> list[dict[str, Any]]:
-    """What came out, with and without guidance, in one table: means over the seeds."""
-    rows: list[dict[str, Any]] = []
+    """The outcomes with and without guidance in one table: means over the seeds."""
+    rows = [
+        *(
+            _compared(f"masked LM, 12 layers, larger batches: {text}", made["large_convergence"], column)
+            for column, text in CONVERGED
+        ),
+        *_masked_lm_summary(made["convergence"]),
+        *_grouped_summary(made["finetuned"], ("task", "training"), _finetuned_title, "accuracy"),
+        *_grouped_summary(made["electra"], ("width", "of_steps"), _electra_title, "loss"),
+        *(
+            _compared(f"translation: {text}", made["translation"], column, "model", ("AG", "BASE"))
+            for column, text in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU"))
+        ),
+        *_grouped_summary(made["low_resource"], ("language",), lambda k: f"{k.capitalize()}: held-out loss", "loss"),
+    ]
+    return [row for row in rows if row is not None]
 
-    def add(
-        what: str, found: Iterable[Row], column: str, key: str = "guided", values: tuple[Any, Any] = (True, False)
-    ) -> None:
-        both = [[r[column] for r in found if r[key] == value and r[column] is not None] for value in values]
-        if all(both):
-            guided, unguided = (sum(some) / len(some) for some in both)
-            rows.append({"what": what, "guided": guided, "unguided": unguided, "seeds": min(map(len, both))})
 
-    for column, told in CONVERGED:
-        add(f"masked LM, 12 layers, larger batches: {told}", made["large_convergence"], column)
-    depths = sorted({row["layers"] for row in made["convergence"]}, key=lambda layers: (layers != 12, layers))
-    for layers in depths:
-        own = [row for row in made["convergence"] if row["layers"] == layers]
-        for column, told in CONVERGED:
-            add(f"masked LM, {layers} layers: {told}", own, column)
-    for task, training in dict.fromkeys((row["task"], row["training"]) for row in made["finetuned"]):
-        own = [row for row in made["finetuned"] if (row["task"], row["training"]) == (task, training)]
-        add(f"{task} after {PRETRAINED[training]}: accuracy, %", own, "accuracy")
-    for width, steps in dict.fromkeys((row["width"], row["of_steps"]) for row in made["electra"]):
-        own = [row for row in made["electra"] if (row["width"], row["of_steps"]) == (width, steps)]
-        add(f"ELECTRA of width {width}, {steps:,} updates: training loss", own, "loss")
-    for column, told in (("loss", "training loss"), ("valid_nll", "held-out loss"), ("bleu", "BLEU")):
-        add(f"translation: {told}", made["translation"], column, "model", ("AG", "BASE"))
-    for language in dict.fromkeys(row["language"] for row in made["low_resource"]):
-        own = [row for row in made["low_resource"] if row["language"] == language]
-        add(f"{language.capitalize()}: held-out loss", own, "loss")
-    return rows
+def _compared(
+    what: str, rows: Iterable[Row], column: str, key: str = "guided", values: tuple[Any, Any] = (True, False)
+) -> dict[str, Any] | None:
+    """The means of a column with and without guidance; None where either is missing."""
+    both = [[r[column] for r in rows if r[key] == value and r[column] is not None] for value in values]
+    if not all(both):
+        return None
+    guided, unguided = (sum(some) / len(some) for some in both)
+    return {"what": what, "guided": guided, "unguided": unguided, "seeds": min(map(len, both))}
+
+
+def _masked_lm_summary(rows: Sequence[Row]) -> Iterable[dict[str, Any] | None]:
+    for layers in sorted({row["layers"] for row in rows}, key=lambda layers: (layers != 12, layers)):
+        own = [row for row in rows if row["layers"] == layers]
+        for column, text in CONVERGED:
+            yield _compared(f"masked LM, {layers} layers: {text}", own, column)
+
+
+def _grouped_summary(
+    rows: Sequence[Row], keys: Sequence[str], title: Callable[..., str], column: str
+) -> Iterable[dict[str, Any] | None]:
+    """A comparison for each setting of ``keys``, in the order of the rows."""
+    for setting in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        own = [row for row in rows if tuple(row[key] for key in keys) == setting]
+        yield _compared(title(*setting), own, column)
+
+
+def _finetuned_title(task: str, training: str) -> str:
+    return f"{task} after {PRETRAINED[training]}: accuracy, %"
+
+
+def _electra_title(width: int, steps: int) -> str:
+    return f"ELECTRA of width {width}, {steps:,} updates: training loss"
 
 
 def ablated(tables: Tables) -> list[dict[str, Any]]:
@@ -251,10 +277,10 @@ def ablated(tables: Tables) -> list[dict[str, Any]]:
     rows = []
     for run in _runs(tables, "g"):
         guided, biased = run["guided"], run["bias"] is not None
-        given = {"alpha0": guided, "fraction": guided or biased, "patterns": guided or biased, "bias": biased}
-        told = {name: run[name] if there else None for name, there in given.items()}
+        applies = {"alpha0": guided, "fraction": guided or biased, "patterns": guided or biased, "bias": biased}
+        settings = {name: run[name] if applied else None for name, applied in applies.items()}
         ends = {"loss": _last_loss(tables, run), "mlm_drop": _left(tables, run)}
-        rows.append({"arm": run["arm"], **told, "seed": run["seed"], **ends})
+        rows.append({"arm": run["arm"], **settings, "seed": run["seed"], **ends})
     return rows
 
 

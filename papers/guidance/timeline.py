@@ -15,7 +15,7 @@ from attnlab.guidance import guidance_by_head
 from attnlab.patterns import SpecialTokens
 from attnlab.provenance import provenance, write_atomic, write_json
 from attnlab.reading.timeline import record_step
-from papers.guidance.settings import Arm, MlmConfig
+from papers.guidance.config import Arm, MlmConfig
 
 __all__ = ["record_heads", "write_run"]
 

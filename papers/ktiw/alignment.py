@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
-from attnlab.provenance import write_json
-from papers.ktiw.assemble import PROVENANCE
+from papers.common.row_store import make_results, write_results
+from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.readings import EOS
 
@@ -35,8 +35,7 @@ def write_alignment(corpus: Corpus, folder: Path, out: Path | str, *, steps: int
         for name, values in (("alpha", maps["cross.0"]), ("beta", maps["cross.1"]), ("ibm", ibm.numpy()[None])):
             row[name] = [round(float(value), 4) for value in values[0][t]]
         rows.append(row)
-    told = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    header = {"name": "ktiw-alignment", "paper": "ktiw", "config": {"em_steps": model.steps, "step": entry["step"]}}
-    result = header | {"seed": told["seed"], **{key: told[key] for key in PROVENANCE}, "tables": {"alignment": rows}}
-    write_json(out, result)
-    return result
+    facts = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    config = {"em_steps": model.steps, "step": entry["step"]}
+    result = make_results("ktiw-alignment", PAPER, {"alignment": rows}, config=config, seed=facts["seed"], made=facts)
+    return write_results(out, result)

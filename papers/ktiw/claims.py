@@ -19,23 +19,9 @@ from papers.common.claims.predicates import (
     more,
     rows_of,
 )
+from papers.ktiw import PAPER
 
-__all__ = ["CLAIMS", "TABLES"]
-
-PAPER = "KTIW"
-AGREEMENTS = "dataset, a_alpha_uf, a_uf_px, a_delta_uf, a_alpha_beta, a_random, xi_alpha_uf, xi_alpha_beta, xi_star (%)"
-TABLES = {
-    "ktiw-table2": {"table_2": AGREEMENTS, "curve": "dataset, step, a_alpha_uf (%): Appendix A.7"},
-    "ktiw-tau": {"table_3": "dataset, a_alpha_uf, a_uf_px, a_delta_uf, a_random: Kendall's tau times 100"},
-    "ktiw-train": {"table_7": AGREEMENTS + ", over the training set"},
-    "ktiw-frozen": {"table_10": "dataset, a_alpha_frozen, a_alpha_uf (%)"},
-    "ktiw-logreg": {"table_11": "dataset, a_uf_px, a_uf_log (%)"},
-    "ktiw-permutations": {"figure_3": "panel (permutations, mixture), data (hard, control), seed, accuracy, learned"},
-    "ktiw-multihead": {"figure_6": "heads (all bad, one good, random), contexts (sum), seed, accuracy, learned"},
-    "ktiw-local": {"figure_7": "encoder (left to right), seed, step, keyword, after, mean, last: the four log-odds"},
-    "ktiw-permute-function": {"section_6_2": "task (copy, permute), seed, accuracy, learned, steps"},
-    "ktiw-optimal": {"appendix_a1": "model (linear, main), bleu, a_opt_beta, a_random (%)"},
-}
+__all__ = ["CLAIMS"]
 
 
 def _above(table: str, column: str, baseline: str = "a_random") -> Predicate:

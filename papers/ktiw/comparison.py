@@ -56,15 +56,23 @@ def run_chosen(
         config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
         folder = Path(work) / corpus.name
         missing = tuple(run for run in chosen_runs(corpus, config, runs) if not (folder / run / "result.json").exists())
-        apart = [("linear",), tuple(run for run in missing if run != "linear")]
-        for part in (one for one in apart if stacked and set(one) & set(missing)):
-            run_stacked(corpus, work, config=config, runs=part)
-        if missing and not stacked:
-            run_study(corpus, work, config=config, runs=missing)
         if missing:
+            _train_missing(corpus, work, config, missing, stacked=stacked)
             compare_runs(corpus, folder, config=config)
         if "linear" in runs and corpus.kind == "translation" and not (folder / "optimal.json").exists():
             optimal_agreement(corpus, folder, width=config.width)
+
+
+def _train_missing(
+    corpus: Corpus, work: Path | str, config: StudyConfig, missing: tuple[str, ...], *, stacked: bool
+) -> None:
+    """Train runs one after the other, or stacked; the run with a linear output layer is never stacked with others."""
+    if not stacked:
+        run_study(corpus, work, config=config, runs=missing)
+        return
+    for together in (("linear",), tuple(run for run in missing if run != "linear")):
+        if set(together) & set(missing):
+            run_stacked(corpus, work, config=config, runs=together)
 
 
 def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from attnlab.dynamics import Bitext, bitext
 from attnlab.evaluation.diagnose import diagnose
-from attnlab.provenance import provenance, write_json
+from papers.common.row_store import make_results, write_results
+from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import TITLES, Corpus
 from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
@@ -27,10 +28,8 @@ def write_diagnosis(corpora: Sequence[Corpus], out: Path | str, *, pairs: int = 
     for corpus in corpora:
         if corpus.kind == "translation":
             rows.append(diagnose(bitext(*corpus.train), name=TITLES[corpus.name]))
-    header = {"name": "ktiw-diagnosis", "paper": "ktiw", "config": {"toy_pairs": pairs, "draws": 3}, "seed": 0}
-    result = header | provenance() | {"tables": {"diagnosis": rows}}
-    write_json(out, result)
-    return result
+    config = {"toy_pairs": pairs, "draws": 3}
+    return write_results(out, make_results("ktiw-diagnosis", PAPER, {"diagnosis": rows}, config=config))
 
 
 def _sampled(task: Any, pairs: int) -> Bitext:

@@ -13,9 +13,9 @@ from attnlab.devices import best_device
 from attnlab.training import Recipe
 from attnlab.training.feed import to_device
 from attnlab.training.side_by_side import Clock, Learner, train_learners
+from papers.common.row_store import Part
 from papers.ktiw.models.lstm import Classifier
 from papers.ktiw.models.lstm_config import ClassifierConfig
-from papers.ktiw.rows import Rows
 from papers.ktiw.synthetic import KeywordDetection
 
 __all__ = ["LocalConfig", "log_odds", "run_figure_7"]
@@ -37,15 +37,14 @@ class LocalConfig:
     seeds: int = 3
 
 
-def run_figure_7(config: LocalConfig, rows: Rows) -> None:
+def run_figure_7(config: LocalConfig, rows: Part) -> None:
     """Rows of ``figure_7``: the four log-odds at a step, mean over positive sequences, for each direction and seed."""
     for bidirectional in (True, False):
         for seed in range(config.seeds):
             _train_and_measure(config, rows, bidirectional=bidirectional, seed=seed)
-            rows.save()
 
 
-def _train_and_measure(config: LocalConfig, rows: Rows, *, bidirectional: bool, seed: int) -> None:
+def _train_and_measure(config: LocalConfig, rows: Part, *, bidirectional: bool, seed: int) -> None:
     device = best_device()
     task = KeywordDetection(batch_size=config.batch, seed=seed)
     test = to_device(replace(task, split="test", batch_size=config.count).batch(0), device)
@@ -56,7 +55,7 @@ def _train_and_measure(config: LocalConfig, rows: Rows, *, bidirectional: bool, 
     early, late = config.evaluate_early, config.evaluate_every
 
     def measure(step: int) -> None:
-        rows.add("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
+        rows.row("figure_7", encoder=name, seed=seed, step=step, **log_odds(model, test))
 
     recipe = Recipe(kind="adam", lr=config.lr, weight_decay=0.0, clip=None)
     learner = _KeywordLearner(model, None, recipe, half=False, capture=False)

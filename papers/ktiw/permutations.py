@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from attnlab.devices import best_device
+from papers.common.row_store import Part
 from papers.ktiw.models.lstm import Translator
 from papers.ktiw.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
-from papers.ktiw.rows import Rows
 from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
 from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
@@ -68,14 +68,14 @@ def figure_3_tasks(config: PermutationsConfig) -> dict[tuple[str, str], Any]:
     }
 
 
-def run_figure_3(config: PermutationsConfig, part: Rows) -> None:
+def run_figure_3(config: PermutationsConfig, part: Part) -> None:
     """Rows of ``figure_3`` (a seed each) and ``figure_3_curves`` (a step each, all seeds)."""
     for (panel, data), task in figure_3_tasks(config).items():
         curves = _train(config, task, steps=config.steps)
         _rows(part, "figure_3", curves, panel=panel, data=data)
 
 
-def run_section_6_2(config: PermutationsConfig, part: Rows) -> None:
+def run_section_6_2(config: PermutationsConfig, part: Part) -> None:
     """Copying and permuting by one fixed permutation, on the same inputs (Eq. 25)."""
     shape: dict[str, Any] = {"words": 3 * config.length // 2, "length": config.length, "batch_size": config.batch}
     tasks: dict[str, tuple[Any, int]] = {
@@ -88,7 +88,7 @@ def run_section_6_2(config: PermutationsConfig, part: Rows) -> None:
 
 
 def run_figure_6(
-    config: PermutationsConfig, part: Rows, *, judged: tuple[Sequence[int], Sequence[int]] | None = None
+    config: PermutationsConfig, part: Part, *, judged: tuple[Sequence[int], Sequence[int]] | None = None
 ) -> None:
     """Heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same.
 
@@ -120,7 +120,7 @@ def _chosen_heads(config: PermutationsConfig, good: Sequence[int], bad: Sequence
     return chosen
 
 
-def judge_heads(config: PermutationsConfig, part: Rows) -> tuple[list[int], list[int]]:
+def judge_heads(config: PermutationsConfig, part: Part) -> tuple[list[int], list[int]]:
     """(good, bad) head initialisations by rejection: each is trained alone on several data seeds.
 
     Good means accuracy above 0.95 on all of them, bad below 0.6 on all of them; others are discarded.
@@ -137,7 +137,7 @@ def judge_heads(config: PermutationsConfig, part: Rows) -> tuple[list[int], list
         for head, accuracy in zip(candidates, final, strict=True):
             verdict = "good" if accuracy.min() > LEARNED else "bad" if accuracy.max() < FAILED else "discarded"
             {"good": good, "bad": bad}.get(verdict, []).append(head)
-            part.add("heads", head=head, verdict=verdict, accuracy=[round(float(a), 4) for a in accuracy])
+            part.row("heads", head=head, verdict=verdict, accuracy=[round(float(a), 4) for a in accuracy])
         if len(good) >= config.pool and len(bad) >= config.pool:
             break
     return good, bad
@@ -169,16 +169,18 @@ def _with_heads(
     return model
 
 
-def _rows(part: Rows, table: str, curves: Curves, *, judged_at: int | None = None, **labels: str) -> None:
+def _rows(part: Part, table: str, curves: Curves, *, judged_at: int | None = None, **labels: str) -> None:
     """A row for each seed, and for each evaluation; a seed is judged at the end, or after ``judged_at`` updates."""
     final = _final(curves, judged_at)
+    rows, points = [], []
     for seed, (accuracy, end) in enumerate(zip(final, _final(curves), strict=True)):
         above = np.flatnonzero(curves.accuracy[:, seed] > LEARNED)
         row = {"accuracy": round(float(accuracy), 4), "learned": bool(accuracy > LEARNED)}
         row |= {} if judged_at is None else {"accuracy_at_the_end": round(float(end), 4)}
-        part.add(table, **labels, seed=seed, **row, steps=curves.steps[above[0]] if len(above) else None)
+        rows.append({**labels, "seed": seed, **row, "steps": curves.steps[above[0]] if len(above) else None})
     for step, accuracies in zip(curves.steps, curves.accuracy, strict=True):
-        part.add(f"{table}_curves", **labels, step=step, accuracy=[round(float(a), 3) for a in accuracies])
+        points.append({**labels, "step": step, "accuracy": [round(float(a), 3) for a in accuracies]})
+    part.add_tables({table: rows, f"{table}_curves": points})
     part.fact(f"seconds {table} {' '.join(labels.values())}", round(curves.seconds, 2))
 
 

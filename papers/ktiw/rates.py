@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from attnlab.dynamics import agreement, logistic_proxy, train_proxy
-from attnlab.provenance import provenance, write_json
+from papers.common.row_store import make_results, write_results
+from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import TITLES, Corpus
 from papers.ktiw.readings import examples, proxy_rows
 from papers.ktiw.study import study_config
@@ -29,17 +30,10 @@ def write_proxy_rates(corpora: Sequence[Corpus], out: Path | str, *, count: int 
         gold = proxy_rows(logistic, on)
         paper = study_config(corpus).proxy
         for factor in FACTORS:
-            config = replace(paper, lr=factor * paper.lr)
-            fitted = train_proxy(corpus.train, corpus.valid, words=corpus.vocab, outputs=2, config=config)
-            found = agreement(proxy_rows(fitted.model, on), gold, lengths=on.lengths).nanmean()
-            row: dict[str, Any] = {"dataset": TITLES[corpus.name], "rate": config.lr, "epochs": len(fitted.losses) - 1}
-            rows.append({**row, "loss": round(min(fitted.losses), 3), "a_px_log": round(100 * float(found), 2)})
-    header = {
-        "name": "ktiw-proxy-rates",
-        "paper": "ktiw",
-        "config": {"count": count, "factors": list(FACTORS)},
-        "seed": 0,
-    }
-    result = header | provenance() | {"tables": {"rates": rows}}
-    write_json(out, result)
-    return result
+            proxy = replace(paper, lr=factor * paper.lr)
+            fitted = train_proxy(corpus.train, corpus.valid, words=corpus.vocab, outputs=2, config=proxy)
+            agreed = agreement(proxy_rows(fitted.model, on), gold, lengths=on.lengths).nanmean()
+            row: dict[str, Any] = {"dataset": TITLES[corpus.name], "rate": proxy.lr, "epochs": len(fitted.losses) - 1}
+            rows.append({**row, "loss": round(min(fitted.losses), 3), "a_px_log": round(100 * float(agreed), 2)})
+    config = {"count": count, "factors": list(FACTORS)}
+    return write_results(out, make_results("ktiw-proxy-rates", PAPER, {"rates": rows}, config=config))

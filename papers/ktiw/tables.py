@@ -75,7 +75,7 @@ class Study:
         """The updates after which a run was last evaluated; a limit of time may end it before its config says so."""
         return max((row["step"] for row in self.evaluations(run)), default=0)
 
-    def told(self, run: str = "reference") -> Row:
+    def run_facts(self, run: str = "reference") -> Row:
         """The run.json: config, seed, versions, device."""
         path = self.folder / run / "run.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -126,7 +126,7 @@ def run_sizes(found: Iterable[Study]) -> list[Row]:
     """How long each data set's runs were trained, and on how much their agreements were measured."""
     rows = []
     for study in found:
-        config = study.told().get("config") or {}
+        config = study.run_facts().get("config") or {}
         epochs = study.updates() * config.get("batch", 0) / max(1, config.get("examples", 0))
         row = {"dataset": study.name, "updates": study.updates(), "batch": config.get("batch")}
         row |= {"epochs": round(epochs, 1) if config.get("examples") else None, "measured_on": config.get("count")}
@@ -138,7 +138,7 @@ def run_sizes(found: Iterable[Study]) -> list[Row]:
 def still_rising(study: Study) -> bool:
     """Whether A(alpha, beta_uf) was greatest at one of the last two evaluations, and the run stopped before its end."""
     values = [value for _, value in study.curve("uniform", "valid/alpha_uf")]
-    planned = (study.told("uniform").get("config") or {}).get("steps", 0)
+    planned = (study.run_facts("uniform").get("config") or {}).get("steps", 0)
     return bool(values) and study.updates("uniform") < planned and max(values) in values[-2:]
 
 

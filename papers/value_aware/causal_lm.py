@@ -19,14 +19,9 @@ from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM
 from attnlab.training import Recipe, Schedule
 from papers.common.row_store import Part
-from papers.value_aware.config import (
-    Corpus,
-    Meeting,
-    ValueAwareConfig,
-    fit,
-    on_device,
-    uncompiled,
-)
+from papers.common.wiki_corpus import WikiCorpus
+from papers.value_aware.config import ValueAwareConfig
+from papers.value_aware.training import Rendezvous, fit, on_device, uncompiled
 
 __all__ = ["EXACT", "Score", "causal_loss", "causal_model", "kernel_specs", "run_lm", "sliding_windows"]
 
@@ -80,7 +75,8 @@ def sliding_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Windows over the documents, each followed by </s>; each token is a label once, after at least ``context`` others.
 
-    Only the first window's labels have fewer before them. ``unknown`` is no label: what the word was, nobody can say.
+    Only the first window's labels have fewer before them. ``unknown`` is no label, since the word that it
+    stands for is not known.
 
     >>> store = TokenStore(np.arange(10, 18), np.array([0, 8]))
     >>> tokens, labels = sliding_windows(store, 2, length=5, context=3)
@@ -117,7 +113,7 @@ def causal_loss(model: Any, windows: Windows) -> Score:
 
 
 def run_lm(
-    kernel: str, *, config: ValueAwareConfig, corpus: Corpus, part: Part, meeting: Meeting, folder: Path
+    kernel: str, *, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, rendezvous: Rendezvous, folder: Path
 ) -> None:
     """Train one kernel's model; then its rows of Table 2 and Figure 2."""
     device, tokeniser = best_device(), corpus.tokeniser()
@@ -143,7 +139,7 @@ def run_lm(
         blocks=decoder.blocks,
         curve=curve,
         config=config,
-        meeting=meeting,
+        rendezvous=rendezvous,
         run_dir=folder,
     )
     parameters = sum(p.numel() for p in model.parameters())
@@ -153,7 +149,7 @@ def run_lm(
 
 
 def _judge(
-    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: Corpus, part: Part, device: torch.device
+    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, device: torch.device
 ) -> None:
     meta = corpus.store("wikitext103-test").meta
     # Unknown words are not predicted, so they do not count; of a part of the text the words are not known.
@@ -167,21 +163,21 @@ def _judge(
         table |= {oblivious: {"mechanism": f"top-r:r={shown}"}, aware: {"mechanism": f"value-aware:r={shown}"}}
 
     def cell(spec: str) -> dict[str, Any]:
-        found = _score(model, spec, windows)
+        score = _score(model, spec, windows)
         return {
             "spec": spec,
-            "perplexity": found.perplexity(words),
-            "perplexity_per_token": found.perplexity(),
-            "loss": found.loss,
-            "predicted": found.tokens,
+            "perplexity": score.perplexity(words),
+            "perplexity_per_token": score.perplexity(),
+            "loss": score.loss,
+            "predicted": score.tokens,
         }
 
     part.rows("table_2", {spec: {"kernel": kernel, **row} for spec, row in table.items()}, cell)
 
     def on(some: Windows) -> Callable[[str], dict[str, Any]]:
         def point(spec: str) -> dict[str, Any]:
-            found = _score(model, spec, some)
-            return {"loss": found.loss, "predicted": found.tokens}
+            score = _score(model, spec, some)
+            return {"loss": score.loss, "predicted": score.tokens}
 
         return point
 
@@ -204,7 +200,7 @@ def _score(model: Transformer, spec: str, windows: Windows) -> Score:
         return causal_loss(model, windows)
 
 
-def _windows(corpus: Corpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
+def _windows(corpus: WikiCorpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
     specials = corpus.tokeniser().specials
     assert specials.eos is not None
     tokens, labels = sliding_windows(

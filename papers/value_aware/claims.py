@@ -7,19 +7,10 @@ import math
 from attnlab.pages.numbers import number
 from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
 from papers.common.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
+from papers.value_aware import PAPER
 
-__all__ = ["CLAIMS", "TABLES"]
+__all__ = ["CLAIMS"]
 
-PAPER = "OVA"
-TABLES = {
-    "value-aware": {
-        "table_1": "mechanism, mlm_error (%)",
-        "table_2": "kernel (exp, poly, elu), mechanism, perplexity",
-        "figure_1": "family (top-r, window, lsh), r, mlm_error (%)",
-        "figure_2": "kernel, r, loss (nats)",
-        "figure_3": "model (short, long), mlm_error (%)",
-    }
-}
 
 EXACT, OVO_1, OVO, OVA_1, OVA = "softmax", "top-r:r=1", "top-r:r=d+1", "value-aware:r=1", "value-aware:r=d+1"
 LSH_SMALL, LSH_LARGE, ORF = "lsh:r=64,rounds=4", "lsh:r=512,rounds=16", "orf:features=256"
@@ -53,12 +44,12 @@ def _slower_by_kernel() -> Predicate:
     """At every r in between, elu and poly have a larger distance to their own exact loss than exp has."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = averages(result, "figure_2", "loss", "kernel", "r")
-        lengths = sorted({r for _, r in found})
-        inner = [r for r in lengths[:-1] if all((kernel, r) in found for kernel in ("exp", "elu", "poly"))]
+        losses = averages(result, "figure_2", "loss", "kernel", "r")
+        lengths = sorted({r for _, r in losses})
+        inner = [r for r in lengths[:-1] if all((kernel, r) in losses for kernel in ("exp", "elu", "poly"))]
         if not inner:
             raise Missing("table figure_2 has no r below the length for all three kernels")
-        far = {k: [found[k, r] - found[k, lengths[-1]] for r in inner] for k in ("exp", "elu", "poly")}
+        far = {k: [losses[k, r] - losses[k, lengths[-1]] for r in inner] for k in ("exp", "elu", "poly")}
         worse = sum(e < u and e < p for e, u, p in zip(far["exp"], far["elu"], far["poly"], strict=True))
         return Verdict(HELD if worse == len(inner) else NOT_HELD, f"at {worse} of {len(inner)} values of r")
 

@@ -16,14 +16,9 @@ from attnlab.pretraining import BertMaskedLM, bert_states
 from attnlab.shapes import Float, Int
 from attnlab.training import Recipe, Schedule
 from papers.common.row_store import Part
-from papers.value_aware.config import (
-    Corpus,
-    Meeting,
-    ValueAwareConfig,
-    fit,
-    on_device,
-    uncompiled,
-)
+from papers.common.wiki_corpus import WikiCorpus
+from papers.value_aware.config import ValueAwareConfig
+from papers.value_aware.training import Rendezvous, fit, on_device, uncompiled
 
 __all__ = ["Places", "continued_model", "masked_score", "run_mlm", "table_1_specs"]
 
@@ -97,7 +92,14 @@ def masked_score(model: Any, batches: Batches) -> dict[str, float]:
 
 
 def run_mlm(
-    arm: str, *, config: ValueAwareConfig, corpus: Corpus, model: Path, part: Part, meeting: Meeting, folder: Path
+    arm: str,
+    *,
+    config: ValueAwareConfig,
+    corpus: WikiCorpus,
+    model: Path,
+    part: Part,
+    rendezvous: Rendezvous,
+    folder: Path,
 ) -> None:
     """Continue the masked LM ``short`` or ``long``; the long one then fills Table 1 and Figure 1."""
     device, tokeniser = best_device(), corpus.tokeniser()
@@ -106,9 +108,9 @@ def run_mlm(
     held_out = _held_out(corpus, length, config, device)
 
     def curve(step: int, net: Any) -> dict[str, float]:
-        found = masked_score(net, held_out)
-        part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **found)
-        return found
+        score = masked_score(net, held_out)
+        part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **score)
+        return score
 
     kept = folder / "model.safetensors"
     if not kept.exists():
@@ -123,7 +125,7 @@ def run_mlm(
             blocks=net.bert.encoder.layer,
             curve=curve,
             config=config,
-            meeting=meeting,
+            rendezvous=rendezvous,
             run_dir=folder,
             forward=bert_states,
         )
@@ -183,7 +185,7 @@ def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) ->
     part.rows("figure_1", wanted, on(held_out[:: config.sweep_every]))
 
 
-def _held_out(corpus: Corpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:
+def _held_out(corpus: WikiCorpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:
     """Both held-out texts in rows of ``length``, with masks that are always the same."""
     tokeniser = corpus.tokeniser()
     batches: Batches = []

@@ -7,6 +7,7 @@ Every row is on disk as soon as it is found, so that what is finished is kept wh
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import multiprocessing
@@ -18,37 +19,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.provenance import provenance, write_json
-from papers.common.results import beside_paper, merge_results
-from papers.common.row_store import Part, gather
-from papers.value_aware.config import CONFIGS, Corpus, Meeting, ValueAwareConfig, plan_steps
+from attnlab.provenance import check_writable, write_json
+from papers.common.experiment import Experiment, add_out
+from papers.common.results import beside_paper
+from papers.common.row_store import Part, gather, make_results, merge_results, read_results, write_results
+from papers.value_aware import PAPER
+from papers.value_aware.config import CONFIGS, KEYS, NAME, NOTES, ValueAwareConfig
 
-__all__ = ["CONFIGS", "KEYS", "NAME", "ValueAwareConfig", "collect", "joined", "part_names", "reproduce", "run_part"]
+__all__ = ["EXPERIMENTS", "collect", "merged_with", "part_names", "reproduce", "run_part"]
 
-NAME = "value-aware"
 ARMS = ("long", "short")
-# What tells the rows of a table apart, and so which row of the paper's lies beside ours.
-KEYS = {
-    "table_1": ["mechanism"],
-    "table_2": ["kernel", "mechanism"],
-    "figure_1": ["family", "r", "rounds"],
-    "figure_1_few": ["family", "r"],
-    "figure_2": ["kernel", "r"],
-    "figure_2_few": ["kernel", "family", "r"],
-    "figure_3": ["model"],
-    "figure_3_curves": ["model", "step"],
-    "lm_curves": ["kernel", "step"],
-}
 # The tables of the masked LMs.
 MASKED = ("table_1", "figure_1", "figure_1_few", "figure_3", "figure_3_curves")
-NOTES = {
-    "table_1": "MLM error in % of the model continued at mlm_long, on held-out enwik8 and WikiText-103 valid.",
-    "table_2": "perplexity is per word, as the paper's; perplexity_per_token per token of our 8k vocabulary. Text is "
-    "lower-cased, @-@ is undone, and words that are <unk> in WikiText-103 are context but are not predicted. Trained "
-    "on enwik8's text, not on WikiText-103. softmax names each kernel's exact attention.",
-    "figure_1_few": "A few rows only: between 1 and d + 1 keys the value-aware ones are searched for.",
-    "figure_2_few": "A few windows only: between 1 and d + 1 keys the value-aware ones are searched for.",
-}
 
 
 def part_names(config: ValueAwareConfig, only: str | None = None) -> list[str]:
@@ -63,16 +45,18 @@ def run_part(name: str, config: ValueAwareConfig, corpus: Path, model: Path, wor
     """One part from its training to its last row, which it leaves in ``work``."""
     import torch
 
+    from papers.common.wiki_corpus import WikiCorpus
     from papers.value_aware.causal_lm import run_lm
     from papers.value_aware.masked_lm import run_mlm
+    from papers.value_aware.training import Rendezvous
 
     torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // 5)))
     group, _, member = name.partition("-")
     shared: dict[str, Any] = {
         "config": config,
-        "corpus": Corpus(corpus),
-        "part": Part(work / f"{name}.json"),
-        "meeting": Meeting(work, name),
+        "corpus": WikiCorpus(corpus),
+        "part": Part(work / f"{name}.json", keys=KEYS),
+        "rendezvous": Rendezvous(work, name),
         "folder": work / f"run-{name}",
     }
     if group == "lm":
@@ -104,8 +88,7 @@ def reproduce(
         if (work / f"{name}.json").exists() and not resume:
             raise ValueError(f"{work} holds an earlier run ({name}.json); resume it or name an empty folder")
     work.mkdir(parents=True, exist_ok=True)
-    before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else None
-    made_by = provenance()
+    before = read_results(out)
     context = multiprocessing.get_context("spawn")
     parts = {
         name: context.Process(target=run_part, args=(name, config, Path(corpus), Path(model), work), name=name)
@@ -115,13 +98,13 @@ def reproduce(
     for part in parts.values():
         part.start()
     try:
-        shown = None
+        written = None
         while any(part.is_alive() for part in parts.values()):
-            _lead(parts, config, work)
-            found = collect(config, work, names)
-            if found["tables"] != shown:
-                shown = found["tables"]
-                write_json(out, joined(before, found | made_by))
+            _plan_together(parts, config, work)
+            result = collect(config, work, names)
+            if result["tables"] != written:
+                written = result["tables"]
+                write_results(out, merged_with(before, result))
             if seconds is not None and time.monotonic() - started > seconds:
                 break
             time.sleep(0.5)
@@ -130,44 +113,37 @@ def reproduce(
             if part.is_alive():
                 part.kill()
             part.join()
-    found = collect(config, work, names)
-    found["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
-    found["seconds"] = round(time.monotonic() - started, 1)
-    write_json(out, joined(before, found | made_by))
-    return found | made_by
+    result = collect(config, work, names)
+    result["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
+    result["seconds"] = round(time.monotonic() - started, 1)
+    write_results(out, merged_with(before, result))
+    return result
 
 
 def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[str, Any]:
-    """What the parts have found so far, with the paper's numbers beside ours."""
-    tables, facts = gather(work, names)
+    """The results of the rows that the parts have written so far, with the paper's numbers beside ours."""
+    rows = gather({name: work / f"{name}.json" for name in names})
     with_paper = {
-        table: beside_paper(tables[table], results=NAME, table=table, keys=KEYS[table])
+        table: beside_paper(rows.tables[table], results=NAME, table=table, keys=KEYS[table])
         for table in KEYS
-        if table in tables
+        if table in rows.tables
     }
-    return {
-        "name": NAME,
-        "paper": "OVA",
-        "config": asdict(config),
-        "seed": config.seed,
-        "keys": KEYS,
-        "notes": NOTES,
-        "parts": facts,
-        "intervals": _intervals(tables.get("figure_3", [])),
-        "tables": with_paper,
-    }
+    return make_results(
+        NAME, PAPER, with_paper, config=asdict(config), seed=config.seed, rows_of=rows,
+        keys=KEYS, notes=NOTES, parts=rows.facts, intervals=_intervals(rows.tables.get("figure_3", [])),
+    )  # fmt: skip
 
 
-def joined(before: Mapping[str, Any] | None, found: Mapping[str, Any]) -> dict[str, Any]:
-    """An earlier result and what was found since; masked LMs trained anew leave no row of those before them."""
+def merged_with(before: Mapping[str, Any] | None, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Earlier results and new ones; masked LMs that are trained anew leave no row of those before them."""
     if before is None:
-        return dict(found)
-    stale = MASKED if any(name.startswith("mlm-") for name in found["parts"]) else ()
-    kept = {name: rows for name, rows in before["tables"].items() if name not in stale}
-    merged = merge_results({**before, "tables": kept}, found)
-    # In the order of the paper's tables, whichever were made anew.
+        return dict(result)
+    replaced = MASKED if any(name.startswith("mlm-") for name in result["parts"]) else ()
+    kept = {name: rows for name, rows in before["tables"].items() if name not in replaced}
+    merged = merge_results({**before, "tables": kept}, result)
+    # In the order of the paper's tables.
     tables = {name: merged["tables"][name] for name in KEYS if name in merged["tables"]}
-    return merged | {"tables": tables, "parts": before.get("parts", {}) | found["parts"]}
+    return merged | {"tables": tables, "parts": before.get("parts", {}) | result["parts"]}
 
 
 def _intervals(figure_3: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -182,8 +158,8 @@ def _intervals(figure_3: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
     return {"ova-longer-is-better": [gap - around, gap + around]}
 
 
-def _lead(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, work: Path) -> None:
-    """Let the parts measure their speeds together, then tell them the number of steps."""
+def _plan_together(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, work: Path) -> None:
+    """Let the parts measure their speeds at the same time, then write the number of steps for them."""
     living = [name for name, part in parts.items() if part.is_alive()]
     if all((work / f"{name}.ready").exists() for name in living):
         (work / "go").touch()
@@ -191,4 +167,45 @@ def _lead(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, work: Path
         return
     rates = {name: json.loads((work / f"{name}.rate").read_text()) for name in living}
     share = {"lm": config.lm_share, "mlm": 1 - config.lm_share}
+    from papers.value_aware.training import plan_steps
+
     write_json(work / "steps.json", plan_steps(rates, seconds=config.train_seconds, share=share))
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, help="the folder that wiki-corpus wrote")
+    parser.add_argument("--model", type=Path, help="the masked LM to continue (default: the shipped one)")
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument("--work", type=Path, help="an empty folder for the runs")
+    work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
+    add_out(parser, NAME)
+    parser.add_argument("--config", choices=CONFIGS, default="quick", help="paper: A.2 and Table 4, for days")
+    parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
+    parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+
+
+def _run(options: argparse.Namespace) -> Path:
+    from attnlab.adapters.load import SHIPPED
+
+    check_writable(options.out)
+    reproduce(
+        CONFIGS[options.config],
+        corpus=options.corpus,
+        model=options.model or SHIPPED,
+        out=options.out,
+        work=options.resume or options.work,
+        only=options.only,
+        seconds=options.seconds,
+        resume=options.resume is not None,
+    )
+    return options.out
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "value-aware": Experiment(
+        "Value-aware approximation: its Tables 1 and 2 and Figures 1 to 3.",
+        _arguments,
+        _run,
+        "--corpus runs/wiki --work runs/value-aware",
+    ),
+}

@@ -153,9 +153,7 @@ def test_empty_sentences_link_to_nothing() -> None:
 
 
 def test_bad_corpora_are_named() -> None:
-    with pytest.raises(
-        ValueError, match="source has 3 sentences and target 2: sentence 3 is on the source side only"
-    ):
+    with pytest.raises(ValueError, match="source has 3 sentences and target 2: sentence 3 is on the source side only"):
         bitext([[1], [2], [3]], [[1], [2]])
     with pytest.raises(ValueError, match="target sentence 2 must be a row of ids 0, 1"):
         bitext([[1], [2]], [[1], [-1]])

@@ -58,26 +58,26 @@ def rows_of(result: Result, table: str) -> list[dict[str, Any]]:
 
 def select(result: Result, wanted: Cell) -> dict[Any, float]:
     """The values of a cell by seed (None where the rows have no seed); ``Missing`` when there is none."""
-    found: dict[Any, float] = {}
-    told = "for " + ", ".join(f"{key} {setting}" for key, setting in wanted.where) if wanted.where else ""
+    by_seed: dict[Any, float] = {}
+    where = "for " + ", ".join(f"{key} {setting}" for key, setting in wanted.where) if wanted.where else ""
     for row in rows_of(result, wanted.table):
         value = row.get(wanted.column)
         if value is not None and all(row.get(key) == setting for key, setting in wanted.where):
-            if row.get("seed") in found:
-                raise Missing(f"table {wanted.table} has several rows {told} with the same seed; one is expected")
-            found[row.get("seed")] = float(value)
-    if not found:
-        raise Missing(f"table {wanted.table} has no {wanted.column} {told}".rstrip())
-    return found
+            if row.get("seed") in by_seed:
+                raise Missing(f"table {wanted.table} has several rows {where} with the same seed; one is expected")
+            by_seed[row.get("seed")] = float(value)
+    if not by_seed:
+        raise Missing(f"table {wanted.table} has no {wanted.column} {where}".rstrip())
+    return by_seed
 
 
 def averages(result: Result, table: str, column: str, *keys: str) -> dict[tuple[Any, ...], float]:
     """The mean of a column, over seeds, for each combination of the keys; rows without a value are left out."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    by_settings: dict[tuple[Any, ...], list[float]] = {}
     for row in rows_of(result, table):
         if row[column] is not None:
-            found.setdefault(tuple(row[key] for key in keys), []).append(float(row[column]))
-    return {settings: math.fsum(values) / len(values) for settings, values in found.items()}
+            by_settings.setdefault(tuple(row[key] for key in keys), []).append(float(row[column]))
+    return {settings: math.fsum(values) / len(values) for settings, values in by_settings.items()}
 
 
 def mean_of(result: Result, wanted: Cell) -> float:
@@ -121,7 +121,7 @@ def compared(
 def averaged(first: Cell, second: Cell, holds: Callable[[float], bool]) -> Predicate:
     """``holds`` of the difference of the means over shared seeds, whatever the seeds' spread.
 
-    Where results know better than three seeds by themselves what can be told, they say so under ``not_testable``.
+    Results that know of other reasons why a difference cannot be decided list the claim under ``not_testable``.
     """
 
     def run(result: Result, _: Bounds | None) -> Verdict:
@@ -182,9 +182,9 @@ def everywhere(table: str, key: str, test: Callable[[Any], Predicate], *, share:
     """The test holds for every value of ``key`` that the table has, or for at least a ``share`` of them."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = list(dict.fromkeys(row[key] for row in rows_of(result, table) if row.get(key) is not None))
+        settings = list(dict.fromkeys(row[key] for row in rows_of(result, table) if row.get(key) is not None))
         verdicts = {}
-        for value in found:
+        for value in settings:
             try:
                 verdicts[value] = test(value)(result)
             except Missing:

@@ -24,8 +24,8 @@ class Interval:
 def seed_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
     """Mean over seeds with Student's t interval: mean -/+ t s / sqrt(n).
 
-    >>> found = seed_interval([1.0, 2.0, 3.0])
-    >>> found.estimate, round(found.low, 3), round(found.high, 3)
+    >>> interval = seed_interval([1.0, 2.0, 3.0])
+    >>> interval.estimate, round(interval.low, 3), round(interval.high, 3)
     (2.0, -0.484, 4.484)
     """
     n = len(values)

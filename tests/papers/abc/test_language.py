@@ -49,9 +49,9 @@ def saved(name: str, corpus: Path, folder: Path) -> Path:
 
 def run(name: str, *arguments: str | Path) -> dict[str, list[dict[str, Any]]]:
     """The tables that a command writes."""
-    from attnlab.cli import main
+    from papers.__main__ import main
 
-    assert main(["reproduce", name, *map(str, arguments)]) == 0
+    assert main([name, *map(str, arguments)]) == 0
     return json.loads(Path(arguments[arguments.index("--out") + 1]).read_text())["tables"]
 
 
@@ -197,7 +197,7 @@ def test_a_method_that_diverges_does_not_stop_the_others(
 
 
 def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> None:
-    from attnlab.cli import main
+    from papers.__main__ import main
 
     points = [(1.0, 0.2), (3.0, 0.7)]
     rows = [
@@ -207,7 +207,7 @@ def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> Non
         for x, y in points
     ]
     (tmp_path / "abc-distill.json").write_text(json.dumps({"tables": {"curve": rows}}))
-    assert main(["reproduce", "abc-figures", "--results", str(tmp_path), "--out", str(tmp_path / "docs")]) == 0
+    assert main(["abc-figures", "--results", str(tmp_path), "--out", str(tmp_path / "docs")]) == 0
     [path] = (tmp_path / "docs").iterdir()
     drawn = path.read_text()
     assert drawn.count("seconds of an H200 alone") == 1

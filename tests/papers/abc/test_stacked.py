@@ -13,7 +13,7 @@ from attnlab.models import Transformer, Translation
 from attnlab.training import Recipe
 from attnlab.training.side_by_side import Learner
 from papers.abc import mt
-from papers.abc.short_sequences import short_attention
+from papers.abc.dense_attention import short_attention
 from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
 from papers.abc.translators import AbcMtConfig, build
 from papers.abc.vmap_rules import few_launches

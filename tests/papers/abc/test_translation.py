@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.cli import main
 from attnlab.data import Pairs
-from papers.abc import commands, doc_mt, figures, mt
+from papers.__main__ import main
+from papers.abc import doc_mt, figures, mt
+from papers.abc import run as commands
 from papers.abc.differences import Comparison, differences, undecided, with_seeds
 from papers.abc.hypotheses import hypotheses_in
 from papers.abc.train_translators import average
-from papers.abc.validation_curves import last_looks, with_curves
+from papers.abc.validation_curves import curve_ends, with_curves
 from papers.common.pairs import TASKS, ShapedSource, read_task, tokenised
 from papers.common.translation import bleu_counts, bleu_of, corpus_bleu, write_lines
 
@@ -61,7 +62,7 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     """Looks at 10, 20, ..., 90 and, at the end, 96: five sixths of it are 80."""
     rows = [{"data": "d", "variant": "a", "seed": 0, "step": s, "nll": 100.0 - s} for s in (*range(10, 100, 10), 96)]
     rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
-    first, second = last_looks(rows)
+    first, second = curve_ends(rows)
     assert (first["step"], first["nll"], first["nll_before"], first["lowest"]) == (96, 4.0, pytest.approx(20), 4.0)
     assert first["fell"] == pytest.approx(80)
     assert second["nll"] is second["nll_before"] is second["lowest"] is second["fell"] is None
@@ -70,13 +71,13 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
 def test_how_long_a_row_was_trained_stands_beside_it() -> None:
     """Two seeds that fell by 1/2 and by 2 % in the last sixth: the curve is flat if that of every seed is."""
     ends = {"a": [(0, 1.99), (1, 1.96)], "b": [(0, 1.99)]}
-    looks = [
+    validation = [
         {"data": "d", "variant": v, "seed": seed, "step": step, "nll": nll}
         for v, seeds in ends.items()
         for seed, end in seeds
         for step, nll in ((100, 2.0), (120, end))
     ]
-    a, b, c = with_curves([{"variant": v} for v in "abc"], looks, data="d")
+    a, b, c = with_curves([{"variant": v} for v in "abc"], validation, data="d")
     assert (a["updates"], a["fell"], a["flat"]) == (120, pytest.approx(1.25), False)
     assert (b["nll"], b["fell"], b["flat"]) == (1.99, pytest.approx(0.5), True)
     assert c == {"variant": "c"}
@@ -127,15 +128,15 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert "good less alike" in undecided(rows, claims)["beats both"]
     # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
-    assert undecided(rows, claims, looks=behind)["beats the bad"] == "good had 200 updates and bad 100"
+    assert undecided(rows, claims, curves=behind)["beats the bad"] == "good had 200 updates and bad 100"
     ahead = {"good": {0: {100: 1.5, 200: 1.0}}, "bad": {0: {100: 2.0}}}
-    assert "beats the bad" not in undecided(rows, claims, looks=ahead)
-    assert undecided(rows, claims, looks=ahead)["near"] == "good had 200 updates and bad 100"
+    assert "beats the bad" not in undecided(rows, claims, curves=ahead)
+    assert undecided(rows, claims, curves=ahead)["near"] == "good had 200 updates and bad 100"
     apart = {"good": {0: "a run"}, "bad": {0: "another"}}
     assert undecided(rows, claims, sets=apart)["near"] == "good and bad were trained in different runs"
     assert "near" not in undecided(rows, claims, sets={**apart, "bad": {0: "a run", 1: "another"}})
     # Seeds of one of them alone are not compared.
-    assert "near" not in undecided(rows, claims, looks={"good": ahead["good"], "bad": {1: {100: 2.0}}})
+    assert "near" not in undecided(rows, claims, curves={"good": ahead["good"], "bad": {1: {100: 2.0}}})
 
 
 def test_seeds_that_disagree_widen_every_interval() -> None:
@@ -178,10 +179,10 @@ def test_a_difference_is_the_mean_over_seeds() -> None:
 
 def test_trainings_of_unequal_length_decide_nothing() -> None:
     updates = [("BASE", 300), ("ABC_MLP-8-8", 200)]
-    looks = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
+    validation = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
     gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
-    found = mt.untestable({"validation": looks, "differences": rows})
+    found = mt.untestable({"validation": validation, "differences": rows})
     assert found["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
     # The same comparison on another corpus is a claim of its own.
     other = [{**rows[0], "data": "tatoeba-es-en", "low": -0.9}]
@@ -191,12 +192,12 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
 
 def test_a_model_that_still_learns_has_not_failed() -> None:
     def claims(**losses: tuple[float, float]) -> dict[str, str]:
-        looks = [
+        validation = [
             {"data": "d", "variant": f"{name}-128-64", "seed": 0, "step": 100 * i, "nll": nll}
             for name, some in losses.items()
             for i, nll in zip((5, 6), some, strict=True)
         ]
-        return doc_mt.untestable({"validation": looks})
+        return doc_mt.untestable({"validation": validation})
 
     told = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
     assert claims(Linformer=(2.67, 2.53)) == told
@@ -263,7 +264,7 @@ def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions:
 def test_curves_are_drawn_of_the_seed_that_was_trained_longest() -> None:
     data, keys = next(iter(figures.TRANSLATORS.values()))
     # Seed 3 is of a training that shares one model, and seed 1 has also seen other data.
-    looks = [
+    validation = [
         {"data": source, "variant": key, "seed": seed, "step": step, "nll": 2.0 + 0.1 * i}
         for source, seed, last, some in (
             (data, 0, 200, keys), (data, 1, 700, keys), (data, 3, 9000, keys[:1]), ("another", 1, 8000, keys)
@@ -271,7 +272,7 @@ def test_curves_are_drawn_of_the_seed_that_was_trained_longest() -> None:
         for i, key in enumerate(some)
         for step in (100, last)
     ]  # fmt: skip
-    drawn = figures.translation({"validation": looks})
+    drawn = figures.translation({"validation": validation})
     assert all(drawn.count(f">{key}<") == 1 for key in keys)
     assert ">700<" in drawn or ">600<" in drawn
     assert not any(far in drawn for far in ("9,000", "9k", "8,000", "8k"))
@@ -286,7 +287,7 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
         "streams=1", "decode_batch=3",
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
-    assert main(["reproduce", "abc-mt", *arguments]) == 0
+    assert main(["abc-mt", *arguments]) == 0
     found = json.loads(out.read_text())
     assert not any(found["parts"].values())
     tables = found["tables"]
@@ -302,7 +303,7 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     # Nothing is trained again; scores come from the files.
     with gzip.open(captions / "multi30k" / "test_2016_flickr.de.gz", "rt") as file:
         (work / "multi30k-en-de" / "BASE.0.beam.txt").write_text(file.read())
-    assert main(["reproduce", "abc-mt", *arguments, "--collect"]) == 0
+    assert main(["abc-mt", *arguments, "--collect"]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
 
@@ -317,7 +318,7 @@ def test_documents_from_the_command_line(captions: Path, tmp_path: Path) -> None
     )  # fmt: skip
     settings = [f"translation.{s}" for s in small]
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out))
-    assert main(["reproduce", "abc-doc-mt", *arguments, "--set", *settings]) == 0
+    assert main(["abc-doc-mt", *arguments, "--set", *settings]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert {(r["model"], r["cross"], r["causal"]) for r in tables["table_3b"]} == {
         (v.model, v.cross, v.causal) for v in doc_mt.VARIANTS

@@ -11,7 +11,7 @@ from attnlab.models import CausalLM, Transformer
 from papers.abc import lm
 from papers.abc.dense_attention import dense_attention
 from papers.common.compiling import compiled_parts
-from papers.value_aware.config import uncompiled
+from papers.value_aware.training import uncompiled
 
 CONFIG = replace(
     lm.AbcLmConfig(),

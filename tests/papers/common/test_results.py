@@ -1,4 +1,4 @@
-"""Results that grow over several runs, and pages whose tables are made from them."""
+"""Results beside the papers' numbers, and pages whose tables are made from them."""
 
 from __future__ import annotations
 
@@ -9,39 +9,11 @@ from typing import Any
 import pytest
 
 from papers.common.docs_tables import fill_pages, fill_tables, markdown_table, stale_pages
-from papers.common.results import beside_paper, load_results, merge_results, paper_table
+from papers.common.results import beside_paper, load_results, paper_table
 
 
 def _result(rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
     return {"name": "r", "commit": "a", "tables": {"t": rows}, **extra}
-
-
-def test_merging_replaces_the_same_settings_and_keeps_the_rest() -> None:
-    old = _result([{"m": "a", "r": 1, "x": 0.5}, {"m": "a", "r": 2, "x": 0.6}])
-    new = {
-        "name": "r",
-        "commit": "b",
-        "tables": {"t": [{"m": "a", "r": 2, "x": 0.7}, {"m": "b", "r": 1, "x": 0.8}], "u": [{"y": 1.0}]},
-    }
-    merged = merge_results(old, new)
-    assert merged["tables"] == {
-        "t": [{"m": "a", "r": 1, "x": 0.5}, {"m": "a", "r": 2, "x": 0.7}, {"m": "b", "r": 1, "x": 0.8}],
-        "u": [{"y": 1.0}],
-    }
-    assert (merged["commit"], merged["earlier"]) == ("b", [{"commit": "a"}])
-    assert old["tables"]["t"][1]["x"] == 0.6
-    assert merge_results(merged, merged)["tables"] == merged["tables"]
-
-
-def test_merging_by_declared_keys_and_with_intervals() -> None:
-    old = _result([{"m": "a", "steps": 10}], intervals={"c": [0, 1]}, keys={"t": ["m"]})
-    new = _result([{"m": "a", "steps": 20}], intervals={"d": [2, 3]})
-    merged = merge_results(old, new)
-    assert merged["tables"]["t"] == [{"m": "a", "steps": 20}]
-    assert merged["intervals"] == {"c": [0, 1], "d": [2, 3]}
-    assert "earlier" not in merged
-    with pytest.raises(ValueError, match="cannot be merged"):
-        merge_results(old, {"name": "other"})
 
 
 def test_paper_tables_hold_the_papers_numbers() -> None:

@@ -12,16 +12,17 @@ import pytest
 import torch
 
 from attnlab.adapters.load import load_model
-from attnlab.cli import main
 from attnlab.reading.pattern_data import CLASSES
-from papers.effective import claims as claims
+from papers.__main__ import main
+from papers.common.claims import tables_wanted
+from papers.common.row_store import Part
 from papers.effective import finetune as effective_finetune
-from papers.effective.config import EffectiveConfig, TaskPart
+from papers.effective.config import KEYS, EffectiveConfig
 from papers.effective.figures import figures_page
 from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.maps import write_maps_page
 from papers.effective.patterns import evaluate_classifier, patterns_of_texts
-from papers.effective.run import KEYS, collect, part_names, run
+from papers.effective.run import collect, part_names, run
 from papers.effective.tagger import train_tagger
 from tests.papers.effective.cases import GOLD
 
@@ -34,12 +35,13 @@ def test_parts() -> None:
 
 
 def test_a_part_outlives_its_failures_and_nan(tmp_path: Path) -> None:
-    part = TaskPart(tmp_path / "RTE.json")
+    part = Part(tmp_path / "RTE.json", keys=KEYS)
     with part.step("maps"):
         raise ValueError("two\nlines")
     part.row("scores", task="RTE", pearson=math.nan)
     stored = json.loads(part.path.read_text())
-    assert stored == {"tables": {"scores": [{"task": "RTE", "pearson": None}]}, "facts": {"failed: maps": "two"}}
+    assert stored["tables"] == {"scores": [{"task": "RTE", "pearson": None}]}
+    assert stored["facts"] == {"failed: maps": "two"}
 
 
 def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_path: Path) -> None:
@@ -57,16 +59,17 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     )
     names = ["RTE", "STS-B"]
     for name in names:
-        effective_finetune.run_task(name, config, TaskPart(tmp_path / f"{name}.json"), tmp_path / f"run-{name}")
+        effective_finetune.run_task(name, config, Part(tmp_path / f"{name}.json", keys=KEYS), tmp_path / f"run-{name}")
     found = collect(config, tmp_path, names)
     # A resumed task makes only what it lacks, from the training that is there.
-    part = TaskPart(tmp_path / "RTE.json")
+    part = Part(tmp_path / "RTE.json", keys=KEYS)
     lacks = part.content["tables"].pop("alternative")
+    del part.content["made_by"]["alternative"]
     effective_finetune.run_task("RTE", config, part, tmp_path / "run-RTE")
     assert part.content["tables"]["alternative"] == lacks
     assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
     assert set(found["tables"]) == set(KEYS) - {"timing", "timing_models"}
-    assert set(claims.TABLES["effective"]) - {"timing"} <= set(found["tables"])
+    assert set(tables_wanted()["effective"]) - {"timing"} <= set(found["tables"])
     rte = next(r for r in found["tables"]["table_2"] if (r["task"], r["attention"]) == ("RTE", "effective"))
     assert rte["vertical_paper"] == 11.5
     assert {row["text"] for row in found["tables"]["identity"]} == set(names)
@@ -107,7 +110,7 @@ def test_patterns_of_any_encoder_and_texts(encoder: Path, tmp_path: Path) -> Non
     texts = tmp_path / "texts.txt"
     texts.write_text("the cat sees her .\ta dog sees the cat .\nthe dog .\n")
     out, drawn = tmp_path / "patterns.json", tmp_path / "patterns.html"
-    command = ["reproduce", "effective-patterns", "--model", encoder, "--texts", texts, "--out", out, "--page", drawn]
+    command = ["effective-patterns", "--model", encoder, "--texts", texts, "--out", out, "--page", drawn]
     main([str(word) for word in command])
     tables = json.loads(out.read_text())["tables"]
     assert [row["attention"] for row in tables["table_2"]] == ["standard", "effective"]

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.cli import main
 from attnlab.dynamics import ProxyConfig, agreement
+from papers.__main__ import main
+from papers.common.row_store import Part, gather
 from papers.ktiw import permutations
 from papers.ktiw.comparison import compare_runs
 from papers.ktiw.corpora import Corpus, save_corpus
@@ -23,7 +24,6 @@ from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
 from papers.ktiw.optimal import optimal_agreement
 from papers.ktiw.permutations import PermutationsConfig, run_figure_3, run_figure_6, run_section_6_2
 from papers.ktiw.readings import examples, read, saliency
-from papers.ktiw.rows import Rows
 from papers.ktiw.study import StudyConfig, run_study, study_config
 from papers.ktiw.tables import Study, run_sizes, table_2, table_10, table_11
 from papers.ktiw.transformers import HeadsConfig, run_heads
@@ -129,12 +129,12 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
     }.items():
         out = tmp_path / f"{name}.json"
         arguments = ["--prepared", str(prepared), "--work", str(work), "--out", str(out), "--tables-only"]
-        assert main(["reproduce", name, *arguments]) == 0
+        assert main([name, *arguments]) == 0
         result = json.loads(out.read_text())
         assert set(result["tables"]) == tables
         assert result["device"]
         assert result["config"]["Multi30k"]["steps"] == 3
-        _data_sets_trained_anew_replace_their_rows(out, result, ["reproduce", name, *arguments])
+        _data_sets_trained_anew_replace_their_rows(out, result, [name, *arguments])
     out = tmp_path / "ktiw-alignment.json"
     arguments = [
         "--prepared",
@@ -146,7 +146,7 @@ def test_a_translation_from_training_to_results(tmp_path: Path) -> None:
         "--page",
         str(tmp_path / "p.html"),
     ]
-    assert main(["reproduce", "ktiw-alignment", *arguments]) == 0
+    assert main(["ktiw-alignment", *arguments]) == 0
     assert "<svg" in (tmp_path / "p.html").read_text()
     rows = json.loads(out.read_text())["tables"]["alignment"]
     assert sum(rows[0]["alpha"]) == pytest.approx(1, abs=0.01)
@@ -186,7 +186,7 @@ def test_the_proxy_nears_logistic_regression_at_a_higher_rate(tmp_path: Path) ->
     prepared, out = tmp_path / "prepared", tmp_path / "rates.json"
     prepared.mkdir()
     save_corpus(data, prepared / "sst-trees.npz.xz")
-    assert main(["reproduce", "ktiw-proxy-rates", "--prepared", str(prepared), "--out", str(out)]) == 0
+    assert main(["ktiw-proxy-rates", "--prepared", str(prepared), "--out", str(out)]) == 0
     slow, fast = json.loads(out.read_text())["tables"]["rates"]
     assert fast["loss"] < slow["loss"]
     assert fast["a_px_log"] > 90
@@ -213,25 +213,26 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         candidates=4,
         pool=9,
     )
-    rows = Rows(tmp_path / "toys.json")
+    rows = Part(tmp_path / "toys.json")
+    tables = rows.content["tables"]
     run_figure_3(config, rows)
     run_section_6_2(config, rows)
-    assert {(r["panel"], r["data"]) for r in rows.tables["figure_3"]} == {
+    assert {(r["panel"], r["data"]) for r in tables["figure_3"]} == {
         (panel, data) for panel in ("permutations", "mixture") for data in ("hard", "control")
     }
-    assert [r["step"] for r in rows.tables["figure_3_curves"][:3]] == [0, 10, 20]
-    assert {r["task"] for r in rows.tables["section_6_2"]} == {"copy", "permute"}
+    assert [r["step"] for r in tables["figure_3_curves"][:3]] == [0, 10, 20]
+    assert {r["task"] for r in tables["section_6_2"]} == {"copy", "permute"}
     # An untrained model is bad by any measure: all three scenarios but the one that needs a good head.
     run_figure_6(config, rows)
-    assert {r["verdict"] for r in rows.tables["heads"]} == {"bad"}
-    assert {r["heads"] for r in rows.tables["figure_6"]} == {"random", "all bad"}
+    assert {r["verdict"] for r in tables["heads"]} == {"bad"}
+    assert {r["heads"] for r in tables["figure_6"]} == {"random", "all bad"}
     monkeypatch.setattr(permutations, "LEARNED", -1.0)
-    judged = Rows(tmp_path / "judged.json")
+    judged = Part(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)
     assert (good, bad) == ([0, 1, 2, 3], [])
     run_figure_7(LocalConfig(steps=2, count=9, evaluate_early=1, evaluate_every=1, embedding=3, width=3, seeds=1), rows)
-    assert {r["encoder"] for r in rows.tables["figure_7"]} == {"both ways", "left to right"}
-    assert Rows.load(tmp_path / "toys.json").tables == json.loads(json.dumps(rows.tables))
+    assert {r["encoder"] for r in tables["figure_7"]} == {"both ways", "left to right"}
+    assert gather({"toys": tmp_path / "toys.json"}).tables == json.loads(json.dumps(tables))
 
 
 def test_heads_keep_what_they_are_alone() -> None:
@@ -262,7 +263,7 @@ def test_heads_of_transformers(tmp_path: Path, family: str) -> None:
     size = {"width": 8, "heads": 2, "layers": 1, "steps": 2, "batch": 4, "sentences": 3, "evaluate": (0, 2)}
     run_heads(translation(), tmp_path, config=HeadsConfig(family=family, **size))  # type: ignore[arg-type]
     out = tmp_path / "heads.json"
-    assert main(["reproduce", "ktiw-transformers", "--tables-only", "--work", str(tmp_path), "--out", str(out)]) == 0
+    assert main(["ktiw-transformers", "--tables-only", "--work", str(tmp_path), "--out", str(out)]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert [row["head"] for row in tables["heads"]] == ["layer 0 head 0", "layer 0 head 1"]
     for row in tables["heads"]:

@@ -14,9 +14,10 @@ from papers.common.claims import judge
 from papers.common.row_store import Part
 from papers.value_aware import claims as claims
 from papers.value_aware.causal_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
-from papers.value_aware.config import CONFIGS, Meeting, ValueAwareConfig, plan_steps
+from papers.value_aware.config import CONFIGS, KEYS, ValueAwareConfig
 from papers.value_aware.masked_lm import continued_model, masked_score, table_1_specs
-from papers.value_aware.run import KEYS, collect, joined, part_names, reproduce, run_part
+from papers.value_aware.run import collect, merged_with, part_names, reproduce, run_part
+from papers.value_aware.training import Rendezvous, plan_steps
 
 WORDS = list("abcdefghijklmnopqrs")
 CONFIG = ValueAwareConfig(
@@ -300,7 +301,7 @@ def test_masked_models_trained_anew_leave_no_row_of_earlier_ones(tmp_path: Path)
     first = collect(CONFIG, tmp_path / "one", ["mlm-long", "mlm-short", "lm-exp"])
     # 5 points, and a standard error of 0.70 for each proportion in per cent.
     assert first["intervals"]["ova-longer-is-better"] == pytest.approx([3.63, 6.37], abs=0.01)
-    second = joined(first, collect(CONFIG, tmp_path / "two", ["mlm-long", "mlm-short"]))
+    second = merged_with(first, collect(CONFIG, tmp_path / "two", ["mlm-long", "mlm-short"]))
     assert [row["step"] for row in second["tables"]["figure_3_curves"]] == [5, 5]
     assert second["tables"]["table_2"] == first["tables"]["table_2"]
     assert second["parts"]["lm-exp"]["training"] == {"steps": 3}
@@ -317,10 +318,10 @@ def test_what_is_not_done_in_time_is_ended_and_named(corpus: Path, model: Path, 
 
 
 def test_a_resumed_part_keeps_its_rows_and_measures_only_the_others(tmp_path: Path) -> None:
-    first = Part(tmp_path / "lm-exp.json")
+    first = Part(tmp_path / "lm-exp.json", keys=KEYS)
     first.row("table_2", kernel="exp", mechanism="softmax", perplexity=7.0)
     first.row("lm_curves", kernel="exp", step=0, loss=9.0)
-    again = Part(tmp_path / "lm-exp.json")
+    again = Part(tmp_path / "lm-exp.json", keys=KEYS)
     asked = []
 
     def measure(spec: str) -> dict[str, float]:
@@ -337,7 +338,7 @@ def test_a_resumed_part_keeps_its_rows_and_measures_only_the_others(tmp_path: Pa
 
 
 def test_a_resumed_training_has_the_steps_that_were_planned(tmp_path: Path) -> None:
-    meeting = Meeting(tmp_path, "lm-exp")
-    assert meeting.planned() is None
+    rendezvous = Rendezvous(tmp_path, "lm-exp")
+    assert rendezvous.planned() is None
     (tmp_path / "steps.json").write_text('{"lm": 17, "mlm": 5}')
-    assert meeting.planned() == 17
+    assert rendezvous.planned() == 17

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from attnlab.guidance import Guidance
 
-__all__ = ["PAPER", "Arm", "MlmConfig", "PaperSetting", "ablations", "arms"]
+__all__ = ["PAPER_SETTINGS", "Arm", "MlmConfig", "PaperSetting", "ablations", "arms"]
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class PaperSetting:
 
 def _paper() -> dict[str, PaperSetting]:
     batches = {"english": (120, 84, 48), "filipino": (40, 28, 16), "oromo": (40, 40, 32)}
-    plain, found = {8: 1e-4, 12: 5e-5, 16: 1e-5}, {}
+    plain, settings = {8: 1e-4, 12: 5e-5, 16: 1e-5}, {}
     for language, sizes in batches.items():
         for (layers, lr), batch in zip(plain.items(), sizes, strict=True):
             model, warmup = f"roberta-{layers}", 1000 if language == "oromo" else 10_000
-            found[f"{language}-{model}-mlm"] = PaperSetting(model, language, False, lr, warmup, batch)
+            settings[f"{language}-{model}-mlm"] = PaperSetting(model, language, False, lr, warmup, batch)
             alpha0 = 100.0 if layers == 8 else 10.0
-            found[f"{language}-{model}-ag"] = PaperSetting(model, language, True, 1e-4, 0, batch, alpha0, 0.5)
-    return found
+            settings[f"{language}-{model}-ag"] = PaperSetting(model, language, True, 1e-4, 0, batch, alpha0, 0.5)
+    return settings
 
 
 # english-roberta-12-ag, english-roberta-12-mlm, filipino-..., oromo-...
-PAPER = _paper()
+PAPER_SETTINGS = _paper()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands ``python -m papers abc-...``; each writes its rows into a folder as it finds them.
+"""``python -m papers abc-*``: ABC's experiments; each writes its rows into a folder while it runs.
 
 A folder can be filled on one machine and collected on another: ``--collect`` trains nothing, reads the folders that
 ``--work`` names, scores translations where there are any, and writes the results file.
@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from papers.common.experiment import Experiment
+from papers.abc import PAPER
+from papers.common.experiment import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -28,8 +29,8 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     parser.add_argument(
         "--work", type=Path, nargs="+", required=True, help="the folder of the run, or those to collect"
     )
-    parser.add_argument("--out", type=Path, default=Path(f"papers/results/{name}.json"), help="(default: %(default)s)")
-    parser.add_argument("--collect", action="store_true", help="train nothing: write the results from what is there")
+    add_out(parser, name)
+    parser.add_argument("--collect", action="store_true", help="train nothing: write the results of the folders")
     parser.add_argument(
         "--seconds", type=float, default=seconds, help="for training, and for translating (default: %(default)s)"
     )
@@ -58,13 +59,12 @@ def _started(options: argparse.Namespace, module: Any, config: Any, label: str) 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
-    from papers.abc.collect import begin
-    from papers.common.row_store import Part
+    from papers.common.row_store import Part, begin_work
 
     # Matrices of float32 go through the tensor cores; everything compared here does so alike.
     torch.backends.cuda.matmul.allow_tf32 = True
     work = options.work[0]
-    begin(work, dataclasses.asdict(config))
+    begin_work(work, dataclasses.asdict(config))
     return Part(work / f"part-{label}.json", keys=module.KEYS)
 
 
@@ -72,26 +72,26 @@ def _collected(
     options: argparse.Namespace,
     module: Any,
     score: Callable[[list[Path]], dict[str, list[dict[str, Any]]]] | None = None,
-) -> None:
-    from papers.abc.collect import collect
+) -> Path:
+    from papers.common.row_store import collect
 
-    # What is scored may compare models of several folders.
+    # Scores may compare models of several folders.
     made = {} if score is None else {options.work[-1]: score(options.work)}
     collect(
-        module.NAME, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
+        module.NAME, PAPER, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
         untestable=getattr(module, "untestable", None), derived=getattr(module, "derived", None),
     )  # fmt: skip
-    print(f"wrote {options.out.resolve()}")
+    return options.out
 
 
 def _lm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-lm", 900)
-    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote")
+    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote")
     parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
     parser.add_argument("--steps", type=int, help="at most so many updates (default: what the time allows)")
 
 
-def _lm(options: argparse.Namespace) -> None:
+def _lm(options: argparse.Namespace) -> Path | None:
     from papers.abc import lm
 
     if not options.collect:
@@ -102,7 +102,7 @@ def _lm(options: argparse.Namespace) -> None:
             lm.run_table(
                 table, config, corpus=_needed(options, "corpus"), part=part, seconds=share, steps=options.steps
             )
-    _collected(options, lm)
+    return _collected(options, lm)
 
 
 def _mt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +120,7 @@ def _seeds(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="those of a model are trained as one")
 
 
-def _mt(options: argparse.Namespace) -> None:
+def _mt(options: argparse.Namespace) -> Path | None:
     from papers.abc import mt
 
     config = _with(mt.AbcMtConfig(), options.set)
@@ -132,7 +132,7 @@ def _mt(options: argparse.Namespace) -> None:
                 task, config, root=options.data, part=part, out=options.work[0], seconds=seconds, wanted=variants,
                 seeds=options.seed,
             )  # fmt: skip
-    _scored(options, mt, lambda works: mt.score(works, options.data))
+    return _scored(options, mt, lambda works: mt.score(works, options.data))
 
 
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", nargs="+", metavar="MODEL", help="BASE, ABC_MLP-128-64, ... (default: all)")
 
 
-def _doc(options: argparse.Namespace) -> None:
+def _doc(options: argparse.Namespace) -> Path | None:
     from papers.abc import doc_mt
 
     config = _with(doc_mt.AbcDocMtConfig(), options.set)
@@ -152,7 +152,7 @@ def _doc(options: argparse.Namespace) -> None:
             config, root=options.data, part=part, out=options.work[0], seconds=TRAINING * options.seconds,
             seeds=options.seed, wanted=options.variants or list(doc_mt.BY_KEY),
         )  # fmt: skip
-    _scored(options, doc_mt, lambda works: doc_mt.score_documents(works, options.data, config))
+    return _scored(options, doc_mt, lambda works: doc_mt.score_documents(works, options.data, config))
 
 
 def _in_time(runs: Sequence[Run], seconds: float) -> Iterator[tuple[Run, float]]:
@@ -173,18 +173,18 @@ def _in_time(runs: Sequence[Run], seconds: float) -> Iterator[tuple[Run, float]]
 
 def _scored(
     options: argparse.Namespace, module: Any, score: Callable[[list[Path]], dict[str, list[dict[str, Any]]]]
-) -> None:
+) -> Path | None:
     import importlib.util
 
     if importlib.util.find_spec("sacrebleu") is None and not options.collect:
         print("translations are written; run this again with --collect where sacrebleu is installed")
-        return
-    _collected(options, module, score)
+        return None
+    return _collected(options, module, score)
 
 
 def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-mlm", 300)
-    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote")
+    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote")
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks")
     parser.add_argument("--model", type=Path, help="a BERT masked LM (default: the shipped one)")
     parser.add_argument("--speed", action="store_true", help="only measure speed and memory")
@@ -193,7 +193,7 @@ def _mlm_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=int, default=10, help="for --speed (default: %(default)s)")
 
 
-def _mlm(options: argparse.Namespace) -> None:
+def _mlm(options: argparse.Namespace) -> Path | None:
     from attnlab.adapters.load import SHIPPED
     from papers.abc import mlm
 
@@ -207,25 +207,25 @@ def _mlm(options: argparse.Namespace) -> None:
                 config, corpus=_needed(options, "corpus"), glue=_needed(options, "glue"),
                 model=options.model or SHIPPED, part=part, seconds=options.seconds,
             )  # fmt: skip
-    _collected(options, mlm)
+    return _collected(options, mlm)
 
 
 def _decoding_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-decoding", 0)
 
 
-def _decoding(options: argparse.Namespace) -> None:
+def _decoding(options: argparse.Namespace) -> Path | None:
     from papers.abc import decoding
 
     if not options.collect:
         config = _with(decoding.AbcDecodingConfig(), options.set)
         decoding.run_decoding(config, part=_started(options, decoding, config, "decoding"))
-    _collected(options, decoding)
+    return _collected(options, decoding)
 
 
 def _distill_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-distill", 40)
-    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote: for a masked LM")
+    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote: for a masked LM")
     parser.add_argument("--model", type=Path, help="a BERT masked LM, or with --sampled a causal LM (default: shipped)")
     parser.add_argument("--sampled", action="store_true", help="learn from texts that the model writes itself")
     parser.add_argument("--spec", default="abc-mlp:slots=64", help="(default: %(default)s)")
@@ -235,7 +235,7 @@ def _distill_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rates", action="store_true", help="only measure the speed of each stage")
 
 
-def _distill(options: argparse.Namespace) -> None:
+def _distill(options: argparse.Namespace) -> Path | None:
     from attnlab.adapters import load_model
     from attnlab.adapters.load import SHIPPED
     from attnlab.devices import best_device
@@ -254,22 +254,20 @@ def _distill(options: argparse.Namespace) -> None:
             subject = distillation.masked_case(model, options.spec, _needed(options, "corpus"), **sizes)
         run = distillation.measure_rates if options.rates else distillation.run_case
         run(subject, config, part=part)
-    _collected(options, distillation)
+    return _collected(options, distillation)
 
 
 def _family_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=Path("papers/results/abc-family.json"), help="(default: %(default)s)"
-    )
+    add_out(parser, "abc-family")
 
 
-def _family(options: argparse.Namespace) -> None:
+def _family(options: argparse.Namespace) -> Path:
     from attnlab.provenance import check_writable
     from papers.abc.family import write_family
 
     check_writable(options.out)
     write_family(options.out)
-    print(f"wrote {options.out.resolve()}")
+    return options.out
 
 
 def _figures_arguments(parser: argparse.ArgumentParser) -> None:
@@ -286,27 +284,51 @@ def _figures(options: argparse.Namespace) -> None:
 
 
 def _needed(options: argparse.Namespace, name: str) -> Path:
-    given = getattr(options, name)
-    if given is None:
+    path = getattr(options, name)
+    if path is None:
         raise ValueError(f"--{name} is needed, unless results are only collected (--collect)")
-    return given
+    return path
 
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "abc-lm": Experiment("ABC's Table 2: language models that differ in their attention.", _lm_arguments, _lm),
-    "abc-mt": Experiment("ABC's Tables 3a, 5 and 7: translation with bounded memories.", _mt_arguments, _mt),
-    "abc-doc-mt": Experiment("ABC's Table 3b: translation of documents.", _doc_arguments, _doc),
-    "abc-mlm": Experiment("ABC's Table 4: a masked LM converted, continued, fine-tuned.", _mlm_arguments, _mlm),
+    "abc-lm": Experiment(
+        "ABC's Table 2: language models that differ in their attention.",
+        _lm_arguments,
+        _lm,
+        "--corpus runs/wiki --work runs/abc-lm",
+    ),
+    "abc-mt": Experiment(
+        "ABC's Tables 3a, 5 and 7: translation with bounded memories.",
+        _mt_arguments,
+        _mt,
+        "--data data --work runs/abc-mt",
+    ),
+    "abc-doc-mt": Experiment(
+        "ABC's Table 3b: translation of documents.", _doc_arguments, _doc, "--data data --work runs/abc-doc-mt"
+    ),
+    "abc-mlm": Experiment(
+        "ABC's Table 4: a masked LM converted, continued, fine-tuned.",
+        _mlm_arguments,
+        _mlm,
+        "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
+    ),
     "abc-decoding": Experiment(
-        "ABC's Figures 1 and 2 and Table 6: what decoding costs.", _decoding_arguments, _decoding
+        "ABC's Figures 1 and 2 and Table 6: what decoding costs.",
+        _decoding_arguments,
+        _decoding,
+        "--work runs/abc-decoding",
     ),
     "abc-distill": Experiment(
-        "Conversion made affordable: distillation against continued training.", _distill_arguments, _distill
+        "Conversion made affordable: distillation against continued training.",
+        _distill_arguments,
+        _distill,
+        "--corpus runs/wiki --work runs/abc-distill",
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",
         _figures_arguments,
         _figures,
+        "--out figures",
     ),
     "abc-family": Experiment(
         "The table of ABC's control strategies, from the code itself.", _family_arguments, _family

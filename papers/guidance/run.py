@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from papers.common.experiment import Experiment
+from papers.common.experiment import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -16,13 +16,13 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", default="a", help="parts in the order to run them, such as a,d: (a) to (g) (default: a)"
     )
-    parser.add_argument("--corpus", type=Path, help="what reproduce wiki-corpus wrote: for a, b, c, e and g")
+    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote: for a, b, c, e and g")
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks: for b")
     parser.add_argument("--translation", type=Path, help="the folder that holds multi30k: for d")
     parser.add_argument("--oromo", type=Path, help="the Oromo news articles: for f")
     parser.add_argument("--tagalog", type=Path, help="the Filipino lines: for f")
     parser.add_argument("--work", type=Path, default=Path("runs/guidance"), help="the parts (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("papers/results/guidance.json"), help="(default: %(default)s)")
+    add_out(parser, "guidance")
     parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
     parser.add_argument("--seeds", type=int, nargs="+", help="some of the seeds (default: 0 1 2)")
     parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
@@ -34,7 +34,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
 
 
-def _study(options: argparse.Namespace) -> None:
+def _study(options: argparse.Namespace) -> Path:
     from attnlab.provenance import check_writable
     from papers.guidance.figures import write_figures
     from papers.guidance.study import Places, StudyConfig, run_parts
@@ -58,10 +58,10 @@ def _study(options: argparse.Namespace) -> None:
     places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
     only = [] if options.tables_only else options.only.split(",")
     result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
-    print(f"wrote {options.out.resolve()}")
     if options.page is not None:
         write_figures(result, options.page)
         print(f"wrote {options.page.resolve()}")
+    return options.out
 
 
 def _patterns_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,8 +90,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Attention guidance: masked LMs, ELECTRA and translation with and without it, in parts (a) to (g).",
         _study_arguments,
         _study,
+        "--only a,b,c,d,e,f,g --corpus runs/wiki --glue data/glue --translation data --oromo data/oromo "
+        "--tagalog data/tagalog --work runs/guidance",
     ),
     "guidance-patterns": Experiment(
-        "Attention guidance: Figure 4, its patterns over a sentence.", _patterns_arguments, _patterns
+        "Attention guidance: Figure 4, its patterns over a sentence.",
+        _patterns_arguments,
+        _patterns,
+        "--out patterns.html",
     ),
 }

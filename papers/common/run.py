@@ -1,0 +1,72 @@
+"""What serves all papers: the ledger of claims, the tables in documents, and the corpus of Wikipedia's text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from papers.common.experiment import Experiment
+
+__all__ = ["EXPERIMENTS"]
+
+
+def _claims_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("papers/results"),
+        help="the results files (default: %(default)s)",
+    )
+    parser.add_argument("-o", "--out", type=Path, default=Path("claims.html"), help="the page (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print every verdict as JSON")
+
+
+def _claims(options: argparse.Namespace) -> None:
+    from attnlab.provenance import check_writable
+    from papers.common.ledger_page import report_claims
+
+    check_writable(options.out)
+    report = report_claims(results=options.results, out=options.out)
+    if options.json:
+        print(json.dumps(report, indent=1, ensure_ascii=False))
+    else:
+        print(f"wrote {options.out.resolve()}")
+
+
+def _docs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is stale")
+
+
+def _docs(options: argparse.Namespace) -> None:
+    from papers.common.docs_tables import fill_pages
+
+    fill_pages(Path("."), check=options.check)
+
+
+def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--enwik8", type=Path, required=True, help="enwik8 as it is downloaded, also .xz or .zip")
+    parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
+    parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
+    parser.add_argument("--vocab", type=int, default=8192, help="of the tokeniser (default: %(default)s)")
+
+
+def _corpus(options: argparse.Namespace) -> None:
+    from papers.common.wiki_corpus import prepare_wiki_corpus
+
+    counts = prepare_wiki_corpus(options.enwik8, options.wikitext, options.out, vocab=options.vocab)
+    print(json.dumps(counts, indent=1))
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "claims": Experiment(
+        "The ledger: every claim of the papers beside our results.", _claims_arguments, _claims, "--out claims.html"
+    ),
+    "docs": Experiment("Fill the tables of README.md and docs/ from the results.", _docs_arguments, _docs),
+    "wiki-corpus": Experiment(
+        "Clean and tokenise enwik8 and WikiText-103 as the shipped model and the experiments read them.",
+        _corpus_arguments,
+        _corpus,
+        "--enwik8 data/enwik8/enwik8.xz --wikitext data/wikitext-103 --out runs/wiki",
+    ),
+}

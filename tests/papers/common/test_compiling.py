@@ -1,0 +1,13 @@
+"""Compiled blocks and losses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_compiled_parts_give_the_same_loss_and_gradients() -> None:
+    """In a process of its own, since the checks of shapes in tests cannot be compiled."""
+    script = Path(__file__).parent / "compiled_parts.py"
+    subprocess.run([sys.executable, script], check=True, timeout=120)
