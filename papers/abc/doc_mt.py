@@ -17,15 +17,21 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import hypotheses_in, split_of
-from papers.abc.summaries import Rows, means
-from papers.abc.train_translators import run_variants
-from papers.abc.translators import AbcMtConfig, Variant
-from papers.abc.validation_curves import FLAT, curve_ends, curves_of, with_curves
-from papers.common.pairs import TASKS, Corpus, find_file, read_task, tokenised
+from papers.abc.tables import (
+    FLAT,
+    Comparison,
+    Rows,
+    curve_ends,
+    curves_of,
+    differences,
+    means,
+    undecided,
+    with_curves,
+    with_seeds,
+)
+from papers.abc.translators import AbcMtConfig, Variant, hypotheses_in, run_variants, split_of
 from papers.common.row_store import Part
-from papers.common.translation import corpus_bleu
+from papers.common.translation import TASKS, Corpus, corpus_bleu, find_file, read_task, tokenised
 
 __all__ = [
     "KEYS",

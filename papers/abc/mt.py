@@ -10,15 +10,22 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import SEARCHES, Place, hypotheses_in, split_of
-from papers.abc.summaries import Rows, means, spread
-from papers.abc.train_translators import run_variants
-from papers.abc.translators import LONGEST, AbcMtConfig, Variant
-from papers.abc.validation_curves import curve_ends, curves_of, sets_of, with_curves
-from papers.common.pairs import TASKS, read_task, tokenised
+from papers.abc.tables import (
+    Comparison,
+    Rows,
+    curve_ends,
+    curves_of,
+    differences,
+    means,
+    sets_of,
+    spread,
+    undecided,
+    with_curves,
+    with_seeds,
+)
+from papers.abc.translators import LONGEST, SEARCHES, AbcMtConfig, Place, Variant, hypotheses_in, run_variants, split_of
 from papers.common.row_store import Part
-from papers.common.translation import corpus_bleu
+from papers.common.translation import TASKS, corpus_bleu, read_task, tokenised
 
 __all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable", "variants_of"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -302,21 +302,28 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt_arguments,
         _mt,
         "--data data --work runs/abc-mt",
+        claims="claims_translation",
     ),
     "abc-doc-mt": Experiment(
-        "ABC's Table 3b: translation of documents.", _doc_arguments, _doc, "--data data --work runs/abc-doc-mt"
+        "ABC's Table 3b: translation of documents.",
+        _doc_arguments,
+        _doc,
+        "--data data --work runs/abc-doc-mt",
+        claims="claims_translation",
     ),
     "abc-mlm": Experiment(
         "ABC's Table 4: a masked LM converted, continued, fine-tuned.",
         _mlm_arguments,
         _mlm,
         "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
+        claims="claims_use",
     ),
     "abc-decoding": Experiment(
         "ABC's Figures 1 and 2 and Table 6: what decoding costs.",
         _decoding_arguments,
         _decoding,
         "--work runs/abc-decoding",
+        claims="claims_use",
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.",

@@ -1,21 +1,194 @@
-"""Which differences between translators can be told: BLEU with sentences drawn again, and its spread over seeds."""
+"""Rows as a page shows them, and which differences between models can be decided.
+
+Seeds averaged, one column spread over several, ends of learning curves; BLEU with sentences drawn again (Koehn, 2004),
+and its spread over seeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean, stdev, variance
 from typing import Any
 
 import numpy as np
 
 from attnlab.pages.numbers import number
-from papers.abc.summaries import Rows
-from papers.abc.validation_curves import ValidationCurves
-from papers.common.claims import paired_bootstrap, pooled_deviation, student
+from papers.common.claims import Interval, student
 from papers.common.translation import bleu_counts, bleu_of
 
-__all__ = ["Comparison", "differences", "undecided", "with_seeds"]
+__all__ = [
+    "FLAT",
+    "Comparison",
+    "Rows",
+    "ValidationCurves",
+    "curve_ends",
+    "curves",
+    "curves_of",
+    "differences",
+    "means",
+    "paired_bootstrap",
+    "pooled_deviation",
+    "sets_of",
+    "spread",
+    "undecided",
+    "with_curves",
+    "with_seeds",
+]
+
+Rows = list[dict[str, Any]]
+# {step: loss}
+Line = dict[int, float]
+
+
+def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = ()) -> Rows:
+    """One row for each setting: the mean of ``value`` over its seeds, their standard deviation, and how many.
+
+    Columns named in ``also`` are averaged too.
+
+    >>> means([{"model": "a", "seed": 0, "ppl": 3.0}, {"model": "a", "seed": 1, "ppl": 5.0}], ["model"], "ppl")
+    [{'model': 'a', 'ppl': 4.0, 'deviation': 1.4142135623730951, 'seeds': 2}]
+    """
+    by_setting: dict[tuple[Any, ...], Rows] = {}
+    for row in rows:
+        by_setting.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return [
+        {
+            **dict(zip(keys, setting, strict=True)),
+            value: fmean(row[value] for row in some),
+            **({f"{value}_paper": paper} if (paper := some[0].get(f"{value}_paper")) is not None else {}),
+            **{name: fmean(row[name] for row in some) for name in also},
+            "deviation": stdev(row[value] for row in some) if len(some) > 1 else None,
+            "seeds": len(some),
+        }
+        for setting, some in by_setting.items()
+    ]
+
+
+def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
+    """One row for each of ``keys``; ``value`` stands under what ``column`` says, averaged where there are several.
+
+    >>> spread([{"n": 8, "model": "a", "s": 1.0}, {"n": 8, "model": "b", "s": 2.0}], ["n"], "model", "s")
+    [{'n': 8, 'a': 1.0, 'b': 2.0}]
+    """
+    by_place: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in means(rows, [*keys, column], value):
+        place = tuple(row[key] for key in keys)
+        shown = by_place.setdefault(place, dict(zip(keys, place, strict=True)))
+        shown[str(row[column])] = row[value]
+        if f"{value}_paper" in row:
+            shown[f"{row[column]}_paper"] = row[f"{value}_paper"]
+    return list(by_place.values())
+
+
+def curves(rows: Rows, keys: Sequence[str]) -> Rows:
+    """One row for each setting: its loss at doublings of the steps, at the end, and by how much it fell before that.
+
+    ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last look in the first three
+    quarters; a curve that fell by little there is flat.
+
+    >>> losses = [(250, 7.0), (500, 6.0), (750, 5.5), (1000, 5.25)]
+    >>> curves([{"model": "a", "seed": 0, "step": step, "loss": loss} for step, loss in losses], ["model"])
+    [{'model': 'a', '250': 7.0, '500': 6.0, 'end': 5.25, 'fell_in_last_quarter': 0.25}]
+    """
+    seeds: dict[tuple[Any, ...], dict[Any, Line]] = {}
+    for row in rows:
+        place = seeds.setdefault(tuple(row[key] for key in keys), {})
+        place.setdefault(row["seed"], {})[row["step"]] = row["loss"]
+    marks = _doublings([line for lines in seeds.values() for line in lines.values()])
+    summaries = []
+    for setting, lines in seeds.items():
+        ends = [line[max(line)] for line in lines.values()]
+        before = [line[max(s for s in line if s <= 0.75 * max(line))] for line in lines.values() if len(line) > 2]
+        summaries.append(
+            {
+                **dict(zip(keys, setting, strict=True)),
+                **{str(mark): fmean(line[mark] for line in lines.values()) for mark in marks},
+                "end": fmean(ends),
+                "fell_in_last_quarter": fmean(before) - fmean(ends) if len(before) == len(ends) else None,
+            }
+        )
+    return summaries
+
+
+def _doublings(lines: Sequence[Line]) -> list[int]:
+    """The first step that all lines have before their ends, and its doublings that they have too."""
+    shared = set.intersection(*(set(line) - {max(line)} for line in lines)) if lines else set[int]()
+    first = min((step for step in shared if step), default=1)
+    return [step for step in sorted(shared) if step % first == 0 and (step // first).bit_count() <= 1]
+
+
+# {seed: {update: loss}}
+ValidationCurves = dict[int, dict[int, float]]
+# A curve is flat whose loss fell by less than this many percent in the last part of the training.
+FLAT = 1.0
+
+
+def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCurves]:
+    """Each model's losses on the validation set (of one corpus, where there are several) by seed and update."""
+    curves: dict[str, ValidationCurves] = {}
+    for row in rows:
+        if data in (None, row["data"]) and row["nll"] is not None:
+            curves.setdefault(row["variant"], {}).setdefault(row["seed"], {})[row["step"]] = row["nll"]
+    return curves
+
+
+def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
+    """What each model was trained beside, by seed; a later training counts."""
+    sets: dict[str, dict[int, str]] = {}
+    for row in rows:
+        if data in (None, row["data"]) and "set" in row:
+            sets.setdefault(row["variant"], {})[row["seed"]] = row["set"]
+    return sets
+
+
+def curve_ends(rows: Rows) -> Rows:
+    """How flat the curves were at the end: each model's last loss on the validation set, and what it was before.
+
+    ``fell`` is the difference in percent over the last sixth of the training, between evaluations by interpolation.
+    """
+    ends = []
+    for data, variant, seed in dict.fromkeys((row["data"], row["variant"], row["seed"]) for row in rows):
+        curve = curves_of([r for r in rows if r["variant"] == variant and r["seed"] == seed], data=data).get(
+            variant, {}
+        )
+        steps = sorted(curve.get(seed, {}))
+        losses = [curve[seed][step] for step in steps]
+        # A curve of one point has no end.
+        before = float(np.interp(steps[-1] * 5 / 6, steps, losses)) if len(steps) > 1 else None
+        ends.append(
+            {
+                "data": data,
+                "variant": variant,
+                "seed": seed,
+                "step": steps[-1] if steps else None,
+                "nll": losses[-1] if steps else None,
+                "nll_before": before,
+                "fell": 100 * (1 - losses[-1] / before) if before is not None else None,
+                "lowest": min(losses, default=None),
+            }
+        )
+    return ends
+
+
+def with_curves(rows: Rows, validation: Rows, *, data: str) -> Rows:
+    """The rows (one for each ``variant``) with how long their models were trained and whether their curves are flat."""
+    rows_with_curves = []
+    for row in rows:
+        mine = [x for x in curve_ends(validation) if (x["data"], x["variant"]) == (data, row["variant"]) and x["step"]]
+        falls = [x["fell"] for x in mine if x["fell"] is not None]
+        curve = {"updates": min(x["step"] for x in mine), "nll": _mean_of([x["nll"] for x in mine])} if mine else {}
+        if falls:
+            curve |= {"fell": _mean_of(falls), "flat": max(falls) < FLAT}
+        rows_with_curves.append({**row, **curve})
+    return rows_with_curves
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    some = [v for v in values if v is not None]
+    return sum(some) / len(some) if some else None
+
 
 # Trainings of lengths that differ by more than this share are not compared.
 UNEQUAL = 0.05
@@ -175,3 +348,52 @@ def _verdict(row: Mapping[str, Any], within: float | None) -> bool | None:
     if low > 0:
         return True
     return False if high < 0 else None
+
+
+def paired_bootstrap(
+    a: Sequence[float] | np.ndarray,
+    b: Sequence[float] | np.ndarray,
+    *,
+    statistic: Callable[[np.ndarray, np.ndarray], float] | None = None,
+    resamples: int = 10_000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Interval:
+    """The difference between two systems on the same items, and the percentiles of it when items are drawn again.
+
+    ``a[i]`` and ``b[i]`` are the two systems' scores on item i and stay together (Koehn, 2004). Without a ``statistic``
+    the difference is mean(a) - mean(b); with one it is ``statistic(a, b)`` of each draw, as corpus BLEU needs.
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape[:1] != second.shape[:1] or first.ndim == 0 or len(first) == 0:
+        raise ValueError(f"paired scores must come in equal numbers, got {first.shape} and {second.shape}")
+    if resamples < 1:
+        raise ValueError(f"resamples must be at least 1, got {resamples}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
+    rng = np.random.default_rng(seed)
+    n = len(first)
+    drawn = np.empty(resamples)
+    # One draw at a time: all indices at once would be resamples x items.
+    for i in range(resamples):
+        picks = rng.integers(n, size=n)
+        drawn[i] = (
+            (first[picks] - second[picks]).mean() if statistic is None else statistic(first[picks], second[picks])
+        )
+    tail = (1 - level) / 2
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    whole = (first - second).mean() if statistic is None else statistic(first, second)
+    return Interval(float(whole), float(low), float(high))
+
+
+def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
+    """How much values of a group differ, one deviation for all groups, and its degrees of freedom; None without any.
+
+    >>> pooled_deviation([[1.0, 3.0], [5.0, 5.0, 5.0], [7.0]])
+    (0.816496580927726, 3)
+    """
+    several = [group for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in several)
+    if not degrees:
+        return None, 0
+    return math.sqrt(sum((len(group) - 1) * variance(group) for group in several) / degrees), degrees

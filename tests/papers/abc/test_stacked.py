@@ -14,10 +14,9 @@ from attnlab.training import Recipe
 from attnlab.training.side_by_side import Learner
 from papers.abc import mt
 from papers.abc.dense_attention import short_attention
-from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
+from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation, few_launches
 from papers.abc.translators import AbcMtConfig, build
-from papers.abc.vmap_rules import few_launches
-from papers.common.pairs import ShapedSource
+from papers.common.translation import ShapedSource
 
 SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
 VOCAB = 29

@@ -14,12 +14,18 @@ from attnlab.data import Pairs
 from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import hypotheses_in
-from papers.abc.train_translators import average
-from papers.abc.validation_curves import curve_ends, with_curves
-from papers.common.pairs import TASKS, ShapedSource, read_task, tokenised
-from papers.common.translation import bleu_counts, bleu_of, corpus_bleu, write_lines
+from papers.abc.tables import Comparison, curve_ends, differences, undecided, with_curves, with_seeds
+from papers.abc.translators import average, hypotheses_in
+from papers.common.translation import (
+    TASKS,
+    ShapedSource,
+    bleu_counts,
+    bleu_of,
+    corpus_bleu,
+    read_task,
+    tokenised,
+    write_lines,
+)
 
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 
