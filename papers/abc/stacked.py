@@ -43,8 +43,6 @@ class Stacked(nn.Module):
         super().__init__()
         self.size, self.dtype = len(models), dtype
         self.shapes = {name: p.shape for name, p in models[0].named_parameters()}
-        if vectors := [name for name, shape in self.shapes.items() if len(shape) < 2]:
-            raise ValueError(f"all parameters of a stack decay, so they must be matrices; got {', '.join(vectors)}")
         self.weights = nn.Parameter(
             torch.stack([torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models])
         )
@@ -128,6 +126,12 @@ class StackedLearner(Learner):
     def __init__(self, model: Stacked, *rest: Any, half: bool = False, **options: Any) -> None:
         # Autocast would cast again and again; the parameters of a stack are cast at once.
         super().__init__(model, *rest, half=False, **options)
+        vectors = [name for name, shape in model.shapes.items() if len(shape) < 2]
+        if vectors and self.recipe.weight_decay:
+            raise ValueError(
+                f"all parameters of a stack decay alike, but vectors should not: {', '.join(vectors)}; train without "
+                "weight decay, or without biases and gains (affine=False)"
+            )
         model.dtype = torch.bfloat16 if half and self.cuda else torch.float32
         self.loss = torch.zeros(model.size, device=self.device)
 

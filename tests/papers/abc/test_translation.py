@@ -314,6 +314,23 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
 
 
+def test_the_papers_translators_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-mt.json", tmp_path / "work"
+    small = ("vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "steps=2")
+    assert main(["abc-mt", "--config", "paper", "--variants", "BASE+ABC_MLP-8-2", "--seed", "0", "1", "--data",
+                 str(captions), "--work", str(work), "--out", str(out), "--set", *small]) == 0  # fmt: skip
+    result = json.loads(out.read_text())
+    assert not any(result["parts"].values())
+    settings = {name: result["config"][name] for name in ("norm", "activation", "affine", "schedule", "warmup")}
+    assert settings == {
+        "norm": "post", "activation": "relu", "affine": True, "schedule": "inverse_sqrt", "warmup": 6000,
+    }  # fmt: skip
+    assert {(r["variant"], r["seed"]) for r in result["tables"]["table_3a_quarter"]} == {
+        (key, seed) for key in ("BASE", "ABC_MLP-8-2") for seed in (0, 1)
+    }
+
+
 @pytest.mark.slow
 def test_documents_from_the_command_line(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
