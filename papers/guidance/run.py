@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from papers.common.results import beside_paper
+from papers.common.folders import beside_paper
 from papers.common.row_store import Part, choose_rows, gather, make_results, merge_results, read_results, write_results
 from papers.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
 from papers.ktiw.tables import (

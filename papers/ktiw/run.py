@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
