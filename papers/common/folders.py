@@ -23,6 +23,7 @@ __all__ = [
     "RESULTS",
     "Experiment",
     "add_out",
+    "add_picture_folders",
     "beside_paper",
     "command_of",
     "described_columns",
@@ -88,6 +89,12 @@ def add_out(parser: argparse.ArgumentParser, name: str) -> None:
     """The option that names the results file."""
     out = Path(f"papers/results/{name}.json")
     parser.add_argument("--out", type=Path, default=out, help="the results file (default: %(default)s)")
+
+
+def add_picture_folders(parser: argparse.ArgumentParser) -> None:
+    """The options of an experiment that draws pictures: the folder of the results and that of the pictures."""
+    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
 
 
 def command_of(name: str, experiment: Experiment) -> str:
