@@ -228,8 +228,8 @@ def _lengths(name: str, dev: Examples, width: int) -> dict[str, Any]:
 def _settings(config: EffectiveConfig, steps: int) -> Settings:
     return Settings(
         steps=steps,
-        recipe=Recipe(lr=config.lr),
-        schedule=Schedule("linear", warmup=max(1, steps // 10)),
+        recipe=Recipe(lr=config.lr, weight_decay=config.weight_decay),
+        schedule=Schedule("linear", warmup=round(config.warmup * steps)),
         seed=config.seed,
         log_every=max(1, steps // 20),
         checkpoint_every=max(1, steps // 2),

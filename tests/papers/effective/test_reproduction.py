@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attnlab.adapters.load import load_model
+from attnlab.pages.numbers import number
 from attnlab.reading.pattern_data import CLASSES
 from papers.__main__ import main
 from papers.common.claims import tables_wanted
@@ -23,7 +24,9 @@ from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.maps import write_maps_page
 from papers.effective.patterns import evaluate_classifier, patterns_of_texts
 from papers.effective.run import collect, part_names, run
+from papers.effective.tables import read_maps
 from papers.effective.tagger import train_tagger
+from papers.effective.timing import run_timing
 from tests.papers.effective.cases import GOLD
 
 
@@ -68,7 +71,7 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     effective_finetune.run_task("RTE", config, part, tmp_path / "run-RTE")
     assert part.content["tables"]["alternative"] == lacks
     assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
-    assert set(found["tables"]) == set(KEYS) - {"timing", "timing_models"}
+    assert set(found["tables"]) == set(KEYS) - {"timing", "timing_models", "table_3"}
     assert set(tables_wanted()["effective"]) - {"timing"} <= set(found["tables"])
     rte = next(r for r in found["tables"]["table_2"] if (r["task"], r["attention"]) == ("RTE", "effective"))
     assert rte["vertical_paper"] == 11.5
@@ -82,6 +85,41 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     drawn = figures_page(found)
     for figure in ("Table 2", "Figure 1, RTE", "Figure 3, STS-B", "Figure 4, RTE", "Figures 5 and 6, STS-B"):
         assert figure in drawn
+    # Figures 1, 5 and 6 have a cell for each head; the colours of effective attention end at its own extremes.
+    assert "noun" in drawn
+    for figure in ("Figure 1, RTE: weight of each head", "Figure 5, RTE: ", "Figure 6, STS-B: "):
+        assert figure in drawn
+    effective = next(r for r in found["tables"]["weight_range"] if (r["task"], r["attention"]) == ("RTE", "effective"))
+    assert number(effective["least"]) in drawn
+    assert number(effective["largest"]) in drawn
+
+
+def test_training_has_the_defaults_of_transformers() -> None:
+    """The paper says so; issue 20, point 10."""
+    import transformers
+
+    defaults = transformers.TrainingArguments(output_dir="unused", use_cpu=True)
+    settings = effective_finetune._settings(EffectiveConfig(), steps=100)
+    assert settings.recipe.lr == defaults.learning_rate
+    assert settings.recipe.weight_decay == defaults.weight_decay == 0
+    assert settings.schedule.kind == defaults.lr_scheduler_type.value
+    assert settings.schedule.warmup == defaults.get_warmup_steps(100) == 0
+    assert settings.recipe.betas == (defaults.adam_beta1, defaults.adam_beta2)
+    assert (settings.recipe.eps, settings.recipe.clip) == (defaults.adam_epsilon, defaults.max_grad_norm)
+
+
+def test_timing_has_a_row_for_each_task(encoder: Path, glue: Path, tmp_path: Path) -> None:
+    config = EffectiveConfig(
+        data=str(glue), model=str(encoder), tasks=("RTE", "STS-B"), length=29, timing_repeats=1, timing_base=False
+    )
+    part = Part(tmp_path / "timing.json", keys=KEYS)
+    run_timing(config, part)
+    assert not part.content["facts"]
+    rows = collect(config, tmp_path, ["timing"])["tables"]["table_3"]
+    assert [(row["task"], row["examples"], row["svd_ratio_paper"]) for row in rows] == [
+        ("RTE", 12, 2.0),
+        ("STS-B", 12, 2.03),
+    ]
 
 
 @pytest.mark.slow
@@ -146,15 +184,21 @@ def test_the_classifier_s_result_averages_seeds_and_adds_up_confusions(tmp_path:
 
 def test_the_page_of_one_example(encoder: Path, tmp_path: Path) -> None:
     loaded = load_model(encoder)
-    found = write_maps_page(loaded, "the cat sees her .", tmp_path / "maps.html", pair="a dog", layer=0, head=1)
-    assert found["tokens"][:3] == ["[CLS]", "the", "cat"]
-    w, e = (torch.tensor(found[reading]) for reading in ("standard", "effective"))
+    shown = write_maps_page(loaded, "the cat sees her .", tmp_path / "maps.html", pair="a dog", layer=0, head=1)
+    assert shown["tokens"][:3] == ["[CLS]", "the", "cat"]
+    w, e = (torch.tensor(shown[reading]) for reading in ("standard", "effective"))
     assert w.shape == e.shape == (10, 10)
     torch.testing.assert_close(w.sum(-1), torch.ones(10))
-    assert not found["trivial"]
+    assert not shown["trivial"]
     text = (tmp_path / "maps.html").read_text()
     assert "Layer 0, head 1" in text
     assert "[CLS]" in text
+    # The colours end at the extremes over all heads, not at those of the head that is drawn.
+    inputs = {name: torch.tensor([row]) for name, row in loaded.tokenizer("the cat sees her .", "a dog").items()}
+    weights = torch.stack(read_maps(loaded.model, inputs)[0]["effective"])
+    assert shown["range"] == pytest.approx((weights.min().item(), weights.max().item()), abs=1e-6)
+    assert shown["range"][0] < e.min() or shown["range"][1] > e.max()
+    assert number(shown["range"][0]) in text
     assert write_maps_page(loaded, "the cat", tmp_path / "short.html")["trivial"]
     with pytest.raises(ValueError, match=r"layer 2, head 0: this model has 2 layers of 2 heads"):
         write_maps_page(loaded, "the cat", tmp_path / "maps.html", layer=2)
