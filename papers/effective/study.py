@@ -100,11 +100,11 @@ def _interval(columns: Mapping[str, Sequence[float]], measures: Sequence[str], s
 def short_input_rows(
     model: nn.Module, batch: Mapping[str, Tensor], *, lengths: Sequence[int], separator: int
 ) -> list[dict[str, Any]]:
-    """The largest |W_perp - W| where texts are cut to n tokens; it cannot be other than zero for n <= d.
+    """The largest |W_perp - W| where texts are cut to n tokens; in exact arithmetic it is zero for n <= d.
 
-    ``difference`` counts every singular value of V but those below 1e-10 of the largest. A square V of a trained model
-    is now and then singular to float32, and then ``difference_float32``, with the threshold of that precision, is not
-    zero; ``singular_share`` is the share of heads where it is so.
+    ``difference`` has the rank of V with a threshold of 1e-10. A square V of a trained model is sometimes singular to
+    the threshold of float32. Then ``difference_float32``, with that threshold, is not zero; ``singular_share`` is the
+    share of such heads.
     """
     rows = []
     enough = batch["attention_mask"].sum(-1) >= max(lengths)

@@ -40,7 +40,7 @@ class Score:
         return self.nll / self.tokens
 
     def perplexity(self, count: int | None = None) -> float:
-        """exp of the mean over ``count`` units, such as words; over tokens where none is given."""
+        """exp of the mean over ``count`` units, such as words; by default over tokens."""
         return math.exp(min(700.0, self.nll / (self.tokens if count is None else count)))
 
 

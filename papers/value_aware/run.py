@@ -76,7 +76,7 @@ def reproduce(
     seconds: float | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Run the parts at once and write ``out``, anew with every row; what is not done after ``seconds`` is ended.
+    """Run the parts at once and write ``out`` after every new row; parts that run longer than ``seconds`` are ended.
 
     ``work`` is an empty folder for the runs; with ``resume``, that of a run which was ended: trainings go on from their
     checkpoints, and its rows are kept. Rows that ``out`` held before and this run does not have stay in it, except
