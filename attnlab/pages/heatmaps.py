@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeGuard
 
 from attnlab.pages.charts import figure
@@ -24,13 +25,18 @@ def heat_maps(
     note: str = "",
     rows: str = "layer",
     columns: str = "head",
+    low: float | None = None,
     high: float | None = None,
 ) -> Html:
-    """Small multiples with one colour scale: one cell per layer and head; signed numbers diverge from zero."""
+    """Small multiples with one colour scale: one cell per layer and head; signed numbers diverge from zero.
+
+    With ``low`` the colours run from it to ``high``, whatever the signs.
+    """
     values = [v for grid in maps.values() for row in grid for v in row if _is_finite(v)]
     signed = any(v < 0 for v in values)
     top = high if high is not None else max((abs(v) for v in values), default=1.0) or 1.0
-    paint = diverging if signed else sequential
+    bottom = low if low is not None else -top if signed else 0.0
+    paint: Callable[..., str] = partial(_from_low, low=low) if low is not None else diverging if signed else sequential
     grids = [
         element("div", element("h4", breakable(label)), _grid(grid, label, paint, top, rows, columns), class_="heat")
         for label, grid in maps.items()
@@ -44,17 +50,21 @@ def heat_maps(
             for j, value in enumerate(row)
         ],
     }
-    key = _colour_key(paint, top, signed=signed, exceeded=bool(values) and max(values) > top * 1.000001)
+    key = _colour_key(paint, bottom, top, exceeded=bool(values) and max(values) > top * 1.000001)
     body = element("div", grids, class_="heats")
     return figure(Html(key + body), name=name, title=title, note=note, table=table, kind="heat-maps")
 
 
-def _colour_key(paint: Callable[..., str], top: float, *, signed: bool, exceeded: bool) -> Html:
+def _from_low(value: float, *, low: float, high: float) -> str:
+    return sequential(value - low, high=high - low)
+
+
+def _colour_key(paint: Callable[..., str], bottom: float, top: float, *, exceeded: bool) -> Html:
     """The colour scale with its ends; ``exceeded`` if some values are above it."""
-    steps = [top * (i / 15 * 2 - 1 if signed else i / 15) for i in range(16)]
+    steps = [bottom + (top - bottom) * (i / 15) for i in range(16)]
     return element(
         "div",
-        element("span", number(-top if signed else 0)),
+        element("span", number(bottom)),
         element("span", [element("span", style=f"background:{paint(v, high=top)}") for v in steps], class_="ramp"),
         element("span", ("≥ " if exceeded else "") + number(top)),
         class_="key",

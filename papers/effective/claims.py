@@ -77,13 +77,13 @@ def _last_two_layers(attention: str) -> Predicate:
     """In most tasks the two layers whose maps changed most (least similar) are the last two."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = averages(result, "finetuning", "similarity", "attention", "task", "layer")
-        tasks = sorted({task for kind, task, _ in found if kind == attention})
+        similarities = averages(result, "finetuning", "similarity", "attention", "task", "layer")
+        tasks = sorted({task for kind, task, _ in similarities if kind == attention})
         held = 0
         for task in tasks:
-            mine = sorted((s, layer) for (kind, t, layer), s in found.items() if (kind, t) == (attention, task))
-            top = max(layer for _, layer in mine)
-            held += {layer for _, layer in mine[:2]} == {top, top - 1}
+            of_task = {layer: s for (kind, t, layer), s in similarities.items() if (kind, t) == (attention, task)}
+            least_similar = sorted(of_task, key=lambda layer: (of_task[layer], layer))[:2]
+            held += set(least_similar) == {max(of_task), max(of_task) - 1}
         enough = bool(tasks) and held > len(tasks) / 2
         return Verdict(HELD if enough else NOT_HELD, f"{attention}: {held} of {len(tasks)} tasks")
 

@@ -1,4 +1,4 @@
-"""Settings of ``python -m papers effective``, and its tables: what tells their rows apart, and what they mean."""
+"""Settings of ``python -m papers effective``, and its tables: the columns that identify a row, and their meaning."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ _KEYS = {
     "table_2": ["task", "attention"],
     "figure_4": ["task", "attention", "layer"],
     "token_types": ["task", "attention", "token"],
+    "token_types_heads": ["task", "attention", "token", "head"],
     "token_types_layers": ["task", "attention", "token", "layer"],
     "segments": ["task", "attention"],
     "to_token": ["task", "attention", "token"],
+    "to_token_heads": ["task", "attention", "token", "layer", "head"],
     "to_token_layers": ["task", "attention", "token", "layer"],
+    "weight_range": ["task", "attention"],
 }
-# What tells the rows of a table apart, and so which row of the paper's lies beside ours.
+# The columns that identify a row of a table; the paper's row with the same values lies beside ours.
 KEYS = {
     **_KEYS,
     **{f"{table}_pretrained": keys for table, keys in _KEYS.items()},
     "artefact": ["task", "pattern"],
     "finetuning": ["task", "attention", "layer"],
     "finetuning_heads": ["task", "attention", "layer", "head"],
+    "table_3": ["task"],
     "timing": ["way"],
     "timing_models": ["model", "way"],
     "identity": ["text"],
@@ -46,7 +50,14 @@ NOTES = {
     "where a is at least twice c.",
     "token_types": "When [CLS] is processed in the last layer; the largest weight among the tokens of a type, averaged "
     "over heads and dev inputs. Tags by a perceptron tagger trained on UD English EWT.",
+    "token_types_heads": "The same for each head of the last layer: Figure 1.",
+    "to_token_heads": "The weight that other tokens give to [CLS] or [SEP], for each layer and head: Figures 5 and 6.",
+    "weight_range": "The least and the largest weight of any head, query and key: the colour range of effective "
+    "attention in Figures 5 and 6.",
     "finetuning": "Cosine of maps of the pretrained and the fine-tuned encoder, padding excluded.",
+    "table_3": "Seconds of an evaluation of the whole dev set in padded batches: eager with its maps, and with every "
+    "effective map and residual. svd_ratio is the time by a full SVD of every V, as the paper computed it, over the "
+    "standard one on the first svd_batches batches. The paper's model is larger, and its machine another.",
     "timing": "One evaluation batch of the paper's size, padded: eager with its maps, the same with every effective "
     "map and residual, and by a full SVD of every V. timing is BERT-base's size with random weights.",
     "identity": "residual is the largest over inputs, layers and heads; authors_residual the mean error of the output "
@@ -80,7 +91,10 @@ class EffectiveConfig:
     batch_size: int = 8
     length: int = 128
     epochs: float = 3.0
+    # The rate and the next two are transformers' defaults, which the paper says it used.
     lr: float = 5e-5
+    warmup: float = 0.0
+    weight_decay: float = 0.0
     # Training examples at most, drawn at random: SST-2 is the only task that has more.
     train_limit: int | None = 6000
     # Dev examples whose maps are read, drawn at random.
@@ -91,6 +105,8 @@ class EffectiveConfig:
     study_texts: int = 40
     study_keys: int | None = None
     timing_repeats: int = 7
+    # Batches of each task on which Table 3's full SVD is timed.
+    svd_batches: int = 4
     # A randomly drawn BERT-base is timed too: the paper's size.
     timing_base: bool = True
     seed: int = 0
@@ -99,7 +115,7 @@ class EffectiveConfig:
 
 
 def encoder_folder(config: EffectiveConfig) -> Path:
-    """Where the encoder lies: as given, or the masked LM that comes with the package."""
+    """The folder of the encoder: the config's, or the masked LM that comes with the package."""
     from attnlab.adapters.load import SHIPPED
 
     return SHIPPED if config.model is None else Path(config.model)

@@ -1,8 +1,8 @@
-"""The figures of Effective from papers/results/effective.json, on one page: ours, standard beside effective."""
+"""The figures of Effective from papers/results/effective.json on one page, standard beside effective."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from attnlab.provenance import write_atomic
 __all__ = ["figures_page", "write_figures"]
 
 Row = Mapping[str, Any]
+READINGS = ("standard", "effective")
 PATTERNS = ("block", "diagonal", "vertical_diagonal", "heterogeneous", "vertical")
 
 
@@ -24,8 +25,9 @@ def figures_page(result: Mapping[str, Any]) -> str:
         ("table_2", "Table 2: patterns (%)"),
         ("artefact", "How much of Table 2 is padding inside V (percentage points)"),
         ("segments", "Blocks where the segments are known"),
-        ("lengths", "Inputs on which nothing can differ"),
-        ("timing", "Table 3: time of an evaluation"),
+        ("lengths", "Inputs on which the two cannot differ"),
+        ("table_3", "Table 3: time of an evaluation of the dev set"),
+        ("timing", "Table 3: time of an evaluation batch"),
         ("identity", "The identity"),
         ("short_inputs", "Short inputs"),
         ("alternative", "Appendix A: other distributions with the same output"),
@@ -47,30 +49,62 @@ def write_figures(result: Mapping[str, Any], out: Path | str) -> Path:
 
 
 def _task(task: str, tables: Mapping[str, list[Row]]) -> Iterable[Html]:
-    mine = {name: [row for row in rows if row.get("task") == task] for name, rows in tables.items()}
-    if mine.get("token_types"):
-        bars = [(f"{row['token']}, {row['attention']}", row["weight"]) for row in _sorted(mine["token_types"])]
-        yield bar_chart(
-            bars, name=f"figure_1_{task}", title=f"Figure 1, {task}: weight in the last layer", x_label="weight"
-        )
-    if mine.get("finetuning_heads"):
-        grids: dict[str, Sequence[Sequence[float | None]]] = {
-            kind: _grid(mine["finetuning_heads"], kind) for kind in ("standard", "effective")
-        }
+    """The figures of one task."""
+    of_task = {name: [row for row in rows if row.get("task") == task] for name, rows in tables.items()}
+    yield from _figure_1(task, of_task)
+    if of_task.get("finetuning_heads"):
+        grids = {kind: _grid(of_task["finetuning_heads"], "similarity", attention=kind) for kind in READINGS}
         yield heat_maps(grids, name=f"figure_3_{task}", title=f"Figure 3, {task}: similarity to the pretrained maps")
-    if mine.get("figure_4"):
-        yield from (_figure_4(task, mine["figure_4"], kind) for kind in ("standard", "effective"))
-    if mine.get("to_token_layers"):
-        lines = _lines(mine["to_token_layers"], ("token", "attention"), "weight")
-        title = f"Figures 5 and 6, {task}: weight that other tokens give to [CLS] and [SEP]"
+    if of_task.get("figure_4"):
+        yield from (_figure_4(task, of_task["figure_4"], kind) for kind in READINGS)
+    yield from _figures_5_and_6(task, of_task)
+    yield from _faithfulness(task, of_task.get("faithfulness", []))
+
+
+def _figure_1(task: str, of_task: Mapping[str, list[Row]]) -> Iterable[Html]:
+    """The weight of each token type when [CLS] is processed in the last layer, by head and averaged over heads."""
+    if of_task.get("token_types_heads"):
+        rows = of_task["token_types_heads"]
+        tokens = sorted({row["token"] for row in rows})
+        grids = {
+            kind: [
+                [row["weight"] for row in rows if (row["token"], row["attention"]) == (token, kind)] for token in tokens
+            ]
+            for kind in READINGS
+        }
+        note = "Token types: " + ", ".join(f"{i} {token}" for i, token in enumerate(tokens)) + "."
+        title = f"Figure 1, {task}: weight of each head of the last layer"
+        yield heat_maps(grids, name=f"figure_1_{task}", title=title, rows="token type", note=note)
+    if of_task.get("token_types"):
+        bars = [(f"{row['token']}, {row['attention']}", row["weight"]) for row in _sorted(of_task["token_types"])]
+        title = f"Figure 1, {task}: weight in the last layer, mean over heads"
+        yield bar_chart(bars, name=f"figure_1_mean_{task}", title=title, x_label="weight")
+
+
+def _figures_5_and_6(task: str, of_task: Mapping[str, list[Row]]) -> Iterable[Html]:
+    """The weight that other tokens give to [CLS] and to [SEP], by layer and head and averaged over heads.
+
+    The colours of standard attention run from 0 to 1; those of effective attention, which has no fixed range, from the
+    least to the largest of all its weights in the task, as in the paper.
+    """
+    ranges = {row["attention"]: (row["least"], row["largest"]) for row in of_task.get("weight_range", [])}
+    for number, token in ((5, "cls"), (6, "sep")):
+        for kind in READINGS if of_task.get("to_token_heads") else ():
+            grid = _grid(of_task["to_token_heads"], "weight", attention=kind, token=token)
+            low, high = ranges[kind] if kind == "effective" else (0.0, 1.0)
+            title = f"Figure {number}, {task}: weight that other tokens give to [{token.upper()}], {kind}"
+            yield heat_maps({kind: grid}, name=f"figure_{number}_{kind}_{task}", title=title, low=low, high=high)
+    if of_task.get("to_token_layers"):
+        lines = _lines(of_task["to_token_layers"], ("token", "attention"), "weight")
+        title = f"Figures 5 and 6, {task}: weight that other tokens give to [CLS] and [SEP], mean over heads"
         yield line_chart(lines, name=f"figure_5_{task}", title=title, x_label="layer", y_label="weight")
-    yield from _faithfulness(task, mine.get("faithfulness", []))
 
 
 def _figure_4(task: str, rows: list[Row], kind: str) -> Html:
-    mine = [row for row in rows if row["attention"] == kind]
+    layers = [row for row in rows if row["attention"] == kind]
     lines = [
-        Series(name, [r["layer"] for r in mine], [r[name] for r in mine], colour=i) for i, name in enumerate(PATTERNS)
+        Series(name, [row["layer"] for row in layers], [row[name] for row in layers], colour=i)
+        for i, name in enumerate(PATTERNS)
     ]
     title = f"Figure 4, {task}: patterns of {kind} attention"
     return line_chart(lines, name=f"figure_4_{kind}_{task}", title=title, x_label="layer", y_label="% of maps")
@@ -78,10 +112,10 @@ def _figure_4(task: str, rows: list[Row], kind: str) -> Html:
 
 def _faithfulness(task: str, rows: list[Row]) -> Iterable[Html]:
     for against in ("head output", "prediction"):
-        mine = [row for row in rows if row["against"] == against and row["layer"] != "all"]
-        if mine:
-            lines = _lines(mine, ("reading",), "spearman", intervals=True)
-            title = f"{task}: does a reading say what hiding a key changes in the {against}?"
+        layers = [row for row in rows if row["against"] == against and row["layer"] != "all"]
+        if layers:
+            lines = _lines(layers, ("reading",), "spearman", intervals=True)
+            title = f"{task}: does a reading predict what hiding a key changes in the {against}?"
             name = f"faithfulness_{against.split()[0]}_{task}"
             yield line_chart(lines, name=name, title=title, x_label="layer", y_label="Spearman's correlation")
 
@@ -94,13 +128,13 @@ def _lines(rows: list[Row], names: tuple[str, ...], value: str, *, intervals: bo
     return [
         Series(
             name,
-            [row["layer"] for row in mine],
-            [row[value] for row in mine],
-            low=[row[f"{value}_low"] for row in mine] if intervals else None,
-            high=[row[f"{value}_high"] for row in mine] if intervals else None,
+            [row["layer"] for row in layers],
+            [row[value] for row in layers],
+            low=[row[f"{value}_low"] for row in layers] if intervals else None,
+            high=[row[f"{value}_high"] for row in layers] if intervals else None,
             colour=i,
         )
-        for i, (name, mine) in enumerate(by_name.items())
+        for i, (name, layers) in enumerate(by_name.items())
     ]
 
 
@@ -108,9 +142,10 @@ def _sorted(rows: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row["attention"] != "authors"), key=lambda row: row["token"])
 
 
-def _grid(rows: list[Row], kind: str) -> list[list[float | None]]:
+def _grid(rows: list[Row], value: str, **labels: str) -> list[list[float | None]]:
+    """The values of the rows with these labels, a line for each layer and a column for each head."""
     by_layer: dict[int, list[float | None]] = {}
     for row in rows:
-        if row["attention"] == kind:
-            by_layer.setdefault(row["layer"], []).append(row["similarity"])
+        if all(row[name] == label for name, label in labels.items()):
+            by_layer.setdefault(row["layer"], []).append(row[value])
     return [by_layer[layer] for layer in sorted(by_layer)]

@@ -82,13 +82,13 @@ def metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
         x, y = (t.double() - t.double().mean() for t in (logits[:, 0], labels))
         spread = (x.norm() * y.norm()).item()
         return {"pearson": float(x @ y) / spread if spread else math.nan}
-    said, true = logits.argmax(-1) == 1, labels == 1
-    both, either = int((said & true).sum()), int(said.sum()) + int(true.sum())
-    return {"accuracy": (said == true).double().mean().item(), "f1": 2 * both / max(1, either)}
+    predicted, true = logits.argmax(-1) == 1, labels == 1
+    both, either = int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
+    return {"accuracy": (predicted == true).double().mean().item(), "f1": 2 * both / max(1, either)}
 
 
 class _Reader:
-    """The dev set of one task, and what is read of a model on it."""
+    """The dev set of one task, and the readings of a model on it."""
 
     def __init__(self, config: EffectiveConfig, task: Task, dev: Examples, tokenizer: Any, segments: bool) -> None:
         self.config, self.task, self.tokenizer, self.segments = config, task, tokenizer, segments
@@ -129,14 +129,14 @@ class _Reader:
         return metrics(torch.cat(logits), torch.cat(labels))
 
     def prepare(self, part: Part) -> None:
-        """The classifier of patterns and the types of tokens; what is not to be had is noted and left out."""
+        """Load the classifier of patterns and tag the tokens; if there is none, the part notes it as a fact."""
         config = self.config
         try:
             self.net = load_classifier(config.classifier).to(self.device)
         except ValueError as error:
             part.fact("no patterns", str(error))
         if config.tagger is None:
-            part.fact("no token types", "no tagger was given")
+            part.fact("no token types", "the config names no tagger")
             return
         rows = tag_types(
             self.dev.first(config.dev_limit), self.tokenizer, load_tagger(config.tagger), length=config.length
@@ -169,7 +169,7 @@ class _Reader:
 
 
 def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> None:
-    """One task from its data to its last table; each table is on disk when it is made."""
+    """One task from its data to its last table; each table is written as soon as it is made."""
     task, device = TASKS[name], best_device()
     clock, model = _Clock(part), encoder_folder(config)
     pretrained, tokenizer = sequence_classifier(model, classes=task.classes, seed=config.seed)
@@ -196,7 +196,7 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
     tuned, _ = sequence_classifier(model, classes=task.classes, seed=config.seed)
     steps = max(1, round(config.epochs * source.steps_per_epoch))
     term: Any = SquaredError() if task.classes == 1 else CrossEntropy()
-    # A run that was ended goes on from its checkpoint; a finished training is only read.
+    # An interrupted training continues from its checkpoint; a finished one is loaded.
     outcome = train(tuned, source, terms=[term], settings=_settings(config, steps), run_dir=folder, resume=True)
     tuned.to(device).eval()
     if not part.has("scores"):
@@ -214,7 +214,7 @@ def run_task(name: str, config: EffectiveConfig, part: Part, folder: Path) -> No
 
 
 def _lengths(name: str, dev: Examples, width: int) -> dict[str, Any]:
-    """How many dev inputs have no more tokens than a head is wide, here and in BERT-base."""
+    """The shares of dev inputs with no more tokens than a head is wide, in this encoder and in BERT-base."""
     lengths = [len(ids) for ids in dev.ids]
     return {
         "task": name,
@@ -228,8 +228,8 @@ def _lengths(name: str, dev: Examples, width: int) -> dict[str, Any]:
 def _settings(config: EffectiveConfig, steps: int) -> Settings:
     return Settings(
         steps=steps,
-        recipe=Recipe(lr=config.lr),
-        schedule=Schedule("linear", warmup=max(1, steps // 10)),
+        recipe=Recipe(lr=config.lr, weight_decay=config.weight_decay),
+        schedule=Schedule("linear", warmup=round(config.warmup * steps)),
         seed=config.seed,
         log_every=max(1, steps // 20),
         checkpoint_every=max(1, steps // 2),

@@ -79,17 +79,17 @@ class Examples:
 
     def batch(self, chosen: Sequence[int], *, length: int, segments: bool, classes: int) -> dict[str, Tensor]:
         """Padded on the right to ``length``, as the paper's evaluation has it."""
-        found = {name: torch.zeros(len(chosen), length, dtype=torch.long) for name in ("input_ids", "attention_mask")}
+        tensors = {name: torch.zeros(len(chosen), length, dtype=torch.long) for name in ("input_ids", "attention_mask")}
         if segments:
-            found["token_type_ids"] = torch.zeros(len(chosen), length, dtype=torch.long)
+            tensors["token_type_ids"] = torch.zeros(len(chosen), length, dtype=torch.long)
         for row, i in enumerate(chosen):
             n = len(self.ids[i])
-            found["input_ids"][row, :n] = torch.tensor(self.ids[i])
-            found["attention_mask"][row, :n] = 1
+            tensors["input_ids"][row, :n] = torch.tensor(self.ids[i])
+            tensors["attention_mask"][row, :n] = 1
             if segments:
-                found["token_type_ids"][row, :n] = torch.tensor(self.segments[i])
+                tensors["token_type_ids"][row, :n] = torch.tensor(self.segments[i])
         labels = torch.tensor([self.labels[i] for i in chosen])
-        return found | {"labels": labels if classes == 1 else labels.long()}
+        return tensors | {"labels": labels if classes == 1 else labels.long()}
 
 
 def read_glue(folder: Path | str, task: Task, split: str) -> list[Row]:
@@ -104,23 +104,23 @@ def read_glue(folder: Path | str, task: Task, split: str) -> list[Row]:
 
 
 def read_splits(folder: Path | str, task: Task, *, seed: int) -> tuple[dict[str, list[Row]], str]:
-    """({train, dev}, how they came about), dev in an order drawn from ``seed``: some files are sorted by their source.
+    """({train, dev}, how they were split), dev in an order drawn from ``seed``, since some files are sorted.
 
     A task with no train file is cut in two: a fifth of dev.tsv's last texts, with all their rows, is dev.
     """
     dev = read_glue(folder, task, "dev")
     if _file(folder, task, "train") is not None:
-        found, how = {"train": read_glue(folder, task, "train"), "dev": dev}, "train.tsv and dev.tsv"
+        splits, how = {"train": read_glue(folder, task, "train"), "dev": dev}, "train.tsv and dev.tsv"
     else:
         last = list(dict.fromkeys(texts[-1] for texts, _ in dev))
         held = set(subset(last, len(last) // 5, seed=seed))
-        found = {
+        splits = {
             "train": [row for row in dev if row[0][-1] not in held],
             "dev": [row for row in dev if row[0][-1] in held],
         }
         how = f"no train.tsv: dev.tsv cut in two, no {task.columns[-1]} on both sides"
-    found["dev"] = [found["dev"][i] for i in np.random.default_rng(seed).permutation(len(found["dev"])).tolist()]
-    return found, how
+    splits["dev"] = [splits["dev"][i] for i in np.random.default_rng(seed).permutation(len(splits["dev"])).tolist()]
+    return splits, how
 
 
 def _file(folder: Path | str, task: Task, split: str) -> Path | None:
@@ -155,7 +155,7 @@ def encode(rows: Sequence[Row], tokenizer: Any, *, length: int) -> Examples:
 
 
 def _cut(parts: list[list[T]], room: int) -> list[list[T]]:
-    """Shortened token by token from whichever text is longer."""
+    """The texts shortened to ``room`` tokens together; each token is removed from the longer text."""
     while sum(map(len, parts)) > room:
         max(parts, key=len).pop()
     return parts
@@ -182,7 +182,7 @@ class GlueSource:
         epoch, at = divmod(step, self.steps_per_epoch)
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.examples))
         chosen = order[at * self.batch_size : (at + 1) * self.batch_size].tolist()
-        # As long as its longest text: where nothing looks at padding, padding is only work.
+        # Padded to the longest text of the batch, in steps of 16: training does not depend on padding.
         length = min(self.length, -(-max(len(self.examples.ids[i]) for i in chosen) // 16) * 16)
         return self.examples.batch(chosen, length=length, segments=self.segments, classes=self.classes)
 
@@ -199,7 +199,7 @@ def dev_batches(
 
 def tag_types(examples: Examples, tokenizer: Any, tagger: PerceptronTagger, *, length: int) -> list[Tensor]:
     """The type of every token (places in ``TOKEN_TYPES``): a word's tag stands at its first subtoken."""
-    found = []
+    by_example = []
     for ids, texts in zip(examples.ids, examples.texts, strict=True):
         words: list[int | None] = [None]
         tags: list[str] = []
@@ -214,8 +214,8 @@ def tag_types(examples: Examples, tokenizer: Any, tagger: PerceptronTagger, *, l
         types = token_types(
             torch.tensor(ids), words, tags, cls_id=tokenizer.cls_token_id, sep_id=tokenizer.sep_token_id
         )
-        found.append(types)
-    return found
+        by_example.append(types)
+    return by_example
 
 
 def _offsets(texts: Sequence[str], tokenizer: Any) -> list[list[tuple[int, int]]]:

@@ -46,8 +46,8 @@ class LabelledMaps:
         """The index of each label in ``CLASSES``."""
         return [CLASSES.index(entry["label"]) for entry in self.entries]
 
-    def looks(self) -> list[list[float]]:
-        """How often each class was the answer, the decision counting as one more look: what a network learns from."""
+    def answer_shares(self) -> list[list[float]]:
+        """Each class's share of the answers of all passes and the final label: what a network learns from."""
         rows = []
         for entry in self.entries:
             answers = [*entry.get("passes", ()), entry["label"]]
@@ -92,7 +92,7 @@ def collect_maps(
 
 
 def save_labelled(folder: Path | str, maps: LabelledMaps, *, made: Mapping[str, Any]) -> None:
-    """Write maps.npz and labels.json; ``made`` says how the labels came about."""
+    """Write maps.npz and labels.json; ``made`` describes how the maps were labelled."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(folder / "maps.npz", pictures=maps.pictures)
@@ -114,7 +114,7 @@ def load_labelled(folder: Path | str) -> LabelledMaps:
 
 
 def contact_sheet(pictures: np.ndarray, *, first: int = 0, columns: int = 8, scale: int = 3) -> np.ndarray:
-    """Numbered pictures in a grid, dark where attention is, as an array to look at (``write_png``)."""
+    """Numbered pictures in a grid, dark where weights are large, as an array for ``write_png``."""
     n, size, _ = pictures.shape
     cell, margin = size * scale, 14
     rows = -(-n // columns)

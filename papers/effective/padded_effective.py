@@ -26,18 +26,18 @@ def padded_effective_attention(
     by how much. Without padding it agrees with ``effective_attention``. For comparison only.
     """
     left, sigma, _ = torch.linalg.svd(values, full_matrices=True)
-    # One rank for all: the largest of the batch, by an absolute threshold.
+    # The whole batch has one rank, its largest, by an absolute threshold.
     rank = int((sigma > threshold).sum(-1).max())
     null = left[..., rank:]
-    found = weights - (weights @ null) @ null.mT
+    projected = weights - (weights @ null) @ null.mT
     g = ReadingInput(weights, values, key_visible)
     if key_visible is not None:
-        found = found.masked_fill(~key_visible[:, None, None], 0)
+        projected = projected.masked_fill(~key_visible[:, None, None], 0)
     w, v = g.clean_weights(), g.clean_values()
-    output, difference = w @ v, w - found
+    output, difference = w @ v, w - projected
     every = torch.full(weights.shape[:3], rank, device=weights.device)
     return EffectiveAttention(
-        found,
+        projected,
         torch.linalg.vector_norm(difference @ v, dim=(-1, -2)) / torch.linalg.vector_norm(output, dim=(-1, -2)),
         every,
         torch.linalg.vector_norm(difference, dim=(-1, -2)).square()

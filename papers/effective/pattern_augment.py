@@ -1,4 +1,4 @@
-"""Other pictures of the same pattern, for the classifier to learn from: what a label does not depend on is varied."""
+"""Variations of a picture that keep its label, for the classifier to learn from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def varied(
 ) -> Float[Tensor, "n size size"]:
     """Tokens left out or repeated, the text reversed, an encoder's map made causal, another exposure, some noise.
 
-    ``stays`` marks maps that are not made causal: half of a square is no square.
+    ``stays`` marks maps that are not made causal, since the lower half of a block is not a block.
     """
     x = _stretched(x, chosen)
     causal = blank_above(x)
@@ -27,13 +27,13 @@ def varied(
     power, light = (_uniform(len(x), low, high, chosen, x) for low, high in ((0.75, 1.35), (0.85, 1.0)))
     x = x.clamp(min=0) ** power * light
     noise = torch.randn(x.shape, generator=chosen, device=chosen.device).to(x) * 0.03
-    # What a causal model hides stays blank.
+    # Keys that a causal model hides stay blank.
     noise = torch.where(causal[:, None, None], noise.tril(), noise)
     return (x + noise).clamp(0, 1)
 
 
 def _stretched(x: Tensor, chosen: torch.Generator) -> Tensor:
-    """Tokens drawn anew in their order, the same for queries and keys: lines, columns and squares stay such."""
+    """Tokens repeated or left out at random, the same for queries and keys: lines, columns and squares remain."""
     n, size, _ = x.shape
     steps = torch.rand(n, size, generator=chosen, device=chosen.device) ** 0.7 + 0.15
     steps = torch.where(torch.rand(n, 1, generator=chosen, device=chosen.device) < 0.6, steps, 1.0)

@@ -27,7 +27,7 @@ def generated_pictures(
 def _map(label: int, chosen: torch.Generator) -> Tensor:
     name = CLASSES[label]
     if name != "block" and _chance(0.4, chosen):
-        # Whether a sink or a band is dark enough to count is a matter of degree: drawn until it is clear.
+        # Whether a sink or a band is dark enough is a matter of degree, so maps are drawn until one is clear.
         for _ in range(TRIES):
             w = _causal_map(name, chosen)
             if _clear(w, name):
@@ -36,7 +36,7 @@ def _map(label: int, chosen: torch.Generator) -> Tensor:
 
 
 def _causal_map(name: str, chosen: torch.Generator) -> Tensor:
-    """A causal model's map: its first token takes what the others do not need, and near tokens get some."""
+    """A causal model's map: its first token is a sink, and near tokens get some weight."""
     n = int(_between(24.0, 96.0, chosen))
     scores = torch.randn(n, n, generator=chosen) * _between(0.2, 1.2, chosen)
     scores = scores + torch.randn(1, n, generator=chosen) * _between(0.0, 0.8, chosen)
@@ -58,7 +58,7 @@ def _clear(w: Tensor, name: str) -> bool:
     diagonals = max(float(x.diagonal(-j).median()) for j in range(4))
     vertical = columns > 0.6 if "vertical" in name else columns < 0.5
     diagonal = diagonals > 0.7 if "diagonal" in name else diagonals < 0.65
-    # Without a pattern near tokens may be dark, as the first rows have few keys to share among.
+    # In a heterogeneous map near tokens may be dark, since the first rows have few keys.
     return vertical and (diagonal or name == "heterogeneous")
 
 
@@ -133,7 +133,7 @@ def _blocks(n: int, chosen: torch.Generator) -> Tensor:
 
 
 def _patches(n: int, chosen: torch.Generator) -> Tensor:
-    """Spots and smears without a plan."""
+    """Irregular spots."""
     coarse = torch.randn(1, 1, max(2, n // 6), max(2, n // 6), generator=chosen) * _between(0.3, 1.2, chosen)
     return torch.nn.functional.interpolate(coarse, (n, n), mode="bilinear", align_corners=False)[0, 0]
 

@@ -1,4 +1,4 @@
-"""Answers against labels: confusion, F1, and how often an annotator agrees with herself."""
+"""Answers against labels: confusion, F1, and how often two passes over the same maps agree."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["annotator_agreement", "confusion_rows", "score_answers"]
 
 
 def score_answers(answers: Int[Tensor, " n"], labels: Int[Tensor, " n"]) -> dict[str, Any]:
-    """``scores`` of answers that are already there, such as those of a cross-validation."""
+    """``scores`` of the answers of any classifier, such as those of a cross-validation."""
     n = len(CLASSES)
     confusion = torch.bincount(labels * n + answers, minlength=n * n).view(n, n)
-    right, asked, said = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    right, of_label, of_answer = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
     f1 = {
-        name: 2 * int(right[i]) / int(asked[i] + said[i]) if int(asked[i]) else None for i, name in enumerate(CLASSES)
+        name: 2 * int(right[i]) / int(of_label[i] + of_answer[i]) if int(of_label[i]) else None
+        for i, name in enumerate(CLASSES)
     }
     known = [value for value in f1.values() if value is not None]
-    weighted = sum(int(asked[i]) * (f1[name] or 0) for i, name in enumerate(CLASSES)) / max(1, len(labels))
+    weighted = sum(int(of_label[i]) * (f1[name] or 0) for i, name in enumerate(CLASSES)) / max(1, len(labels))
     return {
         "confusion": confusion.tolist(),
         "f1": f1,
@@ -44,10 +45,9 @@ def confusion_rows(result: dict[str, Any]) -> Sequence[dict[str, Any]]:
 
 
 def annotator_agreement(maps: LabelledMaps) -> list[dict[str, Any]]:
-    """How often two looks at a map gave one answer, by model: the share, and Cohen's kappa, which takes chance away.
+    """How often two passes gave a map the same label, by model: the share, and Cohen's kappa, corrected for chance.
 
-    It bounds what a classifier can be said to get right: ``weighted_f1`` is what the second look would score on the
-    first one's answers.
+    It bounds the score of a classifier: ``weighted_f1`` is the score of the second pass on the first pass's labels.
     """
     twice = [e for e in maps.entries if len(e.get("passes", ())) > 1]
     groups = {"all": twice} | {
@@ -55,11 +55,11 @@ def annotator_agreement(maps: LabelledMaps) -> list[dict[str, Any]]:
     }
     rows = []
     for name, entries in groups.items():
-        first, second = (torch.tensor([CLASSES.index(e["passes"][look]) for e in entries]) for look in (0, 1))
-        found = score_answers(second, first)
-        shares = [torch.bincount(look, minlength=len(CLASSES)) / max(1, len(entries)) for look in (first, second)]
-        same, chance = found["accuracy"], float(shares[0] @ shares[1])
+        first, second = (torch.tensor([CLASSES.index(e["passes"][i]) for e in entries]) for i in (0, 1))
+        scores = score_answers(second, first)
+        shares = [torch.bincount(one, minlength=len(CLASSES)) / max(1, len(entries)) for one in (first, second)]
+        same, chance = scores["accuracy"], float(shares[0] @ shares[1])
         kappa = (same - chance) / (1 - chance)
         row = {"model": name, "maps": len(entries), "agreement": same, "kappa": kappa}
-        rows.append(row | {"weighted_f1": found["weighted_f1"]})
+        rows.append(row | {"weighted_f1": scores["weighted_f1"]})
     return rows

@@ -31,7 +31,7 @@ __all__ = [
     "train_classifier",
 ]
 
-# Maps of a batch, for each member.
+# Maps in a batch of each member.
 BATCH = 48
 MAPS = Path(__file__).resolve().parent / "maps_data"
 
@@ -181,4 +181,4 @@ def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:
         return torch.zeros(0, SIZE, SIZE), torch.zeros(0, len(CLASSES)), torch.zeros(0)
     labels = torch.tensor(real.labels())
     counts = torch.bincount(labels, minlength=len(CLASSES)).float()
-    return torch.from_numpy(real.pictures).float() / 255, torch.tensor(real.looks()), counts[labels].rsqrt()
+    return torch.from_numpy(real.pictures).float() / 255, torch.tensor(real.answer_shares()), counts[labels].rsqrt()

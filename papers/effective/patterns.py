@@ -45,7 +45,7 @@ def evaluate_classifier(
         training: dict[str, Any] = {"made": made, "steps": steps, "members": members, "device": device, "seed": seed}
         for split, held_out in (("models", leave_one_model_out), ("maps", cross_validated)):
             scores[split].append(held_out(maps, **training))
-            # What is finished is kept when time runs out.
+            # Written after every split, so that finished scores are kept when time runs out.
             result = write_results(out, classifier_result(maps, scores, config=config))
     return result
 
@@ -96,7 +96,7 @@ def patterns_of_texts(
     out: Path | str | None = None,
     page: Path | str | None = None,
 ) -> dict[str, Any]:
-    """Table 2 and Figure 4 of an encoder on texts; a tab parts a line into a pair of sentences."""
+    """Table 2 and Figure 4 of an encoder on texts; a line with a tab is a pair of sentences."""
     model, tokenizer = loaded.model, loaded.tokenizer
     device = best_device()
     model.to(device)
@@ -116,7 +116,7 @@ def patterns_of_texts(
         tally.add(maps, facts, real=real, marked=marked, types=None)
         count += 1
     if not count:
-        raise ValueError("no text was given; a text file has one text a line, or two with a tab between them")
+        raise ValueError("no text to read; a text file has one text a line, or two with a tab between them")
     tables = tally.tables(name) | {"identity": [tally.identity(name)]}
     result = make_results("patterns", PAPER, tables, config={"model": name, "texts": count})
     if out is not None:

@@ -3,7 +3,7 @@
 A pretrained encoder is fine-tuned on RTE, MRPC, SST-2 and STS-B, each in a process of its own, and read before and
 after: patterns (Table 2, Figure 4), token types (Figures 1, 5, 6), what fine-tuning changed (Figure 3), the time it
 takes (Table 3), the authors' own computation with padding inside V, and which reading is faithful. Every table is on
-disk as soon as it is made, so that what is finished is kept when time runs out.
+disk as soon as it is made, so that finished tables are kept when time runs out.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def run(
     seconds: float | None = None,
     resume: bool = False,
 ) -> dict[str, Any]:
-    """Run the parts and write ``out``, anew with every table; what is not done after ``seconds`` is ended.
+    """Run the parts and write ``out`` after every new table; parts that run longer than ``seconds`` are ended.
 
-    The timing goes first and alone. ``work`` is an empty folder for the runs; with ``resume``, that of a run which was
+    The timing runs first and alone. ``work`` is an empty folder for the runs; with ``resume``, that of a run which was
     ended: its tables are kept and its trainings go on from their checkpoints. Rows that ``out`` held before and this
     run does not have stay in it.
     """
@@ -82,11 +82,11 @@ def run(
     deadline = None if seconds is None else started + seconds
     tasks = [name for name in names if name != TIMING]
     if TIMING in names:
-        # A slow SVD must not cost the tasks their time.
-        soon = None if seconds is None else started + seconds / 4
-        _together([TIMING], 1, config, work, soon, codes, publish)
+        # A slow SVD must not use up the tasks' time.
+        timing_deadline = None if seconds is None else started + seconds / 4
+        _run_processes([TIMING], 1, config, work, timing_deadline, codes, publish)
     if tasks:
-        _together(tasks, config.jobs or _jobs(len(tasks)), config, work, deadline, codes, publish)
+        _run_processes(tasks, config.jobs or _jobs(len(tasks)), config, work, deadline, codes, publish)
     return publish()
 
 
@@ -106,7 +106,7 @@ def _check_work(work: Path, config: EffectiveConfig, names: Sequence[str], *, re
     write_json(note, settings)
 
 
-def _together(
+def _run_processes(
     names: Sequence[str],
     jobs: int,
     config: EffectiveConfig,
@@ -115,7 +115,7 @@ def _together(
     codes: dict[str, int | None],
     publish: Any,
 ) -> None:
-    """Run processes, ``jobs`` at a time; end what is alive at the deadline."""
+    """Run a process for each part, ``jobs`` at a time; processes alive at the deadline are killed."""
     context = multiprocessing.get_context("spawn")
     waiting = list(names)
     alive: dict[str, BaseProcess] = {}
@@ -190,7 +190,7 @@ def _public(config: EffectiveConfig) -> dict[str, Any]:
 
 
 def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> EffectiveConfig:
-    """Make once what all tasks share: the tagger, and the classifier where the package ships none."""
+    """Train what all tasks share: the tagger, and the classifier where the package has none."""
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:

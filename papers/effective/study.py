@@ -1,29 +1,25 @@
-"""Which reading says what hiding a key changes; short inputs; other distributions; and what the reading costs."""
+"""Which reading predicts what hiding a key changes; short inputs; and other distributions with the same output."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters import record
 from attnlab.attention import repeat_groups
-from attnlab.measure import median_seconds
 from attnlab.reading.alternative import alternative_attention
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.reading.effective import effective_attention
-from attnlab.reading.effective_layers import read_effective
 from attnlab.reading.faithfulness import AGAINST, compared_readings, faithfulness
 from attnlab.trace import LayerTrace
-from papers.effective.padded_effective import padded_effective_attention
 from papers.effective.tables import read_maps
 
-__all__ = ["PAIRS", "alternative_row", "faithfulness_tables", "short_input_rows", "timing_rows"]
+__all__ = ["PAIRS", "alternative_row", "faithfulness_tables", "short_input_rows"]
 
-# The second is what the paper leaves open; the third asks what effective attention adds to the norms.
+# Readings that are compared. The paper leaves the second pair open; the third asks what effective attention adds to
+# the norms.
 PAIRS = (
     ("effective", "standard"),
     ("effective", "norm"),
@@ -66,11 +62,11 @@ def faithfulness_tables(
 
 def _add_text(values: Correlations, against: str, reading: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Add the correlations of one text, layer by layer and averaged over its layers."""
-    mine = [row for row in rows if (row["against"], row["reading"]) == (against, reading)]
+    layers = [row for row in rows if (row["against"], row["reading"]) == (against, reading)]
     for measure in MEASURES:
-        for row in mine:
+        for row in layers:
             _append(values, (row["layer"], against, reading), measure, row[measure])
-        known = [row[measure] for row in mine if row[measure] is not None]
+        known = [row[measure] for row in layers if row[measure] is not None]
         _append(values, ("all", against, reading), measure, sum(known) / len(known) if known else None)
 
 
@@ -104,11 +100,11 @@ def _interval(columns: Mapping[str, Sequence[float]], measures: Sequence[str], s
 def short_input_rows(
     model: nn.Module, batch: Mapping[str, Tensor], *, lengths: Sequence[int], separator: int
 ) -> list[dict[str, Any]]:
-    """The largest |W_perp - W| where texts are cut to n tokens; it cannot be other than zero for n <= d.
+    """The largest |W_perp - W| where texts are cut to n tokens; in exact arithmetic it is zero for n <= d.
 
-    ``difference`` counts every singular value of V but those below 1e-10 of the largest. A square V of a trained model
-    is now and then singular to float32, and then ``difference_float32``, with the threshold of that precision, is not
-    zero; ``singular_share`` is the share of heads where it is so.
+    ``difference`` has the rank of V with a threshold of 1e-10. A square V of a trained model is sometimes singular to
+    the threshold of float32. Then ``difference_float32``, with that threshold, is not zero; ``singular_share`` is the
+    share of such heads.
     """
     rows = []
     enough = batch["attention_mask"].sum(-1) >= max(lengths)
@@ -138,54 +134,9 @@ def alternative_row(layers: Sequence[LayerTrace], *, text: str) -> dict[str, Any
     """Another distribution over the keys with the same output, for every query of one layer (Appendix A)."""
     layer = layers[-1]
     w, v = layer.weights(), repeat_groups(layer.call.v, layer.call.groups)
-    found = alternative_attention(layer)
-    same = torch.linalg.vector_norm((found.weights - w).double() @ v.double())
-    residual = (same / torch.linalg.vector_norm(w.double() @ v.double())).item()
-    some = found.exists
-    distance = found.distance[some].mean().item() if bool(some.any()) else 0.0
-    return {"text": text, "residual": residual, "distance": distance, "exists_share": some.float().mean().item()}
-
-
-@torch.no_grad()
-def timing_rows(
-    model: nn.Module, batch: Mapping[str, Tensor], *, what: str, repeats: int = 7, svd_repeats: int = 1
-) -> Iterator[dict[str, Any]]:
-    """Seconds of an evaluation batch: as it is, with every effective map and residual, by the full SVD (Table 3)."""
-    inputs = {name: t for name, t in batch.items() if name != "labels"}
-    device = inputs["input_ids"].device
-
-    def ours() -> float:
-        found.clear()
-        read(**inputs)
-        return float(torch.stack([e.residual for e in found]).max())
-
-    def svd() -> None:
-        with record(model) as trace:
-            model(**inputs)
-        for layer in trace:
-            w, v = layer.weights(), repeat_groups(layer.call.v, layer.call.groups)
-            padded_effective_attention(w, v, key_visible=layer.call.key_visible)
-
-    def standard() -> None:
-        model(**inputs, output_attentions=True)
-
-    shape = "x".join(str(n) for n in inputs["input_ids"].shape)
-    before = model.config._attn_implementation  # type: ignore[union-attr]
-    model.set_attn_implementation("eager")  # type: ignore[operator]
-    # An evaluation enters the context once, and attends to many batches in it; the eager one needs its own model.
-    read = copy.deepcopy(model)
-    try:
-        with read_effective(read) as found:
-            # The SVD last and seldom: on a GPU it takes seconds.
-            for way, job, times in (
-                ("standard", standard, repeats),
-                ("ours", ours, repeats),
-                ("full-svd", svd, svd_repeats),
-            ):
-                # Each beside the evaluation it is compared with, so that a noisy moment falls on both.
-                jobs = {"standard": standard, way: job}
-                seconds = median_seconds(jobs, repeats=times, warmup=1 if way == "full-svd" else 3, device=device)
-                ratio = seconds[way] / seconds["standard"]
-                yield {"model": what, "way": way, "batch": shape, "seconds": seconds[way], "ratio": ratio}
-    finally:
-        model.set_attn_implementation(before)  # type: ignore[operator]
+    other = alternative_attention(layer)
+    difference = torch.linalg.vector_norm((other.weights - w).double() @ v.double())
+    residual = (difference / torch.linalg.vector_norm(w.double() @ v.double())).item()
+    exists = other.exists
+    distance = other.distance[exists].mean().item() if bool(exists.any()) else 0.0
+    return {"text": text, "residual": residual, "distance": distance, "exists_share": exists.float().mean().item()}

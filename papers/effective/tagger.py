@@ -64,17 +64,17 @@ class PerceptronTagger:
 
     def tag(self, words: Sequence[str]) -> list[str]:
         """One tag per word."""
-        found: list[str] = []
+        tags: list[str] = []
         for i in range(len(words)):
-            found.append(_best(self.weights, self.tags, _features(words, i, found)))
-        return found
+            tags.append(_best(self.weights, self.tags, _features(words, i, tags)))
+        return tags
 
     def accuracy(self, sentences: Iterable[Tagged]) -> float:
         """The share of words tagged as the gold tags say."""
         right = total = 0
         for sentence in sentences:
-            found = self.tag([word for word, _ in sentence])
-            right += sum(a == b for a, (_, b) in zip(found, sentence, strict=True))
+            predicted = self.tag([word for word, _ in sentence])
+            right += sum(a == b for a, (_, b) in zip(predicted, sentence, strict=True))
             total += len(sentence)
         return right / max(1, total)
 
@@ -108,7 +108,7 @@ def train_tagger(
     step = 0
 
     def change(feature: str, tag: str, by: float) -> None:
-        # The average over steps is kept lazily: what a weight was, times how long it was so.
+        # For the average over steps: the old weight times the number of steps that it was in use.
         key = (feature, tag)
         old = weights[feature].get(tag, 0.0)
         totals[key] += (step - since[key]) * old
@@ -120,16 +120,16 @@ def train_tagger(
         order.shuffle(data)
         for sentence in data:
             words: list[str] = [word for word, _ in sentence]
-            found: list[str] = []
+            predicted: list[str] = []
             for i, (_, gold) in enumerate(sentence):
                 step += 1
-                features = _features(words, i, found)
+                features = _features(words, i, predicted)
                 guess = _best(weights, tags, features)
                 if guess != gold:
                     for feature in features:
                         change(feature, gold, 1.0)
                         change(feature, guess, -1.0)
-                found.append(guess)
+                predicted.append(guess)
     averaged: dict[str, dict[str, float]] = {}
     for feature, by_tag in weights.items():
         means = {t: (totals[feature, t] + (step - since[feature, t]) * w) / step for t, w in by_tag.items()}
@@ -147,11 +147,11 @@ def _best(weights: dict[str, dict[str, float]], tags: Sequence[str], features: I
     return max(tags, key=lambda tag: (score[tag], tag))
 
 
-def _features(words: Sequence[str], i: int, found: Sequence[str]) -> list[str]:
+def _features(words: Sequence[str], i: int, predicted: Sequence[str]) -> list[str]:
     word = words[i]
     low = word.lower()
     before, after = (words[j].lower() if 0 <= j < len(words) else "" for j in (i - 1, i + 1))
-    last, second = (found[i - j] if i >= j else "" for j in (1, 2))
+    last, second = (predicted[i - j] if i >= j else "" for j in (1, 2))
     shape = "".join("d" if c.isdigit() else "X" if c.isupper() else "x" if c.isalpha() else c for c in word)[:4]
     return [
         "bias",

@@ -1,4 +1,4 @@
-"""KTIW's data sets from a folder of downloads, tokenised as appendix A.8 says, and as files a training can read.
+"""KTIW's data sets: read from a folder of downloads, tokenised as in appendix A.8, saved and loaded.
 
 A data set's folder is named as in ``READERS``; ``train``, ``val`` or ``test`` begin its files' names, which may be
 compressed. Ids 0 to 3 are <pad> <unk> <s> </s>.
@@ -24,7 +24,7 @@ from attnlab.provenance import write_atomic
 __all__ = ["READERS", "TITLES", "Corpus", "load_corpus", "prepare", "save_corpus", "statistics"]
 
 Rows = list[np.ndarray]
-# Texts are cut here; the paper leaves out longer ones of Amazon's and says nothing of the others.
+# Texts are cut after this many words. The paper leaves longer texts of Amazon out and does not mention the others.
 LONGEST = 400
 VALIDATION = 4000
 SHORT = 11
@@ -157,7 +157,7 @@ def _choose(data: Labelled, chosen: Sequence[int] | np.ndarray) -> Labelled:
 
 
 def _split(data: Labelled, n: int, *, seed: int = 0) -> tuple[Labelled, Labelled]:
-    """All but n examples, and those n, at random."""
+    """n examples drawn at random as the second part, and the other examples as the first."""
     order = np.random.default_rng(seed).permutation(len(data.texts))
     return _choose(data, np.sort(order[n:])), _choose(data, np.sort(order[:n]))
 
@@ -235,7 +235,7 @@ def _two_files(source: str, target: str) -> Callable[[str, Path, int], Corpus]:
         for starts in (("train", "lr_sample_train"), ("val", "valid")):
             left, right = (_file(folder, *(f"{start}.{side}" for start in starts)) for side in (source, target))
             pairs = read_parallel(left, right, malformed=Malformed("skip"))
-            # IWSLT'14's sample comes in BPE, undone here: SentencePiece is trained on words.
+            # SentencePiece is trained on words, so the BPE of IWSLT'14's sample is undone.
             splits.append(Pairs(*([text.replace("@@ ", "") for text in side] for side in pairs)))
         return _translation(name, splits[0], splits[1], vocab)
 
@@ -280,7 +280,7 @@ READERS: dict[str, Callable[[str, Path, int], Corpus]] = {
     "news-en-nl": _news_commentary,
     "news-en-pt": _news_commentary,
 }
-# As the paper's tables call them.
+# The data sets' names in the paper's tables.
 TITLES = {
     "imdb": "IMDB",
     "yelp": "Yelp",

@@ -17,7 +17,7 @@ __all__ = ["write_diagnosis"]
 
 
 def write_diagnosis(corpora: Sequence[Corpus], out: Path | str, *, pairs: int = 5000) -> dict[str, Any]:
-    """papers/results/ktiw-diagnosis.json: the toy tasks of KTIW, and the translation data sets that are given."""
+    """papers/results/ktiw-diagnosis.json: the toy tasks of KTIW, and the translations among ``corpora``."""
     tasks: dict[str, Any] = {
         "permutations of 40 words": PermutationCopying(),
         "mixture of permutations": MixtureOfPermutations(),

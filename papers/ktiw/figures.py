@@ -51,7 +51,7 @@ def figure_7(tables: Tables) -> str:
     last = max(row["step"] for row in rows)
     panels = []
     for encoder in dict.fromkeys(row["encoder"] for row in rows):
-        # The order turns round early: the first steps have a panel of their own.
+        # The order reverses early, so the first steps have a panel of their own.
         for until in (min(50, last), last):
             lines = []
             for name, colour in (("keyword", RED), ("after", BLUE), ("mean", GREEN), ("last", VIOLET)):
@@ -70,8 +70,8 @@ def agreement_curves(tables: Tables) -> str:
             ("A(alpha, beta of uniform attention)", tables["curve"], "a_alpha_uf", RED),
             ("A(alpha, alpha of another seed)", tables.get("second", []), "a_alpha_hat", BLUE),
         ):
-            mine = [row for row in rows if row["dataset"] == dataset]
-            lines.append(Line([r["step"] for r in mine], [r[value] for r in mine], colour, name))
+            of_dataset = [row for row in rows if row["dataset"] == dataset]
+            lines.append(Line([r["step"] for r in of_dataset], [r[value] for r in of_dataset], colour, name))
         panels.append(Panel(dataset, [line for line in lines if line.x], y_label="%", low=0))
     return line_panels(panels, across=3)
 
@@ -92,14 +92,14 @@ def heads(tables: Tables) -> str:
         rows = [r for r in tables["curves"] if r["family"] == family and r["run"] == "reference" and "own_beta" in r]
         lines = []
         for i, head in enumerate(dict.fromkeys(row["head"] for row in rows)):
-            mine = [row for row in rows if row["head"] == head]
-            lines.append(Line([r["step"] for r in mine], [r["own_beta"] for r in mine], COLOURS[i % 8], head))
+            of_head = [row for row in rows if row["head"] == head]
+            lines.append(Line([r["step"] for r in of_head], [r["own_beta"] for r in of_head], COLOURS[i % 8], head))
         panels.append(Panel(f"{family}: A(alpha, beta) of each head", lines, y_label="%", low=0))
     return line_panels(panels)
 
 
 def count_tables() -> str:
-    """The count tables of Figures 1, 4, 5 and 8: what co-occurrence tells about words in each of the paper's tasks."""
+    """The count tables of Figures 1, 4, 5 and 8: co-occurrences of words in each of the paper's tasks."""
     films = [("film gut", "movie good"), ("essen gut", "food good"), ("film lang", "movie long")]
     letters = ["A B C", "B C A", "C A B", "B A C"]
     mixed = ["A B", "B A", "C D", "D C"]
@@ -132,7 +132,7 @@ PICTURES: dict[str, Drawing] = {
 
 
 def write_pictures(results: Path | str, out: Path | str) -> list[Path]:
-    """Write the pictures of what ``results`` holds into the folder ``out``."""
+    """Draw the results files of the folder ``results`` into the folder ``out``."""
     out = Path(out)
     drawn = draw_results(PICTURES, Path(results), out)
     return [write_atomic(out / "dynamics-counts.svg", count_tables()), *drawn]
@@ -156,16 +156,16 @@ def _seeds(rows: Sequence[Mapping[str, Any]], key: str, colours: Mapping[str, st
     """A thin line for each seed of each setting; the first of a setting names it."""
     lines = []
     for name, colour in colours.items():
-        mine = [row for row in rows if row[key] == name]
-        if not mine:
+        of_setting = [row for row in rows if row[key] == name]
+        if not of_setting:
             continue
-        steps, curves = [row["step"] for row in mine], np.array([row["accuracy"] for row in mine]).T
+        steps, curves = [row["step"] for row in of_setting], np.array([row["accuracy"] for row in of_setting]).T
         lines += [Line(steps, curve.tolist(), colour, name if i == 0 else "", True) for i, curve in enumerate(curves)]
     return lines
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], value: str) -> tuple[list[float], list[float]]:
-    found: dict[float, list[float]] = {}
+    by_step: dict[float, list[float]] = {}
     for row in rows:
-        found.setdefault(row["step"], []).append(row[value])
-    return list(found), [float(np.mean(values)) for values in found.values()]
+        by_step.setdefault(row["step"], []).append(row[value])
+    return list(by_step), [float(np.mean(values)) for values in by_step.values()]

@@ -19,12 +19,12 @@ from papers.ktiw.study import make_model
 
 __all__ = ["optimal_agreement"]
 
-# Numbers of gamma held at once, in double precision.
+# The most numbers of gamma in memory at once, in double precision.
 NUMBERS = 1 << 26
 
 
 def optimal_agreement(corpus: Corpus, folder: Path, *, sentences: int = 128, width: int = 256) -> dict[str, Any]:
-    """A(alpha_opt, beta) of the trained ``linear`` run on some validation sentences, and how near alpha_opt is."""
+    """A(alpha_opt, beta) of the trained ``linear`` run on validation sentences, and alpha_opt's distance to optimal."""
     device = best_device()
     model = make_model(corpus, "linear", width=width)
     step = load_weights(model, folder / "linear", which="best")

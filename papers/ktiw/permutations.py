@@ -26,7 +26,7 @@ FAILED = 0.6
 
 
 def figure_3_tasks(config: PermutationsConfig) -> dict[tuple[str, str], Any]:
-    """Each panel's hard distribution, and one that differs in that the words of an example vary."""
+    """Each panel's hard distribution, and a control in which the words of an example vary."""
     n = config.length
     shape: dict[str, Any] = {"length": n, "batch_size": config.batch}
     return {
@@ -59,19 +59,19 @@ def run_section_6_2(config: PermutationsConfig, part: Part) -> None:
 def run_figure_6(
     config: PermutationsConfig, part: Part, *, judged: tuple[Sequence[int], Sequence[int]] | None = None
 ) -> None:
-    """Heads whose initialisations are all bad, all but one bad, or random; the rest of the model is the same.
+    """Train models whose head initialisations are all bad, all but one bad, or random, and that are else the same.
 
     The paper sums the heads' contexts. We also try their mean, which is no larger than one head's context.
     ``judged`` are (good, bad) heads of an earlier ``judge_heads`` with this config.
     """
     good, bad = judged or judge_heads(config, part)
     task = figure_3_tasks(config)["permutations", "hard"]
-    # Data on which no head was judged.
+    # Other data than the heads were judged on.
     tasks = [replace(task, seed=100 + i) for i in range(config.seeds)]
     for contexts in config.contexts:
         for name, seeds in _chosen_heads(config, good, bad).items():
             models = [_with_heads(config, task, heads, contexts=contexts) for heads in seeds]
-            how = _how(config, config.figure_6_steps)
+            how = _seed_training(config, config.figure_6_steps)
             curves = train_seeds(models, tasks, how=how, device=best_device())
             _rows(part, "figure_6", curves, judged_at=config.head_steps, heads=name, contexts=contexts)
 
@@ -101,7 +101,7 @@ def judge_heads(config: PermutationsConfig, part: Part) -> tuple[list[int], list
         pairs = [(head, data) for head in candidates for data in range(config.data_seeds)]
         models = [_with_heads(config, task, [head]) for head, _ in pairs]
         tasks = [replace(task, seed=data) for _, data in pairs]
-        curves = train_seeds(models, tasks, how=_how(config, config.head_steps), device=best_device())
+        curves = train_seeds(models, tasks, how=_seed_training(config, config.head_steps), device=best_device())
         final = _final(curves).reshape(len(candidates), config.data_seeds)
         for head, accuracy in zip(candidates, final, strict=True):
             verdict = "good" if accuracy.min() > LEARNED else "bad" if accuracy.max() < FAILED else "discarded"
@@ -116,10 +116,10 @@ def _train(config: PermutationsConfig, task: Any, *, steps: int) -> Curves:
     seeds = range(config.seed, config.seed + config.seeds)
     models = fresh_models(config.model(task), seeds)
     tasks = [replace(task, seed=seed) for seed in seeds]
-    return train_seeds(models, tasks, how=_how(config, steps), device=best_device())
+    return train_seeds(models, tasks, how=_seed_training(config, steps), device=best_device())
 
 
-def _how(config: PermutationsConfig, steps: int) -> SeedTraining:
+def _seed_training(config: PermutationsConfig, steps: int) -> SeedTraining:
     return SeedTraining(steps=steps, lr=config.lr)
 
 

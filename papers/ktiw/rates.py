@@ -1,4 +1,4 @@
-"""Ours, to read Table 11 by: does the proxy become logistic regression only if it is trained at a higher rate?"""
+"""Ours, beside Table 11: does the proxy become logistic regression only if it is trained at a higher rate?"""
 
 from __future__ import annotations
 

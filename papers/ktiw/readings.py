@@ -46,7 +46,7 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What a model does on examples: attention, the logarithm of its probe, its accuracy and loss in nats a target."""
+    """A model's readings on examples: attention, the logarithm of its probe, accuracy, and loss in nats a target."""
 
     alpha: Float[Tensor, "rows k"]
     beta: Float[Tensor, "rows k"]
@@ -80,7 +80,7 @@ def examples(
 
 @torch.no_grad()
 def read(model: Classifier | Translator, on: Examples) -> Reading:
-    """alpha and beta of every row, and how well the model does."""
+    """alpha and beta of every row, with the model's accuracy and loss."""
     alphas, betas = [], []
     right, loss, count = 0.0, 0.0, 0
     for batch in on.batches:
@@ -111,25 +111,25 @@ def _read_batch(model: Classifier | Translator, batch: dict[str, Tensor]) -> tup
         vocabulary=model.config.vocab,
         log=True,
     )
-    told = y != IGNORED
-    nll = cross_entropy(translated.logits[told], y[told], reduction="sum")
-    return beta[told], translated.logits[told].argmax(-1) == y[told], nll
+    is_target = y != IGNORED
+    nll = cross_entropy(translated.logits[is_target], y[is_target], reduction="sum")
+    return beta[is_target], translated.logits[is_target].argmax(-1) == y[is_target], nll
 
 
 def saliency(model: Classifier | Translator, on: Examples) -> Float[Tensor, "rows k"]:
     """Delta of every row (KTIW, 5.1)."""
-    found = []
+    deltas = []
     with _differentiable(model):
         for batch in on.batches:
             delta = gradient_saliency(partial(_nll, model, batch), model.tokens(batch["input_ids"]))
-            found.append(delta if on.kind == "classification" else delta[batch["labels"] != IGNORED])
-    return _rows(found, on.width)
+            deltas.append(delta if on.kind == "classification" else delta[batch["labels"] != IGNORED])
+    return _rows(deltas, on.width)
 
 
 @torch.no_grad()
 def proxy_rows(proxy: BagOfWords | LogisticProxy, on: Examples) -> Float[Tensor, "rows k"]:
     """beta of the proxy on every row: of the right class or the right word, leaving the bias out."""
-    found = []
+    rows = []
     for batch in on.batches:
         x = batch["input_ids"]
         if on.kind == "classification":
@@ -138,14 +138,16 @@ def proxy_rows(proxy: BagOfWords | LogisticProxy, on: Examples) -> Float[Tensor,
             else:
                 difference = proxy.output.weight[1] - proxy.output.weight[0]
                 gamma = proxy.embedding.weight[x] @ difference
-            found.append(gamma * (2 * batch["labels"] - 1).unsqueeze(1))
+            rows.append(gamma * (2 * batch["labels"] - 1).unsqueeze(1))
             continue
         assert isinstance(proxy, BagOfWords)
-        told = batch["labels"] != IGNORED
+        is_target = batch["labels"] != IGNORED
         seen = x.masked_fill(batch["attention_mask"] == 0, -1)
-        beta = proxy_probe(proxy.output.weight, proxy.embedding.weight, seen, batch["labels"].masked_fill(~told, -1))
-        found.append(beta[told])
-    return _rows(found, on.width)
+        beta = proxy_probe(
+            proxy.output.weight, proxy.embedding.weight, seen, batch["labels"].masked_fill(~is_target, -1)
+        )
+        rows.append(beta[is_target])
+    return _rows(rows, on.width)
 
 
 def _nll(model: Classifier | Translator, batch: dict[str, Tensor], embeddings: Tensor) -> Tensor:
@@ -161,7 +163,7 @@ def _nll(model: Classifier | Translator, batch: dict[str, Tensor], embeddings: T
 
 @contextmanager
 def _differentiable(model: nn.Module) -> Iterator[None]:
-    """cuDNN differentiates an LSTM in training mode only; without dropout that is evaluation mode."""
+    """Inside, LSTMs are in training mode, which cuDNN needs for gradients, without dropout."""
     lstms = [m for m in model.modules() if isinstance(m, nn.LSTM)]
     before = [(m.training, m.dropout) for m in lstms]
     try:
@@ -180,7 +182,7 @@ def _lengths(batch: dict[str, Tensor]) -> Tensor:
 
 
 def _rows(parts: Sequence[Tensor], width: int) -> Tensor:
-    """Batches of rows as one; what lies beyond a row's length is never read."""
+    """Batches of rows as one tensor; entries beyond a row's length are zeros, which no metric reads."""
     out = parts[0].new_zeros(sum(len(part) for part in parts), width)
     at = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Training the toy translators: many seeds as one stacked model, or one by one, with the same numbers early on."""
+"""Training the toy translators: many seeds as one stacked model, or one by one; both start with the same numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SeedTraining:
 class Curves:
     """Token accuracy (evaluations, members) at ``steps``, losses of each update (steps, members), and the seconds.
 
-    The seconds include those in which a GPU's graph is captured.
+    The seconds include the capture of a GPU's graph.
     """
 
     steps: list[int]
@@ -136,7 +136,7 @@ class _SeedLearner(Learner):
 
 
 class _StackedTasks:
-    """The tasks' batches, stacked; those of the next steps are made by threads while the model is trained."""
+    """The tasks' batches, stacked; threads make the batches of the next steps while the model is trained."""
 
     def __init__(self, tasks: Sequence[Any], steps: int, threads: ThreadPoolExecutor) -> None:
         self.tasks, self.steps, self.threads = tasks, steps, threads

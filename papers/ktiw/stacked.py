@@ -1,7 +1,7 @@
 """The runs of a data set trained as one stacked model, into the run folders that ``run_study`` would make.
 
 On a GPU each update is a CUDA graph, one for each length that batches are padded to, so the paper's small batches keep
-the GPU busy. Each run has batches of its own; those of one step are of like length, or most would be padding.
+the GPU busy. Each run has batches of its own. The batches of one step have similar lengths, so that little is padding.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def run_stacked(
 
 
 def orders(lengths: np.ndarray, *, batch: int, members: int, epoch: int, seed: int = 0) -> np.ndarray:
-    """The examples (batches, members, batch) of an epoch: each member's own, those of a batch of like length.
+    """The examples (batches, members, batch) of an epoch: a member has its own, and a batch has similar lengths.
 
-    Lengths are disturbed by a tenth, so that no batch recurs; what does not fill a batch is left for another epoch.
+    Lengths are disturbed by up to a tenth, so that batches differ between epochs. Examples that do not fill a batch are
+    left out of the epoch.
     """
     n = max(1, len(lengths) // batch)
     by_member = []
@@ -103,7 +104,7 @@ def orders(lengths: np.ndarray, *, batch: int, members: int, epoch: int, seed: i
 
 
 class _StackedSource:
-    """The batches of all members, one on the other, padded to a width that few graphs serve."""
+    """The batches of all members stacked, and padded to one of few widths."""
 
     def __init__(self, table: _Table, config: StudyConfig, *, members: int) -> None:
         self.table, self.config, self.members = table, config, members
@@ -229,6 +230,6 @@ class _Member:
 
 
 def _rounded_up(width: int) -> int:
-    """A width that few graphs serve: a multiple of 8, or of 32 beyond 64."""
+    """The width that a batch is padded to, a multiple of 8, or of 32 beyond 64: each width needs a graph."""
     unit = 8 if width <= 64 else 32
     return -(-width // unit) * unit

@@ -46,9 +46,9 @@ __all__ = [
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
 SPLITS = ("valid", "train")
 READINGS = "readings"
-# What the comparison needs of each run's checkpoints.
+# The readings of each run's checkpoints that the comparison needs.
 KEPT = {"second": ("alpha", "beta"), "uniform": ("beta",), "frozen": ("alpha",)}
-# The splits of which a run leaves translations: xi needs the second seed's, A.1 those of both output layers.
+# The splits that a run translates: xi needs the second seed's translations, A.1 those of both output layers.
 TRANSLATED = {"second": SPLITS, "reference": ("valid",), "linear": ("valid",)}
 # The source tokens of the sentence that a run's timeline shows.
 SENTENCE = 12
@@ -96,7 +96,7 @@ class ReadingsCallback(Callback):
 
 
 def _translations(model: Translator, on: Examples, path: Path) -> None:
-    """Greedy translations and their references, as ids end to end; scored later, since that needs sacrebleu."""
+    """Write greedy translations and their references as ids end to end; they are scored later, by sacrebleu."""
     rows, references = [], []
     for batch in on.batches:
         longest = 2 * batch["labels"].shape[1] + 5
@@ -130,7 +130,7 @@ def _record_sentence(
 
 
 def _long_enough(on: Examples) -> tuple[dict[str, Tensor], int]:
-    """The first sentence of some length, by its batch and its row; the last one if none is."""
+    """The batch and the row of the first sentence of at least ``SENTENCE`` tokens, or else of the last sentence."""
     for batch in on.batches:
         rows = (batch["attention_mask"].sum(1) >= SENTENCE).nonzero()
         if len(rows):
@@ -141,7 +141,7 @@ def _long_enough(on: Examples) -> tuple[dict[str, Tensor], int]:
 def run_study(
     corpus: Corpus, work: Path | str, *, config: StudyConfig | None = None, runs: tuple[str, ...] = RUNS
 ) -> Path:
-    """Train what is not yet trained of a data set, into ``work``/<data set>/<run>; returns the data set's folder."""
+    """Train the unfinished runs of a data set into ``work``/<data set>/<run>; returns the data set's folder."""
     config = config or study_config(corpus)
     folder = Path(work) / corpus.name
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ Split = Literal["train", "test"]
 class PermutationCopying:
     """Copy ``length`` distinct words of ``words`` in random order (section 3.3: 40 of 40; control: 40 of 60).
 
-    With words == length every example holds the same words, so co-occurrence tells nothing about translation.
+    With words == length every example holds the same words, so co-occurrence has no information on translation.
 
     >>> batch = PermutationCopying(words=5, length=5, batch_size=1).batch(0)
     >>> sorted(batch["input_ids"][0].tolist()), bool((batch["labels"] == batch["input_ids"]).all())
@@ -96,8 +96,8 @@ class FixedPermutation(PermutationCopying):
 class KeywordDetection:
     """Positive when word 1 is in the sequence, and then exactly once (section 6.1: 40 words, length 40).
 
-    Words are uniform, conditioned on that: what the paper's rejection sampling leaves. ``position`` is where the
-    keyword stands, -1 in negative sequences. Either class comes with probability 1/2.
+    Words are uniform, conditioned on that, as after the paper's rejection sampling. ``position`` is the keyword's
+    place, -1 in negative sequences. Either class has probability 1/2.
     """
 
     words: int = 40

@@ -48,14 +48,14 @@ class Study:
 
     def evaluations(self, run: str) -> list[Row]:
         """(step and values) of each evaluation of a run, agreements included; none if it was not run."""
-        found: dict[int, Row] = {}
+        by_step: dict[int, Row] = {}
         for name in ("metrics.jsonl", "agreements.jsonl"):
             path = self.folder / run / name
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             for row in map(json.loads, lines):
                 if row["kind"] == "eval":
-                    found.setdefault(row["step"], {"step": row["step"]}).update(row["values"])
-        return [found[step] for step in sorted(found)]
+                    by_step.setdefault(row["step"], {"step": row["step"]}).update(row["values"])
+        return [by_step[step] for step in sorted(by_step)]
 
     def curve(self, run: str, value: str) -> list[tuple[int, float]]:
         """(step, value) of the evaluations that have it."""
@@ -87,7 +87,7 @@ def studies(work: Path | str) -> list[Study]:
 
 
 def table_2(
-    found: Iterable[Study],
+    finished: Iterable[Study],
     *,
     split: str = "valid",
     tau: bool = False,
@@ -100,7 +100,7 @@ def table_2(
     A star among ``starred`` says that no checkpoint agreed as much, so that the value is the last one's.
     """
     rows = []
-    for study in found:
+    for study in finished:
         reached = performance(study) if performance else study.curve("second", f"{split}/accuracy")
         agreed = dict(study.curve("second", f"{split}/alpha_hat{'_tau' if tau else ''}"))
         reached = [(step, value) for step, value in reached if step in agreed]
@@ -122,10 +122,10 @@ def table_2(
     return beside_paper(rows, results=results, table=table, keys=["dataset"])
 
 
-def run_sizes(found: Iterable[Study]) -> list[Row]:
+def run_sizes(finished: Iterable[Study]) -> list[Row]:
     """How long each data set's runs were trained, and on how much their agreements were measured."""
     rows = []
-    for study in found:
+    for study in finished:
         config = study.run_facts().get("config") or {}
         epochs = study.updates() * config.get("batch", 0) / max(1, config.get("examples", 0))
         row = {"dataset": study.name, "updates": study.updates(), "batch": config.get("batch")}
@@ -142,28 +142,28 @@ def still_rising(study: Study) -> bool:
     return bool(values) and study.updates("uniform") < planned and max(values) in values[-2:]
 
 
-def uniform_curves(found: Iterable[Study]) -> list[Row]:
+def uniform_curves(finished: Iterable[Study]) -> list[Row]:
     """A(alpha, beta_uf) over the training of the model with uniform attention (A.7)."""
     return [
         {"dataset": study.name, "step": step, "a_alpha_uf": _rounded(value)}
-        for study in found
+        for study in finished
         for step, value in study.curve("uniform", "valid/alpha_uf")
     ]
 
 
-def table_10(found: Iterable[Study]) -> list[Row]:
+def table_10(finished: Iterable[Study]) -> list[Row]:
     """Attention trained while all else is frozen, against the probe trained without attention."""
-    return _pairs(found, "a_alpha_frozen", "a_alpha_uf", results="ktiw-frozen", table="table_10")
+    return _pairs(finished, "a_alpha_frozen", "a_alpha_uf", results="ktiw-frozen", table="table_10")
 
 
-def table_11(found: Iterable[Study]) -> list[Row]:
+def table_11(finished: Iterable[Study]) -> list[Row]:
     """The proxy and logistic regression against the probe."""
-    return _pairs(found, "a_uf_px", "a_uf_log", results="ktiw-logreg", table="table_11")
+    return _pairs(finished, "a_uf_px", "a_uf_log", results="ktiw-logreg", table="table_11")
 
 
-def _pairs(found: Iterable[Study], first: str, second: str, *, results: str, table: str) -> list[Row]:
+def _pairs(finished: Iterable[Study], first: str, second: str, *, results: str, table: str) -> list[Row]:
     rows = []
-    for study in found:
+    for study in finished:
         values = {name: _rounded(study.most("valid", name.removeprefix("a_"))) for name in (first, second)}
         if None not in values.values():
             rows.append({"dataset": study.name, **values})
@@ -189,9 +189,11 @@ def appendix_a1(study: Study, words: Sequence[str]) -> list[Row]:
         )
     optimal = study.folder / "optimal.json"
     if rows and optimal.exists():
-        told = json.loads(optimal.read_text(encoding="utf-8"))
+        agreements = json.loads(optimal.read_text(encoding="utf-8"))
         rows[0] |= {
-            name: value if name == "targets" else _rounded(value) for name, value in told.items() if name != "step"
+            name: value if name == "targets" else _rounded(value)
+            for name, value in agreements.items()
+            if name != "step"
         }
     return beside_paper(rows, results="ktiw-optimal", table="appendix_a1", keys=["model"])
 
@@ -217,7 +219,7 @@ def bleu_curve(
 
 
 def _ordered(row: Row) -> Row:
-    """The agreements first, then what they are worth."""
+    """The columns in order: agreements, then their xi."""
     first = ["dataset", *(f"a_{name}" for name in AGREEMENTS), "a_random", *(f"xi_{name}" for name in AGREEMENTS)]
     return {key: row[key] for key in (*first, "xi_star", "starred") if key in row}
 

@@ -7,7 +7,7 @@ Three runs of our transformer or of a Hugging Face encoder-decoder: ``reference`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def run_heads(corpus: Corpus, work: Path | str, *, config: HeadsConfig) -> Path:
             watch="accuracy",
             maximise=True,
         )
-        with uniform_cross(model) if run == "uniform" else _nothing():
+        with uniform_cross(model) if run == "uniform" else nullcontext():
             train(
                 model,
                 source,
@@ -123,7 +123,7 @@ def uniform_cross(model: nn.Module) -> Iterator[None]:
 
 
 def forced(model: nn.Module, layer: int | None = None) -> Callable[[str], Any]:
-    """What puts a spec in the place of a layer's cross-attention (None: of every layer's)."""
+    """A function that puts a spec in place of a layer's cross-attention, or of every layer's (None)."""
     chosen: Any = "cross" if layer is None else ("cross", layer)
     return lambda spec: swap(model, spec, layers=chosen, dropout="skip")
 
@@ -131,15 +131,15 @@ def forced(model: nn.Module, layer: int | None = None) -> Callable[[str], Any]:
 @torch.no_grad()
 def attention_rows(model: nn.Module, on: Examples) -> dict[tuple[int, int], Tensor]:
     """alpha of each (layer, head) on every target token."""
-    found: dict[tuple[int, int], list[Tensor]] = {}
+    by_head: dict[tuple[int, int], list[Tensor]] = {}
     for batch in on.batches:
         with record(model) as trace:
             _logits(model, batch)
-        told = batch["labels"] != IGNORED
+        is_target = batch["labels"] != IGNORED
         for layer in (one for one in trace if one.kind == "cross"):
             for head, weights in enumerate(layer.weights().unbind(1)):
-                found.setdefault((layer.layer, head), []).append(weights[told])
-    return {key: torch.cat(parts) for key, parts in found.items()}
+                by_head.setdefault((layer.layer, head), []).append(weights[is_target])
+    return {key: torch.cat(parts) for key, parts in by_head.items()}
 
 
 def head_readings(model: nn.Module, on: Examples, *, each_head: bool) -> dict[str, dict[tuple[int, int], Tensor]]:
@@ -149,30 +149,30 @@ def head_readings(model: nn.Module, on: Examples, *, each_head: bool) -> dict[st
     """
     [batch] = on.batches
     y = batch["labels"]
-    told, width = y != IGNORED, on.width
+    is_target, width = y != IGNORED, on.width
     alpha = attention_rows(model, on)
 
     def probe(layer: int | None, head: int | None, heads: int) -> Tensor:
         beta = forced_probe(
             lambda: _logits(model, batch),
             forced(model, layer),
-            y.masked_fill(~told, -1),
+            y.masked_fill(~is_target, -1),
             keys=width,
             head=head,
             heads=heads,
         )
-        return beta[told]
+        return beta[is_target]
 
     together = probe(None, None, 1)
-    found = {"alpha": alpha, "beta": dict.fromkeys(alpha, together)}
+    readings = {"alpha": alpha, "beta": dict.fromkeys(alpha, together)}
     if each_head:
         heads = 1 + max(head for _, head in alpha)
-        found["beta_alone"] = {(layer, head): probe(layer, head, heads) for layer, head in alpha}
-    return found
+        readings["beta_alone"] = {(layer, head): probe(layer, head, heads) for layer, head in alpha}
+    return readings
 
 
 class _Heads(Callback):
-    """At each evaluation, for each head: what it attends to against the probes, and against the reference's head."""
+    """At each evaluation, for each head: agreement of its attention with the probes and with the reference's head."""
 
     def __init__(self, run: str, on: Examples, gold: dict[tuple[int, int], Tensor], config: HeadsConfig) -> None:
         self.run, self.on, self.gold, self.config = run, on, gold, config
@@ -180,22 +180,22 @@ class _Heads(Callback):
     def on_evaluation(self, moment: Moment) -> dict[str, float]:
         on = self.on
         [batch] = on.batches
-        told = batch["labels"] != IGNORED
+        is_target = batch["labels"] != IGNORED
         with torch.no_grad():
-            right = _logits(moment.model, batch)[told].argmax(-1) == batch["labels"][told]
+            right = _logits(moment.model, batch)[is_target].argmax(-1) == batch["labels"][is_target]
         values = {"accuracy": 100 * float(right.double().mean())}
-        # A head of a uniform run cannot be read alone: others would be forced to softmax.
+        # In a uniform run no head is probed alone, since that would give the other heads softmax attention.
         each = self.config.each_head and self.run != "uniform"
-        found = head_readings(moment.model, on, each_head=each)
-        for layer, head in found["alpha"]:
+        readings = head_readings(moment.model, on, each_head=each)
+        for layer, head in readings["alpha"]:
             pairs = {}
             for name in ("beta", "beta_alone"):
-                if name in found and self.run != "uniform":
-                    pairs[f"own_{name}"] = (found["alpha"][layer, head], found[name][layer, head])
+                if name in readings and self.run != "uniform":
+                    pairs[f"own_{name}"] = (readings["alpha"][layer, head], readings[name][layer, head])
             if self.gold:
-                pairs["gold_beta"] = (self.gold[layer, head], found["beta"][layer, head])
+                pairs["gold_beta"] = (self.gold[layer, head], readings["beta"][layer, head])
                 if self.run != "uniform":
-                    pairs["gold_alpha"] = (self.gold[layer, head], found["alpha"][layer, head])
+                    pairs["gold_alpha"] = (self.gold[layer, head], readings["alpha"][layer, head])
             for name, (u, v) in pairs.items():
                 value = agreement(u, v, lengths=on.lengths).nanmean()
                 values[f"layer {layer} head {head}/{name}"] = 100 * float(value)
@@ -205,8 +205,3 @@ class _Heads(Callback):
 def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     names = ("input_ids", "attention_mask", "decoder_input_ids")
     return model(**{name: batch[name] for name in names}).logits
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,13 @@ from torch import Tensor
 
 from attnlab.adapters import swap
 from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
+from attnlab.data.tokenisers import WordTokeniser
 from attnlab.devices import best_device
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM
 from attnlab.training import Recipe, Schedule
-from papers.common.row_store import Part
-from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.config import ValueAwareConfig
-from papers.value_aware.training import Rendezvous, fit, on_device, uncompiled
+from papers.value_aware.training import PartRun, fit, on_device, uncompiled
 
 __all__ = ["EXACT", "Score", "causal_loss", "causal_model", "kernel_specs", "run_lm", "sliding_windows"]
 
@@ -42,7 +40,7 @@ class Score:
         return self.nll / self.tokens
 
     def perplexity(self, count: int | None = None) -> float:
-        """exp of the mean over ``count`` units, such as words; over tokens where none is given."""
+        """exp of the mean over ``count`` units, such as words; by default over tokens."""
         return math.exp(min(700.0, self.nll / (self.tokens if count is None else count)))
 
 
@@ -75,8 +73,7 @@ def sliding_windows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Windows over the documents, each followed by </s>; each token is a label once, after at least ``context`` others.
 
-    Only the first window's labels have fewer before them. ``unknown`` is no label, since the word that it
-    stands for is not known.
+    Only labels of the first window have fewer. The token ``unknown`` is never a label.
 
     >>> store = TokenStore(np.arange(10, 18), np.array([0, 8]))
     >>> tokens, labels = sliding_windows(store, 2, length=5, context=3)
@@ -92,7 +89,7 @@ def sliding_windows(
     starts = np.array([*range(0, last, length - context), last])
     at = starts[:, None] + np.arange(length)
     tokens = stream[at]
-    # What the window before has predicted is context here.
+    # Labels of the window before are context in this one.
     done = np.concatenate([[1], starts[:-1] + length])
     labels = np.where((at >= done[:, None]) & (tokens != (-1 if unknown is None else unknown)), tokens, IGNORED)
     return tokens, labels
@@ -104,7 +101,7 @@ def causal_loss(model: Any, windows: Windows) -> Score:
     total, count = 0.0, 0
     for batch in windows:
         output = model(batch["input_ids"])
-        # Without the other positions most of the vocabulary's work falls away.
+        # Only the labelled positions are scored against the whole vocabulary.
         chosen = batch["labels"][:, 1:] != IGNORED
         nll = output.head.nll(output.hidden[:, :-1][chosen], batch["labels"][:, 1:][chosen])
         total += float(nll.double().sum())
@@ -112,17 +109,20 @@ def causal_loss(model: Any, windows: Windows) -> Score:
     return Score(total, count)
 
 
-def run_lm(
-    kernel: str, *, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, rendezvous: Rendezvous, folder: Path
-) -> None:
-    """Train one kernel's model; then its rows of Table 2 and Figure 2."""
-    device, tokeniser = best_device(), corpus.tokeniser()
+def run_lm(kernel: str, run: PartRun) -> None:
+    """Train one kernel's model; then measure its rows of Table 2 and Figure 2."""
+    config, part = run.config, run.part
+    device, tokeniser = best_device(), run.corpus.tokeniser()
+    if (config.lm_vocabulary == "words") != isinstance(tokeniser, WordTokeniser):
+        raise ValueError(
+            f"{run.corpus.folder} has a {type(tokeniser).__name__}, but lm_vocabulary is {config.lm_vocabulary!r}"
+        )
     model = causal_model(config, kernel, vocab=-(-tokeniser.vocab_size // 64) * 64)
     decoder = model.decoder
     assert decoder is not None
     length, specials = config.lm_length, tokeniser.specials
-    blocks = Blocks(corpus.store("train"), specials, length=length, form="stream", seed=config.seed)
-    valid = _windows(corpus, "valid", config, device, context=length // 2)
+    blocks = Blocks(run.corpus.store("train"), specials, length=length, form="stream", seed=config.seed)
+    valid = _windows(run, "valid", device, context=length // 2)
 
     def curve(step: int, model: Any) -> dict[str, float]:
         loss = causal_loss(model, valid).loss
@@ -138,23 +138,21 @@ def run_lm(
         steps=config.lm_steps,
         blocks=decoder.blocks,
         curve=curve,
-        config=config,
-        rendezvous=rendezvous,
-        run_dir=folder,
+        run=run,
     )
     parameters = sum(p.numel() for p in model.parameters())
     part.fact("training", facts | {"parameters": parameters, "tokens_in_corpus": len(blocks.store.tokens)})
     with uncompiled():
-        _judge(model, kernel, config, corpus, part, device)
+        _judge(model, kernel, run, device)
 
 
-def _judge(
-    model: Transformer, kernel: str, config: ValueAwareConfig, corpus: WikiCorpus, part: Part, device: torch.device
-) -> None:
-    meta = corpus.store("wikitext103-test").meta
-    # Unknown words are not predicted, so they do not count; of a part of the text the words are not known.
+def _judge(model: Transformer, kernel: str, run: PartRun, device: torch.device) -> None:
+    """Put approximations in place of the model's attention, and measure the rows of Table 2 and Figure 2."""
+    config, part = run.config, run.part
+    meta = run.corpus.store("wikitext103-test").meta
+    # The words that are predicted. Where tokens are words it is not needed, and of a part of the text it is not known.
     words = meta["words"] - meta["unknown_words"] if "words" in meta and config.eval_rows is None else None
-    windows = _windows(corpus, "wikitext103-test", config, device, context=config.lm_context)
+    windows = _windows(run, "wikitext103-test", device, context=config.lm_context)
     part.fact("test", {"tokens": sum(int((w["labels"] != IGNORED).sum()) for w in windows), "words": words})
     d = config.lm_width // config.lm_heads
     table: dict[str, dict[str, Any]] = {EXACT[kernel]: {"mechanism": "softmax"}}
@@ -174,9 +172,9 @@ def _judge(
 
     part.rows("table_2", {spec: {"kernel": kernel, **row} for spec, row in table.items()}, cell)
 
-    def on(some: Windows) -> Callable[[str], dict[str, Any]]:
+    def loss_on(chosen: Windows) -> Callable[[str], dict[str, Any]]:
         def point(spec: str) -> dict[str, Any]:
-            score = _score(model, spec, some)
+            score = _score(model, spec, chosen)
             return {"loss": score.loss, "predicted": score.tokens}
 
         return point
@@ -184,15 +182,17 @@ def _judge(
     # With all keys the value-oblivious oracle is exact.
     sweep = {kernel_specs(kernel, r)[0] if r < config.lm_length else EXACT[kernel]: r for r in config.lm_r}
     part.rows(
-        "figure_2", {spec: {"kernel": kernel, "r": r} for spec, r in sweep.items()}, on(windows[:: config.sweep_every])
+        "figure_2",
+        {spec: {"kernel": kernel, "r": r} for spec, r in sweep.items()},
+        loss_on(windows[:: config.sweep_every]),
     )
-    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few windows, for both kinds.
+    # The search for value-aware keys between 1 and d + 1 is slow, so both kinds are scored on a few windows.
     few = [{name: t[-config.between_rows :] for name, t in windows[len(windows) // 2].items()}]
     wanted: dict[str, dict[str, Any]] = {EXACT[kernel]: {"kernel": kernel, "family": "softmax"}}
     for r in (1, *config.between_r):
         for family, spec in zip(("top-r", "value-aware"), kernel_specs(kernel, r), strict=True):
             wanted[spec] = {"kernel": kernel, "family": family, "r": r}
-    part.rows("figure_2_few", wanted, on(few))
+    part.rows("figure_2_few", wanted, loss_on(few))
 
 
 def _score(model: Transformer, spec: str, windows: Windows) -> Score:
@@ -200,11 +200,13 @@ def _score(model: Transformer, spec: str, windows: Windows) -> Score:
         return causal_loss(model, windows)
 
 
-def _windows(corpus: WikiCorpus, name: str, config: ValueAwareConfig, device: torch.device, *, context: int) -> Windows:
-    specials = corpus.tokeniser().specials
+def _windows(run: PartRun, name: str, device: torch.device, *, context: int) -> Windows:
+    """The windows of a store in batches on the device. By whole words <unk> is a word, and so it is predicted too."""
+    config, specials = run.config, run.corpus.tokeniser().specials
     assert specials.eos is not None
+    unknown = None if config.lm_vocabulary == "words" else specials.unk
     tokens, labels = sliding_windows(
-        corpus.store(name), specials.eos, length=config.lm_length, context=context, unknown=specials.unk
+        run.corpus.store(name), specials.eos, length=config.lm_length, context=context, unknown=unknown
     )
     tokens, labels = tokens[: config.eval_rows], labels[: config.eval_rows]
 

@@ -1,14 +1,16 @@
-"""Settings of ``python -m papers value-aware``, and its tables: what tells their rows apart, and what they mean."""
+"""Settings of ``python -m papers value-aware``, and the columns that identify a row of each of its tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "ValueAwareConfig"]
+__all__ = ["ARMS", "CONFIGS", "KEYS", "NAME", "ValueAwareConfig"]
 
 NAME = "value-aware"
+# The masked LMs: continued at a greater length, and, as the control, at their own.
 ARMS = ("long", "short")
-# What tells the rows of a table apart, and so which row of the paper's lies beside ours.
+# The columns that identify a row of a table; the paper's row with the same values lies beside ours.
 KEYS = {
     "table_1": ["mechanism"],
     "table_2": ["kernel", "mechanism"],
@@ -19,16 +21,6 @@ KEYS = {
     "figure_3": ["model"],
     "figure_3_curves": ["model", "step"],
     "lm_curves": ["kernel", "step"],
-}
-# The tables of the masked LMs.
-MASKED = ("table_1", "figure_1", "figure_1_few", "figure_3", "figure_3_curves")
-NOTES = {
-    "table_1": "MLM error in % of the model continued at mlm_long, on held-out enwik8 and WikiText-103 valid.",
-    "table_2": "perplexity is per word, as the paper's; perplexity_per_token per token of our 8k vocabulary. Text is "
-    "lower-cased, @-@ is undone, and words that are <unk> in WikiText-103 are context but are not predicted. Trained "
-    "on enwik8's text, not on WikiText-103. softmax names each kernel's exact attention.",
-    "figure_1_few": "A few rows only: between 1 and d + 1 keys the value-aware ones are searched for.",
-    "figure_2_few": "A few windows only: between 1 and d + 1 keys the value-aware ones are searched for.",
 }
 
 
@@ -41,7 +33,8 @@ class ValueAwareConfig:
     """
 
     seed: int = 0
-    # The causal models (OVA, A.2); the paper's batch is 128 x 512 and its vocabulary WikiText-103's words.
+    # The causal models (OVA, A.2); the paper's batch is 128 x 512.
+    lm_vocabulary: Literal["pieces", "words"] = "pieces"
     kernels: tuple[str, ...] = ("exp", "poly", "elu")
     lm_layers: int = 6
     lm_width: int = 512
@@ -50,7 +43,7 @@ class ValueAwareConfig:
     lm_batch: int = 64
     lm_dropout: float = 0.1
     lm_lr: float = 5e-4
-    # The paper clips nothing; where all of a row's scores are near zero the polynomial's gradient is all rounding.
+    # The paper does not clip. Where all scores of a row are near zero, the polynomial's gradient is rounding error.
     lm_clip: float | None = 1.0
     # 4,000 of the paper's 31,520 steps.
     lm_warmup: float = 4000 / 31520
@@ -70,10 +63,10 @@ class ValueAwareConfig:
     mlm_r: tuple[int, ...] = (1, 2, 4, 8, 16, 33, 64, 128, 256, 512, 1024, 2048)
     # (keys a round, rounds) of Figure 1's LSH; Table 1 has the first and the last.
     mlm_lsh: tuple[tuple[int, int], ...] = ((64, 4), (64, 16), (512, 1), (512, 4), (512, 16))
-    # Value-aware between 1 and d + 1 keys, which is searched for, on this many rows.
+    # Numbers of value-aware keys between 1 and d + 1, which are searched for, and the rows that they are scored on.
     between_r: tuple[int, ...] = (2, 4, 8, 16)
     between_rows: int = 2
-    # Table 1 uses every n-th held-out batch, the figures' sweeps every m-th.
+    # Table 1 is scored on one held-out batch in ``table_every``, the figures' sweeps on one in ``sweep_every``.
     table_every: int = 1
     sweep_every: int = 4
     curve_points: int = 8
@@ -87,6 +80,8 @@ class ValueAwareConfig:
     compile: bool = False
 
     def __post_init__(self) -> None:
+        if self.lm_vocabulary not in ("pieces", "words"):
+            raise ValueError(f"lm_vocabulary must be 'pieces' or 'words', got {self.lm_vocabulary!r}")
         if not set(self.kernels) <= {"exp", "poly", "elu"} or not self.kernels:
             raise ValueError(f"kernels must be some of exp, poly and elu, got {self.kernels}")
         if not 0 < self.lm_context < self.lm_length:
@@ -97,9 +92,11 @@ class ValueAwareConfig:
 
 CONFIGS = {
     "quick": ValueAwareConfig(),
-    # Table 4 (ROBERTA-512 and ROBERTA-4096: 8 instances of 512 tokens in a batch, as 8 rows or as one) and A.2.
+    # Table 4 (ROBERTA-512 and ROBERTA-4096: 8 instances of 512 tokens in a batch, as 8 rows or as one) and A.2, whose
+    # 156M parameters are those of WikiText-103's 267,744 words.
     "paper": ValueAwareConfig(
         seed=42,
+        lm_vocabulary="words",
         lm_batch=128,
         lm_clip=None,
         lm_steps=31_520,

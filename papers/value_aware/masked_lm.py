@@ -15,10 +15,7 @@ from attnlab.devices import best_device
 from attnlab.pretraining import BertMaskedLM, bert_states
 from attnlab.shapes import Float, Int
 from attnlab.training import Recipe, Schedule
-from papers.common.row_store import Part
-from papers.common.wiki_corpus import WikiCorpus
-from papers.value_aware.config import ValueAwareConfig
-from papers.value_aware.training import Rendezvous, fit, on_device, uncompiled
+from papers.value_aware.training import PartRun, fit, on_device, uncompiled
 
 __all__ = ["Places", "continued_model", "masked_score", "run_mlm", "table_1_specs"]
 
@@ -27,10 +24,10 @@ Batches = list[dict[str, Tensor]]
 
 
 class Places(nn.Module):
-    """own[p mod n] + part[p div n]: n places over and over, and which time it is (OVA, A.1 and Table 4's POSq).
+    """own[p mod n] + part[p div n]: n places again and again, and the number of the repetition (OVA, A.1 and POSq).
 
-    The first part adds nothing. The others begin at random, as far from it as places are from each other: with parts
-    that are alike, every place would be found once in each of them.
+    The first part adds nothing. The others start at random, as far from it as places are from each other. If they
+    started alike, a token could not be distinguished from those at the same place of other parts.
     """
 
     def __init__(self, own: Float[Tensor, "n c"], parts: int) -> None:
@@ -47,8 +44,11 @@ class Places(nn.Module):
 
 def continued_model(folder: Path | str, *, positions: int, dropout: float) -> Any:
     """The masked LM of a folder with ``positions`` places: its own, in as many parts as needed (A.1)."""
-    from transformers import BertConfig, BertForMaskedLM
+    from transformers import AutoConfig, BertConfig, BertForMaskedLM
 
+    kind = AutoConfig.from_pretrained(folder).model_type
+    if kind != "bert":
+        raise ValueError(f"{folder} holds a model of type {kind!r}; only a BERT can be continued")
     model = BertForMaskedLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
     own = model.bert.embeddings.position_embeddings.weight.detach()
     config = BertConfig.from_pretrained(folder, max_position_embeddings=positions, hidden_dropout_prob=dropout)
@@ -91,30 +91,27 @@ def masked_score(model: Any, batches: Batches) -> dict[str, float]:
     return {"mlm_error": 100 * wrong / count, "loss": nll / count, "predicted": count}
 
 
-def run_mlm(
-    arm: str,
-    *,
-    config: ValueAwareConfig,
-    corpus: WikiCorpus,
-    model: Path,
-    part: Part,
-    rendezvous: Rendezvous,
-    folder: Path,
-) -> None:
+def run_mlm(arm: str, run: PartRun, *, model: Path) -> None:
     """Continue the masked LM ``short`` or ``long``; the long one then fills Table 1 and Figure 1."""
-    device, tokeniser = best_device(), corpus.tokeniser()
+    config, part = run.config, run.part
+    device, tokeniser = best_device(), run.corpus.tokeniser()
     length = {"short": config.mlm_short, "long": config.mlm_long}[arm]
     net = continued_model(model, positions=length, dropout=config.mlm_dropout)
-    held_out = _held_out(corpus, length, config, device)
+    if tokeniser.vocab_size > net.config.vocab_size:
+        raise ValueError(
+            f"the corpus has {tokeniser.vocab_size} tokens and the model {net.config.vocab_size}; "
+            "tokenise the corpus with the model's tokenizer"
+        )
+    held_out = _held_out(run, length, device)
 
     def curve(step: int, net: Any) -> dict[str, float]:
         score = masked_score(net, held_out)
         part.row("figure_3_curves", model=arm, length=length, step=step, tokens=step * config.mlm_tokens, **score)
         return score
 
-    kept = folder / "model.safetensors"
+    kept = run.folder / "model.safetensors"
     if not kept.exists():
-        blocks = Blocks(corpus.store("train"), tokeniser.specials, length=length, seed=config.seed)
+        blocks = Blocks(run.corpus.store("train"), tokeniser.specials, length=length, seed=config.seed)
         facts = fit(
             net,
             MlmSource(blocks, config.mlm_tokens // length, vocab_size=tokeniser.vocab_size, seed=config.seed),
@@ -124,26 +121,24 @@ def run_mlm(
             steps=config.mlm_steps,
             blocks=net.bert.encoder.layer,
             curve=curve,
-            config=config,
-            rendezvous=rendezvous,
-            run_dir=folder,
+            run=run,
             forward=bert_states,
         )
         part.fact("training", facts | {"parameters": sum(p.numel() for p in net.parameters())})
         _keep(net, kept)
-    net = _kept(net, kept).to(device).eval()
+    net = _load_kept(net, kept).to(device).eval()
     steps = part.content["facts"]["training"]["steps"]
     with uncompiled():
         part.row("figure_3", model=arm, length=length, steps=steps, **masked_score(net, held_out))
         if arm == "long":
-            short = _held_out(corpus, config.mlm_short, config, device)
+            short = _held_out(run, config.mlm_short, device)
             read = f"long, read at {config.mlm_short}"
             part.row("figure_3", model=read, length=config.mlm_short, steps=steps, **masked_score(net, short))
-            _judge(net, config, held_out, part)
+            _judge(net, run, held_out)
 
 
 def _keep(net: nn.Module, path: Path) -> None:
-    """In half precision, which is what is judged: a judgement that was cut short goes on from the file."""
+    """Save in half precision. The saved model is the one that is scored, so that a resumed run scores the same."""
     from safetensors.torch import save_model
 
     draft = path.with_suffix(".draft")
@@ -151,46 +146,48 @@ def _keep(net: nn.Module, path: Path) -> None:
     draft.replace(path)
 
 
-def _kept(net: nn.Module, path: Path) -> nn.Module:
+def _load_kept(net: nn.Module, path: Path) -> nn.Module:
     from safetensors.torch import load_model
 
     load_model(net.half().to("cpu"), path)
     return net.float()
 
 
-def _judge(net: Any, config: ValueAwareConfig, held_out: Batches, part: Part) -> None:
+def _judge(net: Any, run: PartRun, held_out: Batches) -> None:
+    """Put approximations in place of the model's attention, and measure the rows of Table 1 and Figure 1."""
+    config, part = run.config, run.part
     d = net.config.hidden_size // net.config.num_attention_heads
 
-    def on(some: Batches) -> Callable[[str], dict[str, Any]]:
+    def score_on(batches: Batches) -> Callable[[str], dict[str, Any]]:
         def measure(spec: str) -> dict[str, Any]:
             with swap(net, spec):
-                return {"spec": spec, **masked_score(net, some)}
+                return {"spec": spec, **masked_score(net, batches)}
 
         return measure
 
     tabled = {spec: {"mechanism": name} for name, spec in table_1_specs(d).items()}
-    part.rows("table_1", tabled, on(held_out[:: config.table_every]))
-    # Value-aware keys between 1 and d + 1 are searched for, which takes its time: a few rows, for both kinds.
+    part.rows("table_1", tabled, score_on(held_out[:: config.table_every]))
+    # The search for value-aware keys between 1 and d + 1 is slow, so both kinds are scored on a few rows.
     few = [{name: t[: config.between_rows] for name, t in held_out[0].items()}]
     wanted: dict[str, dict[str, Any]] = {"softmax": {"family": "softmax"}}
     for r in (1, *config.between_r):
         wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "value-aware")}
-    part.rows("figure_1_few", wanted, on(few))
+    part.rows("figure_1_few", wanted, score_on(few))
     wanted = {}
     for r in config.mlm_r:
         wanted |= {f"{family}:r={r}": {"family": family, "r": r} for family in ("top-r", "window")}
     wanted |= {f"value-aware:r={r}": {"family": "value-aware", "r": r} for r in (1, d + 1)}
     for r, rounds in config.mlm_lsh:
         wanted[f"lsh:r={r},rounds={rounds}"] = {"family": "lsh", "r": r, "rounds": rounds}
-    part.rows("figure_1", wanted, on(held_out[:: config.sweep_every]))
+    part.rows("figure_1", wanted, score_on(held_out[:: config.sweep_every]))
 
 
-def _held_out(corpus: WikiCorpus, length: int, config: ValueAwareConfig, device: torch.device) -> Batches:
+def _held_out(run: PartRun, length: int, device: torch.device) -> Batches:
     """Both held-out texts in rows of ``length``, with masks that are always the same."""
-    tokeniser = corpus.tokeniser()
+    config, tokeniser = run.config, run.corpus.tokeniser()
     batches: Batches = []
     for name in HELD_OUT:
-        blocks = Blocks(corpus.store(name), tokeniser.specials, length=length, seed=None)
+        blocks = Blocks(run.corpus.store(name), tokeniser.specials, length=length, seed=None)
         # As many tokens in a batch at every length.
         rows = min(len(blocks), max(1, config.eval_batch * config.mlm_short // length))
         source = MlmSource(blocks, rows, vocab_size=tokeniser.vocab_size, seed=config.seed, shuffle=False)

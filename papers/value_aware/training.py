@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from attnlab.provenance import write_json
 from attnlab.training import Callback, Moment, Recipe, Schedule, Settings, Source, every, train
+from papers.common.row_store import Part
+from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.config import ValueAwareConfig
 
-__all__ = ["Rendezvous", "fit", "on_device", "plan_steps", "uncompiled"]
+__all__ = ["PartRun", "Rendezvous", "fit", "on_device", "plan_steps", "uncompiled"]
 
 Forward = Callable[[nn.Module, Any], Any]
 
@@ -35,7 +37,7 @@ class Rendezvous:
         _wait_for(self.folder / "go")
 
     def steps(self, rate: float) -> int:
-        """Tell this part's speed while all run; the number of steps that was planned from the speeds of all."""
+        """Note this part's speed while all run; returns the number of steps planned from the speeds of all."""
         write_json(self.folder / f"{self.name}.rate", rate)
         _wait_for(self.folder / "steps.json")
         planned = self.planned()
@@ -46,6 +48,17 @@ class Rendezvous:
         """The number of steps, if it was planned before."""
         path = self.folder / "steps.json"
         return json.loads(path.read_text())[self.name.partition("-")[0]] if path.exists() else None
+
+
+@dataclass(frozen=True)
+class PartRun:
+    """What every part gets: the settings, its texts, its rows, the rendezvous, and the folder of its training."""
+
+    config: ValueAwareConfig
+    corpus: WikiCorpus
+    part: Part
+    rendezvous: Rendezvous
+    folder: Path
 
 
 def plan_steps(rates: Mapping[str, float], *, seconds: float, share: Mapping[str, float]) -> dict[str, int]:
@@ -75,21 +88,19 @@ def fit(
     steps: int | None,
     blocks: nn.ModuleList,
     curve: Callable[[int, nn.Module], Mapping[str, float]],
-    config: ValueAwareConfig,
-    rendezvous: Rendezvous,
-    run_dir: Path,
+    run: PartRun,
     forward: Forward | None = None,
 ) -> dict[str, Any]:
-    """Train by the one loop for ``steps``, or for as many as the rendezvous plans; ``curve`` is asked along the way."""
+    """Train for ``steps``, or for as many as the rendezvous plans; ``curve`` makes the metrics of an evaluation."""
+    config = run.config
     if config.compile:
         _compile(blocks)
     rate = None
-    steps = rendezvous.planned() if steps is None else steps
+    steps = run.rendezvous.planned() if steps is None else steps
     if steps is None:
         start = {name: t.detach().clone() for name, t in model.state_dict().items()}
-        probe = run_dir.parent / f"{run_dir.name}-probe"
-        rate = _measure(model, source, term, recipe, config, rendezvous, probe, forward)
-        steps = rendezvous.steps(rate)
+        rate = _measure(model, source, term, recipe, run, forward)
+        steps = run.rendezvous.steps(rate)
         model.load_state_dict(start)
     settings = Settings(
         steps=steps,
@@ -104,7 +115,7 @@ def fit(
         source,
         terms=[term],
         settings=settings,
-        run_dir=run_dir,
+        run_dir=run.folder,
         callbacks=[_Curve(curve)],
         forward=forward,
         resume=True,
@@ -118,7 +129,7 @@ class _Curve(Callback):
         self.curve = curve
 
     def on_evaluation(self, moment: Moment) -> Mapping[str, float]:
-        # The graphs are for training: its batch, its dropout.
+        # The compiled graphs are of training's batch and dropout.
         with uncompiled(), torch.no_grad():
             return self.curve(moment.step, moment.model)
 
@@ -150,25 +161,25 @@ def _measure(
     source: Source,
     term: Any,
     recipe: Recipe,
-    config: ValueAwareConfig,
-    rendezvous: Rendezvous,
-    run_dir: Path,
+    run: PartRun,
     forward: Forward | None,
 ) -> float:
-    speed = _Speed(rendezvous, config.probe_seconds)
-    settings = Settings(steps=1_000_000, recipe=replace(recipe, lr=1e-8), seed=config.seed)
+    """Steps per second of a short training in a folder of its own, at a rate that hardly changes the model."""
+    speed = _Speed(run.rendezvous, run.config.probe_seconds)
+    settings = Settings(steps=1_000_000, recipe=replace(recipe, lr=1e-8), seed=run.config.seed)
+    probe = run.folder.parent / f"{run.folder.name}-probe"
     try:
-        train(model, source, terms=[term], settings=settings, run_dir=run_dir, callbacks=[speed], forward=forward)
+        train(model, source, terms=[term], settings=settings, run_dir=probe, callbacks=[speed], forward=forward)
     except _EnoughError:
         return speed.rate
     raise AssertionError("the probe ends only by being stopped")
 
 
 def _compile(blocks: nn.ModuleList) -> None:
-    """Compile each layer; the layers are alike, so that one graph serves them all."""
+    """Compile each layer; all layers have the same graph, which is compiled once."""
     from torch._dynamo import config
 
-    # What cannot be compiled runs as it is, more slowly.
+    # A layer that cannot be compiled runs as it is written, more slowly.
     config.suppress_errors = True
     for block in blocks:
         block.compile()

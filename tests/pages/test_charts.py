@@ -113,6 +113,13 @@ def test_heat_maps_share_one_scale_and_diverge_around_zero() -> None:
         "fill:var(--div-12)",
     ]
     assert (sequential(7, high=0), diverging(-9, high=1)) == ("var(--seq-0)", "var(--div-0)")
+    ranged = parse(heat_maps({"a": [[-1.0, 2.0, 5.0]]}, name="n", title="t", low=-1.0, high=5.0))
+    assert [node.attributes["style"] for node in ranged.all("rect")] == [
+        "fill:var(--seq-0)",
+        "fill:var(--seq-8)",
+        "fill:var(--seq-15)",
+    ]
+    assert [node.text for node in ranged.all("span") if node.text][-2:] == ["-1", "5"]
 
 
 def _luminance(colour: str) -> float:

@@ -19,7 +19,7 @@ def fill_from_glove(embedding: nn.Embedding, path: Path | str, *, words: Sequenc
     if len(words) != embedding.num_embeddings:
         raise ValueError(f"words must name each of the {embedding.num_embeddings} rows, got {len(words)}")
     place = {word: i for i, word in enumerate(words)}
-    found = 0
+    known = 0
     with open(path, encoding="utf-8") as lines, torch.no_grad():
         for number, line in enumerate(lines, 1):
             word, *values = line.rstrip("\n").split(" ")
@@ -30,5 +30,5 @@ def fill_from_glove(embedding: nn.Embedding, path: Path | str, *, words: Sequenc
                 )
             if word in place:
                 embedding.weight[place[word]] = torch.tensor([float(value) for value in values])
-                found += 1
-    return found
+                known += 1
+    return known

@@ -32,7 +32,7 @@ State = tuple[Tensor, Tensor]
 
 
 class Encoded(NamedTuple):
-    """The encoder's states h_l, which of them are no padding (None: all), and what a decoder starts from."""
+    """The encoder's states h_l, a mask of those that are not padding (None: all), and the decoder's first state."""
 
     hidden: Float[Tensor, "b k e"]
     visible: Bool[Tensor, "b k"] | None
@@ -40,7 +40,7 @@ class Encoded(NamedTuple):
 
 
 class Translated(NamedTuple):
-    """A translator's answer: the vocabulary's logits, the decoder's states s_t, and what it read."""
+    """A translator's output: the vocabulary's logits, the decoder's states s_t, and the encoded source."""
 
     logits: Float[Tensor, "b q v"]
     states: Float[Tensor, "b q m"]
@@ -48,7 +48,7 @@ class Translated(NamedTuple):
 
 
 class Classification(NamedTuple):
-    """A classifier's answer: the log-odds of class 1, and the states h_l."""
+    """A classifier's output: the log-odds of class 1, and the states h_l."""
 
     logits: Float[Tensor, " b"]
     source: Encoded
@@ -93,7 +93,7 @@ class AdditiveAttention(AttentionLayer):
         super().__init__(kind="cross", layer=0)
         self.heads = 1
         self.key = nn.Linear(config.encoded, config.attention_width)
-        # Its bias moves every logit alike, so softmax does not see it; it is there as the paper counts it.
+        # The bias adds the same to every logit, so softmax ignores it. The paper counts it as a parameter.
         self.score = nn.Linear(config.attention_width, 1)
         self.score.bias.requires_grad_(False)
         self.out = out
@@ -194,7 +194,7 @@ class Classifier(nn.Module):
 
 
 def attention_parameters(model: Translator | Classifier) -> list[nn.Parameter]:
-    """What decides the attention weights: W of Eq. 1, or Q and v of Eq. 7."""
+    """The parameters of the attention weights: W of Eq. 1, or Q and v of Eq. 7."""
     layer = model.attention
     parts = [layer.query] if isinstance(layer, DotAttention) else [layer.key, layer.score]
     return [p for part in parts for p in part.parameters()]
@@ -210,7 +210,7 @@ def freeze_probe(model: Translator | Classifier) -> None:
 def _run(
     lstm: nn.LSTM, embeddings: Float[Tensor, "b k m"], attention_mask: Tensor | None
 ) -> tuple[Float[Tensor, "b k e"], Bool[Tensor, "b k"] | None, State]:
-    """The states over each row's own length: the backward direction starts at its last word, not at padding."""
+    """The states over each row's length: the backward direction starts at the row's last word, not at padding."""
     if attention_mask is None:
         hidden, state = lstm(embeddings)
         return hidden, None, state

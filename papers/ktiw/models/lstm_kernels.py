@@ -29,7 +29,7 @@ def _tanh(x):
 
 @triton.jit
 def _places(total, m, b, BLOCK: tl.constexpr):
-    """(whether it is there, member, place of a state in it, place of its first gate in it) of this program's states."""
+    """(inside the tensor, member, place of a state in it, place of its first gate in it) of this program's states."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     within = i % (b * m)
     return i < total, i // (b * m), within, within // m * 4 * m + within % m
@@ -40,21 +40,21 @@ def _cell(
     inputs, recurrent, before, active, after, hidden, total, m, b, input_s, before_s, active_s, after_s, hidden_s,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    there, s, state, gate = _places(total, m, b, BLOCK)
+    inside, s, state, gate = _places(total, m, b, BLOCK)
     inputs += s * input_s + gate
     recurrent += s * 4 * m * b + gate
     active += s * active_s + gate
-    i = tl.sigmoid(tl.load(inputs, mask=there) + tl.load(recurrent, mask=there))
-    f = tl.sigmoid(tl.load(inputs + m, mask=there) + tl.load(recurrent + m, mask=there))
-    g = _tanh(tl.load(inputs + 2 * m, mask=there) + tl.load(recurrent + 2 * m, mask=there))
-    o = tl.sigmoid(tl.load(inputs + 3 * m, mask=there) + tl.load(recurrent + 3 * m, mask=there))
-    c = f * tl.load(before + s * before_s + state, mask=there) + i * g
-    tl.store(active, i, mask=there)
-    tl.store(active + m, f, mask=there)
-    tl.store(active + 2 * m, g, mask=there)
-    tl.store(active + 3 * m, o, mask=there)
-    tl.store(after + s * after_s + state, c, mask=there)
-    tl.store(hidden + s * hidden_s + state, o * _tanh(c), mask=there)
+    i = tl.sigmoid(tl.load(inputs, mask=inside) + tl.load(recurrent, mask=inside))
+    f = tl.sigmoid(tl.load(inputs + m, mask=inside) + tl.load(recurrent + m, mask=inside))
+    g = _tanh(tl.load(inputs + 2 * m, mask=inside) + tl.load(recurrent + 2 * m, mask=inside))
+    o = tl.sigmoid(tl.load(inputs + 3 * m, mask=inside) + tl.load(recurrent + 3 * m, mask=inside))
+    c = f * tl.load(before + s * before_s + state, mask=inside) + i * g
+    tl.store(active, i, mask=inside)
+    tl.store(active + m, f, mask=inside)
+    tl.store(active + 2 * m, g, mask=inside)
+    tl.store(active + 3 * m, o, mask=inside)
+    tl.store(after + s * after_s + state, c, mask=inside)
+    tl.store(hidden + s * hidden_s + state, o * _tanh(c), mask=inside)
 
 
 @triton.jit
@@ -62,21 +62,21 @@ def _cell_back(
     grad_h, dh, grad_c, dc, active, before, after, dgates, total, m, b, grad_h_s, grad_c_s, active_s, before_s, after_s,
     dgates_s, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    there, s, state, gate = _places(total, m, b, BLOCK)
+    inside, s, state, gate = _places(total, m, b, BLOCK)
     active += s * active_s + gate
-    i, f = tl.load(active, mask=there), tl.load(active + m, mask=there)
-    g, o = tl.load(active + 2 * m, mask=there), tl.load(active + 3 * m, mask=there)
+    i, f = tl.load(active, mask=inside), tl.load(active + m, mask=inside)
+    g, o = tl.load(active + 2 * m, mask=inside), tl.load(active + 3 * m, mask=inside)
     later = s * m * b + state
-    h = tl.load(grad_h + s * grad_h_s + state, mask=there) + tl.load(dh + later, mask=there)
-    squashed = _tanh(tl.load(after + s * after_s + state, mask=there))
-    c = tl.load(grad_c + s * grad_c_s + state, mask=there) + tl.load(dc + later, mask=there)
+    h = tl.load(grad_h + s * grad_h_s + state, mask=inside) + tl.load(dh + later, mask=inside)
+    squashed = _tanh(tl.load(after + s * after_s + state, mask=inside))
+    c = tl.load(grad_c + s * grad_c_s + state, mask=inside) + tl.load(dc + later, mask=inside)
     c += h * o * (1 - squashed * squashed)
     dgates += s * dgates_s + gate
-    tl.store(dgates, c * g * i * (1 - i), mask=there)
-    tl.store(dgates + m, c * tl.load(before + s * before_s + state, mask=there) * f * (1 - f), mask=there)
-    tl.store(dgates + 2 * m, c * i * (1 - g * g), mask=there)
-    tl.store(dgates + 3 * m, h * squashed * o * (1 - o), mask=there)
-    tl.store(dc + later, c * f, mask=there)
+    tl.store(dgates, c * g * i * (1 - i), mask=inside)
+    tl.store(dgates + m, c * tl.load(before + s * before_s + state, mask=inside) * f * (1 - f), mask=inside)
+    tl.store(dgates + 2 * m, c * i * (1 - g * g), mask=inside)
+    tl.store(dgates + 3 * m, h * squashed * o * (1 - o), mask=inside)
+    tl.store(dc + later, c * f, mask=inside)
 
 
 def cell_step(inputs: Tensor, recurrent: Tensor, before: Tensor, active: Tensor, after: Tensor, hidden: Tensor) -> None:

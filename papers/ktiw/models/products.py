@@ -1,9 +1,9 @@
-"""Matrix products of stacked models whose members do not notice each other, down to the last bit.
+"""Matrix products of stacked models that are the same, to the last bit, however many models are stacked.
 
-cuBLAS chooses how a batch of products is split and summed by how many there are; torch does so in the gradient of an
-embedding. So a member of twenty and the same model alone differ in the last bit, and Adam, whose first updates hardly
-depend on a gradient's size, makes more of it. Here each product is summed in one order, whatever else is in the batch;
-in a stack that asks for it words are chosen by such a product, too.
+cuBLAS chooses the order of a product's sums by the number of products, and so does torch in the gradient of an
+embedding. Therefore a member of twenty and the same model alone differ in the last bit. Adam enlarges that difference,
+since its first updates hardly depend on a gradient's size. Here each product is summed in one order. An invariant stack
+also looks words up by such a product.
 """
 
 from __future__ import annotations

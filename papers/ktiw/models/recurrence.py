@@ -43,7 +43,7 @@ class _Recurrence(torch.autograd.Function):
         (s, n, b, _), m = gates.shape, weight.shape[1]
         step, _ = _steps(gates)
         gates = gates.contiguous()
-        # The states before the first step are the first of them.
+        # The first entries are the states before the first step.
         hidden, cells = (start.new_empty(s, n + 1, b, m) for start in (h, c))
         hidden[:, 0], cells[:, 0] = h, c
         active = torch.empty_like(gates)
@@ -60,7 +60,7 @@ class _Recurrence(torch.autograd.Function):
         _, step_back = _steps(active)
         grad_hidden, grad_cells = (grad.contiguous() for grad in grads)
         back, dgates = weight.mT, torch.empty_like(active)
-        # Written anew in each step, so they must not be views of what others read.
+        # The steps overwrite them, so they must not be views of other tensors.
         dh, dc = torch.zeros_like(grad_hidden[:, 0]), torch.zeros_like(grad_cells[:, 0])
         for t in reversed(range(active.shape[1])):
             step_back(
@@ -91,9 +91,9 @@ def _cell_back(
     after: Tensor,
     dgates: Tensor,
 ) -> None:
-    """Gradients of the gates, and of the earlier cell in the place of the later one's.
+    """Gradients of the gates into ``dgates``, and of the earlier cell into ``dc``.
 
-    What comes from a step's outputs and what comes from the next step adds up.
+    The gradients of a step's outputs and those of the next step are added.
     """
     i, f, g, o = active.chunk(4, -1)
     h, squashed = grad_h + dh, after.tanh()

@@ -21,17 +21,17 @@ def translate(
     eos: int,
     max_length: int,
 ) -> Int[Tensor, "b q"]:
-    """The most probable next token again and again, from ``bos`` on; after ``eos`` a row is filled with ``eos``."""
+    """The most probable next token at each step, from ``bos`` on; after ``eos`` a row is filled with ``eos``."""
     source = model.encode(model.tokens(input_ids), attention_mask=attention_mask)
     tokens = input_ids.new_full((len(input_ids), 1), bos)
     state, done = source.state, torch.zeros_like(tokens, dtype=torch.bool)
-    found = []
+    steps = []
     for step in range(max_length):
         s, state = model.decode(tokens, state)
         tokens = model.predict(model.attention(s, source=source), s).argmax(-1).masked_fill(done, eos)
         done = done | (tokens == eos)
-        found.append(tokens)
-        # Asking the GPU whether all rows are done makes it wait, so it is asked now and then.
+        steps.append(tokens)
+        # The check waits for the GPU, so it is made every eight steps.
         if step % 8 == 7 and bool(done.all()):
             break
-    return torch.cat(found, 1)
+    return torch.cat(steps, 1)

@@ -1,7 +1,7 @@
 """Many small LSTM models as one: their parameters stacked, their recurrences stepped together.
 
-A model of this size leaves a GPU waiting for launches; twenty of them in one matrix product do not. torch.func's vmap
-has no rule for nn.LSTM, so the cell is written out. Each member computes what it would compute alone, up to rounding.
+On one small model a GPU mostly waits for launches; twenty models in one matrix product keep it busy. torch.func's vmap
+has no rule for nn.LSTM, so the cell is written out. Each member computes the same as alone, up to rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["StackedClassifier", "StackedTranslator", "stack_classifiers", "stack
 def stack_translators(models: Sequence[Translator], *, invariant: bool = False) -> StackedTranslator:
     """The models as one; their configs may differ in whether attention is softmax or uniform.
 
-    ``invariant`` makes a member's numbers the same, to the last bit, whatever is stacked with it.
+    With ``invariant`` a member's numbers do not depend, to the last bit, on the other members.
 
     >>> from papers.ktiw.models.lstm_config import TranslatorConfig
     >>> config = TranslatorConfig(vocab=5, width=4, layers=1, bidirectional=False)
@@ -58,10 +58,10 @@ class _Stacked(nn.Module):
         self.invariant = invariant
         self.product: Product = invariant_product if invariant else torch.bmm
         if not models:
-            raise ValueError("there is nothing to stack; give at least one model")
+            raise ValueError("nothing to stack; give at least one model")
         first: Any = models[0].config
         if any(replace(m.config, attention=first.attention) != first for m in models):
-            raise ValueError("stacked models must share one config; stack those of each config apart")
+            raise ValueError("stacked models must share one config; stack the models of each config apart")
         unknown = {m.config.attention for m in models} - {"softmax", "uniform"}
         if unknown:
             raise ValueError(f"stacked attention is softmax or uniform, got {unknown.pop()!r}")
@@ -69,7 +69,7 @@ class _Stacked(nn.Module):
         # Logits times 0 are uniform attention. None where no member needs it.
         learned = torch.tensor([float(m.config.attention == "softmax") for m in models])
         self.register_buffer("learned", None if learned.all() else learned, persistent=False)
-        # Register under names without dots; the order is that of the members' own parameters.
+        # Parameters are registered under names without dots, in the order of the members' own parameters.
         self.names = [name for name, _ in models[0].named_parameters()]
         for name in self.names:
             kept = [model.get_parameter(name) for model in models]
@@ -111,12 +111,12 @@ class _Stacked(nn.Module):
     ) -> Tensor:
         if not self.invariant:
             return torch.baddbmm(bias, x, weight)
-        # The bias as a product too: so the sum that is its gradient has the same order.
+        # The bias is added by a product too, so that its gradient is summed in one order.
         return self.product(x, weight) + self.product(x.new_ones(*x.shape[:2], 1), bias)
 
     def _embed(self, ids: Int[Tensor, "s n b"], table: Float[Tensor, "s v m"]) -> Float[Tensor, "s n b m"]:
         if self.invariant:
-            # So that the gradient of a word is a sum in one order, too.
+            # By a product, so that the gradient of a word is summed in one order.
             words = torch.arange(table.shape[1], device=ids.device)
             chosen = (ids.flatten(1).unsqueeze(2) == words).to(table.dtype)
             return self.product(chosen, table).unflatten(1, ids.shape[1:])
@@ -124,7 +124,7 @@ class _Stacked(nn.Module):
         return embedding(ids + first, table.flatten(0, 1))
 
     def _first_gates(self, name: str, ids: Int[Tensor, "s n b"], turned: Tensor | None) -> Tensor:
-        """What words add to the first layer's gates: a table of the vocabulary, looked up, if that is less work."""
+        """What words add to the first layer's gates, looked up in a table of the vocabulary if that is less work."""
         words = self.stacked("tokens.weight")
         weight, bias = self._inputs(name, 0)
         if words.shape[1] < ids[0].numel():
@@ -145,9 +145,9 @@ class _Stacked(nn.Module):
         return weight.mT, (one + two).unsqueeze(1)
 
     def _both(self, name: str, part: str, layer: int) -> Tensor:
-        found = self.stacked(f"{name}.{part}_l{layer}")
+        forward = self.stacked(f"{name}.{part}_l{layer}")
         backward = f"{name}.{part}_l{layer}_reverse"
-        return torch.cat([found, self.stacked(backward)]) if backward in self.names else found
+        return torch.cat([forward, self.stacked(backward)]) if backward in self.names else forward
 
     def _lstm(
         self,
@@ -198,10 +198,10 @@ class StackedTranslator(_Stacked):
     ) -> Float[Tensor, "s b q v"]:
         """Logits; rows are padded on the right beyond ``lengths`` (None: there is no padding)."""
         how: dict[str, Any] = {"layers": self.config.layers, "share_dropped": self.config.dropout}
-        ids, given = (t.transpose(1, 2) for t in (input_ids, decoder_input_ids))
+        ids, decoder_ids = (t.transpose(1, 2) for t in (input_ids, decoder_input_ids))
         turned = _turned(ids, lengths) if self.config.bidirectional else None
         h, state = self._lstm("encoder", ids, lengths=lengths, turned=turned, **how)
-        s, _ = self._lstm("decoder", given, state=state, **how)
+        s, _ = self._lstm("decoder", decoder_ids, state=state, **how)
         # (s, b, length, m)
         h, s = h.transpose(1, 2), s.transpose(1, 2)
         context = self._attend(s, h, lengths)

@@ -32,26 +32,26 @@ def test_rows_of_both_kinds_of_label(glue: Path) -> None:
 
 
 def test_dev_is_shuffled_and_a_task_without_train_is_cut_in_two(glue: Path, tmp_path: Path) -> None:
-    found, how = read_splits(glue, TASKS["STS-B"], seed=0)
+    splits, how = read_splits(glue, TASKS["STS-B"], seed=0)
     ordered = read_glue(glue, TASKS["STS-B"], "dev")
-    assert found["dev"] != ordered
-    assert sorted(found["dev"]) == sorted(ordered)
+    assert splits["dev"] != ordered
+    assert sorted(splits["dev"]) == sorted(ordered)
     assert how == "train.tsv and dev.tsv"
     (tmp_path / "QNLI").mkdir()
     lines = [f"{i}\tquestion {i}\tsentence {i % 10}\t{'entailment' if i % 2 else 'not_entailment'}" for i in range(30)]
     (tmp_path / "QNLI" / "dev.tsv").write_text("\n".join(["index\tquestion\tsentence\tlabel", *lines]) + "\n")
-    found, how = read_splits(tmp_path, TASKS["QNLI"], seed=0)
-    assert {split: len(rows) for split, rows in found.items()} == {"train": 24, "dev": 6}
-    assert not {texts[1] for texts, _ in found["train"]} & {texts[1] for texts, _ in found["dev"]}
+    splits, how = read_splits(tmp_path, TASKS["QNLI"], seed=0)
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 24, "dev": 6}
+    assert not {texts[1] for texts, _ in splits["train"]} & {texts[1] for texts, _ in splits["dev"]}
     assert "no sentence on both sides" in how
 
 
 def test_pairs_are_cut_from_the_longer_text(tokenizer: Any) -> None:
-    found = encode([(("the cat sees her .", "a dog"), 1.0)], tokenizer, length=8)
+    examples = encode([(("the cat sees her .", "a dog"), 1.0)], tokenizer, length=8)
     # [CLS] the cat sees [SEP] a dog [SEP]: five places for six words and a full stop.
-    assert found.ids == [[2, 5, 6, 7, 3, 10, 11, 3]]
-    assert found.segments == [[0, 0, 0, 0, 0, 1, 1, 1]]
-    batch = found.batch([0], length=11, segments=True, classes=2)
+    assert examples.ids == [[2, 5, 6, 7, 3, 10, 11, 3]]
+    assert examples.segments == [[0, 0, 0, 0, 0, 1, 1, 1]]
+    batch = examples.batch([0], length=11, segments=True, classes=2)
     assert batch["attention_mask"].sum() == 8
     assert batch["labels"].tolist() == [1]
 

@@ -65,10 +65,10 @@ def test_maps_are_collected_from_a_model_in_both_readings() -> None:
 
     config = BertConfig(hidden_size=6, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, vocab_size=50)
     texts = [{"input_ids": torch.arange(n)[None]} for n in (11, 17)]
-    found = collect_maps(BertModel(config).eval(), texts, name="tiny", count=6)
-    assert found.pictures.shape == (6, SIZE, SIZE)
-    assert {e["reading"] for e in found.entries} == {"standard", "effective"}
-    assert all(e["tokens"] == (11, 17)[e["text"]] for e in found.entries)
+    collected = collect_maps(BertModel(config).eval(), texts, name="tiny", count=6)
+    assert collected.pictures.shape == (6, SIZE, SIZE)
+    assert {e["reading"] for e in collected.entries} == {"standard", "effective"}
+    assert all(e["tokens"] == (11, 17)[e["text"]] for e in collected.entries)
 
 
 def test_generated_maps_are_reproducible_and_evenly_spread() -> None:
@@ -91,14 +91,14 @@ def test_variations_keep_what_a_label_is_about() -> None:
     lines = torch.stack([torch.eye(SIZE), torch.zeros(SIZE, SIZE), torch.ones(SIZE, SIZE).tril()])
     lines[1, :, [0, -1]] = 1
     x = lines.repeat(7, 1, 1)
-    found = varied(x, torch.Generator().manual_seed(0))
-    assert found.shape == x.shape
-    assert 0 <= found.min() <= found.max() <= 1
+    changed = varied(x, torch.Generator().manual_seed(0))
+    assert changed.shape == x.shape
+    assert 0 <= changed.min() <= changed.max() <= 1
     again = varied(x, torch.Generator().manual_seed(0))
-    assert torch.equal(found, again)
+    assert torch.equal(changed, again)
     # A diagonal stays dark, and what is ahead of a causal map's queries stays blank.
-    assert found[0::3].diagonal(dim1=1, dim2=2).median(-1).values.min() > 0.5
-    assert found[2::3].triu(SIZE // 8).max() == 0
+    assert changed[0::3].diagonal(dim1=1, dim2=2).median(-1).values.min() > 0.5
+    assert changed[2::3].triu(SIZE // 8).max() == 0
 
 
 def test_held_out_models_and_maps() -> None:
@@ -107,9 +107,9 @@ def test_held_out_models_and_maps() -> None:
     ]
     maps = LabelledMaps(np.random.default_rng(0).integers(0, 255, (18, SIZE, SIZE), dtype=np.uint8), entries)
     made = generated_pictures(5)
-    found = leave_one_model_out(maps, made=made, steps=1)
+    by_family = leave_one_model_out(maps, made=made, steps=1)
     # A model that was continued from another is held out with it.
-    assert {name: s["maps"] for name, s in found.items()} == {"a": 12, "b": 6}
+    assert {name: s["maps"] for name, s in by_family.items()} == {"a": 12, "b": 6}
     assert cross_validated(maps, folds=2, made=made, steps=1)["maps"] == 18
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attnlab.adapters.load import load_model
+from attnlab.pages.numbers import number
 from attnlab.reading.pattern_data import CLASSES
 from papers.__main__ import main
 from papers.common.ledger_page import tables_wanted
@@ -23,7 +24,9 @@ from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.maps import write_maps_page
 from papers.effective.patterns import evaluate_classifier, patterns_of_texts
 from papers.effective.run import collect, part_names, run
+from papers.effective.tables import read_maps
 from papers.effective.tagger import train_tagger
+from papers.effective.timing import run_timing
 from tests.papers.effective.cases import GOLD
 
 
@@ -60,28 +63,63 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     names = ["RTE", "STS-B"]
     for name in names:
         effective_finetune.run_task(name, config, Part(tmp_path / f"{name}.json", keys=KEYS), tmp_path / f"run-{name}")
-    found = collect(config, tmp_path, names)
-    # A resumed task makes only what it lacks, from the training that is there.
+    result = collect(config, tmp_path, names)
+    # A resumed task makes only what it removed, from the training that is there.
     part = Part(tmp_path / "RTE.json", keys=KEYS)
-    lacks = part.content["tables"].pop("alternative")
+    removed = part.content["tables"].pop("alternative")
     del part.content["made_by"]["alternative"]
     effective_finetune.run_task("RTE", config, part, tmp_path / "run-RTE")
-    assert part.content["tables"]["alternative"] == lacks
-    assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
-    assert set(found["tables"]) == set(KEYS) - {"timing", "timing_models"}
-    assert set(tables_wanted()["effective"]) - {"timing"} <= set(found["tables"])
-    rte = next(r for r in found["tables"]["table_2"] if (r["task"], r["attention"]) == ("RTE", "effective"))
+    assert part.content["tables"]["alternative"] == removed
+    assert not [fact for facts in result["parts"].values() for fact in facts if fact.startswith("failed")]
+    assert set(result["tables"]) == set(KEYS) - {"timing", "timing_models", "table_3"}
+    assert set(tables_wanted()["effective"]) - {"timing"} <= set(result["tables"])
+    rte = next(r for r in result["tables"]["table_2"] if (r["task"], r["attention"]) == ("RTE", "effective"))
     assert rte["vertical_paper"] == 11.5
-    assert {row["text"] for row in found["tables"]["identity"]} == set(names)
-    assert max(row["residual"] for row in found["tables"]["identity"]) < 1e-5
+    assert {row["text"] for row in result["tables"]["identity"]} == set(names)
+    assert max(row["residual"] for row in result["tables"]["identity"]) < 1e-5
     # Every row is told apart by its keys.
-    for table, rows in found["tables"].items():
+    for table, rows in result["tables"].items():
         assert len({tuple(str(row[key]) for key in KEYS[table]) for row in rows}) == len(rows), table
-    assert found["config"]["data"] == glue.name
-    json.dumps(found, allow_nan=False)
-    drawn = figures_page(found)
+    assert result["config"]["data"] == glue.name
+    json.dumps(result, allow_nan=False)
+    drawn = figures_page(result)
     for figure in ("Table 2", "Figure 1, RTE", "Figure 3, STS-B", "Figure 4, RTE", "Figures 5 and 6, STS-B"):
         assert figure in drawn
+    # Figures 1, 5 and 6 have a cell for each head; the colours of effective attention end at its own extremes.
+    assert "noun" in drawn
+    for figure in ("Figure 1, RTE: weight of each head", "Figure 5, RTE: ", "Figure 6, STS-B: "):
+        assert figure in drawn
+    effective = next(r for r in result["tables"]["weight_range"] if (r["task"], r["attention"]) == ("RTE", "effective"))
+    assert number(effective["least"]) in drawn
+    assert number(effective["largest"]) in drawn
+
+
+def test_training_has_the_defaults_of_transformers() -> None:
+    """The paper says so; issue 20, point 10."""
+    import transformers
+
+    defaults = transformers.TrainingArguments(output_dir="unused", use_cpu=True)
+    settings = effective_finetune._settings(EffectiveConfig(), steps=100)
+    assert settings.recipe.lr == defaults.learning_rate
+    assert settings.recipe.weight_decay == defaults.weight_decay == 0
+    assert settings.schedule.kind == defaults.lr_scheduler_type.value
+    assert settings.schedule.warmup == defaults.get_warmup_steps(100) == 0
+    assert settings.recipe.betas == (defaults.adam_beta1, defaults.adam_beta2)
+    assert (settings.recipe.eps, settings.recipe.clip) == (defaults.adam_epsilon, defaults.max_grad_norm)
+
+
+def test_timing_has_a_row_for_each_task(encoder: Path, glue: Path, tmp_path: Path) -> None:
+    config = EffectiveConfig(
+        data=str(glue), model=str(encoder), tasks=("RTE", "STS-B"), length=29, timing_repeats=1, timing_base=False
+    )
+    part = Part(tmp_path / "timing.json", keys=KEYS)
+    run_timing(config, part)
+    assert not part.content["facts"]
+    rows = collect(config, tmp_path, ["timing"])["tables"]["table_3"]
+    assert [(row["task"], row["examples"], row["svd_ratio_paper"]) for row in rows] == [
+        ("RTE", 12, 2.0),
+        ("STS-B", 12, 2.03),
+    ]
 
 
 @pytest.mark.slow
@@ -91,8 +129,8 @@ def test_processes_merge_into_one_file(encoder: Path, glue: Path, tmp_path: Path
     )
     out = tmp_path / "effective.json"
     run(config, only="RTE", out=out, work=tmp_path / "one")
-    found = run(replace(config, seed=1), only=["STS-B"], out=out, work=tmp_path / "two")
-    assert found["unfinished"] == {}
+    second = run(replace(config, seed=1), only=["STS-B"], out=out, work=tmp_path / "two")
+    assert second["unfinished"] == {}
     stored = json.loads(out.read_text())
     assert {row["task"] for row in stored["tables"]["table_2"]} == {"RTE", "STS-B"}
     with pytest.raises(ValueError, match=r"holds an earlier run \(RTE.json\)"):
@@ -118,7 +156,7 @@ def test_patterns_of_any_encoder_and_texts(encoder: Path, tmp_path: Path) -> Non
     assert len(tables["figure_4"]) == 4
     assert tables["identity"][0]["inputs"] == 2
     assert "Figure 4" in drawn.read_text()
-    with pytest.raises(ValueError, match="no text was given"):
+    with pytest.raises(ValueError, match="no text to read"):
         patterns_of_texts(load_model(encoder), [], name="tiny")
 
 
@@ -128,33 +166,39 @@ def test_the_classifier_s_result_averages_seeds_and_adds_up_confusions(tmp_path:
         for i, (m, name) in enumerate(zip("aabb" * 5, CLASSES * 4, strict=True))
     ]
     pictures = np.random.default_rng(0).integers(0, 255, (20, 48, 48), dtype=np.uint8)
-    found = evaluate_classifier(LabelledMaps(pictures, entries), tmp_path / "c.json", seeds=2, steps=1, generated=5)
-    rows = found["tables"]["held_out_scores"]
+    result = evaluate_classifier(LabelledMaps(pictures, entries), tmp_path / "c.json", seeds=2, steps=1, generated=5)
+    rows = result["tables"]["held_out_scores"]
     assert [(row["split"], row["held_out"], row["maps"]) for row in rows] == [
         ("models", "a", 10),
         ("models", "b", 10),
         ("maps", "a fifth of all", 20),
     ]
-    counts = [sum(row[name] for name in CLASSES) for row in found["tables"]["confusion"] if row["split"] == "maps"]
+    counts = [sum(row[name] for name in CLASSES) for row in result["tables"]["confusion"] if row["split"] == "maps"]
     assert sum(counts) == 2 * 20
-    everything = found["tables"]["agreement"][0]
+    all_models = result["tables"]["agreement"][0]
     # Of 20 maps, 5 got another answer, one of them the same by chance: block was its label.
-    assert (everything["maps"], everything["agreement"]) == (20, 0.8)
-    assert everything["kappa"] == pytest.approx((0.8 - 0.2) / (1 - 0.2))
-    assert json.loads((tmp_path / "c.json").read_text())["tables"] == found["tables"]
+    assert (all_models["maps"], all_models["agreement"]) == (20, 0.8)
+    assert all_models["kappa"] == pytest.approx((0.8 - 0.2) / (1 - 0.2))
+    assert json.loads((tmp_path / "c.json").read_text())["tables"] == result["tables"]
 
 
 def test_the_page_of_one_example(encoder: Path, tmp_path: Path) -> None:
     loaded = load_model(encoder)
-    found = write_maps_page(loaded, "the cat sees her .", tmp_path / "maps.html", pair="a dog", layer=0, head=1)
-    assert found["tokens"][:3] == ["[CLS]", "the", "cat"]
-    w, e = (torch.tensor(found[reading]) for reading in ("standard", "effective"))
+    shown = write_maps_page(loaded, "the cat sees her .", tmp_path / "maps.html", pair="a dog", layer=0, head=1)
+    assert shown["tokens"][:3] == ["[CLS]", "the", "cat"]
+    w, e = (torch.tensor(shown[reading]) for reading in ("standard", "effective"))
     assert w.shape == e.shape == (10, 10)
     torch.testing.assert_close(w.sum(-1), torch.ones(10))
-    assert not found["trivial"]
+    assert not shown["trivial"]
     text = (tmp_path / "maps.html").read_text()
     assert "Layer 0, head 1" in text
     assert "[CLS]" in text
+    # The colours end at the extremes over all heads, not at those of the head that is drawn.
+    inputs = {name: torch.tensor([row]) for name, row in loaded.tokenizer("the cat sees her .", "a dog").items()}
+    weights = torch.stack(read_maps(loaded.model, inputs)[0]["effective"])
+    assert shown["range"] == pytest.approx((weights.min().item(), weights.max().item()), abs=1e-6)
+    assert shown["range"][0] < e.min() or shown["range"][1] > e.max()
+    assert number(shown["range"][0]) in text
     assert write_maps_page(loaded, "the cat", tmp_path / "short.html")["trivial"]
     with pytest.raises(ValueError, match=r"layer 2, head 0: this model has 2 layers of 2 heads"):
         write_maps_page(loaded, "the cat", tmp_path / "maps.html", layer=2)

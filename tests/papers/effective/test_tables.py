@@ -13,8 +13,9 @@ from attnlab.adapters.load import load_model
 from attnlab.reading.pattern_net import PatternNet
 from papers.effective import finetune as effective_finetune
 from papers.effective.padded_effective import padded_effective_attention
-from papers.effective.study import faithfulness_tables, short_input_rows, timing_rows
+from papers.effective.study import faithfulness_tables, short_input_rows
 from papers.effective.tables import Similarity, Tally, artefact_rows, authors_way, read_maps
+from papers.effective.timing import task_row, timing_rows
 from tests.papers.effective.cases import first_batch
 
 
@@ -67,6 +68,22 @@ def test_tallies_are_means_over_all_inputs(encoder: Path, glue: Path, tokenizer:
     assert [row["attention"] for row in whole["segments"]] == ["standard", "effective", "authors"]
     for row in whole["table_2"]:
         assert math.isclose(sum(v for k, v in row.items() if k not in ("task", "attention")), 100)
+    # Figures 1, 5 and 6 have a row for each of two heads; their mean is the row without heads.
+    for table, heads in (("token_types", "token_types_heads"), ("to_token_layers", "to_token_heads")):
+        for row in whole[table]:
+            labels = {name: row[name] for name in ("attention", "token", "layer") if name in row}
+            weights = [r["weight"] for r in whole[heads] if all(r[name] == label for name, label in labels.items())]
+            assert len(weights) == 2
+            assert sum(weights) / 2 == pytest.approx(row["weight"])
+    ranges = {row["attention"]: (row["least"], row["largest"]) for row in whole["weight_range"]}
+    real = first_batch(glue, tokenizer, 4, 29)["attention_mask"].bool()
+    maps, _, _ = read_maps(model, first_batch(glue, tokenizer, 4, 29))
+    weights_of_real_tokens = torch.cat(
+        [w[i][:, :n, :n].flatten() for w in maps["effective"] for i, n in _lengths(real)]
+    )
+    assert ranges["effective"] == pytest.approx(
+        (weights_of_real_tokens.min().item(), weights_of_real_tokens.max().item()), abs=1e-6
+    )
     # Only [CLS] and nouns occur.
     assert {row["token"] for row in whole["token_types"]} == {"cls", "noun"}
     for name, rows in whole.items():
@@ -74,12 +91,16 @@ def test_tallies_are_means_over_all_inputs(encoder: Path, glue: Path, tokenizer:
             assert a == {k: pytest.approx(v, abs=1e-6) if isinstance(v, float) else v for k, v in b.items()}
 
 
+def _lengths(real: torch.Tensor) -> list[tuple[int, int]]:
+    return list(enumerate(real.sum(-1).tolist()))
+
+
 def test_a_model_is_similar_to_itself(encoder: Path, glue: Path, tokenizer: Any) -> None:
     batch = first_batch(glue, tokenizer, 3, 29)
     maps, _, _ = read_maps(load_model(encoder).model, batch)
-    found = Similarity()
-    found.add(maps, maps, batch["attention_mask"].bool())
-    tables = found.tables("RTE")
+    similarity = Similarity()
+    similarity.add(maps, maps, batch["attention_mask"].bool())
+    tables = similarity.tables("RTE")
     assert [row["similarity"] for row in tables["finetuning"]] == [pytest.approx(1)] * 4
     assert len(tables["finetuning_heads"]) == 8
 
@@ -89,8 +110,8 @@ def test_the_artefact_is_what_padding_adds() -> None:
         names = ("diagonal", "vertical_diagonal", "block", "heterogeneous")
         return {"task": "RTE", "attention": reading, "vertical": vertical, **dict.fromkeys(names, 0.0)}
 
-    found = artefact_rows([row("standard", 50.0), row("effective", 40.0), row("authors", 10.0)])
-    assert found[0] == {
+    rows = artefact_rows([row("standard", 50.0), row("effective", 40.0), row("authors", 10.0)])
+    assert rows[0] == {
         "task": "RTE",
         "pattern": "vertical",
         "standard": 50.0,
@@ -115,14 +136,14 @@ def test_faithfulness_with_paired_differences(encoder: Path, glue: Path, tokeniz
     batch = first_batch(glue, tokenizer, 2, 29)
     lengths = batch["attention_mask"].sum(-1).tolist()
     texts = [{k: t[i : i + 1, :n] for k, t in batch.items() if k != "labels"} for i, n in enumerate(lengths)]
-    found = faithfulness_tables(model, texts, task="RTE", prediction=None, keys=5, seed=0)
+    tables = faithfulness_tables(model, texts, task="RTE", prediction=None, keys=5, seed=0)
     # Layers 0, 1 and all, three truths, eight readings.
-    assert len(found["faithfulness"]) == 3 * 3 * 8
-    by = {(r["layer"], r["against"], r["reading"]): r for r in found["faithfulness"]}
-    for row in found["faithfulness_differences"]:
+    assert len(tables["faithfulness"]) == 3 * 3 * 8
+    by = {(r["layer"], r["against"], r["reading"]): r for r in tables["faithfulness"]}
+    for row in tables["faithfulness_differences"]:
         first, second = (by[row["layer"], row["against"], row[name]]["spearman"] for name in ("first", "second"))
         assert row["spearman"] == pytest.approx(first - second, abs=1e-9)
-    # What a head's output loses is nearly what the norm says, and noise says nothing.
+    # The norms nearly predict what a head's output loses, and random numbers predict nothing.
     assert by["all", "head output", "norm"]["spearman"] > 0.5 > by["all", "head output", "random"]["spearman"]
 
 
@@ -133,3 +154,14 @@ def test_timing_is_against_the_eager_evaluation(encoder: Path, glue: Path, token
     assert [row["way"] for row in rows] == ["standard", "ours", "full-svd"]
     assert rows[0]["ratio"] == 1
     assert model.config._attn_implementation == before
+
+
+def test_table_3_times_the_whole_dev_set(encoder: Path, glue: Path, tokenizer: Any) -> None:
+    """Issue 20, point 10: a row for each task."""
+    model = load_model(encoder).model
+    batch = {name: t for name, t in first_batch(glue, tokenizer, 4, 29).items() if name != "labels"}
+    batches = [{name: t[:2] for name, t in batch.items()}, {name: t[2:] for name, t in batch.items()}]
+    row = task_row(model, batches, task="RTE", svd_batches=1)
+    assert (row["task"], row["examples"], row["svd_batches"]) == ("RTE", 4, 1)
+    assert row["ratio"] == pytest.approx(row["effective_seconds"] / row["standard_seconds"])
+    assert row["svd_ratio"] > 0

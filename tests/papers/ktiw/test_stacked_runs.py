@@ -45,8 +45,8 @@ def loss_of(model: Classifier | Translator, data: Corpus, chosen: np.ndarray) ->
             logit = model(torch.tensor(x)[None]).logits
             losses.append(softplus(-(2 * int(y) - 1) * logit))
         else:
-            source, given = torch.tensor([*x, EOS])[None], torch.tensor([BOS, *y])[None]
-            logits = model(source, decoder_input_ids=given).logits[0]
+            source, decoder_ids = torch.tensor([*x, EOS])[None], torch.tensor([BOS, *y])[None]
+            logits = model(source, decoder_input_ids=decoder_ids).logits[0]
             losses.append(cross_entropy(logits, torch.tensor([*y, EOS]), reduction="none"))
     return torch.cat(losses).mean()
 
@@ -83,11 +83,11 @@ def test_each_run_is_what_it_would_be_alone(kind: str, tmp_path: Path, monkeypat
             adam.zero_grad()
             loss_of(model, data, batch).backward()
             adam.step()
-        found = make_model(data, run, width=7)
-        assert load_weights(found, folder / run, which="best") == 5
+        trained = make_model(data, run, width=7)
+        assert load_weights(trained, folder / run, which="best") == 5
         for name, p in model.named_parameters():
-            torch.testing.assert_close(found.get_parameter(name), p, atol=1e-9, rtol=0, msg=f"{run} {name}")
-        assert torch.equal(found.output.weight, before) == (run == "frozen")
+            torch.testing.assert_close(trained.get_parameter(name), p, atol=1e-9, rtol=0, msg=f"{run} {name}")
+        assert torch.equal(trained.output.weight, before) == (run == "frozen")
 
 
 def _without_dropout(data: Corpus, run: str, *, width: int) -> Any:

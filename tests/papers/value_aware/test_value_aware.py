@@ -1,7 +1,10 @@
+"""``python -m papers value-aware``: its models, windows and scores, and its parts from training to claims."""
+
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +13,17 @@ import torch
 
 from attnlab.adapters import swap
 from attnlab.data import IGNORED, TokenStore, load_tokeniser, train_wordpiece, write_store
+from papers.__main__ import main
 from papers.common.claims import judge
 from papers.common.row_store import Part
-from papers.value_aware import claims as claims
+from papers.value_aware import claims
 from papers.value_aware.causal_lm import EXACT, causal_loss, causal_model, kernel_specs, sliding_windows
 from papers.value_aware.config import CONFIGS, KEYS, ValueAwareConfig
 from papers.value_aware.masked_lm import continued_model, masked_score, table_1_specs
-from papers.value_aware.run import collect, merged_with, part_names, reproduce, run_part
+from papers.value_aware.run import Folders, part_names, reproduce, run_part
+from papers.value_aware.tables import collect, merged_with, notes_of
 from papers.value_aware.training import Rendezvous, plan_steps
+from papers.value_aware.words import articles_of, prepare_words
 
 WORDS = list("abcdefghijklmnopqrs")
 CONFIG = ValueAwareConfig(
@@ -53,6 +59,88 @@ def test_the_papers_settings_have_a_name() -> None:
     assert (paper.lm_layers, paper.lm_width, paper.lm_width // paper.lm_heads, paper.lm_length) == (6, 512, 64, 512)
     assert (paper.lm_batch, paper.lm_lr, paper.lm_clip, paper.lm_context) == (128, 5e-4, None, 400)
     assert round(paper.lm_warmup * paper.lm_steps) == 4000
+
+
+def test_the_papers_causal_models_read_whole_words() -> None:
+    """Issue 20, point 12: A.2's 156M parameters need WikiText-103's vocabulary."""
+    paper = CONFIGS["paper"]
+    assert paper.lm_vocabulary == "words"
+    with torch.device("meta"):
+        model = causal_model(paper, "exp", vocab=267_744)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(156e6, rel=0.01)
+
+
+LINES = [" = A title = \n", " \n", " The cat <unk> sat . \n", " It @-@ sat . \n", " = Other = \n", " the END \n"]
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three stores of a tiny WikiText-103 by whole words."""
+    source, out = tmp_path_factory.mktemp("wikitext"), tmp_path_factory.mktemp("words") / "stores"
+    for split in ("train", "valid", "test"):
+        (source / f"wiki.{split}.tokens").write_text("".join(LINES * 4))
+    prepare_words(source, out)
+    return out
+
+
+def test_words_are_those_of_the_training_file(words: Path, tmp_path: Path) -> None:
+    tokeniser = load_tokeniser(words / "tokenizer")
+    path = tmp_path / "wiki.tokens"
+    path.write_text("".join(LINES))
+    first, second = articles_of(path)
+    assert first == "= A title = <eos> The cat <unk> sat . <eos> It @-@ sat ."
+    # As published: with its cases, with @-@, and with <unk> as the one unknown word.
+    assert tokeniser.decode(tokeniser.encode_batch([second])[0]) == "= Other = <eos> the END"
+    [ids] = tokeniser.encode_batch([first])
+    assert ids.count(tokeniser.specials.unk) == 1
+    assert tokeniser.vocab_size == 4 + len(set((first + " " + second).split()) - {"<unk>"})
+    with pytest.raises(ValueError, match=r"holds no wiki.train.tokens"):
+        prepare_words(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_causal_part_by_whole_words(words: Path, corpus: Path, model: Path, tmp_path: Path) -> None:
+    by_words = replace(CONFIG, lm_vocabulary="words", kernels=("exp",))
+    run_part("lm-exp", by_words, Folders(corpus, model, words), tmp_path)
+    rows = collect(by_words, tmp_path, ["lm-exp"])["tables"]["table_2"]
+    exact = next(row for row in rows if row["mechanism"] == "softmax")
+    # Every word but the first, <unk> and the ends of lines and articles among them.
+    assert exact["predicted"] == 4 * (15 + 1 + 6 + 1) - 1
+    assert exact["perplexity"] == pytest.approx(math.exp(exact["loss"]))
+    with pytest.raises(ValueError, match="has a FastTokeniser, but lm_vocabulary is 'words'"):
+        run_part("lm-exp", by_words, Folders(corpus, model, corpus), tmp_path / "other")
+    with pytest.raises(ValueError, match="name by --words"):
+        reproduce(by_words, folders=Folders(corpus, model), out=tmp_path / "o.json", work=tmp_path / "work")
+
+
+def test_the_papers_config_does_not_take_the_shipped_vocabulary(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["value-aware", "--config", "paper", "--corpus", str(corpus), "--work", str(tmp_path / "work")]
+    assert main([*command, "--out", str(tmp_path / "o.json")]) == 2
+    assert "name it by --model" in capsys.readouterr().err
+    assert main([*command, "--out", str(tmp_path / "o.json"), "--only", "lm"]) == 2
+    assert "name by --words" in capsys.readouterr().err
+
+
+def test_notes_say_how_much_of_the_text_is_scored() -> None:
+    """Issue 20, point 12."""
+    assert notes_of(CONFIG)["table_1"].endswith("Scored on every batch.")
+    assert notes_of(replace(CONFIG, table_every=4))["table_1"].endswith("Scored on one batch in 4.")
+    assert notes_of(replace(CONFIG, sweep_every=3))["figure_1"] == "Scored on one batch in 3."
+
+
+def test_a_masked_lm_that_does_not_fit_is_refused(corpus: Path, model: Path, tmp_path: Path) -> None:
+    from transformers import BertForMaskedLM, RobertaConfig, RobertaForMaskedLM
+
+    roberta = RobertaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    RobertaForMaskedLM(roberta).save_pretrained(tmp_path / "roberta")
+    with pytest.raises(ValueError, match="of type 'roberta'; only a BERT"):
+        continued_model(tmp_path / "roberta", positions=13, dropout=0.0)
+    small = BertForMaskedLM.from_pretrained(model)
+    small.resize_token_embeddings(7)
+    small.save_pretrained(tmp_path / "small")
+    with pytest.raises(ValueError, match="tokens and the model 7"):
+        run_part("mlm-short", CONFIG, Folders(corpus, tmp_path / "small"), tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +212,11 @@ def test_causal_loss_of_a_uniform_model_is_log_of_the_vocabulary() -> None:
     model = causal_model(CONFIG, "exp", vocab=64).eval()
     torch.nn.init.zeros_(model.tokens.weight)
     labels = torch.tensor([[-100, -100, 7, 9, 3]])
-    found = causal_loss(model, [{"input_ids": torch.tensor([[5, 6, 7, 9, 3]]), "labels": labels}])
-    assert found.tokens == 3
-    assert found.loss == pytest.approx(math.log(64))
+    score = causal_loss(model, [{"input_ids": torch.tensor([[5, 6, 7, 9, 3]]), "labels": labels}])
+    assert score.tokens == 3
+    assert score.loss == pytest.approx(math.log(64))
     # Three tokens that are two words.
-    assert found.perplexity(2) == pytest.approx(64**1.5)
+    assert score.perplexity(2) == pytest.approx(64**1.5)
 
 
 @pytest.mark.parametrize("kernel", list(EXACT))
@@ -168,8 +256,8 @@ def test_masked_score_counts_wrong_answers(model: Path) -> None:
     labels = torch.full_like(tokens, IGNORED)
     labels[:, 3:7] = answers[:, 3:7]
     labels[0, 3] = (answers[0, 3] + 1) % 64
-    found = masked_score(net, [{"input_ids": tokens, "labels": labels}])
-    assert (found["mlm_error"], found["predicted"]) == (12.5, 8)
+    score = masked_score(net, [{"input_ids": tokens, "labels": labels}])
+    assert (score["mlm_error"], score["predicted"]) == (12.5, 8)
 
 
 def test_steps_share_the_device_by_what_a_step_costs() -> None:
@@ -188,9 +276,9 @@ def test_a_mechanism_that_fails_is_noted_and_the_others_go_on(tmp_path: Path) ->
         return {"loss": 1.5}
 
     part.rows("figure_2", {"bad": {"r": 1}, "good": {"r": 2}}, measure)
-    found = json.loads((tmp_path / "part.json").read_text())
-    assert found["tables"] == {"figure_2": [{"r": 2, "loss": 1.5}]}
-    assert found["facts"] == {"failed: figure_2 bad": "out of memory"}
+    stored = json.loads((tmp_path / "part.json").read_text())
+    assert stored["tables"] == {"figure_2": [{"r": 2, "loss": 1.5}]}
+    assert stored["facts"] == {"failed: figure_2 bad": "out of memory"}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +289,7 @@ def test_a_mechanism_that_fails_is_noted_and_the_others_go_on(tmp_path: Path) ->
         ({"mlm_tokens": 100}, "no row of 2048"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+def test_impossible_settings_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ValueAwareConfig(**change)  # type: ignore[arg-type]
 
@@ -215,11 +303,11 @@ def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Pa
     names = part_names(CONFIG)
     assert names == ["mlm-long", "mlm-short", "lm-exp", "lm-poly"]
     for name in names:
-        run_part(name, CONFIG, corpus, model, tmp_path)
-    found = collect(CONFIG, tmp_path, names)
-    tables = found["tables"]
+        run_part(name, CONFIG, Folders(corpus, model), tmp_path)
+    result = collect(CONFIG, tmp_path, names)
+    tables = result["tables"]
     assert set(tables) == set(KEYS)
-    assert not [fact for facts in found["parts"].values() for fact in facts if fact.startswith("failed")]
+    assert not [fact for facts in result["parts"].values() for fact in facts if fact.startswith("failed")]
 
     rows = {row["mechanism"]: row for row in tables["table_1"]}
     assert set(rows) == set(table_1_specs(4))
@@ -252,7 +340,7 @@ def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Pa
         "short": CONFIG.mlm_short,
     }
 
-    verdicts = {claim.name: claim.test(found).state for claim in claims.CLAIMS if "kernel" not in claim.name}
+    verdicts = {claim.name: claim.test(result).state for claim in claims.CLAIMS if "kernel" not in claim.name}
     assert verdicts["ova-aware-is-exact"] == "held"
 
 
@@ -261,31 +349,29 @@ def test_a_model_that_was_kept_is_judged_without_training_again(
 ) -> None:
     from papers.value_aware import masked_lm as value_aware_mlm
 
-    run_part("mlm-short", CONFIG, corpus, model, tmp_path)
+    run_part("mlm-short", CONFIG, Folders(corpus, model), tmp_path)
     before = json.loads((tmp_path / "mlm-short.json").read_text())
     monkeypatch.setattr(value_aware_mlm, "fit", None)
-    run_part("mlm-short", CONFIG, corpus, model, tmp_path)
+    run_part("mlm-short", CONFIG, Folders(corpus, model), tmp_path)
     assert json.loads((tmp_path / "mlm-short.json").read_text()) == before
 
 
 @pytest.mark.slow
 def test_processes_agree_on_the_steps_and_leave_a_results_file(corpus: Path, model: Path, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     config = replace(CONFIG, lm_steps=None, mlm_steps=None, train_seconds=4.0, probe_seconds=0.5)
     out = tmp_path / "value-aware.json"
-    reproduce(config, corpus=corpus, model=model, out=out, work=tmp_path / "work", seconds=300)
-    found = json.loads(out.read_text())
-    assert found["unfinished"] == {}
-    assert set(found["tables"]) == set(KEYS)
-    steps = {name: part["training"]["steps"] for name, part in found["parts"].items()}
+    reproduce(config, folders=Folders(corpus, model), out=out, work=tmp_path / "work", seconds=300)
+    result = json.loads(out.read_text())
+    assert result["unfinished"] == {}
+    assert set(result["tables"]) == set(KEYS)
+    steps = {name: part["training"]["steps"] for name, part in result["parts"].items()}
     assert steps["lm-exp"] == steps["lm-poly"]
     assert steps["mlm-long"] == steps["mlm-short"]
     with pytest.raises(ValueError, match="earlier run"):
-        reproduce(config, corpus=corpus, model=model, out=out, work=tmp_path / "work")
+        reproduce(config, folders=Folders(corpus, model), out=out, work=tmp_path / "work")
 
 
-def test_masked_models_trained_anew_leave_no_row_of_earlier_ones(tmp_path: Path) -> None:
+def test_masked_models_trained_again_leave_no_row_of_earlier_ones(tmp_path: Path) -> None:
     def made(work: str, model: str, step: int, error: float) -> None:
         part = Part(tmp_path / work / f"mlm-{model}.json")
         part.row("figure_3", model=model, mlm_error=error, predicted=10_000)
@@ -310,10 +396,10 @@ def test_masked_models_trained_anew_leave_no_row_of_earlier_ones(tmp_path: Path)
     assert judge(verdict, {"value-aware": second}).state == "not testable at this scale"
 
 
-def test_what_is_not_done_in_time_is_ended_and_named(corpus: Path, model: Path, tmp_path: Path) -> None:
+def test_parts_that_are_late_are_ended_and_named(corpus: Path, model: Path, tmp_path: Path) -> None:
     out = tmp_path / "value-aware.json"
-    found = reproduce(CONFIG, corpus=corpus, model=model, out=out, work=tmp_path / "work", only="lm", seconds=0.1)
-    assert set(found["unfinished"]) == {"lm-exp", "lm-poly"}
+    result = reproduce(CONFIG, folders=Folders(corpus, model), out=out, work=tmp_path / "work", only="lm", seconds=0.1)
+    assert set(result["unfinished"]) == {"lm-exp", "lm-poly"}
     assert json.loads(out.read_text())["name"] == "value-aware"
 
 

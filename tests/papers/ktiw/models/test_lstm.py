@@ -162,13 +162,13 @@ def test_frozen_beta_trains_attention_alone(kind: str) -> None:
 def test_greedy_translation_is_the_argmax_of_its_own_prefix() -> None:
     model = translator()
     x, mask = batch()
-    found = translate(model, x, attention_mask=mask, bos=2, eos=3, max_length=6)
-    fed = torch.cat([torch.full((3, 1), 2), found[:, :-1]], 1)
-    argmax = model(x, decoder_input_ids=fed, attention_mask=mask).logits.argmax(-1)
-    ended = (found == 3).cumsum(1) > 0
-    before_end = ~ended | ((found == 3).cumsum(1) == 1) & (found == 3)
-    assert torch.equal(found[before_end], argmax[before_end])
-    assert (found[ended] == 3).all()
+    translated = translate(model, x, attention_mask=mask, bos=2, eos=3, max_length=6)
+    decoder_ids = torch.cat([torch.full((3, 1), 2), translated[:, :-1]], 1)
+    argmax = model(x, decoder_input_ids=decoder_ids, attention_mask=mask).logits.argmax(-1)
+    ended = (translated == 3).cumsum(1) > 0
+    before_end = ~ended | ((translated == 3).cumsum(1) == 1) & (translated == 3)
+    assert torch.equal(translated[before_end], argmax[before_end])
+    assert (translated[ended] == 3).all()
 
 
 def test_backward_reaches_every_parameter() -> None:

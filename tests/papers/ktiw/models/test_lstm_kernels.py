@@ -22,7 +22,7 @@ def test_a_step_and_its_gradient() -> None:
 
     gates, recurrent, cells, hidden = random(S, N, B, 4 * M), random(S, B, 4 * M), *random(2, S, N + 1, B, M)
     grad_h, grad_c, dh, dc = *random(2, S, N, B, M), *random(2, S, B, M)
-    found = []
+    results = []
     for step, back in ((plain._cell, plain._cell_back), (cell_step, cell_back_step)):
         c, h, active, dgates, d = (
             *(t.clone() for t in (cells, hidden)),
@@ -31,9 +31,9 @@ def test_a_step_and_its_gradient() -> None:
         )
         step(gates[:, 1], recurrent, c[:, 1], active[:, 1], c[:, 2], h[:, 2])
         back(grad_h[:, 1], dh, grad_c[:, 1], d, active[:, 1], c[:, 1], c[:, 2], dgates[:, 1])
-        found.append((c, h, active, dgates, d))
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+        results.append((c, h, active, dgates, d))
+    for plain_result, kernel_result in zip(*results, strict=True):
+        torch.testing.assert_close(plain_result, kernel_result, atol=1e-6, rtol=1e-5)
 
 
 # Neither size is a multiple of a tile; one product is smaller than it.
