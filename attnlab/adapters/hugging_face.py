@@ -16,8 +16,8 @@ from attnlab.adapters.attention_function import (
     PREFIX,
     Installed,
     add_frame,
-    argument_names,
     current_mechanism,
+    evicts,
     forward_of,
     install,
     installed_in,
@@ -25,7 +25,7 @@ from attnlab.adapters.attention_function import (
     remove_frame,
     uninstall,
 )
-from attnlab.adapters.evict import KVPolicy, refuse_other_attention, refuse_padding
+from attnlab.adapters.evict import KVPolicy, refuse_other_attention
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms._device import to_model_device
@@ -108,6 +108,11 @@ class HuggingFaceModel(ModelAdapter):
         decoder = [site for site in sites if site.kind == "decoder"]
         for site in decoder:
             refuse_other_attention(site.name, self.mechanism_at(site))
+            if evicts(site.module):
+                raise ValueError(
+                    f"this {type(self.model).__name__} is inside evicting() already, and its layers evict from one "
+                    "cache; end that context first"
+                )
         cache = EvictingCache(policy, self.model.config.get_text_config(decoder=True).num_hidden_layers)
 
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
@@ -115,14 +120,10 @@ class HuggingFaceModel(ModelAdapter):
             cache.of(site).evict(call)
 
         frame = Frame(
-            mechanism=Softmax(), note=evict, skip_dropout=True, tokens_read=lambda s: cache.of(s).newly_read()
+            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda s: cache.of(s).cached_keys()
         )
-        hook = self.model.register_forward_pre_hook(_refuse_padding, with_kwargs=True)
-        try:
-            with self.attach(dict.fromkeys(decoder, frame)):
-                yield cache
-        finally:
-            hook.remove()
+        with self.attach(dict.fromkeys(decoder, frame)):
+            yield cache
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:
         """The model's logits."""
@@ -325,10 +326,3 @@ def _refuse_partial_bias(chosen: list[Site], sites: list[Site]) -> None:
                     f"{site.name} makes the position bias of {left[0]} too, so it can be converted only together with "
                     "all layers of its kind; leave it out, or convert them all with bias='drop'"
                 )
-
-
-def _refuse_padding(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    arguments = {**dict(zip(argument_names(type(model).forward), args, strict=False)), **kwargs}
-    mask = arguments.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        refuse_padding(mask)
