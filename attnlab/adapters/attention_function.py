@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.calls import make_call
 from attnlab.adapters.masks import carrying_mask
+from attnlab.adapters.outside_interface import family_of, lead_through_interface, own_attention, restore_class
 from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms.softmax import Softmax
@@ -35,6 +36,7 @@ __all__ = [
     "current_mechanism",
     "evicts",
     "forward_of",
+    "function_in_place_of",
     "install",
     "installed_in",
     "registered_name",
@@ -50,7 +52,7 @@ INSTALLED = "_attnlab"
 # The attribute of a module inside contexts.
 OPEN = "_attnlab_open"
 KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
-CACHES = ("past_key_values", "past_key_value")
+CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 # By thread, arguments of the module that is running: its hidden states do not reach the attention function.
 ModuleInputs = dict[int, dict[str, Any]]
@@ -139,6 +141,7 @@ def add_frame(site: Site, frame: Frame) -> None:
         opened.site = site
         opened.frames.add(frame)
         opened.settle()
+        lead_through_interface(site.module)
 
 
 def remove_frame(site: Site, frame: Frame) -> None:
@@ -151,6 +154,8 @@ def remove_frame(site: Site, frame: Frame) -> None:
             if opened.hook is not None:
                 opened.hook.remove()
             del site.module.__dict__[OPEN]
+            if installed_in(site.module) is None:
+                restore_class(site.module)
 
 
 def evicts(module: nn.Module) -> bool:
@@ -170,6 +175,7 @@ def install(module: nn.Module, installed: Installed) -> None:
     opened = _open_site(module)
     if opened is not None:
         opened.settle()
+    lead_through_interface(module)
     installed.hook = module.register_forward_pre_hook(_uncompiled(_keep_inputs), with_kwargs=True)
 
 
@@ -179,6 +185,8 @@ def uninstall(module: nn.Module) -> None:
     assert installed is not None
     installed.hook.remove()
     delattr(module, INSTALLED)
+    if _open_site(module) is None:
+        restore_class(module)
 
 
 def current_mechanism(module: nn.Module) -> Mechanism:
@@ -198,7 +206,7 @@ def registered_name(own: str) -> str:
     name = PREFIX + own
     if name not in AttentionInterface():
         AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
-        AttentionInterface.register(name, _uncompiled(_function_in_place_of(own)))
+        AttentionInterface.register(name, function_in_place_of(own))
     return name
 
 
@@ -249,7 +257,10 @@ def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swap
     return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
 
 
-def _function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+@functools.cache
+def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Our attention function in place of ``own``, "sdpa" or "eager"."""
+
     def attention_function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -261,45 +272,64 @@ def _function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None
         installed = installed_in(module)
         if opened is None and installed is None:
             return _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-        holders = [holder for holder in (opened, installed) if holder is not None]
-        inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
-        memory = inputs.get("memory")
-        call = make_call(
-            module,
-            _place(opened, installed),
-            query,
-            key,
-            value,
-            attention_mask,
-            x=inputs.get("x"),
-            own=own,
-            memory=memory,
-            cached_keys=None if opened is None else opened.cached_keys(),
-            **kwargs,
-        )
-        mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
-        notes = opened is not None and any(frame.note or frame.direct for frame in opened.frames)
-        refuse_replica(module, _place(opened, installed).name, notes=notes, mechanism=mech)
-        weights = None
-        if by_model:
-            out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-            output = out.transpose(1, 2)
-        else:
-            with _errors_named(_place(opened, installed).name):
-                mech, call, output = _run_mechanism(mech, call, installed, memory)
-                weights = mech.weights(call) if inputs.get("output_attentions") else None
-        if opened is not None:
-            for frame in opened.frames:
-                if frame.note is not None:
-                    frame.note(opened.site, call, mech, output)
-        # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
-        return output.transpose(1, 2).contiguous(), weights
+        with _errors_explained(_place(opened, installed).name, query):
+            return _attend(opened, installed, own, module, query, key, value, attention_mask, kwargs)
 
-    return attention_function
+    return _uncompiled(attention_function)
+
+
+def _attend(
+    opened: _OpenSite | None,
+    installed: Installed | None,
+    own: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as the contexts around a module, or its conversion, say; (output, W where it was asked for)."""
+    holders = [holder for holder in (opened, installed) if holder is not None]
+    inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
+    memory = inputs.get("memory")
+    place = _place(opened, installed)
+    call = make_call(
+        module,
+        place,
+        query,
+        key,
+        value,
+        attention_mask,
+        x=inputs.get("x"),
+        own=own,
+        memory=memory,
+        cached_keys=None if opened is None else opened.cached_keys(),
+        **kwargs,
+    )
+    mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
+    frames = [] if opened is None else list(opened.frames)
+    notes = any(frame.note or frame.direct for frame in frames)
+    refuse_replica(module, place.name, notes=notes, mechanism=mech)
+    weights = None
+    if by_model:
+        out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        output = out.transpose(1, 2)
+    else:
+        mech, call, output = _run_mechanism(mech, call, installed, memory)
+        weights = mech.weights(call) if inputs.get("output_attentions") else None
+    for frame in frames:
+        if frame.note is not None:
+            assert opened is not None
+            frame.note(opened.site, call, mech, output)
+    # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
     """The function this module would call under ``implementation``, looked up as its own forward does."""
+    if family_of(module) is not None:
+        return own_attention
     forward = forward_of(module)
     eager = [name for name in forward.__code__.co_names if name.startswith("eager")]
     default = forward.__globals__[eager[0]] if eager else None
@@ -333,11 +363,19 @@ def _mechanism_of_call(opened: _OpenSite | None, installed: Installed | None, dr
 
 
 @contextmanager
-def _errors_named(place: str) -> Iterator[None]:
+def _errors_explained(place: str, query: Tensor) -> Iterator[None]:
+    """Refusals with the name of the layer; on the meta device, what cannot be computed there is one too."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
+    except (NotImplementedError, RuntimeError) as error:
+        if not query.is_meta:
+            raise
+        raise ValueError(
+            f"{place}: this attention needs numbers, but the model is on the meta device and holds none ({error}); "
+            "load its weights first"
+        ) from error
 
 
 def _run_mechanism(

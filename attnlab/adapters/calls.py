@@ -89,7 +89,7 @@ def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Map
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} ({place.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
+                f"{type(module).__name__} uses {what} ({name}), which no attnlab mechanism can honour; "
                 "swap or record other layers, or another model"
             )
     window = kwargs.get("sliding_window")
@@ -97,7 +97,7 @@ def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Map
         return
     if isinstance(place, Conversion) and "mask" in place.mechanism.cannot():
         raise ValueError(
-            f"{place.name} sees only the last {window} tokens (sliding_window), which {place.mechanism!r} "
+            f"it sees only the last {window} tokens (sliding_window), which {place.mechanism!r} "
             "cannot honour; make the model from a config with sliding_window=None, or convert other layers"
         )
 
@@ -115,9 +115,7 @@ def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
     return (x if x.shape[1] <= n_k else x[:, x.shape[1] - n_k :]).to(query)
 
 
-def _with_position_bias(
-    seen: Seen, place: Site | Conversion, query: Tensor, position_bias: Tensor | None
-) -> Seen:
+def _with_position_bias(seen: Seen, place: Site | Conversion, query: Tensor, position_bias: Tensor | None) -> Seen:
     """The model's position bias added to that of the mask; what it hides is hidden."""
     # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
     if position_bias is not None and place.kind == "cross" and not position_bias.any():

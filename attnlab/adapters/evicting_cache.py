@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from attnlab.adapters.evict import KeyRanking, KVPolicy, keep_positions
-from attnlab.adapters.protocol import CachedKeys, Site
+from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
 from attnlab.shapes import Int
 
@@ -45,10 +45,15 @@ class EvictingLayer(DynamicLayer):
 
     def evict(self, call: AttentionCall) -> None:
         """Keep what the policy chooses after this call."""
+        assert self.keys is not None
+        assert self.values is not None
+        if self.keys.shape[:3] != call.k.shape[:3]:
+            raise ValueError(
+                f"the model caches {tuple(self.keys.shape)} in place of keys {tuple(call.k.shape)}, from which it makes "
+                "them at every step (latent attention), so no head can evict a key of its own"
+            )
         at = self.ranking.kept_after(call)
         if at is not None:
-            assert self.keys is not None
-            assert self.values is not None
             self.keys, self.values = (keep_positions(t, at) for t in (self.keys, self.values))
             self.positions = at if self.positions is None else self.positions.gather(-1, at)
 
@@ -100,10 +105,18 @@ class EvictingCache(Cache):
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
         super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
+        self.policy, self.current = policy, 0
 
-    def of(self, site: Site) -> EvictingLayer:
-        """The layer of the cache that belongs to a site."""
-        layer = self.layers[site.module.layer_idx]  # type: ignore[index]
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Append new keys and values to a layer; the attention function that is called next reads them."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(EvictingLayer(self.policy, len(self.layers)))
+        self.current = layer_idx
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    def of_call(self) -> EvictingLayer:
+        """The layer whose call is under way; a module that runs several times (HRM) has one for each."""
+        layer = self.layers[self.current]
         assert isinstance(layer, EvictingLayer)
         return layer
 

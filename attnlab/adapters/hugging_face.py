@@ -26,6 +26,7 @@ from attnlab.adapters.attention_function import (
     uninstall,
 )
 from attnlab.adapters.evict import KVPolicy, refuse_other_attention
+from attnlab.adapters.outside_interface import family_of
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms._device import to_model_device
@@ -53,7 +54,7 @@ class HuggingFaceModel(ModelAdapter):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Whether a module of the model attends through transformers' AttentionInterface."""
+        """Whether a module of the model attends through transformers' AttentionInterface, or can be led through it."""
         return any(_attends(module) for module in model.modules())
 
     def sites(self) -> list[Site]:
@@ -117,10 +118,10 @@ class HuggingFaceModel(ModelAdapter):
 
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
-            cache.of(site).evict(call)
+            cache.of_call().evict(call)
 
         frame = Frame(
-            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda s: cache.of(s).cached_keys()
+            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
         )
         with self.attach(dict.fromkeys(decoder, frame)):
             yield cache
@@ -160,11 +161,16 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
 
 
 def _attends(module: nn.Module) -> bool:
+    if family_of(module) is not None:
+        return True
     code = getattr(forward_of(module), "__code__", None)
     return code is not None and INTERFACE in code.co_names
 
 
 def _kind(name: str, module: nn.Module) -> Kind:
+    family = family_of(module)
+    if family is not None:
+        return family.kind
     own_name = ".".join(name.split(".")[-2:])
     if getattr(module, "is_cross_attention", False) or CROSS.search(own_name) or CROSS.search(type(module).__name__):
         return "cross"
@@ -235,8 +241,9 @@ def _switch_for_good(model: nn.Module, *, on: bool) -> None:
 
 
 def _set_implementation(config: Any, name: str | None) -> None:
-    # A dict means "this config only": a plain name would spread to its sub-configs, which have their own.
-    config._attn_implementation = {"": name}
+    # A dict means "this config only": a plain name would spread to its sub-configs, which have their own. Some configs
+    # without any take only a name.
+    config._attn_implementation = {"": name} if getattr(config, "sub_configs", None) else name
 
 
 # Conversion

@@ -70,8 +70,8 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         # Masks are made once for all layers; only the layer knows whether it is causal.
         return known if causal_module or known.mask is None else replace(known, causal=False, offset=0)
     if mask.dim() == 2:
-        seen = mask.bool()
-        return Seen(None if seen.all() else seen, causal_module, n_k - n_q if causal_module else 0)
+        keys = mask.bool()
+        return Seen(None if keys.all() else keys, causal_module, n_k - n_q if causal_module else 0)
     mask, bias = (mask, None) if mask.dtype == torch.bool else visible_and_bias(mask)
     seen = recognise(mask.expand(b, -1, n_q, n_k), offset=n_k - n_q, causal_module=causal_module)
     return seen if bias is None else replace(seen, bias=bias.expand(-1, -1, n_q, n_k))
