@@ -48,9 +48,10 @@ class EvictingLayer(DynamicLayer):
         assert self.keys is not None
         assert self.values is not None
         if self.keys.shape[:3] != call.k.shape[:3]:
+            cached, used = tuple(self.keys.shape), tuple(call.k.shape)
             raise ValueError(
-                f"the model caches {tuple(self.keys.shape)} in place of keys {tuple(call.k.shape)}, from which it makes "
-                "them at every step (latent attention), so no head can evict a key of its own"
+                f"the model caches {cached} in place of keys {used}, and makes keys from it at every step (latent "
+                "attention), so no head can evict a key of its own"
             )
         at = self.ranking.kept_after(call)
         if at is not None:

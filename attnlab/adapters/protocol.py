@@ -153,8 +153,8 @@ def adapter_of(model: Any) -> ModelAdapter:
     if not kinds:
         raise ValueError(
             f"{type(model).__name__} cannot be swapped or recorded: none of its modules is an attention layer of "
-            "attnlab.models or calls transformers' AttentionInterface, the two places where attention can be "
-            "replaced; a model class of transformers 5 whose attention does (BERT, GPT-2, Llama, T5, ...) works"
+            "attnlab.models, calls transformers' AttentionInterface (BERT, GPT-2, Llama, T5, ...), or is of a family "
+            "that attnlab leads through it (MPNet, DeBERTa-v2, GPT-J, GPT-Neo, Falcon); use a model class that is"
         )
     if len(kinds) > 1:
         raise ValueError(
