@@ -116,6 +116,25 @@ def test_a_mask_that_shows_the_future_is_refused(model: torch.nn.Module) -> None
         model(ids, attention_mask=everything, past_key_values=cache)
 
 
+@pytest.mark.parametrize("by", RANKINGS)
+def test_what_ranks_keys_is_reordered_with_them(model: torch.nn.Module, by: str) -> None:
+    ids = torch.randint(29, (3, 9), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), evicting(model, KVPolicy(5, by=by)) as cache:
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+    rows = torch.tensor([2, 0, 0])
+    layer = cache.layers[1]
+
+    def state() -> list[torch.Tensor]:
+        kept = (layer.keys, layer.values, layer.positions, layer.ranking.gathered, layer.ranking.outputs)
+        return [t for t in kept if t is not None]
+
+    expected = [t[rows] for t in state()]
+    cache.reorder_cache(rows)
+    assert len(state()) == {"recency": 3, "value-aware": 5}.get(by, 4)
+    assert all(map(torch.equal, state(), expected))
+
+
 def test_padding_and_cropping_are_refused(model: torch.nn.Module) -> None:
     ids = torch.randint(29, (2, 4))
     mask = torch.ones_like(ids)
