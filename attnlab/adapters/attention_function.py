@@ -7,6 +7,7 @@ config) attends as before.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import threading
@@ -20,9 +21,11 @@ from torch import Tensor, nn
 
 from attnlab.adapters.calls import make_call
 from attnlab.adapters.masks import carrying_mask
-from attnlab.adapters.protocol import Conversion, Direct, Frame, Site
+from attnlab.adapters.outside_interface import family_of, lead_through_interface, own_attention, restore_class
+from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.models.open_contexts import OpenContexts, refuse_replica
 
 __all__ = [
     "INTERFACE",
@@ -31,7 +34,9 @@ __all__ = [
     "add_frame",
     "argument_names",
     "current_mechanism",
+    "evicts",
     "forward_of",
+    "function_in_place_of",
     "install",
     "installed_in",
     "registered_name",
@@ -44,8 +49,10 @@ PREFIX = "attnlab|"
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # The attribute of a converted module.
 INSTALLED = "_attnlab"
+# The attribute of a module inside contexts.
+OPEN = "_attnlab_open"
 KEY_SOURCES = ("key_value_states", "encoder_hidden_states")
-CACHES = ("past_key_values", "past_key_value")
+CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 # By thread, arguments of the module that is running: its hidden states do not reach the attention function.
 ModuleInputs = dict[int, dict[str, Any]]
@@ -71,10 +78,13 @@ class Installed(Conversion):
 
 @dataclass(eq=False)
 class _OpenSite:
-    """A site inside at least one context; the innermost mechanism counts, every note is called."""
+    """A site inside contexts; the innermost mechanism counts, every note is called.
+
+    It is an attribute of the module, so that replicas and copies made inside a context have it too.
+    """
 
     site: Site
-    frames: list[Frame] = field(default_factory=list)
+    frames: OpenContexts[Frame] = field(default_factory=OpenContexts)
     inputs: ModuleInputs = field(default_factory=dict)
     hook: Any = None
     direct: Direct | None = None
@@ -83,47 +93,75 @@ class _OpenSite:
     def kind(self) -> str:
         return self.site.kind
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _OpenSite:
+        return _OpenSite(self.site, copy.deepcopy(self.frames, memo))
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # A model that is saved as a pickle has no open contexts.
+        return type(None), ()
+
     def settle(self) -> None:
         """Look again at the frames: one that attends directly needs no hook while it is alone."""
         alone = len(self.frames) == 1 and installed_in(self.site.module) is None
-        self.direct = self.frames[0].direct if alone else None
+        self.direct = next(iter(self.frames)).direct if alone else None
         if self.direct is None and self.hook is None and self.frames:
             self.hook = self.site.module.register_forward_pre_hook(_uncompiled(_keep_inputs), with_kwargs=True)
 
     def replacement(self) -> Frame | None:
         """The innermost frame with a mechanism."""
-        return next((frame for frame in reversed(self.frames) if frame.mechanism is not None), None)
+        return next((frame for frame in reversed(list(self.frames)) if frame.mechanism is not None), None)
 
-    def tokens_read(self) -> int | None:
-        """How many tokens the site has read where its cache evicts keys; None where it keeps them all."""
-        counters = [frame.tokens_read for frame in self.frames if frame.tokens_read is not None]
-        return counters[-1](self.site) if counters else None
+    @property
+    def evicts(self) -> bool:
+        """Whether the site's cache evicts keys."""
+        return any(frame.cached_keys is not None for frame in self.frames)
+
+    def cached_keys(self) -> CachedKeys | None:
+        """The keys that the site's cache holds where it evicts some; None where it keeps them all."""
+        caches = [frame.cached_keys for frame in self.frames if frame.cached_keys is not None]
+        return caches[0](self.site) if caches else None
 
 
 _lock = threading.RLock()
-_open: dict[nn.Module, _OpenSite] = {}
+
+
+def _open_site(module: nn.Module) -> _OpenSite | None:
+    """What the contexts around a module ask of it; None outside of all."""
+    opened = module.__dict__.get(OPEN)
+    return opened if opened is not None and opened.frames else None
 
 
 def add_frame(site: Site, frame: Frame) -> None:
     """Let a site attend as the frame says."""
     with _lock:
-        opened = _open.get(site.module)
+        opened = site.module.__dict__.get(OPEN)
         if opened is None:
-            opened = _open[site.module] = _OpenSite(site)
-        opened.frames.append(frame)
+            opened = site.module.__dict__[OPEN] = _OpenSite(site)
+        # A copy's was made with the original's site.
+        opened.site = site
+        opened.frames.add(frame)
         opened.settle()
+        lead_through_interface(site.module)
 
 
 def remove_frame(site: Site, frame: Frame) -> None:
     """Undo ``add_frame``."""
     with _lock:
-        opened = _open[site.module]
+        opened = site.module.__dict__[OPEN]
         opened.frames.remove(frame)
         opened.settle()
         if not opened.frames:
             if opened.hook is not None:
                 opened.hook.remove()
-            del _open[site.module]
+            del site.module.__dict__[OPEN]
+            if installed_in(site.module) is None:
+                restore_class(site.module)
+
+
+def evicts(module: nn.Module) -> bool:
+    """Whether a context gives the module a cache that evicts keys."""
+    opened = _open_site(module)
+    return opened is not None and opened.evicts
 
 
 def installed_in(module: nn.Module) -> Installed | None:
@@ -134,9 +172,10 @@ def installed_in(module: nn.Module) -> Installed | None:
 def install(module: nn.Module, installed: Installed) -> None:
     """Make a module attend by a mechanism outside of any context."""
     setattr(module, INSTALLED, installed)
-    opened = _open.get(module)
+    opened = _open_site(module)
     if opened is not None:
         opened.settle()
+    lead_through_interface(module)
     installed.hook = module.register_forward_pre_hook(_uncompiled(_keep_inputs), with_kwargs=True)
 
 
@@ -146,11 +185,13 @@ def uninstall(module: nn.Module) -> None:
     assert installed is not None
     installed.hook.remove()
     delattr(module, INSTALLED)
+    if _open_site(module) is None:
+        restore_class(module)
 
 
 def current_mechanism(module: nn.Module) -> Mechanism:
     """The mechanism by which a module attends now; softmax where that is its own attention."""
-    opened, installed = _open.get(module), installed_in(module)
+    opened, installed = _open_site(module), installed_in(module)
     frame = None if opened is None else opened.replacement()
     if frame is not None and frame.mechanism is not None:
         return frame.mechanism
@@ -165,7 +206,7 @@ def registered_name(own: str) -> str:
     name = PREFIX + own
     if name not in AttentionInterface():
         AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
-        AttentionInterface.register(name, _uncompiled(_function_in_place_of(own)))
+        AttentionInterface.register(name, function_in_place_of(own))
     return name
 
 
@@ -185,7 +226,7 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Before a module runs: keep the inputs that its attention function will need."""
-    opened, installed = _open.get(module), installed_in(module)
+    opened, installed = _open_site(module), installed_in(module)
     names = argument_names(type(module).forward)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     for holder in (opened, installed):
@@ -216,55 +257,79 @@ def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swap
     return memory_layer(cache, getattr(module, "layer_idx", None), installed, swapped=swapped)
 
 
-def _function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+@functools.cache
+def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Our attention function in place of ``own``, "sdpa" or "eager"."""
+
     def attention_function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        opened = _open.get(module)
-        if opened is not None and opened.direct is not None:
+        opened = _open_site(module)
+        if opened is not None and opened.direct is not None and not getattr(module, "_is_replica", False):
             answer = opened.direct(module, query, key, value, attention_mask, kwargs)
             if answer is not None:
                 return answer
         installed = installed_in(module)
         if opened is None and installed is None:
             return _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-        holders = [holder for holder in (opened, installed) if holder is not None]
-        inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
-        memory = inputs.get("memory")
-        call = make_call(
-            module,
-            _place(opened, installed),
-            query,
-            key,
-            value,
-            attention_mask,
-            x=inputs.get("x"),
-            own=own,
-            memory=memory,
-            tokens_read=None if opened is None else opened.tokens_read(),
-            **kwargs,
-        )
-        mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
-        weights = None
-        if by_model:
-            out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-            output = out.transpose(1, 2)
-        else:
-            with _errors_named(_place(opened, installed).name):
-                mech, call, output = _run_mechanism(mech, call, installed, memory)
-                weights = mech.weights(call) if inputs.get("output_attentions") else None
-        if opened is not None:
-            for frame in list(opened.frames):
-                if frame.note is not None:
-                    frame.note(opened.site, call, mech, output)
-        # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
-        return output.transpose(1, 2).contiguous(), weights
+        with _errors_explained(_place(opened, installed).name, query):
+            return _attend(opened, installed, own, module, query, key, value, attention_mask, kwargs)
 
-    return attention_function
+    return _uncompiled(attention_function)
+
+
+def _attend(
+    opened: _OpenSite | None,
+    installed: Installed | None,
+    own: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as the contexts around a module, or its conversion, say; (output, W where it was asked for)."""
+    holders = [holder for holder in (opened, installed) if holder is not None]
+    inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
+    memory = inputs.get("memory")
+    place = _place(opened, installed)
+    call = make_call(
+        module,
+        place,
+        query,
+        key,
+        value,
+        attention_mask,
+        x=inputs.get("x"),
+        own=own,
+        memory=memory,
+        cached_keys=None if opened is None else opened.cached_keys(),
+        **kwargs,
+    )
+    mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
+    frames = [] if opened is None else list(opened.frames)
+    notes = any(frame.note or frame.direct for frame in frames)
+    refuse_replica(module, place.name, notes=notes, mechanism=mech)
+    weights = None
+    if by_model:
+        out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        output = out.transpose(1, 2)
+    else:
+        mech, call, output = _run_mechanism(mech, call, installed, memory)
+        weights = mech.weights(call) if inputs.get("output_attentions") else None
+    for frame in frames:
+        if frame.note is not None:
+            assert opened is not None
+            frame.note(opened.site, call, mech, output)
+    # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
+    return output.transpose(1, 2).contiguous(), weights
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:
     """The function this module would call under ``implementation``, looked up as its own forward does."""
+    if family_of(module) is not None:
+        return own_attention
     forward = forward_of(module)
     eager = [name for name in forward.__code__.co_names if name.startswith("eager")]
     default = forward.__globals__[eager[0]] if eager else None
@@ -286,11 +351,11 @@ def _mechanism_of_call(opened: _OpenSite | None, installed: Installed | None, dr
     frame = None if opened is None else opened.replacement()
     if frame is None or frame.mechanism is None:
         return (Softmax(), True) if installed is None else (installed.mechanism, False)
-    if not dropped or frame.skip_dropout:
+    assert opened is not None
+    if not dropped or frame.skip_dropout or opened.evicts:
         return frame.mechanism, False
     if isinstance(frame.mechanism, Softmax):
         return frame.mechanism, True
-    assert opened is not None
     raise ValueError(
         f"{opened.site.name} drops attention weights with p={dropped} in training, which {frame.mechanism!r} does "
         "not do; call model.eval(), set the model's attention dropout to 0, or swap with dropout='skip'"
@@ -298,11 +363,19 @@ def _mechanism_of_call(opened: _OpenSite | None, installed: Installed | None, dr
 
 
 @contextmanager
-def _errors_named(place: str) -> Iterator[None]:
+def _errors_explained(place: str, query: Tensor) -> Iterator[None]:
+    """Refusals with the name of the layer; on the meta device, what cannot be computed there is one too."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
+    except (NotImplementedError, RuntimeError) as error:
+        if not query.is_meta:
+            raise
+        raise ValueError(
+            f"{place}: this attention needs numbers, but the model is on the meta device and holds none ({error}); "
+            "load its weights first"
+        ) from error
 
 
 def _run_mechanism(

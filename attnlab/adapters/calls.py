@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.masks import Seen, seen_by
-from attnlab.adapters.protocol import Conversion, Site
-from attnlab.attention import AttentionCall
+from attnlab.adapters.evict import refuse_padding
+from attnlab.adapters.masks import Seen, seen_by, visible_and_bias
+from attnlab.adapters.protocol import CachedKeys, Conversion, Site
+from attnlab.attention import AttentionCall, repeat_groups
 
 __all__ = ["make_call"]
 
@@ -35,17 +37,17 @@ def make_call(
     x: Any,
     own: str,
     memory: Any = None,
-    tokens_read: int | None = None,
+    cached_keys: CachedKeys | None = None,
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> AttentionCall:
-    """The call; with a bounded ``memory`` it holds the new keys only.
+    """The call; with a bounded ``memory`` it holds the new keys only, with ``cached_keys`` those that are not evicted.
 
-    ``tokens_read`` is given where the cache evicts: of so many tokens only some keys are left, all before the new ones.
+    Masks and biases of the model cover the keys of all tokens.
     """
-    _refuse_unsupported(module, place, kwargs, tokens_read)
+    _refuse_unsupported(module, place, kwargs)
     # Torch has no autocast for meta tensors, and raises an error when asked.
     if not query.is_meta and torch.is_autocast_enabled(query.device.type):
         # Rotary positions come out wider than the rest; SDPA would cast here too.
@@ -54,16 +56,21 @@ def make_call(
     n_k = key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     past = 0 if memory is None else memory.length - n_k
-    if tokens_read is not None:
-        # The mask counts evicted keys too. Padding is refused, so that new tokens see every key that is left.
-        seen = Seen(causal=True, offset=n_k - query.shape[2])
-    else:
-        shape = (query.shape[0], query.shape[2], past + n_k)
-        seen = seen_by(mask, shape=shape, causal_module=causal, none_is_causal=own == "sdpa")
-    if memory is not None:
-        seen = _of_new_keys(seen, past)
+    length = past + n_k if cached_keys is None else cached_keys.tokens_read
+    seen = seen_by(
+        mask,
+        shape=(query.shape[0], query.shape[2], length),
+        # Under a mask, the keys of another sequence have no order that a query stands in.
+        causal_module=causal and (mask is None or place.kind != "cross"),
+        none_is_causal=own == "sdpa",
+    )
     if isinstance(place, Conversion) and place.drop_bias:
         position_bias = None
+    seen = _with_position_bias(seen, place, query, position_bias)
+    if memory is not None:
+        seen = _of_new_keys(seen, past)
+    elif cached_keys is not None:
+        seen = _of_cached_keys(seen, cached_keys, query, n_k)
     return AttentionCall(
         query,
         key,
@@ -73,18 +80,16 @@ def make_call(
         causal=seen.causal,
         offset=seen.offset,
         mask=seen.mask,
-        bias=_bias(place, query, position_bias, seen.bias),
+        bias=seen.bias,
         scale=scaling,
     )
 
 
-def _refuse_unsupported(
-    module: nn.Module, place: Site | Conversion, kwargs: Mapping[str, Any], tokens_read: int | None
-) -> None:
+def _refuse_unsupported(module: nn.Module, place: Site | Conversion, kwargs: Mapping[str, Any]) -> None:
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
             raise ValueError(
-                f"{type(module).__name__} ({place.name}) uses {what} ({name}), which no attnlab mechanism can honour; "
+                f"{type(module).__name__} uses {what} ({name}), which no attnlab mechanism can honour; "
                 "swap or record other layers, or another model"
             )
     window = kwargs.get("sliding_window")
@@ -92,13 +97,8 @@ def _refuse_unsupported(
         return
     if isinstance(place, Conversion) and "mask" in place.mechanism.cannot():
         raise ValueError(
-            f"{place.name} sees only the last {window} tokens (sliding_window), which {place.mechanism!r} "
+            f"it sees only the last {window} tokens (sliding_window), which {place.mechanism!r} "
             "cannot honour; make the model from a config with sliding_window=None, or convert other layers"
-        )
-    if tokens_read is not None and tokens_read > window:
-        raise ValueError(
-            f"{place.name} sees only the last {window} tokens (sliding_window), which an evicting cache does not "
-            "honour; decode shorter texts, or make the model from a config with sliding_window=None"
         )
 
 
@@ -115,11 +115,35 @@ def _x(x: Any, query: Tensor, n_k: int) -> Tensor | None:
     return (x if x.shape[1] <= n_k else x[:, x.shape[1] - n_k :]).to(query)
 
 
-def _bias(
-    place: Site | Conversion, query: Tensor, position_bias: Tensor | None, additive: Tensor | None
-) -> Tensor | None:
+def _with_position_bias(seen: Seen, place: Site | Conversion, query: Tensor, position_bias: Tensor | None) -> Seen:
+    """The model's position bias added to that of the mask; what it hides is hidden."""
     # T5 gives its cross-attention a bias of zeros, which would only make mechanisms that take no bias refuse.
     if position_bias is not None and place.kind == "cross" and not position_bias.any():
         position_bias = None
-    parts = [t.to(query) for t in (position_bias, additive) if t is not None]
-    return sum(parts[1:], parts[0]) if parts else None
+    mask = seen.mask
+    if position_bias is not None:
+        visible, position_bias = visible_and_bias(position_bias)
+        if not bool(visible.all()):
+            mask = visible if mask is None else mask & visible
+    parts = [t.to(query) for t in (position_bias, seen.bias) if t is not None]
+    return replace(seen, mask=mask, bias=sum(parts[1:], parts[0]) if parts else None)
+
+
+def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> Seen:
+    """What new tokens see of the keys that were not evicted, all of which come before the new ones."""
+    b, h, n_q, _ = query.shape
+    first = cached.tokens_read - n_q
+    if not seen.causal and n_q > 1:
+        raise ValueError("an evicting cache takes a causal mask only: here a token sees later tokens")
+    if seen.key_visible is not None:
+        refuse_padding(seen.key_visible[:, first:])
+    if seen.mask is not None:
+        refuse_padding(seen.mask[..., first:].diagonal(dim1=-2, dim2=-1))
+    mask, bias = seen.mask, seen.bias
+    if seen.key_visible is not None:
+        keys = seen.key_visible[:, None, None, :].expand(-1, -1, n_q, -1)
+        mask = keys if mask is None else mask & keys
+    if cached.positions is not None:
+        at = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
+        mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
+    return Seen(causal=True, offset=n_k - n_q, mask=mask, bias=bias)

@@ -42,6 +42,11 @@ def convert(
     """
     if bias not in ("refuse", "drop"):
         raise ValueError(f"bias must be 'refuse' or 'drop', got {bias!r}")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"parameters of this {type(model).__name__} are on the meta device: they are offloaded, or were never "
+            "loaded, so no new ones can be made beside them; load the whole model, convert it, then offload it"
+        )
     if copy:
         model = copying.deepcopy(model)
     adapter = adapter_of(model)

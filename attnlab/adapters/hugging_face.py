@@ -16,8 +16,8 @@ from attnlab.adapters.attention_function import (
     PREFIX,
     Installed,
     add_frame,
-    argument_names,
     current_mechanism,
+    evicts,
     forward_of,
     install,
     installed_in,
@@ -25,7 +25,8 @@ from attnlab.adapters.attention_function import (
     remove_frame,
     uninstall,
 )
-from attnlab.adapters.evict import KVPolicy, refuse_other_attention, refuse_padding
+from attnlab.adapters.evict import KVPolicy, refuse_other_attention
+from attnlab.adapters.outside_interface import family_of
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms._device import to_model_device
@@ -53,7 +54,7 @@ class HuggingFaceModel(ModelAdapter):
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Whether a module of the model attends through transformers' AttentionInterface."""
+        """Whether a module of the model attends through transformers' AttentionInterface, or can be led through it."""
         return any(_attends(module) for module in model.modules())
 
     def sites(self) -> list[Site]:
@@ -108,21 +109,22 @@ class HuggingFaceModel(ModelAdapter):
         decoder = [site for site in sites if site.kind == "decoder"]
         for site in decoder:
             refuse_other_attention(site.name, self.mechanism_at(site))
+            if evicts(site.module):
+                raise ValueError(
+                    f"this {type(self.model).__name__} is inside evicting() already, and its layers evict from one "
+                    "cache; end that context first"
+                )
         cache = EvictingCache(policy, self.model.config.get_text_config(decoder=True).num_hidden_layers)
 
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
-            cache.of(site).evict(call)
+            cache.of_call().evict(call)
 
         frame = Frame(
-            mechanism=Softmax(), note=evict, skip_dropout=True, tokens_read=lambda s: cache.of(s).newly_read()
+            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
         )
-        hook = self.model.register_forward_pre_hook(_refuse_padding, with_kwargs=True)
-        try:
-            with self.attach(dict.fromkeys(decoder, frame)):
-                yield cache
-        finally:
-            hook.remove()
+        with self.attach(dict.fromkeys(decoder, frame)):
+            yield cache
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:
         """The model's logits."""
@@ -159,11 +161,16 @@ def restore_conversion(model: Model, section: Mapping[str, Any], tensors: Mappin
 
 
 def _attends(module: nn.Module) -> bool:
+    if family_of(module) is not None:
+        return True
     code = getattr(forward_of(module), "__code__", None)
     return code is not None and INTERFACE in code.co_names
 
 
 def _kind(name: str, module: nn.Module) -> Kind:
+    family = family_of(module)
+    if family is not None:
+        return family.kind
     own_name = ".".join(name.split(".")[-2:])
     if getattr(module, "is_cross_attention", False) or CROSS.search(own_name) or CROSS.search(type(module).__name__):
         return "cross"
@@ -234,8 +241,9 @@ def _switch_for_good(model: nn.Module, *, on: bool) -> None:
 
 
 def _set_implementation(config: Any, name: str | None) -> None:
-    # A dict means "this config only": a plain name would spread to its sub-configs, which have their own.
-    config._attn_implementation = {"": name}
+    # A dict means "this config only": a plain name would spread to its sub-configs, which have their own. Some configs
+    # without any take only a name.
+    config._attn_implementation = {"": name} if getattr(config, "sub_configs", None) else name
 
 
 # Conversion
@@ -325,10 +333,3 @@ def _refuse_partial_bias(chosen: list[Site], sites: list[Site]) -> None:
                     f"{site.name} makes the position bias of {left[0]} too, so it can be converted only together with "
                     "all layers of its kind; leave it out, or convert them all with bias='drop'"
                 )
-
-
-def _refuse_padding(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    arguments = {**dict(zip(argument_names(type(model).forward), args, strict=False)), **kwargs}
-    mask = arguments.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.dim() == 2:
-        refuse_padding(mask)

@@ -84,10 +84,9 @@ def load_model(
             )
     except Exception as error:
         raise ValueError(f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
-    if info["missing_keys"]:
-        raise ValueError(
-            f"{name}: its weights lack {len(info['missing_keys'])} tensors, such as {min(info['missing_keys'])}"
-        )
+    model, task, missing = _without_absent_parts(model, task, set(info["missing_keys"]))
+    if missing:
+        raise ValueError(f"{name}: its weights lack {len(missing)} tensors, such as {min(missing)}")
     new = sorted(key for key in info["unexpected_keys"] if key.startswith(f"{CONTAINER}."))
     if section is None and new:
         raise ValueError(
@@ -105,6 +104,29 @@ def load_model(
     except Exception as error:
         raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[Any, Task, set[str]]:
+    """The model without a pooler or a head that its checkpoint lacks as a whole, and the tensors that still lack.
+
+    Attention needs neither. Sentence encoders are often saved without a pooler, and under the class of the masked
+    language model that they were trained from.
+    """
+    base = model.base_model
+    if missing and base is not model and task in ("mlm", "encoder"):
+        prefix = f"{model.base_model_prefix}."
+        head = {name for name, _ in model.named_parameters() if not name.startswith(prefix)}
+        if head and head <= missing:
+            model, task = base, "encoder"
+            missing = {key.removeprefix(prefix) for key in missing if key.startswith(prefix)}
+    pooler = getattr(model.base_model, "pooler", None)
+    if isinstance(pooler, torch.nn.Module):
+        prefix = "pooler." if model.base_model is model else f"{model.base_model_prefix}.pooler."
+        absent = {prefix + name for name, _ in pooler.named_parameters()}
+        if absent and absent <= missing:
+            model.base_model.pooler = None
+            missing -= absent
+    return model, task, missing
 
 
 @contextmanager

@@ -1,24 +1,32 @@
-"""From transformers' masks to padding and causality, where they are no more: mechanisms in linear time need that."""
+"""From transformers' masks to padding and causality, where they are no more: mechanisms in linear time need that.
+
+One rule says what an additive mask or bias hides: a value of at most ``HIDING`` (-9,000), minus infinity included. It
+covers 0/-1e4 and 0/-1e9 masks, ``finfo.min`` in every precision, and a position bias (ALiBi) with any of them added.
+Softmax gives such a key exactly zero, unless every value of its row is as low: then nothing of the row is visible. What
+is hidden leaves the bias and becomes part of the mask, so that it is hidden from every mechanism and every reading.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnlab.shapes import Bool
+from attnlab.shapes import Bool, Float
 
-__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by"]
+__all__ = ["HIDING", "Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
 
 CARRIED = "_attnlab_seen"
+# Half precision rounds -1e4, the least that models write for minus infinity, to -9,984.
+HIDING = -9_000.0
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """Which keys a query sees, as fields of an AttentionCall; ``bias`` is a mask that also adds to scores."""
+    """Which keys a query sees, as fields of an AttentionCall; ``bias`` is what a mask adds to the visible scores."""
 
     key_visible: Bool[Tensor, "b k"] | None = None
     causal: bool = False
@@ -59,17 +67,30 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
         )
     known = carried_by(mask)
     if known is not None:
-        return known
+        # Masks are made once for all layers; only the layer knows whether it is causal.
+        return known if causal_module or known.mask is None else replace(known, causal=False, offset=0)
     if mask.dim() == 2:
-        seen = mask.bool()
-        return Seen(None if seen.all() else seen, causal_module, n_k - n_q if causal_module else 0)
-    mask = mask.expand(b, -1, n_q, n_k)
-    if mask.dtype != torch.bool:
-        hidden = mask <= torch.finfo(mask.dtype).min / 2
-        if not bool(((mask == 0) | hidden).all()):
-            return Seen(bias=mask)
-        mask = ~hidden
-    return recognise(mask, offset=n_k - n_q, decoding=causal_module)
+        keys = mask.bool()
+        return Seen(None if keys.all() else keys, causal_module, n_k - n_q if causal_module else 0)
+    mask, bias = (mask, None) if mask.dtype == torch.bool else visible_and_bias(mask)
+    seen = recognise(mask.expand(b, -1, n_q, n_k), offset=n_k - n_q, causal_module=causal_module)
+    return seen if bias is None else replace(seen, bias=bias.expand(-1, -1, n_q, n_k))
+
+
+def visible_and_bias(additive: Float[Tensor, "#b #h #q k"]) -> tuple[Bool[Tensor, "#b #h #q k"], Tensor | None]:
+    """What an additive mask leaves visible (more than ``HIDING``), and what it adds there; None where that is nothing.
+
+    >>> visible_and_bias(torch.tensor([[[[0.0, 0.5, -1e4, -torch.inf]]]]))
+    (tensor([[[[ True,  True, False, False]]]]), tensor([[[[0.0000, 0.5000, 0.0000, 0.0000]]]]))
+    """
+    if not additive.dtype.is_floating_point:
+        raise ValueError(
+            f"a 4D attention mask is bool (True: may be seen) or floating point (added to the scores), got "
+            f"{additive.dtype}; a 0/1 mask becomes bool with .bool()"
+        )
+    hidden = additive <= HIDING
+    bias = additive.masked_fill(hidden, 0)
+    return ~hidden, bias if bool(bias.any()) else None
 
 
 def carried_by(mask: Tensor) -> Seen | None:
@@ -78,17 +99,24 @@ def carried_by(mask: Tensor) -> Seen | None:
     return carried if carried is not None and version == _version(mask) else None
 
 
-def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, decoding: bool = True) -> Seen:
-    """Padding, or padding and causality with this offset, where the mask is exactly that; the mask itself if not."""
-    if mask.shape[1] == 1:
-        keys = mask[:, 0].any(1)
-        key_visible = None if bool(keys.all()) else keys
-        if torch.equal(mask, keys[:, None, None, :].expand_as(mask)):
-            # A single query cannot tell the two apart: in a causal module it is a decoding step.
-            step = decoding and mask.shape[2] == 1 and 0 < offset == mask.shape[3] - 1
-            return Seen(key_visible, causal=step, offset=offset if step else 0)
-        if torch.equal(mask, keys[:, None, None, :] & _causal(mask, offset)):
-            return Seen(key_visible, causal=True, offset=offset)
+def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, causal_module: bool = True) -> Seen:
+    """Padding, or padding and causality with this offset, where the mask is exactly that; the mask itself if not.
+
+    In a causal module a mask that hides everything after the query (a sliding window, chunks, packed sequences) is
+    causal too, and stays as a mask beside that.
+    """
+    n_q, n_k = mask.shape[2:]
+    keys = mask.flatten(1, 2).any(1)
+    key_visible = None if bool(keys.all()) else keys
+    if torch.equal(mask, keys[:, None, None, :].expand_as(mask)):
+        # A single query cannot tell the two apart: in a causal module it is a decoding step.
+        step = causal_module and n_q == 1 and 0 < offset < n_k and not bool(keys[:, offset + 1 :].any())
+        return Seen(key_visible, causal=step, offset=offset if step else 0)
+    triangle = _causal(mask, offset)
+    if torch.equal(mask, (keys[:, None, None, :] & triangle).expand_as(mask)):
+        return Seen(key_visible, causal=True, offset=offset)
+    if causal_module and not bool((mask & ~triangle).any()):
+        return Seen(key_visible, causal=True, offset=offset, mask=mask)
     return Seen(mask=mask)
 
 

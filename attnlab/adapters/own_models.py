@@ -56,12 +56,12 @@ class OwnModel(ModelAdapter):
             for site, frame in frames.items():
                 layer = _layer_of(site)
                 if frame.mechanism is not None:
-                    layer.replacements.append(frame.mechanism)
-                    undo.callback(_remove, layer.replacements, frame.mechanism)
+                    layer.replacements.add(frame.mechanism)
+                    undo.callback(layer.replacements.remove, frame.mechanism)
                 if frame.note is not None:
                     observer = _Noting(site, frame)
-                    layer.observers.append(observer)
-                    undo.callback(_remove, layer.observers, observer)
+                    layer.observers.add(observer)
+                    undo.callback(layer.observers.remove, observer)
             yield
 
     def mechanism_at(self, site: Site) -> Mechanism:
@@ -196,12 +196,6 @@ class _EvictingCache(Cache):
 def _layer_of(site: Site) -> AttentionLayer:
     assert isinstance(site.module, AttentionLayer)
     return site.module
-
-
-def _remove(items: list[Any], item: object) -> None:
-    """Remove the last occurrence of this very object: mechanisms may compare equal."""
-    last = max(i for i, other in enumerate(items) if other is item)
-    del items[last]
 
 
 def _config_with(model: Transformer, groups: Mapping[str, tuple[Mechanism, list[Site]]]) -> Any:

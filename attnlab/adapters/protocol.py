@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from attnlab.adapters.evict import KVPolicy
 
 __all__ = [
+    "CachedKeys",
     "Conversion",
     "Frame",
     "Layers",
@@ -60,6 +61,15 @@ class Site:
         return weight if weight.shape[1] == width else None
 
 
+@dataclass(frozen=True, eq=False)
+class CachedKeys:
+    """The keys of a site that an evicting cache holds, those of the call under way included."""
+
+    tokens_read: int
+    # The place in the text of each key; None where no key was evicted.
+    positions: Int[Tensor, "b g n"] | None = None
+
+
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
 # (module, query, key, value, mask, the other arguments of transformers) -> (output, weights), or None to decline.
 Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor] | None]
@@ -71,14 +81,14 @@ class Frame:
 
     Where contexts nest, the innermost mechanism attends and every note is called. Two fields are for Hugging Face
     models only. ``direct`` attends in the mechanism's place, before any call is made, where no other context is open.
-    ``tokens_read`` says that the cache has evicted keys: it counts the tokens that the site has read so far.
+    ``cached_keys`` says that the site's cache evicts keys, and which it holds.
     """
 
     mechanism: Mechanism | None = None
     note: Note | None = None
     skip_dropout: bool = False
     direct: Direct | None = None
-    tokens_read: Callable[[Site], int] | None = None
+    cached_keys: Callable[[Site], CachedKeys] | None = None
 
 
 @dataclass(eq=False)
@@ -143,8 +153,8 @@ def adapter_of(model: Any) -> ModelAdapter:
     if not kinds:
         raise ValueError(
             f"{type(model).__name__} cannot be swapped or recorded: none of its modules is an attention layer of "
-            "attnlab.models or calls transformers' AttentionInterface, the two places where attention can be "
-            "replaced; a model class of transformers 5 whose attention does (BERT, GPT-2, Llama, T5, ...) works"
+            "attnlab.models, calls transformers' AttentionInterface (BERT, GPT-2, Llama, T5, ...), or is of a family "
+            "that attnlab leads through it (MPNet, DeBERTa-v2, GPT-J, GPT-Neo, Falcon); use a model class that is"
         )
     if len(kinds) > 1:
         raise ValueError(

@@ -39,6 +39,9 @@ DEFAULT_MECHANISMS = (
     "kernel:elu",
 )
 
+# The conformance law from which a mechanism is exempt that looks at later tokens.
+FUTURE_LAW = "causal_outputs_ignore_the_future"
+
 
 @dataclass(frozen=True)
 class CompareConfig:
@@ -83,6 +86,9 @@ def compare(
     windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
     trace = _traced(loaded, windows, config.traced)
     rows, layers = _mechanism_rows(loaded, windows, trace, mechanisms, config)
+    warnings = _future_warnings(
+        trace, {row["mechanism"]: mechanisms[row["mechanism"]] for row in rows if not row["refused"]}
+    )
     result = {
         "name": "compare",
         "model": _describe(loaded, trace, model_name),
@@ -94,6 +100,7 @@ def compare(
         "ranking_differs": approximation_error(trace, Softmax()).summary()["ranking_differs"],
         "rows": rows,
         "layers": layers,
+        "warnings": warnings,
         "patterns": _audit(loaded, windows, trace, config.traced),
     }
     if config.sweep:
@@ -125,6 +132,18 @@ def _mechanism_rows(
         rows.append(row | {"reading_errors": of_readings} | _cost(loaded, trace, sample, mech, config))
         layers[spec] = [layer.output.tolist() for layer in error.layers]
     return rows, layers
+
+
+def _future_warnings(trace: Trace, mechanisms: dict[str, Mechanism]) -> list[str]:
+    """A sentence for each mechanism whose output depends on later tokens although the model's attention is causal."""
+    if not any(layer.call.causal for layer in trace):
+        return []
+    return [
+        f"{spec}: its outputs depend on later tokens, which a causal model must not see ({reason}); the quality here "
+        "says nothing of generation"
+        for spec, mech in mechanisms.items()
+        if (reason := mech.exempt.get(FUTURE_LAW)) is not None
+    ]
 
 
 def _recommend_config(config: CompareConfig, loaded: LoadedModel) -> RecommendConfig | None:

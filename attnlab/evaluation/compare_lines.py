@@ -46,7 +46,8 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
         reason = (row["refused"] or "").partition("\n")[0]
         lines.append(f"{row['mechanism'].ljust(width)}  refused: {reason}" if row["refused"] else next(aligned))
     differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
-    return [*lines, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
+    warnings = [f"warning: {warning}" for warning in result.get("warnings", [])]
+    return [*lines, *warnings, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
 
 
 def sweep_lines(result: Mapping[str, Any]) -> list[str]:

@@ -19,10 +19,20 @@ _kernels_allowed = True
 
 def to_model_device(model: nn.Module, mech: Mechanism) -> Mechanism:
     """The mechanism, with the parameters it has before its first call (Linformer's matrix) on the model's device."""
-    first = next(model.parameters(), None)
-    if isinstance(mech, nn.Module) and first is not None:
-        mech.to(first.device)
+    device = _running_device(model)
+    if isinstance(mech, nn.Module) and device is not None:
+        mech.to(device)
     return mech
+
+
+def _running_device(model: nn.Module) -> torch.device | None:
+    """Where the model computes: the device of its parameters, or where accelerate takes offloaded ones."""
+    first = next(model.parameters(), None)
+    if first is None or not first.is_meta:
+        return None if first is None else first.device
+    hooks = [hook for module in model.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
+    devices = [device for hook in hooks if (device := getattr(hook, "execution_device", None)) is not None]
+    return torch.device(devices[0]) if devices else first.device
 
 
 def no_autocast(t: Tensor) -> AbstractContextManager[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
@@ -12,6 +11,7 @@ from torch.nn.functional import linear
 from attnlab.attention import AttentionCall, LayerCache, Mechanism
 from attnlab.models.cache import BoundedMemoryStep, KeyValueCache, SourceCache, refuse_other_mechanism
 from attnlab.models.config import Kind, TransformerConfig, specs_per_layer
+from attnlab.models.open_contexts import OpenContexts, refuse_replica
 from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
@@ -33,7 +33,8 @@ class AttentionLayer(nn.Module):
     ``run_mechanism``. A mechanism with parameters is a submodule, so it trains, saves and loads with the model.
 
     Inside ``swap`` the last of ``replacements`` attends. Each of ``observers`` is called with (this layer, the call,
-    the mechanism, its output). Both belong to open contexts, so a copy or a saved layer has none.
+    the mechanism, its output). Both belong to open contexts: a copy follows them while they last, and a saved layer has
+    none.
     """
 
     mechanism: Mechanism
@@ -42,16 +43,18 @@ class AttentionLayer(nn.Module):
     def __init__(self, *, kind: Kind, layer: int) -> None:
         super().__init__()
         self.kind, self.layer = kind, layer
-        self.replacements: list[Mechanism] = []
-        self.observers: list[Observer] = []
+        self.replacements: OpenContexts[Mechanism] = OpenContexts()
+        self.observers: OpenContexts[Observer] = OpenContexts()
 
     def current_mechanism(self) -> Mechanism:
         """The mechanism by which the layer attends now."""
-        return self.replacements[-1] if self.replacements else self.mechanism
+        return [self.mechanism, *self.replacements][-1]
 
     def run_mechanism(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The mechanism's output for a call, which observers see too."""
         mech = self.current_mechanism()
+        replaced = mech if self.replacements else None
+        refuse_replica(self, f"{self.kind} layer {self.layer}", notes=bool(self.observers), mechanism=replaced)
         output = mech(call)
         self.tell_observers(call, mech, output)
         return output
@@ -60,9 +63,6 @@ class AttentionLayer(nn.Module):
         """Show observers a call that was answered."""
         for observer in self.observers:
             observer(self, call, mech, output)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "replacements": [], "observers": []}
 
 
 Observer = Callable[[AttentionLayer, AttentionCall, Mechanism, Tensor], None]

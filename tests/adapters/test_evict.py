@@ -91,10 +91,57 @@ def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn
     assert ranking.kept_after(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
 
 
+def test_a_mask_of_all_tokens_is_honoured_after_evictions(model: torch.nn.Module) -> None:
+    """Key 0 is hidden from every other token: by a 4D mask over all tokens, also where keys were evicted."""
+    ids = torch.randint(29, (2, 10), generator=torch.Generator().manual_seed(3))
+    i, j = torch.arange(10)[:, None], torch.arange(10)
+    allowed = (j <= i) & ((j > 0) | (i == 0))
+    recent = allowed & ((j < 2) | (j > i - 4))
+    for policy, kept in ((KVPolicy(99), allowed), (KVPolicy(5, by="recency", sinks=2), recent)):
+        with torch.no_grad(), evicting(model, policy) as cache:
+            steps = [
+                model(ids[:, t : t + 1], attention_mask=allowed[None, None, t : t + 1, : t + 1], past_key_values=cache)
+                for t in range(10)
+            ]
+        logits = torch.cat([step.logits for step in steps], 1)
+        with torch.no_grad():
+            whole = model(ids, attention_mask=kept[None, None]).logits
+        torch.testing.assert_close(logits, whole, rtol=1e-4, atol=1e-4)
+
+
+def test_a_mask_that_shows_the_future_is_refused(model: torch.nn.Module) -> None:
+    ids = torch.randint(29, (2, 4))
+    everything = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    with evicting(model, KVPolicy(3)) as cache, pytest.raises(ValueError, match="causal mask only"):
+        model(ids, attention_mask=everything, past_key_values=cache)
+
+
+@pytest.mark.parametrize("by", RANKINGS)
+def test_what_ranks_keys_is_reordered_with_them(model: torch.nn.Module, by: str) -> None:
+    ids = torch.randint(29, (3, 9), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad(), evicting(model, KVPolicy(5, by=by)) as cache:
+        model(ids, past_key_values=cache)
+        model(ids[:, :1], past_key_values=cache)
+    rows = torch.tensor([2, 0, 0])
+    layer = cache.layers[1]
+
+    def state() -> list[torch.Tensor]:
+        kept = (layer.keys, layer.values, layer.positions, layer.ranking.gathered, layer.ranking.outputs)
+        return [t for t in kept if t is not None]
+
+    expected = [t[rows] for t in state()]
+    cache.reorder_cache(rows)
+    assert len(state()) == {"recency": 3, "value-aware": 5}.get(by, 4)
+    assert all(map(torch.equal, state(), expected))
+
+
 def test_padding_and_cropping_are_refused(model: torch.nn.Module) -> None:
     ids = torch.randint(29, (2, 4))
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
+    for part in (model, model.model):
+        with evicting(model, KVPolicy(3)) as cache, pytest.raises(ValueError, match="takes no padding"):
+            part(ids, mask, past_key_values=cache)
     with evicting(model, KVPolicy(3)) as cache:
         with pytest.raises(ValueError, match="takes no padding"):
             model(ids, attention_mask=mask, past_key_values=cache)

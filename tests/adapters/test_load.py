@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers as tf
 
-from attnlab.adapters import load_model
+from attnlab.adapters import load_model, record
 from attnlab.adapters.load import check_length, max_length
 from tests.adapters.zoo import ALL, LLAMA, build
+from tests.tolerance import assert_close
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -102,12 +103,43 @@ def test_truncated_weights(bert: Path, kept: int) -> None:
     assert "model.safetensors is truncated or damaged" in one_line(bert)
 
 
-def test_weights_that_lack_a_tensor(bert: Path) -> None:
+def remove_tensors(folder: Path, part: str) -> None:
+    """Rewrite the weights without the tensors whose name has this part."""
     from safetensors.torch import load_file, save_file
 
-    tensors = load_file(bert / "model.safetensors")
-    del tensors["bert.encoder.layer.1.attention.self.key.weight"]
-    save_file(tensors, bert / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    tensors = {name: t for name, t in load_file(weights).items() if part not in name}
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "mpnet"])
+def test_an_encoder_without_a_pooler_or_head(name: str, tmp_path: Path) -> None:
+    """Sentence encoders: saved without the pooler, or as the masked language model without its head."""
+    masked, ids = build(name), torch.tensor([[4, 5, 6]])
+    encoder = type(masked.base_model)(masked.config).eval()
+    for model, absent in ((encoder, ["pooler."]), (masked, ["cls.", "lm_head."])):
+        folder = tmp_path / absent[0]
+        model.save_pretrained(folder)
+        write_tokenizer(folder)
+        for part in absent:
+            remove_tensors(folder, part)
+        loaded = load_model(folder)
+        assert loaded.task == "encoder"
+        with torch.no_grad(), record(loaded.model) as trace:
+            output = loaded.model(ids)
+            expected = model.base_model(ids).last_hidden_state
+        assert output.pooler_output is None
+        assert_close(output.last_hidden_state, expected)
+        assert len(trace) == 3
+
+
+def test_a_head_that_is_there_in_part_is_an_error(bert: Path) -> None:
+    remove_tensors(bert, "cls.predictions.transform.dense.weight")
+    assert "lack 1 tensors, such as cls.predictions.transform.dense.weight" in one_line(bert)
+
+
+def test_weights_that_lack_a_tensor(bert: Path) -> None:
+    remove_tensors(bert, "bert.encoder.layer.1.attention.self.key.weight")
     assert "lack 1 tensors, such as bert.encoder.layer.1.attention.self.key.weight" in one_line(bert)
 
 

@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from attnlab.adapters import record, swap
-from attnlab.adapters.masks import carrying_mask, recognise, seen_by
+from attnlab.adapters.masks import carrying_mask, recognise, seen_by, visible_and_bias
 from attnlab.attention import visible
+from attnlab.reading import effective_attention
 from tests.adapters.zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
+from tests.tolerance import assert_close
 
 SLIDING = {"mistral", "gemma3", "modernbert"}
 
 
-def traced(model, given):
+def traced(model, texts):
     with torch.no_grad(), record(model) as trace:
-        model(**given)
+        model(**texts)
     return trace
 
 
@@ -122,7 +124,7 @@ def test_four_dimensional_masks_of_the_user(implementation: str) -> None:
         for mask in (additive,) if implementation == "eager" else (additive, allowed):
             with swap(model, "softmax"), record(model) as trace, torch.no_grad():
                 torch.testing.assert_close(model(**given, attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
-            assert trace[0].call.causal == structured
+            assert trace[0].call.causal
             assert (trace[0].call.mask is None) == structured
 
 
@@ -163,7 +165,12 @@ def test_recognise_by_hand() -> None:
     assert (seen.causal, seen.offset, seen.mask) == (True, 0, None)
     assert seen.key_visible.tolist() == [[F, T, T]]
     hole = torch.tensor([[[[T, F, F], [T, T, F], [F, T, T]]]])
-    assert torch.equal(recognise(hole, offset=0).mask, hole)
+    for causal_module in (True, False):
+        seen = recognise(hole, offset=0, causal_module=causal_module)
+        assert torch.equal(seen.mask, hole)
+        assert seen.causal == causal_module
+    future = torch.tensor([[[[T, F, F], [T, T, T], [F, T, T]]]])
+    assert not recognise(future, offset=0).causal
     full = torch.ones(2, 1, 3, 5, dtype=torch.bool)
     assert recognise(full, offset=2).key_visible is None
     step = recognise(torch.ones(2, 1, 1, 5, dtype=torch.bool), offset=4)
@@ -204,3 +211,63 @@ def test_padding_may_be_anything_finite() -> None:
         first = real_logits(model, given)
         given["input_ids"] = given["input_ids"].masked_fill(mask == 0, 5)
         torch.testing.assert_close(real_logits(model, given), first, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("r", [2, 6])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "llama4", "phi3"])
+def test_a_window_counts_back_from_the_query_however_the_mask_came(name: str, r: int) -> None:
+    model = build(name)
+    texts = inputs(model, length=16)
+    with torch.no_grad(), swap(model, f"window:r={r}"), record(model) as trace:
+        model(**texts, use_cache=False)
+    own = traced(model, texts)
+    for layer in trace:
+        i, j = torch.arange(16)[:, None], torch.arange(16)
+        expected = visible(own[layer.layer].call) & (j > i - r)
+        assert torch.equal((layer.weights() > 0), expected.expand(3, layer.call.q.shape[1], 16, 16))
+    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    with swap(model, f"window:r={r}"):
+        assert torch.equal(model.generate(**texts, **settings), model.generate(**texts, use_cache=False, **settings))
+
+
+@pytest.mark.parametrize("mech", ["window:r=3", "kernel:exp", "value-aware:r=2", "uniform"])
+def test_packed_sequences_attend_as_alone(mech: str) -> None:
+    model = build("llama")
+    ids = inputs(model)["input_ids"][:1]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6]])
+    with torch.no_grad(), swap(model, mech):
+        packed = model(ids, position_ids=positions, use_cache=False).logits
+        for part in (slice(0, 4), slice(4, 11)):
+            assert_close(packed[:, part], model(ids[:, part], use_cache=False).logits)
+
+
+LOW = {"-1e4": -1e4, "-1e9": -1e9, "finfo.min": torch.finfo(torch.float32).min, "-inf": -torch.inf}
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1], ids=["mask", "alibi"])
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize("mech", ["softmax", "uniform", "value-aware:r=2", "position", "window:r=4", "top-r:r=2"])
+def test_what_an_additive_mask_hides_is_hidden_from_every_mechanism(mech: str, low: str, slope: float) -> None:
+    model = build("llama")
+    texts = inputs(model)
+    i, j = torch.arange(11)[:, None], torch.arange(11)
+    allowed = ((j <= i) & (j != 3) | (i == j)).expand(3, 4, 11, 11)
+    bias = -slope * (i - j).abs().expand(3, 4, 11, 11)
+    with torch.no_grad(), swap(model, mech), record(model) as trace:
+        model(**texts, attention_mask=torch.where(allowed, bias, LOW[low]))
+    layer = trace[0]
+    assert layer.call.causal
+    assert (layer.call.bias is not None) == (slope > 0)
+    assert torch.equal(visible(layer.call), allowed)
+    assert (layer.weights()[~allowed] == 0).all()
+    assert (effective_attention(layer).weights[~allowed].abs() < 1e-6).all()
+
+
+def test_half_precision_masks_hide_what_they_hide_in_float32() -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        additive = torch.tensor([[[[0.0, -1e4, torch.finfo(dtype).min]]]]).to(dtype)
+        seen, bias = visible_and_bias(additive)
+        assert seen.tolist() == [[[[True, False, False]]]]
+        assert bias is None
+    with pytest.raises(ValueError, match=r"got torch.int64.*\.bool\(\)"):
+        visible_and_bias(torch.ones(1, 1, 2, 2, dtype=torch.long))

@@ -207,15 +207,57 @@ def test_a_model_that_shares_the_config_is_untouched_in_another_thread() -> None
     assert all(torch.equal(result, before) for result in results)
 
 
-def test_a_copy_made_inside_attends_as_the_model_did_before() -> None:
-    model = build("llama")
-    given = inputs(model)
-    before = real_logits(model, given)
-    with swap(model, "kernel:elu"):
+@pytest.mark.parametrize("name", ["llama", "mpnet", "gptj"])
+def test_a_copy_made_inside_attends_as_the_model_does(name: str) -> None:
+    model = build(name)
+    texts = inputs(model)
+    before = real_logits(model, texts)
+    with swap(model, "top-r:r=2"), record(model) as trace:
+        inside = real_logits(model, texts)
+        trace._layers.clear()
         twin = copy.deepcopy(model)
-    assert_same(real_logits(twin, given), before)
-    with swap(twin, "softmax"):
-        assert_same(real_logits(twin, given), before)
+        assert_same(real_logits(twin, texts), inside)
+        assert len(trace) == len(adapter_of(model).sites())
+        # What is swapped on the copy is not swapped on the model.
+        with swap(twin, "softmax"):
+            assert_same(real_logits(twin, texts), before)
+            assert_same(real_logits(model, texts), inside)
+    for each in (model, twin):
+        assert_same(real_logits(each, texts), before)
+        with swap(each, "softmax"):
+            assert_same(real_logits(each, texts), before)
+
+
+def replicas_of(module: torch.nn.Module) -> torch.nn.Module:
+    """What ``nn.DataParallel`` runs on each device, here on the CPU: shallow copies of every module."""
+    replica = module._replicate_for_data_parallel()
+    replica._is_replica = True
+    for name, child in module._modules.items():
+        replica._modules[name] = None if child is None else replicas_of(child)
+    for name, parameter in module._parameters.items():
+        setattr(replica, name, parameter)
+    return replica
+
+
+@pytest.mark.parametrize("name", ["bert", "mpnet", "our encoder"])
+def test_replicas_of_data_parallel_are_swapped_and_refuse_recorders(name: str) -> None:
+    from tests.adapters.test_both_kinds import FAMILIES
+
+    model = FAMILIES[name].make() if name in FAMILIES else build(name)
+    texts = {"input_ids": inputs(build("bert"))["input_ids"]}
+    with torch.no_grad():
+        with swap(model, "top-r:r=2"):
+            expected = model(**texts).logits
+            assert_same(replicas_of(model)(**texts).logits, expected)
+        with record(model), pytest.raises(ValueError, match=r"replica of nn.DataParallel.*recorded"):
+            replicas_of(model)(**texts)
+        if name == "mpnet":
+            # Its position bias passes through no mechanism that learns.
+            return
+        with swap(model, "abc-mlp:slots=3"):
+            model(**texts)
+            with pytest.raises(ValueError, match=r"replica of nn.DataParallel.*has parameters"):
+                replicas_of(model)(**texts)
 
 
 def test_a_model_saved_inside_does_not_remember_the_swap(tmp_path: object) -> None:
@@ -260,10 +302,8 @@ def test_training_with_attention_dropout() -> None:
 
 
 def test_classes_that_cannot_be_swapped_are_named() -> None:
-    mpnet = tf.MPNetModel(
-        tf.MPNetConfig(hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=61)
-    )
-    with pytest.raises(ValueError, match="MPNetModel cannot be swapped or recorded"), swap(mpnet, "softmax"):
+    bloom = tf.BloomModel(tf.BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=61))
+    with pytest.raises(ValueError, match="BloomModel cannot be swapped or recorded"), swap(bloom, "softmax"):
         pass
     with pytest.raises(ValueError, match=r"a model .* was expected, got str"):
         adapter_of("bert-base")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 import transformers as tf
 from torch import Tensor
@@ -17,6 +19,11 @@ LLAMA = dict(
     **SPECIAL,
 )
 GROUPED = dict(LLAMA, num_key_value_heads=2)
+GPT2 = dict(n_embd=24, n_layer=3, n_head=4, n_positions=64, **SPECIAL)
+WIDE = dict(GROUPED, head_dim=10)
+# Two of three layers see the last five tokens only.
+SLIDING_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+RELATIVE = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 13, "decoder_start_token_id": PAD}
 BART = dict(
     d_model=24,
     encoder_layers=2,
@@ -77,19 +84,100 @@ SEQ2SEQ = {
     "bart": lambda: tf.BartForConditionalGeneration(tf.BartConfig(**BART)),
     "marian": lambda: tf.MarianMTModel(tf.MarianConfig(decoder_vocab_size=VOCABULARY, **BART)),
 }
+# Further families: other ways to hide keys, to make scores, to share modules, and to attend outside of the interface.
+MORE_ENCODERS = {
+    "albert": lambda: tf.AlbertForMaskedLM(tf.AlbertConfig(embedding_size=16, **LLAMA)),
+    "esm": lambda: tf.EsmForMaskedLM(tf.EsmConfig(mask_token_id=3, **LLAMA)),
+    "mpnet": lambda: tf.MPNetForMaskedLM(tf.MPNetConfig(**LLAMA)),
+    "deberta_v2": lambda: tf.DebertaV2ForMaskedLM(
+        tf.DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4, **LLAMA)
+    ),
+}
+MORE_DECODERS = {
+    "opt": lambda: tf.OPTForCausalLM(tf.OPTConfig(ffn_dim=31, word_embed_proj_dim=24, **LLAMA)),
+    "gpt_bigcode": lambda: tf.GPTBigCodeForCausalLM(tf.GPTBigCodeConfig(**GPT2)),
+    "granite": lambda: tf.GraniteForCausalLM(tf.GraniteConfig(attention_multiplier=0.3, **GROUPED)),
+    "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(sliding_window=5, **GROUPED)),
+    "cohere2": lambda: tf.Cohere2ForCausalLM(
+        tf.Cohere2Config(sliding_window=5, layer_types=SLIDING_TYPES, logit_scale=1.0, **GROUPED)
+    ),
+    # Chunks of four tokens in two layers of three.
+    "llama4": lambda: tf.Llama4ForCausalLM(
+        tf.Llama4TextConfig(
+            attention_chunk_size=4, num_local_experts=2, intermediate_size_mlp=31, no_rope_layers=[1, 1, 0], **WIDE
+        )
+    ),
+    "modernbert_decoder": lambda: tf.ModernBertDecoderForCausalLM(
+        tf.ModernBertDecoderConfig(local_attention=6, global_attn_every_n_layers=3, **LLAMA)
+    ),
+    # Values are narrower than keys.
+    "deepseek_v3": lambda: tf.DeepseekV3ForCausalLM(
+        tf.DeepseekV3Config(
+            q_lora_rank=8,
+            kv_lora_rank=8,
+            qk_rope_head_dim=4,
+            qk_nope_head_dim=6,
+            v_head_dim=5,
+            first_k_dense_replace=3,
+            **dict(LLAMA, num_key_value_heads=4),
+        )
+    ),
+    # A stack of layers runs several times, each time with keys of its own.
+    "hrm_text": lambda: tf.HrmTextForCausalLM(tf.HrmTextConfig(**LLAMA)),
+    "gptj": lambda: tf.GPTJForCausalLM(tf.GPTJConfig(rotary_dim=4, **GPT2)),
+    "gpt_neo": lambda: tf.GPTNeoForCausalLM(
+        tf.GPTNeoConfig(
+            hidden_size=24,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=4,
+            intermediate_size=31,
+            max_position_embeddings=64,
+            **SPECIAL,
+        )
+    ),
+    "falcon": lambda: tf.FalconForCausalLM(tf.FalconConfig(**LLAMA)),
+    "falcon_alibi": lambda: tf.FalconForCausalLM(tf.FalconConfig(alibi=True, **LLAMA)),
+    "gemma2": lambda: tf.Gemma2ForCausalLM(
+        tf.Gemma2Config(sliding_window=5, attn_logit_softcapping=2.0, layer_types=SLIDING_TYPES, **WIDE)
+    ),
+    # Widths that its experts can multiply.
+    "gpt_oss": lambda: tf.GptOssForCausalLM(
+        tf.GptOssConfig(
+            sliding_window=5,
+            layer_types=SLIDING_TYPES,
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            **{**WIDE, "hidden_size": 32, "intermediate_size": 32},
+        )
+    ),
+}
+MORE_SEQ2SEQ = {
+    "umt5": lambda: tf.UMT5ForConditionalGeneration(
+        tf.UMT5Config(d_model=24, d_kv=7, num_heads=3, num_layers=2, d_ff=37, **RELATIVE, **SPECIAL)
+    ),
+    "pegasus": lambda: tf.PegasusForConditionalGeneration(tf.PegasusConfig(**BART)),
+}
 ALL = {**ENCODERS, **DECODERS, **SEQ2SEQ}
+FAMILIES = {**ALL, **MORE_ENCODERS, **MORE_DECODERS, **MORE_SEQ2SEQ}
+# The families whose only attention of their own is eager.
+EAGER = {"mpnet", "deberta_v2", "gptj", "gpt_neo", "gpt_oss", "gemma2"}
 
 
 def build(name: str, *, implementation: str = "sdpa") -> tf.PreTrainedModel:
     """A model of the family in evaluation mode, with weights large enough for attention to matter."""
     torch.manual_seed(7)
-    model = ALL[name]().eval()
+    with warnings.catch_warnings():
+        # The first import of some families calls torch.jit.script.
+        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        model = FAMILIES[name]().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             # Fixed position tables are no weights.
-            if parameter.dim() == 2 and parameter.requires_grad:
+            if parameter.dim() >= 2 and parameter.requires_grad:
                 parameter.normal_(std=0.3)
-    set_implementation(model, implementation)
+    set_implementation(model, "eager" if name in EAGER else implementation)
     return model
 
 

@@ -1,0 +1,156 @@
+"""Laws over families of models: what swap, record and evicting give is what the model gives, or they refuse."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+import attnlab as al
+from attnlab.adapters import adapter_of
+from tests.adapters import zoo
+from tests.adapters.zoo import FAMILIES, MORE_DECODERS, MORE_SEQ2SEQ, SEQ2SEQ, build, inputs, padding, real_logits
+from tests.tolerance import assert_close
+
+# Beyond every text of this file.
+ALL_KEYS = 64
+# What a family refuses, and a word of its reason; everything else must be right.
+NO_CALL = {"gemma2": "soft-capped scores", "gpt_oss": "attention sinks"}
+NO_EVICTION = NO_CALL | {"deepseek_v3": "latent attention"}
+DECODERS = {**zoo.DECODERS, **MORE_DECODERS}
+NO_WINDOW = NO_CALL | dict.fromkeys((*SEQ2SEQ, *MORE_SEQ2SEQ), "no place among the keys of another sequence")
+
+cached_build = functools.cache(build)
+
+
+@contextmanager
+def refused(reason: str | None) -> Iterator[None]:
+    """Inside, the refusal for this reason is expected; None: no refusal."""
+    if reason is None:
+        yield
+        return
+    with pytest.raises(ValueError, match=reason):
+        yield
+
+
+def decoded(model: tf.PreTrainedModel, ids: Tensor, cache: Any) -> Tensor:
+    """Logits of a prompt, of two tokens at once, then of one token at a time."""
+    with torch.no_grad():
+        parts = [ids[:, :6], ids[:, 6:8], *ids[:, 8:].split(1, dim=1)]
+        return torch.cat([model(part, past_key_values=cache, use_cache=True).logits for part in parts], 1)
+
+
+@pytest.mark.parametrize("kind", ["none", "mixed"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_swap_with_softmax_gives_the_models_logits(name: str, kind: str) -> None:
+    model = cached_build(name)
+    texts = inputs(model, padding(kind))
+    expected = real_logits(model, texts)
+    with refused(NO_CALL.get(name)), al.swap(model, "softmax"):
+        assert_close(real_logits(model, texts), expected)
+    assert torch.equal(real_logits(model, texts), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_recorded_weights_times_values_are_the_output(name: str) -> None:
+    model = cached_build(name)
+    texts = inputs(model, padding("mixed"))
+    expected = real_logits(model, texts)
+    with refused(NO_CALL.get(name)):
+        with al.record(model) as trace:
+            assert_close(real_logits(model, texts), expected)
+        assert len(trace) == len(adapter_of(model).sites())
+        for layer in trace:
+            assert layer.call.causal == (layer.kind == "decoder")
+            mixed = (layer.weights() @ layer.values.repeat_interleave(layer.call.groups, 1)).transpose(1, 2)
+            # A padded query sees nothing here, and anything in transformers.
+            rows = torch.ones(mixed.shape[:2], dtype=torch.bool)
+            if mixed.shape[1] == 11:
+                rows = texts["attention_mask"].bool()
+            assert_close(mixed[rows], layer.output.transpose(1, 2)[rows])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_window_wider_than_the_text_is_the_models_attention(name: str) -> None:
+    model = cached_build(name)
+    texts = inputs(model, padding("mixed"))
+    expected = real_logits(model, texts)
+    with refused(NO_WINDOW.get(name)), al.swap(model, f"window:r={ALL_KEYS}"):
+        assert_close(real_logits(model, texts), expected)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_budget_of_all_keys_gives_the_models_logits(name: str) -> None:
+    model = cached_build(name)
+    ids = inputs(model)["input_ids"]
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+    with refused(NO_EVICTION.get(name)), al.evicting(model, al.KVPolicy(ALL_KEYS)) as cache:
+        assert_close(decoded(model, ids, cache), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in NO_EVICTION])
+def test_a_small_budget_is_kept_to(name: str) -> None:
+    """The keys that are left are those of the tokens that the positions name, under the mask of those tokens."""
+    model = cached_build(name)
+    ids = inputs(model)["input_ids"]
+    with al.evicting(model, al.KVPolicy(4, by="recency", sinks=1)) as cache, al.record(model) as trace:
+        decoded(model, ids, cache)
+    assert set(cache.kept()) - {0} == {4}
+    layer = trace[-1]
+    assert layer.call.k.shape[2] == 5
+    assert_close(layer.weights() @ layer.values.repeat_interleave(layer.call.groups, 1), layer.output)
+
+
+def contexts(model: tf.PreTrainedModel) -> dict[str, Callable[[], Any]]:
+    return {
+        "record": lambda: al.record(model),
+        "softmax": lambda: al.swap(model, "softmax"),
+        "top-r": lambda: al.swap(model, "top-r:r=2"),
+        "evicting": lambda: al.evicting(model, al.KVPolicy(ALL_KEYS)),
+    }
+
+
+@pytest.mark.parametrize("outer", ["record", "softmax", "top-r", "evicting"])
+@pytest.mark.parametrize("inner", ["record", "softmax", "top-r", "evicting"])
+@pytest.mark.parametrize("name", ["llama", "mistral", "gptj"])
+def test_contexts_compose_in_both_orders(name: str, outer: str, inner: str) -> None:
+    model = cached_build(name)
+    ids = inputs(model)["input_ids"]
+    with ExitStack() as alone, torch.no_grad():
+        mechanism = next((way for way in (inner, outer) if way in ("softmax", "top-r")), None)
+        if mechanism is not None:
+            alone.enter_context(contexts(model)[mechanism]())
+        expected = model(ids, use_cache=False).logits
+    refusal = {
+        frozenset(("evicting", "top-r")): "evicted by their softmax",
+        frozenset(("evicting",)): "inside evicting",
+    }
+    before = model.config._attn_implementation
+    with refused(refusal.get(frozenset((outer, inner)))), ExitStack() as stack:
+        opened = {way: stack.enter_context(contexts(model)[way]()) for way in (outer, inner)}
+        logits = decoded(model, ids, opened.get("evicting"))
+        if "evicting" not in opened:
+            with torch.no_grad():
+                logits = model(ids, use_cache=False).logits
+        assert_close(logits, expected)
+        if "record" in opened:
+            assert len(opened["record"]) == len(adapter_of(model).sites())
+        if "evicting" in opened:
+            assert set(opened["evicting"].kept()) == {11}
+    assert model.config._attn_implementation == before
+
+
+def test_eviction_inside_a_recorder_evicts() -> None:
+    model = cached_build("llama")
+    ids = torch.randint(3, 61, (1, 24), generator=torch.Generator().manual_seed(5))
+    with al.record(model) as trace, al.evicting(model, al.KVPolicy(8)) as cache:
+        decoded(model, ids, cache)
+    assert cache.kept() == [8, 8, 8]
+    assert trace[0].call.k.shape[2] == 9
