@@ -33,20 +33,31 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """The commit of the source tree: git's, or what the file COMMIT beside the package or ATTNLAB_COMMIT says, or None.
+    """The commit of the source tree, or None where it is unknown; ``-changed`` behind it where files differ from it.
 
-    A copy of the tree that has no .git can carry its commit this way: ``git rev-parse HEAD > COMMIT``.
+    A copy without git, or whose git is not at its own commit, carries it in the file COMMIT beside the package
+    (``git rev-parse HEAD > COMMIT``) or in the variable ATTNLAB_COMMIT; these count only where git cannot tell.
     """
-    root = Path(__file__).resolve().parent.parent
-    if (root / ".git").exists():
-        try:
-            git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return git.stdout.strip() if git.returncode == 0 else None
-    if (root / "COMMIT").exists():
-        return (root / "COMMIT").read_text(encoding="utf-8").strip() or None
-    return os.environ.get("ATTNLAB_COMMIT") or None
+    return commit_of(Path(__file__).resolve().parent.parent)
+
+
+def commit_of(root: Path) -> str | None:
+    """The commit of the tree at ``root``."""
+    head = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    if head and not _git(root, "status", "--porcelain", "--untracked-files=no"):
+        return head
+    file = root / "COMMIT"
+    carried = file.read_text(encoding="utf-8").strip() if file.exists() else os.environ.get("ATTNLAB_COMMIT")
+    return carried or (f"{head}-changed" if head else None)
+
+
+def _git(root: Path, *words: str) -> str | None:
+    """What git prints; None where it fails or is not installed."""
+    try:
+        git = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return git.stdout.strip() if git.returncode == 0 else None
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:

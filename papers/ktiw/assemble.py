@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -165,10 +166,23 @@ def write_toy_result(name: str, part: Path, out: Path | str, *, config: dict[str
         raise ValueError(f"there are no rows of {', '.join(TOYS[name])} in {part}")
     judged = [table for table in tables if tables[table] and "learned" in tables[table][0]]
     tables |= {f"{table}_learned": _learned(tables[table]) for table in judged}
-    result = make_results(
-        name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, seconds=rows.facts[name]
-    )
+    more = {"seconds": rows.facts[name]} | _too_few_heads(tables.get("heads"), int(config.get("heads", 0)))
+    result = make_results(name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, **more)
     return write_results(out, result)
+
+
+def _too_few_heads(heads: Sequence[dict[str, Any]] | None, wanted: int) -> dict[str, Any]:
+    """Why the claims on bad and good heads cannot be tested, where too few of one kind were found."""
+    if heads is None:
+        return {}
+    count = Counter(row["verdict"] for row in heads)
+    reason = f"of {len(heads)} initialisations {count['good']} learn alone and {count['bad']} fail alone"
+    untestable = {}
+    if count["bad"] < wanted:
+        untestable = dict.fromkeys(("ktiw-bad-heads-fail", "ktiw-one-good-head"), f"{reason}: {wanted} must fail")
+    elif not count["good"]:
+        untestable = {"ktiw-one-good-head": f"{reason}: one must learn"}
+    return {"not_testable": untestable} if untestable else {}
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

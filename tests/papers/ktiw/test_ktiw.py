@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from attnlab.training import load_weights
 from papers.__main__ import main
 from papers.common.row_store import Part, gather
 from papers.ktiw import permutations
+from papers.ktiw.assemble import write_toy_result
 from papers.ktiw.comparison import compare_runs, run_chosen
 from papers.ktiw.config import HeadsConfig, LocalConfig, PermutationsConfig, StudyConfig, study_config
 from papers.ktiw.corpora import Corpus, save_corpus
@@ -290,6 +291,10 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     run_figure_6(config, rows)
     assert {r["verdict"] for r in tables["heads"]} == {"bad"}
     assert {r["heads"] for r in tables["figure_6"]} == {"random", "all bad"}
+    written = write_toy_result("ktiw-multihead", rows.path, tmp_path / "r.json", config=asdict(config))
+    assert written["not_testable"] == {
+        "ktiw-one-good-head": "of 4 initialisations 0 learn alone and 4 fail alone: one must learn"
+    }
     monkeypatch.setattr(permutations, "LEARNED", -1.0)
     judged = Part(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)
