@@ -110,8 +110,8 @@ def usual_loss(eager: Eager, guidance: Guidance, batch: dict[str, Tensor]) -> Te
     mask = batch.get("attention_mask")
     targets: dict[str, Tensor] = {}
     total = torch.zeros((), device=batch["input_ids"].device)
-    for W, call in zip(eager.maps, eager.calls, strict=True):
-        for name, heads in guidance.assign(W.shape[1]).items():
+    for layer, (W, call) in enumerate(zip(eager.maps, eager.calls, strict=True)):
+        for name, heads in guidance.assign(W.shape[1], layer=layer, n_layers=len(eager.maps)).items():
             if name not in targets:
                 drawn = layer_targets(name, call, batch["input_ids"], attention_mask=mask, tokens=TOKENS)
                 targets[name] = dense(drawn, keys=n)
