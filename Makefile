@@ -18,7 +18,7 @@ test-all: $(VENV)/.dev
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu --ignore tests/kernels/abc/test_abc_gpu.py
-	$(BIN)/python -m tests.kernels.abc.test_abc_gpu benchmarks/benchmarks/results/test_gpu.json
+	$(BIN)/python -m tests.kernels.abc.test_abc_gpu benchmarks/results/test_gpu.json
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

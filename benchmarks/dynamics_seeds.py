@@ -22,7 +22,8 @@ from storing import make_results, read_results, write_results
 
 from attnlab.devices import best_device
 from papers.common.row_store import Part
-from papers.ktiw.permutations import LEARNED, PermutationsConfig, figure_3_tasks, run_figure_3
+from papers.ktiw.config import PermutationsConfig
+from papers.ktiw.permutations import LEARNED, figure_3_tasks, run_figure_3
 from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_one, train_seeds
 
 Row = dict[str, Any]

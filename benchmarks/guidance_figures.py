@@ -46,29 +46,47 @@ def curves(result: Mapping[str, Any]) -> str:
 
 
 def _panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
-    raw, tables = result["raw"], result["tables"]
-    best = {(r["guided"], r["lr"], r["warmup"]) for r in tables["convergence"] if r["layers"] == 12}
-    runs = [r for r in raw["runs"] if r["part"] == "a" and (r["guided"], r["lr"], r["warmup"]) in best]
-    wanted = {(r["arm"], r["seed"]) for r in runs}
-    mlm = [c for c in raw["curves"] if c["part"] == "a" and (c["arm"], c["seed"]) in wanted]
-    guided = [c for c in mlm if c["arm"].startswith("AG")]
-    keys = ("width", "guided", "lr", "warmup")
-    chosen = {(r["of_steps"], *(r[key] for key in keys)) for r in tables.get("electra", [])}
-    electra = [c for c in raw.get("electra_curves", []) if (c["steps"], *(c[key] for key in keys)) in chosen]
     names = {"AG": "guided", "BASE": "unguided", "Gaussian": "Gaussian heads"}
+    translation = result["raw"].get("translation_curves", [])
     return {
-        "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in mlm],
-        "guidance loss of the guided ones": [_line(c, "guided", "guidance") for c in guided],
-        **{
-            f"ELECTRA's loss, width {width}, alpha0 {alpha0:g}, after its first fall": [
-                _line(c, "guided" if c["guided"] else "unguided", since=0.1) for c in electra if c["steps"] == steps
-            ]
-            for steps, width, alpha0 in dict.fromkeys(
-                (c["steps"], c["width"], c["alpha0"]) for c in electra if c["guided"]
-            )
-        },
-        "translation's loss": [_line(c, names[c["arm"]]) for c in raw.get("translation_curves", [])],
+        **_masked_lm_panels(result),
+        **_electra_panels(result),
+        "translation's loss": [_line(curve, names[curve["arm"]]) for curve in translation],
     }
+
+
+def _masked_lm_panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
+    """The losses of the best guided and the best unguided arm, and the guidance loss of the first."""
+    raw = result["raw"]
+    best = {_settings(row) for row in result["tables"]["convergence"] if row["layers"] == 12}
+    runs = {(run["arm"], run["seed"]) for run in raw["runs"] if run["part"] == "a" and _settings(run) in best}
+    curves = [curve for curve in raw["curves"] if curve["part"] == "a" and (curve["arm"], curve["seed"]) in runs]
+    guided = [curve for curve in curves if curve["arm"].startswith("AG")]
+    return {
+        "masked-LM loss, 12 layers": [_line(c, "guided" if c in guided else "unguided") for c in curves],
+        "guidance loss of the guided ones": [_line(c, "guided", "guidance") for c in guided],
+    }
+
+
+def _electra_panels(result: Mapping[str, Any]) -> dict[str, list[Line]]:
+    """A panel for each training of the table, by its number of steps, its width and its alpha0."""
+    table = {(row["of_steps"], row["width"], *_settings(row)) for row in result["tables"].get("electra", [])}
+    curves = [
+        curve
+        for curve in result["raw"].get("electra_curves", [])
+        if (curve["steps"], curve["width"], *_settings(curve)) in table
+    ]
+    trainings = dict.fromkeys((c["steps"], c["width"], c["alpha0"]) for c in curves if c["guided"])
+    return {
+        f"ELECTRA's loss, width {width}, alpha0 {alpha0:g}, after its first fall": [
+            _line(c, "guided" if c["guided"] else "unguided", since=0.1) for c in curves if c["steps"] == steps
+        ]
+        for steps, width, alpha0 in trainings
+    }
+
+
+def _settings(row: Row) -> tuple[Any, ...]:
+    return row["guided"], row["lr"], row["warmup"]
 
 
 def _line(curve: Row, name: str, column: str = "task", since: float = 0.0) -> Line:

@@ -17,6 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ KEYS = {
 Row = dict[str, Any]
 
 
-def main() -> None:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", help="a decoder-only Hugging Face model")
     parser.add_argument("--add", type=Path, help="a kv_policies.json of another machine, instead of a model")
@@ -53,6 +54,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, help="a folder: write kv_policies.json there")
+    return parser
+
+
+def main() -> None:
+    parser = _parser()
     args = parser.parse_args()
     if (args.model is None) == (args.add is None):
         parser.error("name either a --model to measure or a file to --add")
@@ -63,19 +69,26 @@ def main() -> None:
         if path:
             write_results(path, together(old, added))
         return
+    result = measure_model(args, path, old)
+    if args.json:
+        print(json.dumps(together(None, result), indent=1))
+
+
+def measure_model(args: argparse.Namespace, path: Path | None, old: Row | None) -> Row:
+    """Every policy on every text; the results file grows row by row, so what is measured is kept when time runs out."""
     loaded = load_model(args.model)
     model = loaded.model.to(args.device)
     name = Path(args.model).name
-    texts = {path.name.split(".xz")[0]: path for path in args.text}
     passages = {
-        text: lambda path=path: sequences(loaded.tokenizer, path, args.length, args.sequences)
-        for text, path in texts.items()
+        file.name.split(".xz")[0]: partial(sequences, loaded.tokenizer, file, args.length, args.sequences)
+        for file in args.text
     }
     if args.sampled:
-        passages["sampled"] = lambda: sampled(model, args.length, args.sequences, args.seed)
+        passages["sampled"] = partial(sampled, model, args.length, args.sequences, args.seed)
     asked = ("budgets", "policies", "length", "sequences", "sinks", "device")
     config = {"texts": list(passages)} | {key: getattr(args, key) for key in asked} | training(Path(args.model))
     rows: list[Row] = []
+    result: Row = {}
     for text, draw in passages.items():
         for row in measure(model, draw().to(args.device), {"model": name, "text": text}, args):
             rows.append(row)
@@ -85,11 +98,9 @@ def main() -> None:
             }
             models = {"models": {name: config}}
             result = make_results("kv_policies", "OVA", tables, config=models, seed=args.seed, keys=KEYS)
-            # Row by row: what is measured is kept when time runs out.
             if path:
                 write_results(path, together(old, result))
-    if args.json:
-        print(json.dumps(together(None, result), indent=1))
+    return result
 
 
 def together(old: Row | None, new: Row) -> Row:

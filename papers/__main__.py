@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from attnlab.cli import run_reporting
-from papers.common.experiment import Experiment, experiments_like, list_of_experiments
+from papers.common.folders import Experiment, experiments_like, folder_of, list_of_experiments, modules
 
 __all__ = ["main"]
 
@@ -45,7 +45,9 @@ def _run(options: argparse.Namespace) -> None:
     print(f"wrote {written.resolve()}")
     from papers.common.claims import verdicts_on
 
-    for line in verdicts_on(written):
+    folder = folder_of(options.name)
+    declared = [] if folder is None else modules(folder, options.experiment.claims)
+    for line in verdicts_on(written, [claim for module in declared for claim in module.CLAIMS]):
         print(line)
 
 

@@ -135,7 +135,7 @@ def _stated(row: Row, *, with_exact: bool = True) -> str:
 
 def _table(result: Mapping[str, Any]) -> list[Html | None]:
     measured = [row for row in result["rows"] if not row.get("refused")]
-    flat = [{**row, "quality": quality_of(row)} for row in measured]
+    flat = [_flat(row) for row in measured]
     axis = quality_axis(measured)
     known = _columns(None if axis is None else axis.name)
     extra = [c for c in columns_of(flat) if c.key not in {*(c.key for c in known), "refused"}]
@@ -145,6 +145,13 @@ def _table(result: Mapping[str, Any]) -> list[Html | None]:
         table(flat, name="mechanisms", title=title, columns=used, note=_note(result)) if measured else None,
         _refused([row for row in result["rows"] if row.get("refused")]),
     ]
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """A row with one value in each column: the errors of readings get columns of their own."""
+    by_reading = row.get("reading_errors") or {}
+    plain = {key: value for key, value in row.items() if key != "reading_errors"}
+    return plain | {"quality": quality_of(row)} | {f"{name} error": error for name, error in by_reading.items()}
 
 
 def _columns(quality: str | None) -> list[Column]:

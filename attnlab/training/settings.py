@@ -13,14 +13,21 @@ from torch import Tensor, nn
 
 __all__ = ["Recipe", "Schedule", "Settings", "every", "log_spaced", "make_optimizer", "parameter_groups"]
 
-OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+OPTIMIZERS = ("adamw", "adam", "nesterov")
 SCHEDULES = ("linear", "inverse_sqrt", "cosine", "constant")
 PRECISIONS = ("auto", "bf16", "no")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Adam or AdamW; biases, norms and other vectors get no weight decay, nor do names containing ``no_decay``."""
+    """AdamW, Adam, or SGD with Nesterov's momentum, which is then the first of ``betas``.
+
+    Biases, norms and other vectors get no weight decay, nor do names containing ``no_decay``. AdamW decays the weights
+    themselves; the other two add the decay to the gradient.
+
+    >>> Recipe(kind="nesterov", lr=1.0, betas=(0.99, 0.0), weight_decay=0.0, clip=0.1).kind
+    'nesterov'
+    """
 
     lr: float = 1e-3
     kind: str = "adamw"
@@ -32,8 +39,10 @@ class Recipe:
     clip: float | None = 1.0
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, tuple(OPTIMIZERS))
+        _one_of("kind", self.kind, OPTIMIZERS)
         _positive("lr", self.lr)
+        if self.kind == "nesterov" and not 0 < self.betas[0] < 1:
+            raise ValueError(f"Nesterov's momentum, betas[0], must lie between 0 and 1, got {self.betas[0]}")
         if self.clip is not None:
             _positive("clip", self.clip)
 
@@ -172,14 +181,12 @@ def make_optimizer(
 
     An update in a CUDA graph must be ``capturable`` and read its learning rate from a tensor, ``lr``.
     """
-    return OPTIMIZERS[recipe.kind](
-        list(groups),
-        lr=recipe.lr if lr is None else lr,
-        betas=recipe.betas,
-        eps=recipe.eps,
-        fused=fused or None,
-        capturable=capturable,
-    )
+    rate = recipe.lr if lr is None else lr
+    if recipe.kind == "nesterov":
+        # SGD keeps no count of steps, so that it can be captured as it is.
+        return torch.optim.SGD(list(groups), lr=rate, momentum=recipe.betas[0], nesterov=True, fused=fused or None)
+    adam = torch.optim.AdamW if recipe.kind == "adamw" else torch.optim.Adam
+    return adam(list(groups), lr=rate, betas=recipe.betas, eps=recipe.eps, fused=fused or None, capturable=capturable)
 
 
 def _positive(name: str, value: float) -> None:

@@ -7,11 +7,27 @@ from typing import Any
 
 from attnlab.pages.numbers import number
 from papers.abc import PAPER
-from papers.common.claims.ledger import Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
-from papers.common.claims.predicates import all_of, averages_less, averages_more, cell, close, decide, select
-from papers.common.claims.statistics import seed_interval
+from papers.common.claims import (
+    Bounds,
+    Cell,
+    Missing,
+    Predicate,
+    Result,
+    Verdict,
+    all_of,
+    averages_less,
+    averages_more,
+    cell,
+    claims_of,
+    close,
+    decide,
+    seed_interval,
+    select,
+)
 
-__all__ = ["CLAIMS", "abc_claim"]
+__all__ = ["CLAIMS"]
+
+abc_claim = claims_of("abc", PAPER)
 
 
 def _lm(model: str, n: int | None, context: int) -> Cell:
@@ -44,11 +60,6 @@ def _gap_grows() -> Predicate:
         return decide(fmean(grown), ours, bounds)
 
     return Predicate(run, tuple(cells))
-
-
-def abc_claim(name: str, results: str, where: str, statement: str, paper_value: str, test: Predicate) -> Claim:
-    """A claim of this paper."""
-    return Claim(f"abc-{name}", PAPER, where, statement, paper_value, results, test)
 
 
 CLAIMS = (

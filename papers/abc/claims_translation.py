@@ -6,11 +6,29 @@ Those at a quarter of the paper's slots are its claims too, for sentences that i
 from __future__ import annotations
 
 from attnlab.pages.numbers import number
-from papers.abc.claims import abc_claim
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Predicate, Result, Verdict
-from papers.common.claims.predicates import all_of, averaged, averages, averages_more, cell, fails, less, mean_of
+from papers.abc import PAPER
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Cell,
+    Predicate,
+    Result,
+    Verdict,
+    all_of,
+    averaged,
+    averages,
+    averages_more,
+    cell,
+    claims_of,
+    fails,
+    less,
+    mean_of,
+)
 
 __all__ = ["CLAIMS"]
+
+abc_claim = claims_of("abc", PAPER)
 
 # BLEU.
 WITHIN = 0.5

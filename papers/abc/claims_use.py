@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from attnlab.pages.numbers import number
-from papers.abc.claims import abc_claim
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Missing, Predicate, Result, Verdict
-from papers.common.claims.predicates import (
+from papers.abc import PAPER
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Cell,
+    Missing,
+    Predicate,
+    Result,
+    Verdict,
     all_of,
     at_least,
     at_most,
     averages,
     cell,
+    claims_of,
     close,
     everywhere,
     fails,
@@ -21,6 +29,8 @@ from papers.common.claims.predicates import (
 )
 
 __all__ = ["CLAIMS"]
+
+abc_claim = claims_of("abc", PAPER)
 
 
 def _glue(model: str, n: int | None, task: str, *, continued: bool = True) -> Cell:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from papers.abc.summaries import Rows
+from papers.abc.tables import Rows
 
 __all__ = ["closed_after", "derived", "with_time_alone"]
 

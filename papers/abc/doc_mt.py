@@ -10,24 +10,32 @@ sentence counts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import hypotheses_in, split_of
-from papers.abc.summaries import Rows, means
-from papers.abc.train_translators import run_variants
-from papers.abc.translators import AbcMtConfig, Variant
-from papers.abc.validation_curves import FLAT, curve_ends, curves_of, with_curves
-from papers.common.pairs import TASKS, Corpus, find_file, read_task, tokenised
+from papers.abc.tables import (
+    FLAT,
+    Comparison,
+    Rows,
+    curve_ends,
+    curves_of,
+    differences,
+    means,
+    undecided,
+    with_curves,
+    with_seeds,
+)
+from papers.abc.translators import CONFIGS as TRANSLATORS
+from papers.abc.translators import AbcMtConfig, Training, Variant, hypotheses_in, in_order, run_variants, split_of
 from papers.common.row_store import Part
-from papers.common.translation import corpus_bleu
+from papers.common.translation import TASKS, Corpus, corpus_bleu, find_file, read_task, tokenised
 
 __all__ = [
+    "CONFIGS",
     "KEYS",
     "NAME",
     "NOTES",
@@ -67,7 +75,7 @@ class AbcDocMtConfig:
             longest=LONGEST,
             # An epoch shows each sentence four times.
             snapshots_per_epoch=4,
-            look=2,
+            snapshots_per_evaluation=2,
             held_out=1000,
         )
     )
@@ -83,6 +91,22 @@ class AbcDocMtConfig:
             raise ValueError(f"a window of {self.window} does not fit into a document of {self.document}")
 
 
+# Table 10's right column; its rate is 1 / sqrt(width x warm-up).
+CONFIGS = {
+    "default": AbcDocMtConfig(),
+    "paper": AbcDocMtConfig(
+        translation=replace(
+            TRANSLATORS["paper"],
+            vocab=30_000,
+            hidden=1024,
+            dropout=0.3,
+            warmup=4000,
+            lr=7e-4,
+            widths=(64, 96, 128, 160, LONGEST),
+            longest=LONGEST,
+        )
+    ),
+}
 SPECS = {
     "Linformer": f"abc-linformer:slots={{n}},length={LONGEST}",
     "ABC_RD": "abc-random:slots={n}",
@@ -115,14 +139,14 @@ def windows(rows: Sequence[Any], *, size: int, document: int, separator: int) ->
     >>> [w.tolist() for w in windows([[5], [6], [7, 8], [9]], size=2, document=3, separator=4)]
     [[5], [5, 4, 6], [6, 4, 7, 8], [9]]
     """
-    found = []
+    joined_rows = []
     for i in range(len(rows)):
         first = max(i - size + 1, i // document * document)
         joined: list[int] = []
         for row in rows[first : i + 1]:
             joined += ([separator] if joined else []) + [int(t) for t in row]
-        found.append(np.array(joined, np.int64))
-    return found
+        joined_rows.append(np.array(joined, np.int64))
+    return joined_rows
 
 
 def read_documents(root: Path, config: AbcDocMtConfig) -> dict[str, Pairs]:
@@ -149,7 +173,7 @@ def run_documents(
     seeds: Sequence[int] = (0,),
     wanted: Sequence[str] = tuple(BY_KEY),
 ) -> None:
-    """Train the models side by side and write what they say of the test set."""
+    """Train the models side by side and write their translations of the test set."""
     if unknown := set(wanted) - set(BY_KEY):
         raise ValueError(f"no model is called {', '.join(sorted(unknown))}; there are {', '.join(BY_KEY)}")
     plain = tokenised(read_documents(root, config), vocab=config.translation.vocab)
@@ -161,54 +185,53 @@ def run_documents(
     }
     corpus = _LastSentence(plain.tokeniser, plain.texts, ids, separator)
     variants = {BY_KEY[key]: ["beam"] for key in wanted}
-    run_variants(
-        config.data, variants, config.translation, corpus, part=part, out=out, seconds=seconds, label="3b", seeds=seeds
-    )
+    training = Training(config.data, corpus, config.translation, part, label="3b", seeds=seeds)
+    run_variants(variants, training, out=out, seconds=seconds)
 
 
 @dataclass(frozen=True, eq=False)
 class _LastSentence(Corpus):
-    """Of what a model says only the last sentence is kept."""
+    """Of a translated window only the last sentence is kept."""
 
     separator: int
 
     def decode(self, tokens: Sequence[int]) -> str:
-        said = list(tokens)
-        while self.separator in said:
-            said = said[said.index(self.separator) + 1 :]
-        return super().decode(said)
+        sentence = list(tokens)
+        while self.separator in sentence:
+            sentence = sentence[sentence.index(self.separator) + 1 :]
+        return super().decode(sentence)
 
 
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     """Seeds averaged, and how flat the curves were at the end."""
-    found = {}
+    made = {}
     if "table_3b" in tables:
         rows = means(tables["table_3b"], ["data", "variant", "model", "cross", "causal"], "bleu")
         validation = tables.get("validation", [])
-        found["table_3b_means"] = [x for row in rows for x in with_curves([row], validation, data=row["data"])]
+        made["table_3b_means"] = [x for row in rows for x in with_curves([row], validation, data=row["data"])]
     if "validation" in tables:
-        found["last_looks"] = curve_ends(tables["validation"])
-    return found
+        made["last_looks"] = curve_ends(tables["validation"])
+    return made
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Claims that these sentences are too few to decide, and that a model fails which was still catching up."""
+    """Claims that these sentences are too few to decide; that Linformer fails, where its loss was still falling."""
     validation = tables.get("validation", [])
-    found = undecided(tables.get("differences", []), COMPARISONS, curves=curves_of(validation))
+    reasons = undecided(tables.get("differences", []), COMPARISONS, curves=curves_of(validation))
     ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
-    for (variant, seed), look in ends.items():
+    for (variant, seed), end in ends.items():
         sound = ends.get(("ABC_MLP-128-64", seed), {}).get("fell")
-        if variant == "Linformer-128-64" and look["fell"] is not None and look["fell"] >= max(FLAT, sound or 0.0):
-            told = f"its loss still fell when training ended, from {look['nll_before']:.2f} to {look['nll']:.2f}"
-            found["abc-doc-mt-linformer-fails"] = told
-    return found
+        if variant == "Linformer-128-64" and end["fell"] is not None and end["fell"] >= max(FLAT, sound or 0.0):
+            reason = f"its loss still fell when training ended, from {end['nll_before']:.2f} to {end['nll']:.2f}"
+            reasons["abc-doc-mt-linformer-fails"] = reason
+    return reasons
 
 
 def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) -> dict[str, Rows]:
     """Table 3b from the hypotheses below ``outs``."""
     references = split_of(read_documents(root, config), "beam").target
-    said, rows = hypotheses_in(outs, config.data), []
-    for (key, seed, _), lines in sorted(said.items(), key=lambda x: (list(BY_KEY).index(x[0][0]), x[0][1])):
+    hypotheses, rows = hypotheses_in(outs, config.data), []
+    for (key, seed, _), lines in in_order(hypotheses, BY_KEY):
         v, bleu = BY_KEY[key], corpus_bleu(lines, references[: len(lines)])
         rows.append(
             {
@@ -216,4 +239,4 @@ def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) ->
                 "bleu": bleu, "seed": seed, "sentences": len(lines), "converged": bleu >= 1.0,
             }
         )  # fmt: skip
-    return {"table_3b": rows, "differences": with_seeds(differences(said, COMPARISONS, {"beam": references}))}
+    return {"table_3b": rows, "differences": with_seeds(differences(hypotheses, COMPARISONS, {"beam": references}))}

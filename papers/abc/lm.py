@@ -23,7 +23,7 @@ from attnlab.training.side_by_side import Fitted, fit
 from papers.abc.dense_attention import dense_attention
 from papers.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
 from papers.abc.lm_differences import differences, undecided
-from papers.abc.summaries import Rows, curves, means, spread
+from papers.abc.tables import Rows, curves, means, spread
 from papers.common.compiling import compiled_parts
 from papers.common.row_store import Part
 from papers.common.wiki_corpus import WikiCorpus

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from papers.abc.summaries import Rows
+from papers.abc.tables import Rows
 from papers.common.claims import student
 
 __all__ = ["COMPARISONS", "differences", "undecided"]

@@ -30,8 +30,8 @@ from attnlab.training.side_by_side import fit
 from papers.abc.dense_attention import dense_attention
 from papers.abc.encoder import SomeMasked, from_bert
 from papers.abc.lm_config import Variant
-from papers.abc.summaries import Rows, curves, means, spread
-from papers.common.claims import pooled_deviation, student
+from papers.abc.tables import Rows, curves, means, pooled_deviation, spread
+from papers.common.claims import student
 from papers.common.compiling import compiled_parts
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part

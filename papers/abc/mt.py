@@ -10,17 +10,48 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import SEARCHES, Place, hypotheses_in, split_of
-from papers.abc.summaries import Rows, means, spread
-from papers.abc.train_translators import run_variants
-from papers.abc.translators import LONGEST, AbcMtConfig, Variant
-from papers.abc.validation_curves import curve_ends, curves_of, sets_of, with_curves
-from papers.common.pairs import TASKS, read_task, tokenised
+from papers.abc.tables import (
+    Comparison,
+    Rows,
+    curve_ends,
+    curves_of,
+    differences,
+    means,
+    sets_of,
+    spread,
+    undecided,
+    with_curves,
+    with_seeds,
+)
+from papers.abc.translators import (
+    CONFIGS,
+    LONGEST,
+    SEARCHES,
+    AbcMtConfig,
+    Place,
+    Training,
+    Variant,
+    hypotheses_in,
+    in_order,
+    run_variants,
+    split_of,
+)
 from papers.common.row_store import Part
-from papers.common.translation import corpus_bleu
+from papers.common.translation import TASKS, corpus_bleu, read_task, tokenised
 
-__all__ = ["KEYS", "NAME", "NOTES", "SETS", "AbcMtConfig", "derived", "run_task", "score", "untestable", "variants_of"]
+__all__ = [
+    "CONFIGS",
+    "KEYS",
+    "NAME",
+    "NOTES",
+    "SETS",
+    "AbcMtConfig",
+    "derived",
+    "run_task",
+    "score",
+    "untestable",
+    "variants_of",
+]
 
 NAME = "abc-mt"
 # The task of the tables that stand beside the paper's.
@@ -48,8 +79,9 @@ NOTES = {
     "sentences and seeds.",
     "losses": "-log p of a token of the validation set at the end of the run that trained most models of a corpus.",
     "table_5": "Validation SacreBLEU, greedy, the last weights without averaging.",
-    "table_7": "As Table 3a. k-means is not causal, so the row Cluster has clusters in the cross-attention and "
-    "ABC_MLP in the causal attention.",
+    "table_7": "As Table 3a. The row Cluster has clusters in the cross-attention and ABC_MLP in the causal attention: "
+    "k-means assigns a token by all keys, later ones included, so that abc-cluster refuses causal attention. The paper "
+    "does not say how its row was made causal.",
 }
 
 
@@ -110,12 +142,12 @@ def variants_of(wanted: str) -> tuple[Variant, ...]:
     >>> [v.key for v in variants_of("BASE+ABC_MLP-8-8")]
     ['BASE', 'ABC_MLP-8-8']
     """
-    found: dict[str, Variant] = {}
+    variants: dict[str, Variant] = {}
     for name in wanted.split("+"):
         if name not in SETS and name not in BY_KEY:
             raise ValueError(f"no set or model is called {name!r}; there are {', '.join([*SETS, *BY_KEY])}")
-        found |= {v.key: v for v in SETS.get(name, (BY_KEY.get(name, BASE),))}
-    return tuple(found.values())
+        variants |= {v.key: v for v in SETS.get(name, (BY_KEY.get(name, BASE),))}
+    return tuple(variants.values())
 
 
 def _rivals(first: str, *others: str) -> tuple[tuple[str, str], ...]:
@@ -177,11 +209,11 @@ def run_task(
     """Train some variants on one task side by side and write what they translate into ``out``."""
     corpus = tokenised(read_task(TASKS[name], root), vocab=config.vocab)
     variants = {v: _searches(v) if name == PRIMARY else ["beam"] for v in variants_of(wanted)}
-    run_variants(name, variants, config, corpus, part=part, out=out, seconds=seconds, label=wanted, seeds=seeds)
+    run_variants(variants, Training(name, corpus, config, part, label=wanted, seeds=seeds), out=out, seconds=seconds)
 
 
 def _searches(v: Variant) -> list[str]:
-    return sorted({how for variants, how in TABLES.values() if v in variants})
+    return sorted({search for variants, search in TABLES.values() if v in variants})
 
 
 def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
@@ -230,15 +262,15 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
     """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
     validation, rows = tables.get("validation", []), tables.get("differences", [])
     curves, sets = curves_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
-    found = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, curves=curves, sets=sets)
+    reasons = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, curves=curves, sets=sets)
     for claim, (data, same) in ELSEWHERE.items():
         mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
-        found |= undecided(mine, {claim: COMPARISONS[same]}, curves=curves_of(validation, data=data))
+        reasons |= undecided(mine, {claim: COMPARISONS[same]}, curves=curves_of(validation, data=data))
     lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
     if lengths and max(lengths) <= 32:
         why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
-        found["abc-mt-beats-window-and-cluster"] = why
-    return found
+        reasons["abc-mt-beats-window-and-cluster"] = why
+    return reasons
 
 
 def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
@@ -250,7 +282,7 @@ def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
         if not hypotheses:
             continue
         texts = read_task(TASKS[data], root)
-        references = {how: split_of(texts, how).target for how in SEARCHES}
+        references = {search: split_of(texts, search).target for search in SEARCHES}
         rows = _scored(hypotheses, references, first=len(texts["test"].target))
         seeds = {claim: {row["seed"] for row in rows} for claim in COMPARISONS}
         if data == PRIMARY:
@@ -276,28 +308,28 @@ def _differences_by_claim(
     return rows
 
 
-def _scored(said: Mapping[Place, list[str]], references: Mapping[str, list[str]], *, first: int) -> Rows:
+def _scored(hypotheses: Mapping[Place, list[str]], references: Mapping[str, list[str]], *, first: int) -> Rows:
     """A row for each file of hypotheses, in the order of the tables; the ``first`` sentences are the test of 2016."""
-    found = []
-    for (key, seed, how), lines in sorted(said.items(), key=lambda x: (list(BY_KEY).index(x[0][0]), x[0][1])):
-        v, right = BY_KEY[key], references[how][: len(lines)]
+    rows = []
+    for (key, seed, search), lines in in_order(hypotheses, BY_KEY):
+        v, right = BY_KEY[key], references[search][: len(lines)]
         row = {
             "variant": key, "cross": v.cross, "causal": v.causal, "bleu": corpus_bleu(lines, right), "seed": seed,
-            "sentences": len(lines), "search": how,
+            "sentences": len(lines), "search": search,
         }  # fmt: skip
-        found.append({**row, "bleu_2016": corpus_bleu(lines[:first], right[:first])} if how == "beam" else row)
-    return found
+        rows.append({**row, "bleu_2016": corpus_bleu(lines[:first], right[:first])} if search == "beam" else row)
+    return rows
 
 
 def _rows_of(name: str, rows: Rows) -> Rows:
     """The rows of a table, with its names for the models."""
     variants, search = TABLES[name]
-    found = []
+    rows_of_table = []
     for row in rows:
         if (v := BY_KEY[row["variant"]]) in variants and row["search"] == search:
             seven = {"converged": row["bleu"] >= LEARNED} if name == "table_7" else {}
-            found.append({"model": "MLP-exp" if seven and v in EXP else v.model, **row, **seven})
-    return found
+            rows_of_table.append({"model": "MLP-exp" if seven and v in EXP else v.model, **row, **seven})
+    return rows_of_table
 
 
 def _beside_each_other(rows: Rows) -> Rows:

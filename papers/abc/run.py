@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -35,6 +35,10 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
         "--seconds", type=float, default=seconds, help="for training, and for translating (default: %(default)s)"
     )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
+
+
+def _config(parser: argparse.ArgumentParser, paper: str) -> None:
+    parser.add_argument("--config", choices=("default", "paper"), default="default", help=paper)
 
 
 def _with(config: Any, changes: list[str]) -> Any:
@@ -107,6 +111,7 @@ def _lm(options: argparse.Namespace) -> Path | None:
 
 def _mt_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-mt", 600)
+    _config(parser, "paper: Table 10, post-norm with ReLU, for days")
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
     parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
     parser.add_argument(
@@ -123,7 +128,7 @@ def _seeds(parser: argparse.ArgumentParser) -> None:
 def _mt(options: argparse.Namespace) -> Path | None:
     from papers.abc import mt
 
-    config = _with(mt.AbcMtConfig(), options.set)
+    config = _with(mt.CONFIGS[options.config], options.set)
     if not options.collect:
         runs = [(t, v) for t in options.task for v in options.variants]
         part = _started(options, mt, config, "-".join([*options.task, *options.variants, *map(str, options.seed)]))
@@ -137,6 +142,7 @@ def _mt(options: argparse.Namespace) -> Path | None:
 
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-doc-mt", 300)
+    _config(parser, "paper: Table 10, post-norm with ReLU, for days")
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k, or tagalog, lies")
     _seeds(parser)
     parser.add_argument("--variants", nargs="+", metavar="MODEL", help="BASE, ABC_MLP-128-64, ... (default: all)")
@@ -145,7 +151,7 @@ def _doc_arguments(parser: argparse.ArgumentParser) -> None:
 def _doc(options: argparse.Namespace) -> Path | None:
     from papers.abc import doc_mt
 
-    config = _with(doc_mt.AbcDocMtConfig(), options.set)
+    config = _with(doc_mt.CONFIGS[options.config], options.set)
     if not options.collect:
         part = _started(options, doc_mt, config, "-".join(map(str, options.seed)))
         doc_mt.run_documents(
@@ -302,21 +308,28 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt_arguments,
         _mt,
         "--data data --work runs/abc-mt",
+        claims="claims_translation",
     ),
     "abc-doc-mt": Experiment(
-        "ABC's Table 3b: translation of documents.", _doc_arguments, _doc, "--data data --work runs/abc-doc-mt"
+        "ABC's Table 3b: translation of documents.",
+        _doc_arguments,
+        _doc,
+        "--data data --work runs/abc-doc-mt",
+        claims="claims_translation",
     ),
     "abc-mlm": Experiment(
         "ABC's Table 4: a masked LM converted, continued, fine-tuned.",
         _mlm_arguments,
         _mlm,
         "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
+        claims="claims_use",
     ),
     "abc-decoding": Experiment(
         "ABC's Figures 1 and 2 and Table 6: what decoding costs.",
         _decoding_arguments,
         _decoding,
         "--work runs/abc-decoding",
+        claims="claims_use",
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.",

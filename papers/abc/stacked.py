@@ -1,30 +1,35 @@
-"""Seeds of one translator as one model: every parameter has a leading axis, so that a launch does the work of all.
+"""Seeds of one translator as one model: every parameter has a leading axis, and ``torch.func.vmap`` runs along it.
 
-Small models wait for launches, and seeds of one architecture need the same ones. ``torch.func.vmap`` runs the model
-along the axis; what it computes for a seed is what that seed computes alone, but for the masks of dropout.
+A small model spends its time on launching kernels. Seeds of one architecture need the same launches, so one launch does
+the work of all. What is computed for a seed is what that seed computes alone, but for the masks of dropout. Where
+torch's own rules for vmap launch several kernels, ours launch one: such a rule sees whole tensors, with the axis of the
+models, and autograd differentiates what the rule does.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, dropout, embedding, linear, scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from attnlab.data.masking import IGNORED
 from attnlab.loss import Loss
+from attnlab.mechanisms._bounded.slots import lengths_unchecked
+from attnlab.mechanisms._device import without_kernels
 from attnlab.models import Transformer
 from attnlab.shapes import Float
 from attnlab.training import Source
 from attnlab.training.side_by_side import Learner
-from papers.abc.vmap_rules import few_launches
 
-__all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation"]
+__all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation", "few_launches"]
 
 
 class Stacked(nn.Module):
@@ -38,8 +43,6 @@ class Stacked(nn.Module):
         super().__init__()
         self.size, self.dtype = len(models), dtype
         self.shapes = {name: p.shape for name, p in models[0].named_parameters()}
-        if vectors := [name for name, shape in self.shapes.items() if len(shape) < 2]:
-            raise ValueError(f"all parameters of a stack decay, so they must be matrices; got {', '.join(vectors)}")
         self.weights = nn.Parameter(
             torch.stack([torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models])
         )
@@ -123,6 +126,12 @@ class StackedLearner(Learner):
     def __init__(self, model: Stacked, *rest: Any, half: bool = False, **options: Any) -> None:
         # Autocast would cast again and again; the parameters of a stack are cast at once.
         super().__init__(model, *rest, half=False, **options)
+        vectors = [name for name, shape in model.shapes.items() if len(shape) < 2]
+        if vectors and self.recipe.weight_decay:
+            raise ValueError(
+                f"all parameters of a stack decay alike, but vectors should not: {', '.join(vectors)}; train without "
+                "weight decay, or without biases and gains (affine=False)"
+            )
         model.dtype = torch.bfloat16 if half and self.cuda else torch.float32
         self.loss = torch.zeros(model.size, device=self.device)
 
@@ -144,3 +153,95 @@ class StackedSource:
         """The batches of a step."""
         made = [source.batch(step) for source in self.sources]
         return {name: torch.stack([batch[name] for batch in made]) for name in made[0]}
+
+
+@contextmanager
+def few_launches() -> Iterator[None]:
+    """Inside, calls under vmap take our rules; attention runs no kernels and reads no lengths, which have no rules."""
+    with without_kernels(), lengths_unchecked(), _Rules():
+        yield
+
+
+class _Rules(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is linear:
+            x, weight, bias = args
+            found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
+            return found if bias is None else found + bias
+        if func is embedding:
+            return _Rows.apply(*reversed(args[:2]))
+        if func is dropout:
+            return _Dropout.apply(*args, options["p"]) if options["training"] and options["p"] else args[0]
+        if func is scaled_dot_product_attention:
+            assert not options.pop("enable_gqa", False)
+            return _Attention.apply(*args, options.pop("attn_mask"), tuple(options.items()))
+        return func(*args, **options)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of a matrix, whose gradient is added up where it belongs: torch's own sorts the tokens first."""
+
+    @staticmethod
+    def forward(weight: Tensor, ids: Tensor) -> Tensor:
+        return weight[ids]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        weight, ids = inputs
+        ctx.save_for_backward(ids)
+        ctx.like = weight.shape, weight.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (ids,), (shape, dtype) = ctx.saved_tensors, ctx.like
+        found = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+        return found.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, int]:
+        if in_dims[0] is None:
+            return _Rows.apply(weight, ids), in_dims[1]
+        weight, ids = (_leading(t, dim, info.batch_size) for t, dim in zip((weight, ids), in_dims, strict=True))
+        first = weight.shape[1] * torch.arange(len(weight), device=ids.device).view(-1, *[1] * (ids.dim() - 1))
+        return _Rows.apply(weight.flatten(0, 1), ids + first), 0
+
+
+class _Dropout(torch.autograd.Function):
+    """One kernel instead of three."""
+
+    @staticmethod
+    def forward(x: Tensor, p: float) -> Tensor:
+        return dropout(x, p)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, p: float) -> tuple[Tensor, int]:
+        return dropout(x, p), in_dims[0]
+
+
+class _Attention(torch.autograd.Function):
+    """SDPA with the models as rows; torch's rule for its fused form has gradients that are not aligned."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Any) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, **dict(options))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+        *tensors, options = args
+        rows: list[Any] = [
+            None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
+            for t, dim in zip(tensors, in_dims, strict=False)
+        ]
+        found = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
+        return found.unflatten(0, (info.batch_size, -1)), 0
+
+
+def _leading(t: Tensor, dim: int | None, size: int) -> Tensor:
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)

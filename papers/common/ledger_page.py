@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,13 @@ from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import MISSING, number
 from attnlab.pages.tables import Column, table
 from attnlab.provenance import write_atomic
-from papers.common.claims import (
-    HELD,
-    NOT_HELD,
-    NOT_RUN,
-    NOT_TESTABLE,
-    Claim,
-    Verdict,
-    all_claims,
-    judge,
-    papers_of,
-    tables_wanted,
-)
-from papers.common.results import RESULTS, load_results
+from papers.common.claims import HELD, NOT_HELD, NOT_RUN, NOT_TESTABLE, STATES, Claim, Verdict, judge
+from papers.common.folders import RESULTS, described_columns, folders, load_results, modules
 
-__all__ = ["claims_json", "claims_page", "report_claims"]
+__all__ = ["all_claims", "claims_in", "claims_json", "claims_page", "papers_of", "report_claims", "tables_wanted"]
 
-STATES = (HELD, NOT_HELD, NOT_TESTABLE, NOT_RUN)
+# The papers in the order of the ledger; others follow.
+ORDER = ("AG", "KTIW", "Effective", "ABC", "OVA")
 BADGES = {HELD: "held", NOT_HELD: "failed", NOT_TESTABLE: "open", NOT_RUN: "open"}
 MEANINGS = (
     ("Held", "Our numbers show what the paper says, and where there are several seeds, their interval does too."),
@@ -40,6 +31,48 @@ MEANINGS = (
 )  # fmt: skip
 
 Judged = Sequence[tuple[Claim, Verdict]]
+
+
+def all_claims() -> tuple[Claim, ...]:
+    """Every claim, paper by paper: what ``CLAIMS`` holds in the modules claims*.py of the papers' folders."""
+    claims = [claim for folder in folders() for claim in claims_in(folder)]
+    return tuple(sorted(claims, key=lambda claim: _place(claim.paper)))
+
+
+def claims_in(folder: str) -> Iterator[Claim]:
+    """The claims that a paper's folder declares."""
+    # The package of this module is called claims, too.
+    if folder != "common":
+        for module in modules(folder, "claims"):
+            yield from module.CLAIMS
+
+
+def papers_of(claims: tuple[Claim, ...]) -> dict[str, str]:
+    """The papers that claims are of, each with its citation where its folder has one."""
+    packages = [importlib.import_module(f"papers.{folder}") for folder in folders()]
+    citations = {package.PAPER: package.CITATION for package in packages if hasattr(package, "PAPER")}
+    return {paper: citations.get(paper, "") for paper in dict.fromkeys(claim.paper for claim in claims)}
+
+
+def tables_wanted() -> dict[str, dict[str, str]]:
+    """What the claims read: results file, table, and its columns, as paper_tables.json describes them or by name."""
+    read: dict[str, dict[str, dict[str, None]]] = {}
+    for claim in all_claims():
+        for cell in claim.test.cells:
+            columns = read.setdefault(claim.results, {}).setdefault(cell.table, {})
+            columns |= dict.fromkeys([*(key for key, _ in cell.where), cell.column])
+    described = described_columns()
+    wanted: dict[str, dict[str, str]] = {}
+    for results, tables in read.items():
+        texts = described.get(results, {})
+        # In the order in which they are described.
+        names = [*(table for table in texts if table in tables), *(table for table in tables if table not in texts)]
+        wanted[results] = {table: texts.get(table) or ", ".join(tables[table]) for table in names}
+    return wanted
+
+
+def _place(paper: str) -> int:
+    return ORDER.index(paper) if paper in ORDER else len(ORDER)
 
 
 def claims_page(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from attnlab.pages.tables import PAPER
 from attnlab.provenance import command_line, commit, provenance, write_json
-from papers.common.results import beside_paper
+from papers.common.folders import beside_paper
 
 __all__ = [
     "Gathered",

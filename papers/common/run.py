@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from papers.common.experiment import Experiment
+from papers.common.folders import Experiment
 
 __all__ = ["EXPERIMENTS"]
 

@@ -1,8 +1,14 @@
-"""What experiments on translation share: a model's loss on held-out pairs, what it says, and how good that is."""
+"""Translation: parallel corpora as they are downloaded, batches, a model's loss and translations, and their BLEU.
+
+Batches have a few fixed shapes, so that each shape is one captured graph on a GPU.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import html
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +16,208 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnlab.data import FastTokeniser, Pairs, read_parallel, train_bpe
+from attnlab.data.batching import generator
+from attnlab.data.masking import IGNORED
 from attnlab.data.parallel import padded
 from attnlab.models import LengthPenalty, Transformer, Translation, beam_search
 from attnlab.provenance import write_atomic
 from attnlab.training import Term
-from papers.common.pairs import Corpus, ShapedSource
 
 __all__ = [
+    "TASKS",
+    "Corpus",
+    "ShapedSource",
+    "Task",
     "bleu_counts",
     "bleu_of",
     "corpus_bleu",
+    "find_file",
     "held_out_nll",
     "mean_loss",
+    "read_task",
+    "tokenised",
     "translate",
     "write_lines",
 ]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A direction of a corpus: its folder, and the languages' suffixes or the tsv's columns."""
+
+    name: str
+    folder: str
+    source: str
+    target: str
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("multi30k-en-de", "multi30k", "en", "de"),
+        Task("multi30k-de-en", "multi30k", "de", "en"),
+        Task("tatoeba-es-en", "tatoeba-spa-eng", "1", "0"),
+        Task("wmt10k-en-de", "wmt-ende-10k", "src", "tgt"),
+    )
+}
+SPLITS = ("train", "valid", "test")
+# Sentences of a set that is drawn by hash, at most.
+HELD_OUT = 1000
+
+
+def read_task(task: Task, root: Path) -> dict[str, Pairs]:
+    """train, valid and test of a task whose folder lies below ``root``; of Multi30k also all of its ``tests``."""
+    folder = root / task.folder
+    if task.folder == "multi30k":
+        return _multi30k(folder, task)
+    if task.folder == "wmt-ende-10k":
+        return _wmt(folder, task)
+    pairs = read_parallel(find_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
+    return _by_hash(pairs)
+
+
+def _multi30k(folder: Path, task: Task) -> dict[str, Pairs]:
+    def read(name: str) -> Pairs:
+        return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
+
+    splits = {"train": read("train"), "valid": read("val"), "test": read("test_2016_flickr")}
+    # Later test sets, where the folder has them: more sentences tell smaller differences.
+    later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
+    tests = [splits["test"], *map(read, later)]
+    return {**splits, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
+
+
+def _wmt(folder: Path, task: Task) -> dict[str, Pairs]:
+    splits = {}
+    for split, name in {"train": "train", "valid": "val", "test": "test"}.items():
+        pairs = read_parallel(*(find_file(folder, f"{side}-{name}.txt") for side in _sides(task)))
+        splits[split] = Pairs(*([html.unescape(text) for text in side] for side in pairs))
+    return splits
+
+
+def _by_hash(pairs: Pairs) -> dict[str, Pairs]:
+    """1 % each held out by a hash of the target, so that no translation of a held-out sentence is learned from."""
+    splits = {split: Pairs([], []) for split in SPLITS}
+    for source, target in zip(*pairs, strict=True):
+        place = int.from_bytes(hashlib.blake2b(target.encode(), digest_size=4).digest(), "big") % 100
+        split = {0: "test", 1: "valid"}.get(place, "train")
+        if split == "train" or (target not in splits[split].target and len(splits[split].target) < HELD_OUT):
+            splits[split].source.append(source)
+            splits[split].target.append(target)
+    return splits
+
+
+def _sides(task: Task) -> tuple[str, str]:
+    return task.source, task.target
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """The file of this name, plain or compressed."""
+    for suffix in ("", ".gz", ".xz"):
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / f"{name}{suffix}"
+    raise ValueError(f"{folder} holds no {name} (nor .gz, .xz); give the folder that the corpora lie in")
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """A task's texts and, by a vocabulary shared by both sides, their token ids."""
+
+    tokeniser: FastTokeniser
+    texts: dict[str, Pairs] = field(repr=False)
+    ids: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(repr=False)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of what a model said, on one line."""
+        special = set(self.tokeniser.specials.ids())
+        return " ".join(self.tokeniser.decode([t for t in tokens if t not in special]).split())
+
+
+def tokenised(texts: dict[str, Pairs], *, vocab: int) -> Corpus:
+    """Byte-level BPE learned from both sides of the training set."""
+    tokeniser = train_bpe([*texts["train"].source, *texts["train"].target], vocab_size=vocab)
+    ids = {
+        split: tuple([np.array(row, np.int64) for row in tokeniser.encode_batch(side)] for side in pairs)
+        for split, pairs in texts.items()
+    }
+    return Corpus(tokeniser, texts, ids)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class ShapedSource:
+    """Batches for an encoder-decoder of about ``tokens`` a side; each is as wide as one of ``widths``.
+
+    A pair goes to the narrowest width that holds both sides with their end; longer pairs are left out. Each epoch has
+    an order of its own, a pure function of (seed, epoch). Sources of one ``order`` have batches of one width at a step.
+    """
+
+    source: Sequence[np.ndarray] = field(repr=False)
+    target: Sequence[np.ndarray] = field(repr=False)
+    pad: int
+    bos: int
+    eos: int
+    tokens: int
+    widths: tuple[int, ...] = (16, 24, 32, 48, 64)
+    seed: int = 0
+    order: int | None = None
+    _members: dict[int, np.ndarray] = field(init=False, repr=False)
+    _rows: dict[int, dict[str, Tensor]] = field(init=False, repr=False, default_factory=dict)
+    _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lengths = np.array([1 + max(len(x), len(y)) for x, y in zip(self.source, self.target, strict=True)])
+        at = np.searchsorted(self.widths, lengths)
+        members = {width: np.flatnonzero(at == i) for i, width in enumerate(self.widths)}
+        object.__setattr__(self, "_members", {w: m for w, m in members.items() if len(m) >= self.tokens // w})
+        if not self._members:
+            raise ValueError(f"{len(lengths)} pairs are too few for a batch of {self.tokens} tokens of any width")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; what does not fill a batch waits for the next epoch's order."""
+        return sum(len(m) // (self.tokens // w) for w, m in self._members.items())
+
+    @property
+    def left_out(self) -> int:
+        """Pairs that are too long, or of a width too rare to fill a batch."""
+        return len(self.source) - sum(len(m) for m in self._members.values())
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The batch of a step."""
+        epoch, at = divmod(step, self.steps_per_epoch)
+        if epoch not in self._made:
+            self._made.clear()
+            self._made[epoch] = self._epoch(epoch)
+        width, chosen = self._made[epoch][at]
+        if width not in self._rows:
+            self._rows[width] = self._padded(width)
+        rows = torch.from_numpy(chosen)
+        return {name: t[rows] for name, t in self._rows[width].items()}
+
+    def _padded(self, width: int) -> dict[str, Tensor]:
+        """All pairs of a width, each made wide once."""
+        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in self._members[width]]
+        y = [self.target[i] for i in self._members[width]]
+        input_ids = padded(x, self.pad)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": input_ids != self.pad,
+            "decoder_input_ids": padded([_wide(np.insert(row, 0, self.bos), width, self.pad) for row in y], self.pad),
+            "labels": padded([_wide(np.append(row, self.eos), width, IGNORED) for row in y], IGNORED),
+        }
+
+    def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
+        rng, batches = generator(self.seed, epoch), []
+        for width, members in self._members.items():
+            size, order = self.tokens // width, rng.permutation(len(members))
+            batches += [(width, order[lo : lo + size]) for lo in range(0, len(order) - size + 1, size)]
+        mixing = rng if self.order is None else generator(self.order, epoch, 1)
+        return [batches[i] for i in mixing.permutation(len(batches))]
+
+
+def _wide(row: np.ndarray, width: int, fill: int) -> np.ndarray:
+    return np.concatenate([row, np.full(width - len(row), fill, row.dtype)])
 
 
 # Batches of a validation set that are looked at on the way.

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from attnlab.pages.numbers import number
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
-from papers.common.claims.predicates import (
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Cell,
+    Claim,
+    Predicate,
+    Result,
+    Verdict,
     all_of,
     at_least,
     at_most,

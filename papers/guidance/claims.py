@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from attnlab.pages.numbers import number
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Predicate, Result, Verdict
-from papers.common.claims.predicates import at_most, cell, close, compared, everywhere, less, mean_of, more
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Cell,
+    Claim,
+    Predicate,
+    Result,
+    Verdict,
+    at_most,
+    cell,
+    close,
+    compared,
+    everywhere,
+    less,
+    mean_of,
+    more,
+)
 from papers.guidance import PAPER
 
 __all__ = ["CLAIMS"]

@@ -101,54 +101,87 @@ def run_arms(
     ``timeline`` names a run, and the folder in which its maps of one text are recorded. ``keep`` names steps at which
     the models are kept as they are.
     """
-    device, tokens, config = best_device(), pattern_tokens(tokeniser), runs[0].config
-    depths = sorted({run.config.layers for run in runs})
-    part.fact("provenance", provenance())
-    part.fact("config", {**asdict(config), "layers": depths[0] if len(depths) == 1 else ", ".join(map(str, depths))})
-    models = {run.key: build(run.config, vocab=tokeniser.vocab_size).to(device) for run in runs}
+    tokens, config = pattern_tokens(tokeniser), runs[0].config
+    _note_settings(runs, part)
+    models = {run.key: build(run.config, vocab=tokeniser.vocab_size).to(best_device()) for run in runs}
     held_out = _held_out(config, tokeniser, stores)
+    kept: dict[int, dict[Key, dict[str, torch.Tensor]]] = {}
+    evaluate_all = _evaluator(runs, models, held_out, tokeniser, tokens, part, label, timeline)
+
+    def on_pause(step: int) -> None:
+        evaluate_all(step)
+        if step in keep:
+            kept[step] = {key: _cloned(model.state_dict()) for key, model in models.items()}
+
     with ExitStack() as stack:
-        learners: dict[Key, GuidedLearner] = {}
-        for i, (run, lane) in enumerate(zip(runs, lanes(len(runs)), strict=True)):
-            lane = lane if i < config.streams else (learners[runs[i % config.streams].key].stream, None)
-            learners[run.key] = _learner(run, models[run.key], tokens, lane, stack)
-        record = _looker(runs, models, held_out, tokeniser, tokens, part, label, timeline)
-        kept: dict[int, dict[Key, dict[str, torch.Tensor]]] = {}
-
-        def look(step: int) -> None:
-            record(step)
-            if step in keep:
-                states = {key: model.state_dict() for key, model in models.items()}
-                kept[step] = {key: {name: t.clone() for name, t in state.items()} for key, state in states.items()}
-
-        points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
-        early = [round(config.steps * share) for share in (0.01, 0.02, 0.05)] if timeline else []
-        fed = [
-            (
-                _source(replace(config, seed=seed), tokeniser, stores),
-                [x for key, x in learners.items() if key.seed == seed],
-            )
+        learners = _learners(runs, models, tokens, stack)
+        by_source = [
+            (_source(replace(config, seed=seed), tokeniser, stores), [x for k, x in learners.items() if k.seed == seed])
             for seed in dict.fromkeys(run.config.seed for run in runs)
         ]
-        look_at = sorted({*points, *early, *keep})
-        steps, spent = train_guided(fed, steps=config.steps, seconds=seconds, evaluate_at=look_at, evaluate=look)
+        pauses = sorted({*_evaluation_steps(config, early=timeline is not None), *keep})
+        steps, spent = train_guided(
+            by_source, steps=config.steps, seconds=seconds, evaluate_at=pauses, evaluate=on_pause
+        )
     for run in runs:
-        curve = learners[run.key].curves()
-        told = {**label, **run.key._asdict()}
-        part.row("runs", **told, steps=steps, seconds=round(spent, 1), **_of(run.arm), **ended(curve))
-        part.row("curves", **told, **thinned(curve))
-        if timeline is not None and timeline[0] == run.key:
-            looks = [e for e in part.content["tables"]["evaluations"] if (e["arm"], e["seed"]) == run.key[:2]]
-            write_run(
-                timeline[1],
-                name=f"attention guidance, {run.arm.name}",
-                config={**asdict(run.config), "arm": asdict(run.arm)},
-                seed=run.config.seed,
-                curve=thinned(curve),
-                evaluations=looks,
-                seconds=spent,
-            )
+        _note_run(run, learners[run.key].curves(), part, label, steps=steps, seconds=spent, timeline=timeline)
     return Pretrained(models, {at: _restored(models, states) for at, states in kept.items()}, steps)
+
+
+def _note_settings(runs: Sequence[Run], part: Part) -> None:
+    depths = sorted({run.config.layers for run in runs})
+    layers = depths[0] if len(depths) == 1 else ", ".join(map(str, depths))
+    part.fact("provenance", provenance())
+    part.fact("config", {**asdict(runs[0].config), "layers": layers})
+
+
+def _learners(
+    runs: Sequence[Run], models: Mapping[Key, Transformer], tokens: SpecialTokens, stack: ExitStack
+) -> dict[Key, GuidedLearner]:
+    """A learner for each run; beyond the config's number of streams they share the streams of the first ones."""
+    streams = runs[0].config.streams
+    learners: dict[Key, GuidedLearner] = {}
+    for i, (run, lane) in enumerate(zip(runs, lanes(len(runs)), strict=True)):
+        lane = lane if i < streams else (learners[runs[i % streams].key].stream, None)
+        learners[run.key] = _learner(run, models[run.key], tokens, lane, stack)
+    return learners
+
+
+def _evaluation_steps(config: MlmConfig, *, early: bool) -> set[int]:
+    """Evenly spaced steps, with those of the first 5 % where heads are recorded for a timeline."""
+    even = {round(i * config.steps / config.looks) for i in range(config.looks + 1)}
+    return even | ({round(config.steps * share) for share in (0.01, 0.02, 0.05)} if early else set())
+
+
+def _cloned(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in state.items()}
+
+
+def _note_run(
+    run: Run,
+    curve: Curve,
+    part: Part,
+    label: Mapping[str, Any],
+    *,
+    steps: int,
+    seconds: float,
+    timeline: tuple[Key, Path] | None,
+) -> None:
+    """The rows of a finished run, and its run folder where its heads were recorded."""
+    labels = {**label, **run.key._asdict()}
+    part.row("runs", **labels, steps=steps, seconds=round(seconds, 1), **_of(run.arm), **ended(curve))
+    part.row("curves", **labels, **thinned(curve))
+    if timeline is not None and timeline[0] == run.key:
+        evaluations = part.content["tables"]["evaluations"]
+        write_run(
+            timeline[1],
+            name=f"attention guidance, {run.arm.name}",
+            config={**asdict(run.config), "arm": asdict(run.arm)},
+            seed=run.config.seed,
+            curve=thinned(curve),
+            evaluations=[row for row in evaluations if (row["arm"], row["seed"]) == run.key[:2]],
+            seconds=seconds,
+        )
 
 
 def _restored(
@@ -214,10 +247,7 @@ def _held_out(
     return [{name: t.to(device) for name, t in valid.batch(i).items()} for i in some]
 
 
-Look = Callable[[int], None]
-
-
-def _looker(
+def _evaluator(
     runs: Sequence[Run],
     models: Mapping[Key, Transformer],
     held_out: Sequence[dict[str, torch.Tensor]],
@@ -226,8 +256,10 @@ def _looker(
     part: Part,
     label: Mapping[str, Any],
     timeline: tuple[Key, Path] | None,
-) -> Look:
-    def look(step: int) -> None:
+) -> Callable[[int], None]:
+    """A function that evaluates all models at a step, and records the heads of the run that ``timeline`` names."""
+
+    def evaluate_all(step: int) -> None:
         for run in runs:
             model = models[run.key]
             loss = evaluate(model, held_out)
@@ -235,7 +267,7 @@ def _looker(
             if timeline is not None and timeline[0] == run.key:
                 record_heads(model, held_out[0], run.config, run.arm, tokeniser, tokens, timeline[1], step, loss)
 
-    return look
+    return evaluate_all
 
 
 @torch.no_grad()
@@ -246,8 +278,8 @@ def evaluate(model: Any, held_out: Sequence[dict[str, torch.Tensor]]) -> float:
     total = torch.zeros(2, device=device)
     for batch in held_out:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            found = SomeMasked()(model, model(batch["input_ids"]), batch, 0)
-        total += torch.stack([found.total.float(), torch.as_tensor(found.count, device=device).float()])
+            loss = SomeMasked()(model, model(batch["input_ids"]), batch, 0)
+        total += torch.stack([loss.total.float(), torch.as_tensor(loss.count, device=device).float()])
     return float(total[0] / total[1])
 
 

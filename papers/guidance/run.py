@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 
 if TYPE_CHECKING:
     from papers.guidance.study import Places

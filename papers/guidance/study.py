@@ -290,8 +290,7 @@ def _there(folder: Path, name: str) -> Path:
 
 def score_translations(config: TranslationConfig, *, root: Path, said: Path, out: Path) -> list[dict[str, Any]]:
     """SacreBLEU of every file of translations; nothing where sacrebleu is not installed."""
-    from papers.common.pairs import TASKS, read_task
-    from papers.common.translation import corpus_bleu
+    from papers.common.translation import TASKS, corpus_bleu, read_task
 
     references = read_task(TASKS[config.task], root)["test"].target
     rows = []

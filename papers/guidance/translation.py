@@ -20,9 +20,17 @@ from attnlab.provenance import provenance
 from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
 from attnlab.training.side_by_side import lanes
-from papers.common.pairs import TASKS, Corpus, ShapedSource, read_task, tokenised
 from papers.common.row_store import Part
-from papers.common.translation import held_out_nll, translate, write_lines
+from papers.common.translation import (
+    TASKS,
+    Corpus,
+    ShapedSource,
+    held_out_nll,
+    read_task,
+    tokenised,
+    translate,
+    write_lines,
+)
 from papers.guidance.learner import GuidedLearner, train_guided
 from papers.guidance.mlm import ended, thinned
 

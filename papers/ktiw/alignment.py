@@ -10,7 +10,7 @@ from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import Corpus
-from papers.ktiw.readings import EOS
+from papers.ktiw.readings import as_read
 
 __all__ = ["write_alignment"]
 
@@ -25,9 +25,7 @@ def write_alignment(corpus: Corpus, folder: Path, out: Path | str, *, steps: int
     maps = load_file(run / "steps" / entry["file"])
     source, target = index["sequences"]["source"], index["sequences"]["target"]
     known = {word: i for i, word in enumerate(corpus.words)}
-    # The model reads </s> too; the alignment model gets it in every pair, as a word.
-    train = [[[*row, EOS] for row in side] for side in corpus.train]
-    model = fit_ibm(bitext(*train), steps=steps)
+    model = fit_ibm(bitext(*as_read(corpus, "train")), steps=steps)
     ibm, _ = ibm_alpha(model.trans, bitext([[known[w] for w in source]], [[known[w] for w in target]]))
     rows = []
     for t, word in enumerate(target):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from papers.common.results import beside_paper
+from papers.common.folders import beside_paper
 from papers.common.row_store import Part, choose_rows, gather, make_results, merge_results, read_results, write_results
 from papers.ktiw.corpora import TITLES, Corpus, load_corpus, prepare, statistics
 from papers.ktiw.tables import (
@@ -28,9 +28,9 @@ from papers.ktiw.tables import (
 
 __all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
-# Updates by which a translator is as good as it will be, nearly.
+# Updates after which a translator has nearly converged.
 LONG_ENOUGH = 4000
-# As results files of this paper have named it from the first.
+# The paper's name in its results files.
 PAPER = "ktiw"
 KEYS = {
     "appendix_a1": ["model"],
@@ -39,7 +39,7 @@ KEYS = {
     "figure_3_curves": ["panel", "data", "step"],
     "figure_6_curves": ["heads", "contexts", "step"],
 }
-# The toy experiments, and what each file holds.
+# The toy experiments, and the tables of their results files.
 TOYS = {
     "ktiw-permutations": ("figure_3", "figure_3_curves"),
     "ktiw-multihead": ("figure_6", "figure_6_curves", "heads"),
@@ -51,25 +51,33 @@ TOYS = {
 def write_study_result(
     name: str, work: Path | str, out: Path | str, *, prepared: Path | None = None, data: Path | None = None
 ) -> dict[str, Any]:
-    """Write results/<name>.json from the run folders in ``work``; rows of data sets that it has not, stay."""
+    """Write results/<name>.json from the run folders in ``work``.
+
+    The rows and the config of data sets that ``work`` does not have stay as they were.
+    """
     finished = studies(work)
     if not finished:
         raise ValueError(f"{work} holds no runs yet; leave out --tables-only to train them")
     tables = _study_tables(name, finished, prepared, data)
     configs = {study.name: study.run_facts().get("config") for study in finished}
     first = finished[0].run_facts()
-    more: dict[str, Any] = {}
+    verdicts = _verdicts(name, finished, read_results(out) or {})
+    result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first, **verdicts)
+    return _write(out, result)
+
+
+def _verdicts(name: str, finished: list[Study], before: dict[str, Any]) -> dict[str, Any]:
+    """What the runs say besides tables: data sets stopped while agreement rose, and claims that they cannot decide."""
     if name == "ktiw-table2":
-        # The verdicts on data sets whose runs are not in this folder still hold.
+        # Data sets whose runs are not in this folder keep their verdicts.
         names = {study.name for study in finished}
-        before = [known for known in (read_results(out) or {}).get("still_rising", []) if known not in names]
-        more["still_rising"] = before + [study.name for study in finished if still_rising(study)]
+        kept = [data_set for data_set in before.get("still_rising", []) if data_set not in names]
+        return {"still_rising": kept + [study.name for study in finished if still_rising(study)]}
     if name == "ktiw-optimal":
         short = any(study.evaluations("linear") and study.updates("linear") < LONG_ENOUGH for study in finished)
         reason = f"runs of fewer than {LONG_ENOUGH} updates end before either model has converged"
-        more["not_testable"] = {"ktiw-linear-output-comparable": reason} if short else {}
-    result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first, **more)
-    return _write(out, result)
+        return {"not_testable": {"ktiw-linear-output-comparable": reason} if short else {}}
+    return {}
 
 
 def _study_tables(name: str, finished: list[Study], prepared: Path | None, data: Path | None) -> dict[str, Any]:
@@ -127,26 +135,21 @@ def _words(study: Study, prepared: Path | None, data: Path | None) -> Sequence[s
     return prepare(name, data).words if data is not None else None
 
 
-def run_toy(name: str, out: Path | str, *, seeds: int | None = None, steps: int | None = None) -> dict[str, Any]:
-    """Train one of the toy experiments and write its results."""
-    from papers.ktiw.local import LocalConfig, run_figure_7
-    from papers.ktiw.permutations import (
-        PermutationsConfig,
-        run_figure_3,
-        run_figure_6,
-        run_section_6_2,
-    )
+def run_toy(name: str, out: Path | str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Train one of the toy experiments, with some settings changed, and write its results."""
+    from papers.ktiw.config import LocalConfig, PermutationsConfig
+    from papers.ktiw.local import run_figure_7
+    from papers.ktiw.permutations import run_figure_3, run_figure_6, run_section_6_2
 
     path = Path(out).with_suffix(".rows")
     path.unlink(missing_ok=True)
     part = Part(path)
-    changed: dict[str, Any] = {key: value for key, value in (("seeds", seeds), ("steps", steps)) if value is not None}
     config: Any
     if name == "ktiw-local":
-        config = replace(LocalConfig(), **changed)
+        config = replace(LocalConfig(), **changes)
         run_figure_7(config, part)
     else:
-        config = replace(PermutationsConfig(), **changed)
+        config = replace(PermutationsConfig(), **changes)
         runs = {"ktiw-permutations": run_figure_3, "ktiw-multihead": run_figure_6}
         runs.get(name, run_section_6_2)(config, part)
     result = write_toy_result(name, path, out, config=asdict(config))
@@ -169,22 +172,22 @@ def write_toy_result(name: str, part: Path, out: Path | str, *, config: dict[str
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many seeds of each setting learn, and the middle one's accuracies."""
+    """How many seeds of each setting learn, and the median accuracies."""
     groups: dict[tuple[tuple[str, str], ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple((k, v) for k, v in row.items() if isinstance(v, str)), []).append(row)
     return [
         {
             **dict(labels),
-            "seeds": len(mine),
-            "learned": sum(row["learned"] for row in mine),
+            "seeds": len(of_setting),
+            "learned": sum(row["learned"] for row in of_setting),
             **{
-                f"median_{name}": round(float(np.median([row[name] for row in mine])), 3)
+                f"median_{name}": round(float(np.median([row[name] for row in of_setting])), 3)
                 for name in ("accuracy", "accuracy_at_the_end")
-                if name in mine[0]
+                if name in of_setting[0]
             },
         }
-        for labels, mine in groups.items()
+        for labels, of_setting in groups.items()
     ]
 
 
@@ -193,7 +196,9 @@ def write_statistics(corpora: Sequence[Corpus], out: Path | str) -> dict[str, An
     rows = beside_paper(
         [statistics(corpus) for corpus in corpora], results="ktiw-data", table="table_9", keys=["dataset"]
     )
-    return _write(out, make_results("ktiw-data", PAPER, {"table_9": rows}, config={"longest": 400, "min_count": 3}))
+    remarks = {TITLES[corpus.name]: corpus.remark for corpus in corpora if corpus.remark}
+    config = {"longest": 400, "min_count": 3}
+    return _write(out, make_results("ktiw-data", PAPER, {"table_9": rows}, config=config, remarks=remarks))
 
 
 def write_heads_result(work: Path | str, out: Path | str) -> dict[str, Any]:
@@ -261,17 +266,23 @@ def _head_rows(folder: Path) -> list[tuple[int, str, dict[str, float]]]:
 
 
 def _write(out: Path | str, result: dict[str, Any]) -> dict[str, Any]:
-    """Write, keeping the rows of an earlier file that this one does not have; a data set's rows are of one run."""
+    """Write, keeping the rows, the config and the remarks of an earlier file that this one does not have.
+
+    A data set's rows are of one run: where it was run again, none of its earlier rows stays.
+    """
     result["keys"] = {name: KEYS.get(name) or _key(rows) for name, rows in result["tables"].items()}
     before = read_results(out)
     if before is None:
         return write_results(out, result)
-    anew = {name: {row.get("dataset") for row in rows} - {None} for name, rows in result["tables"].items()}
+    replaced = {name: {row.get("dataset") for row in rows} - {None} for name, rows in result["tables"].items()}
 
     def others(table: str, rows: list[dict[str, Any]]) -> list[int]:
-        return [i for i, row in enumerate(rows) if row.get("dataset") not in anew.get(table, ())]
+        return [i for i, row in enumerate(rows) if row.get("dataset") not in replaced.get(table, ())]
 
     merged = merge_results(choose_rows(before, others), result)
+    for name in ("config", "remarks"):
+        if name in result:
+            merged[name] = {**(before.get(name) or {}), **result[name]}
     return write_results(out, choose_rows(merged, _in_order))
 
 

@@ -6,8 +6,15 @@ Agreements and performances are in per cent, as in the paper's tables; ``uf`` is
 from __future__ import annotations
 
 from attnlab.pages.numbers import number
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Claim, Missing, Predicate, Result, Verdict
-from papers.common.claims.predicates import (
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Claim,
+    Missing,
+    Predicate,
+    Result,
+    Verdict,
     all_of,
     at_least,
     averages,

@@ -18,23 +18,24 @@ from attnlab.devices import best_device
 from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_proxy, random_agreement, train_proxy
 from attnlab.provenance import write_atomic, write_json
 from attnlab.training import load_weights
+from papers.ktiw.config import StudyConfig, study_config
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.optimal import optimal_agreement
-from papers.ktiw.readings import Examples, proxy_rows, read, saliency
+from papers.ktiw.readings import Examples, as_read, proxy_rows, read, saliency
 from papers.ktiw.stacked import run_stacked
 from papers.ktiw.study import (
     READINGS,
-    StudyConfig,
+    check_glove,
     chosen_runs,
     make_model,
     measured_on,
     run_study,
     shortened,
-    study_config,
 )
 
 __all__ = ["compare_runs", "run_chosen"]
 
+# {split: {reading: rows}}: what the runs are compared with.
 Gold = dict[str, dict[str, Tensor]]
 
 
@@ -46,15 +47,19 @@ def run_chosen(
     steps: int | None,
     batch: int | None,
     stacked: bool = False,
+    glove: Path | None = None,
 ) -> None:
-    """Train and compare several data sets, with other numbers of steps or examples where they are given.
+    """Train and compare several data sets; ``steps`` and ``batch`` replace the paper's where they are not None.
 
-    ``stacked`` trains the runs of a data set at once.
+    ``stacked`` trains the runs of a data set at once. ``glove`` is a file of word vectors that the embeddings of
+    classifiers start from (A.8).
     """
     for corpus in corpora:
         config = study_config(corpus)
         config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
+        config = replace(config, glove=None if glove is None else str(glove))
         folder = Path(work) / corpus.name
+        check_glove(corpus, config, folder)
         missing = tuple(run for run in chosen_runs(corpus, config, runs) if not (folder / run / "result.json").exists())
         if missing:
             _train_missing(corpus, work, config, missing, stacked=stacked)
@@ -76,9 +81,7 @@ def _train_missing(
 
 
 def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:
-    """Compare what the checkpoints of ``folder``'s runs have read with the reference's best checkpoint."""
-    from safetensors.torch import load_file
-
+    """Compare the readings at each checkpoint of ``folder``'s runs with the reference's best checkpoint."""
     if not (folder / "reference" / "run.json").exists():
         raise ValueError(
             f"{folder} has no reference run; train it first: its attention is what others are compared with"
@@ -89,33 +92,42 @@ def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:
     gold = _gold(corpus, config, folder, on, device)
     write_json(folder / "chance.json", _chance(gold, on, config))
     if (folder / "uniform" / READINGS).exists():
-        _proxies(corpus, config, folder, on, gold, device)
+        _add_proxies(corpus, config, folder, on, gold, device)
     for run in ("second", "uniform", "frozen"):
         lines = []
         for path in sorted((folder / run / READINGS).glob("step-*.safetensors")):
-            found = load_file(path, device=str(device))
-            values = {}
-            for split, lengths in ((split, one.lengths) for split, one in on.items()):
-                mine = {name.removeprefix(f"{split}."): t for name, t in found.items() if name.startswith(split)}
-                for name, (u, v) in _pairs(run, mine, gold[split]).items():
-                    values[f"{split}/{name}"] = 100 * float(agreement(u, v, lengths=lengths).nanmean())
-                    if split == "valid":
-                        n = config.tau_rows
-                        tau = kendall_tau(u[:n], v[:n], lengths=lengths[:n])
-                        values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
+            values = _agreements(run, path, gold, on, tau_rows=config.tau_rows, device=device)
             lines.append(json.dumps({"step": int(path.stem[5:]), "kind": "eval", "values": values}))
         if lines:
             write_atomic(folder / run / "agreements.jsonl", "\n".join(lines) + "\n")
 
 
-def _pairs(run: str, found: Mapping[str, Tensor], gold: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """What each run is compared with."""
+def _agreements(
+    run: str, path: Path, gold: Gold, on: Mapping[str, Examples], *, tau_rows: int, device: torch.device
+) -> dict[str, float]:
+    """A checkpoint's agreements on both splits, and Kendall's tau on the first ``tau_rows`` validation rows."""
+    from safetensors.torch import load_file
+
+    readings = load_file(path, device=str(device))
+    values = {}
+    for split, examples in on.items():
+        of_split = {name.removeprefix(f"{split}."): t for name, t in readings.items() if name.startswith(split)}
+        for name, (u, v) in _pairs(run, of_split, gold[split]).items():
+            values[f"{split}/{name}"] = 100 * float(agreement(u, v, lengths=examples.lengths).nanmean())
+            if split == "valid":
+                tau = kendall_tau(u[:tau_rows], v[:tau_rows], lengths=examples.lengths[:tau_rows])
+                values[f"{split}/{name}_tau"] = 100 * float(tau.nanmean())
+    return values
+
+
+def _pairs(run: str, readings: Mapping[str, Tensor], gold: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The pairs of rows whose agreement is measured for a run."""
     if run == "second":
-        return {"alpha_hat": (gold["alpha"], found["alpha"]), "alpha_beta": (gold["alpha"], found["beta"])}
+        return {"alpha_hat": (gold["alpha"], readings["alpha"]), "alpha_beta": (gold["alpha"], readings["beta"])}
     if run == "frozen":
-        return {"alpha_frozen": (gold["alpha"], found["alpha"])}
-    proxies = {f"uf_{name}": (found["beta"], gold[name]) for name in ("px", "log") if name in gold}
-    return {"alpha_uf": (gold["alpha"], found["beta"]), "delta_uf": (gold["delta"], found["beta"]), **proxies}
+        return {"alpha_frozen": (gold["alpha"], readings["alpha"])}
+    proxies = {f"uf_{name}": (readings["beta"], gold[name]) for name in ("px", "log") if name in gold}
+    return {"alpha_uf": (gold["alpha"], readings["beta"]), "delta_uf": (gold["delta"], readings["beta"]), **proxies}
 
 
 def _gold(corpus: Corpus, config: StudyConfig, folder: Path, on: Mapping[str, Examples], device: torch.device) -> Gold:
@@ -123,35 +135,40 @@ def _gold(corpus: Corpus, config: StudyConfig, folder: Path, on: Mapping[str, Ex
     model = make_model(corpus, "reference", width=config.width)
     load_weights(model, folder / "reference", which="best")
     model.to(device).eval()
-    return {split: {"alpha": read(model, one).alpha, "delta": saliency(model, one)} for split, one in on.items()}
+    return {
+        split: {"alpha": read(model, examples).alpha, "delta": saliency(model, examples)}
+        for split, examples in on.items()
+    }
 
 
 def _chance(gold: Gold, on: Mapping[str, Examples], config: StudyConfig) -> dict[str, float]:
-    """What the gold alpha has in common with noise."""
-    found = {}
+    """The agreement and the tau of the gold alpha with random numbers."""
+    by_split = {}
     for split, values in gold.items():
         alpha, lengths, n = values["alpha"], on[split].lengths, config.tau_rows
         noise = torch.rand(alpha.shape, generator=torch.Generator().manual_seed(0)).to(alpha.device)
-        found[split] = 100 * float(random_agreement(alpha, noise, lengths=lengths, shuffles=5).nanmean())
-        found[f"{split}_tau"] = 100 * float(kendall_tau(alpha[:n], noise[:n], lengths=lengths[:n]).nanmean())
-    return found
+        by_split[split] = 100 * float(random_agreement(alpha, noise, lengths=lengths, shuffles=5).nanmean())
+        by_split[f"{split}_tau"] = 100 * float(kendall_tau(alpha[:n], noise[:n], lengths=lengths[:n]).nanmean())
+    return by_split
 
 
-def _proxies(
+def _add_proxies(
     corpus: Corpus, config: StudyConfig, folder: Path, on: Mapping[str, Examples], gold: Gold, device: torch.device
 ) -> None:
-    """The bag-of-words proxy, and for two classes the logistic regression it is equal to."""
+    """Train the bag-of-words proxy, and for two classes logistic regression, and add their rows to ``gold``.
+
+    Both learn from the examples as they are scored, </s> included: each position of a row is a trained word.
+    """
     outputs = 2 if corpus.kind == "classification" else corpus.vocab
-    fitted = train_proxy(
-        corpus.train, corpus.valid, words=corpus.vocab, outputs=outputs, config=config.proxy, device=device
-    )
-    told: dict[str, Any] = {"losses": fitted.losses}
+    train, valid = as_read(corpus, "train"), as_read(corpus, "valid")
+    fitted = train_proxy(train, valid, words=corpus.vocab, outputs=outputs, config=config.proxy, device=device)
+    facts: dict[str, Any] = {"losses": fitted.losses}
     logistic: LogisticProxy | None = None
     if corpus.kind == "classification":
-        logistic = logistic_proxy(corpus.train, corpus.valid, words=corpus.vocab, device=device)
-        told |= {"penalty": logistic.penalty, "accuracy": {str(k): v for k, v in logistic.accuracy.items()}}
-    for split, examples_of in on.items():
-        gold[split]["px"] = proxy_rows(fitted.model, examples_of)
+        logistic = logistic_proxy(train, valid, words=corpus.vocab, device=device)
+        facts |= {"penalty": logistic.penalty, "accuracy": {str(k): v for k, v in logistic.accuracy.items()}}
+    for split, examples in on.items():
+        gold[split]["px"] = proxy_rows(fitted.model, examples)
         if logistic is not None:
-            gold[split]["log"] = proxy_rows(logistic, examples_of)
-    write_json(folder / "proxies.json", json.loads(json.dumps(told)))
+            gold[split]["log"] = proxy_rows(logistic, examples)
+    write_json(folder / "proxies.json", json.loads(json.dumps(facts)))

@@ -28,6 +28,8 @@ Rows = list[np.ndarray]
 LONGEST = 400
 VALIDATION = 4000
 SHORT = 11
+# The array of a file that holds everything but the ids, as JSON.
+DESCRIPTION = "told"
 WORD, WORD_WITHOUT_UNDERSCORE = r"\w+", r"[^\W_]+"
 
 
@@ -40,11 +42,17 @@ class Corpus:
     words: tuple[str, ...]
     train: tuple[Rows, Any]
     valid: tuple[Rows, Any]
+    # Where the data set differs from the paper's in a way that its files decide.
+    remark: str = ""
 
     @property
     def vocab(self) -> int:
         """The number of ids."""
         return len(self.words)
+
+    def split(self, name: str) -> tuple[Rows, Any]:
+        """The split of this name, "train" or "valid"."""
+        return {"train": self.train, "valid": self.valid}[name]
 
 
 def prepare(name: str, folder: Path | str, *, vocab: int = 8000) -> Corpus:
@@ -66,8 +74,8 @@ def save_corpus(corpus: Corpus, path: Path | str) -> Path:
             arrays[f"{split}_{side}"] = flat.astype(np.uint16 if corpus.vocab <= 1 << 16 else np.uint32)
             if isinstance(rows, list):
                 arrays[f"{split}_{side}_lengths"] = np.array([len(row) for row in rows], np.uint16)
-    told = {"name": corpus.name, "kind": corpus.kind, "words": corpus.words}
-    arrays["told"] = np.frombuffer(json.dumps(told, ensure_ascii=False).encode(), np.uint8)
+    description = {"name": corpus.name, "kind": corpus.kind, "words": corpus.words, "remark": corpus.remark}
+    arrays[DESCRIPTION] = np.frombuffer(json.dumps(description, ensure_ascii=False).encode(), np.uint8)
     out = io.BytesIO()
     np.savez(out, **arrays)  # type: ignore[arg-type]
     return write_atomic(path, lzma.compress(out.getvalue(), preset=9))
@@ -76,7 +84,7 @@ def save_corpus(corpus: Corpus, path: Path | str) -> Path:
 def load_corpus(path: Path | str) -> Corpus:
     """Read what ``save_corpus`` wrote."""
     with np.load(io.BytesIO(lzma.decompress(Path(path).read_bytes())), allow_pickle=False) as arrays:
-        told = json.loads(arrays["told"].tobytes().decode())
+        description = json.loads(arrays[DESCRIPTION].tobytes().decode())
 
         def side(name: str) -> Any:
             flat = arrays[name].astype(np.int64)
@@ -85,7 +93,7 @@ def load_corpus(path: Path | str) -> Corpus:
             return np.split(flat, np.cumsum(arrays[f"{name}_lengths"].astype(np.int64))[:-1])
 
         train, valid = ((side(f"{split}_source"), side(f"{split}_target")) for split in ("train", "valid"))
-    return Corpus(told["name"], told["kind"], tuple(told["words"]), train, valid)
+    return Corpus(**{**description, "words": tuple(description["words"])}, train=train, valid=valid)
 
 
 def statistics(corpus: Corpus) -> dict[str, Any]:
@@ -121,7 +129,7 @@ def _classification(
     for split, (_, labels) in zip(("train", "validation"), splits, strict=True):
         if len(np.unique(labels)) < 2:
             raise ValueError(f"{name}: the {split} examples are all of one class; a classifier needs both")
-    return Corpus(name, "classification", (*tokeniser.names, *tokeniser.words), *splits)
+    return Corpus(name, "classification", (*tokeniser.names, *tokeniser.words), splits[0], splits[1])
 
 
 def _translation(name: str, train: Pairs, valid: Pairs, vocab: int) -> Corpus:
@@ -132,9 +140,9 @@ def _translation(name: str, train: Pairs, valid: Pairs, vocab: int) -> Corpus:
 
 def _file(folder: Path, *starts: str) -> Path:
     for start in starts:
-        found = sorted(path for path in folder.iterdir() if path.name.startswith(start))
-        if found:
-            return found[0]
+        files = sorted(path for path in folder.iterdir() if path.name.startswith(start))
+        if files:
+            return files[0]
     raise ValueError(f"{folder} has no file whose name begins with {' or '.join(starts)}")
 
 
@@ -169,16 +177,27 @@ def _sst(name: str, folder: Path, _: int) -> Corpus:
 
 
 def _ag_news(name: str, folder: Path, _: int) -> Corpus:
-    """World against business; a tsv is (description, topic), a csv (class, title, description) without a header."""
-    splits = []
-    for split in ("train", "test"):
-        path = _file(folder, split)
-        if ".tsv" in path.name:
-            part = read_labelled(path, header=["text", "label"], classes={"World": 0, "Business": 1})
-        else:
-            part = read_labelled(path, header=["label", "title", "text"], classes={"1": 0, "3": 1})
-        splits.append(part)
-    return _classification(name, splits[0], _sample(splits[1], VALIDATION), numbers=False)
+    """World against business; a tsv is (description, topic), a csv (class, title, description) without a header.
+
+    A text is the title and the description. Where one of the files has no titles, they are left out of both.
+    """
+    paths = {split: _file(folder, split) for split in ("train", "test")}
+    without = [path.name for path in paths.values() if ".tsv" in path.name]
+    train, test = (_ag_news_file(path, titles=not without) for path in paths.values())
+    corpus = _classification(name, train, _sample(test, VALIDATION), numbers=False)
+    return replace(corpus, remark=f"descriptions only: {without[0]} has no titles") if without else corpus
+
+
+def _ag_news_file(path: Path, *, titles: bool) -> Labelled:
+    if ".tsv" in path.name:
+        return read_labelled(path, header=["text", "label"], classes={"World": 0, "Business": 1})
+    columns: dict[str, Any] = {"header": ["label", "title", "text"], "classes": {"1": 0, "3": 1}}
+    data = read_labelled(path, **columns)
+    if not titles:
+        return data
+    titled = read_labelled(path, text="title", **columns)
+    texts = [f"{title} {text}" for title, text in zip(titled.texts, data.texts, strict=True)]
+    return Labelled(texts, data.labels, data.names)
 
 
 def _amazon(name: str, folder: Path, _: int) -> Corpus:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,27 +14,12 @@ from attnlab.training import Recipe
 from attnlab.training.feed import to_device
 from attnlab.training.side_by_side import Clock, Learner, train_learners
 from papers.common.row_store import Part
+from papers.ktiw.config import LocalConfig
 from papers.ktiw.models.lstm import Classifier
 from papers.ktiw.models.lstm_config import ClassifierConfig
 from papers.ktiw.synthetic import KeywordDetection
 
-__all__ = ["LocalConfig", "log_odds", "run_figure_7"]
-
-
-@dataclass(frozen=True)
-class LocalConfig:
-    """The classifier of A.8 with uniform attention on keyword detection; ``count`` test sequences are measured."""
-
-    steps: int = 4000
-    lr: float = 1e-3
-    batch: int = 32
-    count: int = 2048
-    # The order of the four log-odds reverses within the first hundred steps.
-    evaluate_early: int = 10
-    evaluate_every: int = 100
-    embedding: int = 300
-    width: int = 256
-    seeds: int = 3
+__all__ = ["log_odds", "run_figure_7"]
 
 
 def run_figure_7(config: LocalConfig, rows: Part) -> None:

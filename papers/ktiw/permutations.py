@@ -6,7 +6,7 @@ All seeds of a setting train as one stacked model. A seed has learned when its t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,46 +14,15 @@ import torch
 
 from attnlab.devices import best_device
 from papers.common.row_store import Part
+from papers.ktiw.config import PermutationsConfig
 from papers.ktiw.models.lstm import Translator
-from papers.ktiw.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
 from papers.ktiw.seeds import Curves, SeedTraining, fresh_models, train_seeds
 from papers.ktiw.synthetic import FixedPermutation, MixtureOfPermutations, PermutationCopying
 
-__all__ = ["PermutationsConfig", "judge_heads", "run_figure_3", "run_figure_6", "run_section_6_2"]
+__all__ = ["figure_3_tasks", "judge_heads", "run_figure_3", "run_figure_6", "run_section_6_2"]
 
 LEARNED = 0.95
 FAILED = 0.6
-
-
-@dataclass(frozen=True)
-class PermutationsConfig:
-    """Sizes of the toy experiments."""
-
-    seeds: int = 20
-    length: int = 40
-    batch: int = 128
-    width: int = 256
-    lr: float = 1e-3
-    # Updates of Figure 3 and of copying.
-    steps: int = 300
-    # Updates after which heads are judged, alone and together (later even bad heads learn), and updates of Figure 6.
-    head_steps: int = 200
-    figure_6_steps: int = 400
-    contexts: tuple[Literal["sum", "mean"], ...] = ("sum", "mean")
-    # Updates of the fixed permutation, which the paper says is never learned.
-    permute_steps: int = 1000
-    heads: int = 8
-    # Head initialisations that are tried, and how many of either kind are enough.
-    candidates: int = 64
-    pool: int = 16
-    data_seeds: int = 3
-    seed: int = 0
-
-    def model(self, task: Any, *, heads: int = 1) -> TranslatorConfig:
-        """The translator for a task's vocabulary."""
-        config = LSTM_CONFIGS["ktiw-permutations"]
-        assert isinstance(config, TranslatorConfig)
-        return replace(config, vocab=task.vocab_size, width=self.width, heads=heads)
 
 
 def figure_3_tasks(config: PermutationsConfig) -> dict[tuple[str, str], Any]:
@@ -163,8 +132,8 @@ def _with_heads(
     [base] = fresh_models(alone, [config.seed])
     state = {name: t for name, t in base.state_dict().items() if not name.startswith("attention.query")}
     drawn = [fresh_models(alone, [1_000_000 + head])[0].attention.query for head in heads]
-    state["attention.query.weight"] = torch.cat([query.weight.detach() for query in drawn])
-    state["attention.query.bias"] = torch.cat([query.bias.detach() for query in drawn])
+    for name in dict(model.attention.query.named_parameters()):
+        state[f"attention.query.{name}"] = torch.cat([query.get_parameter(name).detach() for query in drawn])
     model.load_state_dict(state, strict=len(heads) == 1)
     return model
 

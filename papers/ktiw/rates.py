@@ -12,9 +12,9 @@ import torch
 from attnlab.dynamics import agreement, logistic_proxy, train_proxy
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
+from papers.ktiw.config import study_config
 from papers.ktiw.corpora import TITLES, Corpus
 from papers.ktiw.readings import examples, proxy_rows
-from papers.ktiw.study import study_config
 
 __all__ = ["write_proxy_rates"]
 

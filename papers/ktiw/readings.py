@@ -25,7 +25,7 @@ from attnlab.shapes import Float, Int
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Classifier, Translator
 
-__all__ = ["Examples", "Reading", "examples", "proxy_rows", "read", "saliency"]
+__all__ = ["Examples", "Reading", "as_read", "examples", "proxy_rows", "read", "saliency"]
 
 PAD, BOS, EOS = 0, 2, 3
 
@@ -54,11 +54,19 @@ class Reading:
     loss: float
 
 
+def as_read(corpus: Corpus, split: str) -> tuple[list[np.ndarray], Any]:
+    """(sources, targets) of a split as the models read them: both sides of a translation end with </s>."""
+    sources, targets = corpus.split(split)
+    if corpus.kind == "classification":
+        return sources, targets
+    return [np.append(row, EOS) for row in sources], [np.append(row, EOS) for row in targets]
+
+
 def examples(
     corpus: Corpus, split: str, *, count: int, device: torch.device, batch: int = 64, seed: int = 0
 ) -> Examples:
     """``count`` examples of a split at random, in batches of like length."""
-    sources, targets = corpus.train if split == "train" else corpus.valid
+    sources, targets = corpus.split(split)
     chosen = np.sort(np.random.default_rng(seed).permutation(len(sources))[:count])
     x, y = [sources[i] for i in chosen], [targets[i] for i in chosen]
     feed: Any

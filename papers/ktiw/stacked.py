@@ -24,15 +24,15 @@ from attnlab.training import Moment, Recipe
 from attnlab.training.checkpoints import write_checkpoint
 from attnlab.training.runs import RunFolder
 from attnlab.training.side_by_side import Clock, Learner, lanes, train_learners
+from papers.ktiw.config import StudyConfig
 from papers.ktiw.corpora import Corpus
-from papers.ktiw.models.lstm import Classifier, Translator, attention_parameters, freeze_probe
+from papers.ktiw.models.lstm import Classifier, Translator, attention_parameters
 from papers.ktiw.models.stacked_lstm import StackedClassifier, StackedTranslator, stack_classifiers, stack_translators
-from papers.ktiw.readings import BOS, EOS, PAD
+from papers.ktiw.readings import BOS, PAD, as_read
 from papers.ktiw.study import (
     ReadingsCallback,
-    StudyConfig,
     chosen_runs,
-    make_model,
+    initial_model,
     measured_on,
     run_description,
     shortened,
@@ -58,7 +58,7 @@ def run_stacked(
     seeds = chosen_runs(corpus, config, runs)
     if len(seeds) > 1 and "linear" in seeds:
         raise ValueError("the linear-output model has other parameters, so it is stacked apart; run it alone")
-    models = [_fresh_model(corpus, run, seed, config) for run, seed in seeds.items()]
+    models: list[Any] = [initial_model(corpus, run, seed, config).to(best_device()) for run, seed in seeds.items()]
     stack: Any = stack_classifiers if corpus.kind == "classification" else stack_translators
     stacked = stack(models).to(best_device())
     learner = _StackedLearner(stacked, config, _frozen(list(seeds), models[0]))
@@ -84,14 +84,6 @@ def run_stacked(
         for member in members:
             member.finish()
     return folder
-
-
-def _fresh_model(corpus: Corpus, run: str, seed: int, config: StudyConfig) -> Any:
-    torch.manual_seed(seed)
-    model = make_model(corpus, run, width=config.width).to(best_device())
-    if run == "frozen":
-        freeze_probe(model)
-    return model
 
 
 def orders(lengths: np.ndarray, *, batch: int, members: int, epoch: int, seed: int = 0) -> np.ndarray:
@@ -132,20 +124,17 @@ class _Table:
     """The training examples, padded; a batch is gathered by their numbers."""
 
     def __init__(self, corpus: Corpus) -> None:
-        x, y = corpus.train
+        sources, targets = as_read(corpus, "train")
+        source_lengths = np.array([len(row) for row in sources])
+        sides = {"input_ids": padded(sources, PAD)}
         if corpus.kind == "classification":
-            sides = {"input_ids": padded(x, PAD), "labels": torch.as_tensor(y)}
-            source = np.array([len(row) for row in x])
-            self.lengths = source
+            sides["labels"] = torch.as_tensor(targets)
+            self.lengths = source_lengths
         else:
-            sides = {
-                "input_ids": padded([np.append(row, EOS) for row in x], PAD),
-                "decoder_input_ids": padded([np.insert(row, 0, BOS) for row in y], PAD),
-                "labels": padded([np.append(row, EOS) for row in y], IGNORED),
-            }
-            source = np.array([1 + len(row) for row in x])
-            self.lengths = np.maximum(source, [1 + len(row) for row in y])
-        self.sides = {**sides, "lengths": torch.from_numpy(source)}
+            sides["decoder_input_ids"] = padded([np.insert(row[:-1], 0, BOS) for row in targets], PAD)
+            sides["labels"] = padded(targets, IGNORED)
+            self.lengths = np.maximum(source_lengths, [len(row) for row in targets])
+        self.sides = {**sides, "lengths": torch.from_numpy(source_lengths)}
 
     def batch(self, chosen: np.ndarray, width: int) -> dict[str, Tensor]:
         """The chosen examples (members, batch), cut or filled up to ``width`` positions."""

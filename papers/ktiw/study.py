@@ -7,8 +7,9 @@ independent, so they may be trained at once; ``comparison.py`` then compares the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from torch import Tensor
 from attnlab.data import IGNORED, LabelledSource, ParallelSource
 from attnlab.devices import best_device
 from attnlab.dynamics import agreement
-from attnlab.dynamics.proxy import ProxyConfig
 from attnlab.loss import Loss
 from attnlab.reading.timeline import record_step
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, train
+from papers.ktiw.config import StudyConfig, study_config
 from papers.ktiw.corpora import Corpus
+from papers.ktiw.models.glove import fill_from_glove
 from papers.ktiw.models.lstm import Classifier, Translator, freeze_probe
 from papers.ktiw.models.lstm_config import ClassifierConfig, TranslatorConfig
 from papers.ktiw.models.search import translate
@@ -31,14 +33,14 @@ from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples, read
 
 __all__ = [
     "ReadingsCallback",
-    "StudyConfig",
+    "check_glove",
     "chosen_runs",
+    "initial_model",
     "make_model",
     "measured_on",
     "run_description",
     "run_study",
     "shortened",
-    "study_config",
 ]
 
 RUNS = ("reference", "second", "uniform", "frozen", "linear")
@@ -48,46 +50,8 @@ READINGS = "readings"
 KEPT = {"second": ("alpha", "beta"), "uniform": ("beta",), "frozen": ("alpha",)}
 # The splits of which a run leaves translations: xi needs the second seed's, A.1 those of both output layers.
 TRANSLATED = {"second": SPLITS, "reference": ("valid",), "linear": ("valid",)}
-LONG_TEXTS = 100
 # The source tokens of the sentence that a run's timeline shows.
 SENTENCE = 12
-
-
-@dataclass(frozen=True)
-class StudyConfig:
-    """A data set's trainings (A.8); ``evaluate`` are the first evaluations, then one every ``evaluate_every`` steps."""
-
-    steps: int
-    batch: int
-    lr: float = 1e-3
-    evaluate: tuple[int, ...] = ()
-    evaluate_every: int = 250
-    # Examples of either split that agreements are measured on.
-    count: int = 4000
-    # Rows of them that tau is measured on.
-    tau_rows: int = 1000
-    # Texts are cut at so many words.
-    longest: int | None = None
-    # Of the LSTMs.
-    width: int = 256
-    proxy: ProxyConfig = field(default_factory=ProxyConfig)
-    seed: int = 0
-
-    def evaluate_at(self) -> tuple[int, ...]:
-        """The steps at which a run is evaluated, the last one among them."""
-        start = self.evaluate[-1] if self.evaluate else 0
-        later = range(start + self.evaluate_every, self.steps + 1, self.evaluate_every)
-        return tuple(step for step in (*self.evaluate, *later, self.steps) if step <= self.steps)
-
-
-def study_config(corpus: Corpus, *, epochs: int = 20) -> StudyConfig:
-    """The paper's settings for this data set: 4,000 steps of 32 texts, or ``epochs`` of 16 sentence pairs."""
-    if corpus.kind == "classification":
-        long = float(np.median([len(row) for row in corpus.train[0]])) > LONG_TEXTS
-        proxy = ProxyConfig(lr=5e-5 if long else 1.5e-4)
-        return StudyConfig(steps=4000, batch=32, evaluate=(0, 10, 50, 100, 150, 200, 250), proxy=proxy)
-    steps = epochs * -(-len(corpus.train[0]) // 16)
-    return StudyConfig(steps=steps, batch=16, evaluate=(0, 50, 100, 500, 1000, 1500), evaluate_every=2000, count=1014)
 
 
 @dataclass(frozen=True)
@@ -215,10 +179,7 @@ def shortened(corpus: Corpus, longest: int | None) -> Corpus:
 
 
 def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Path, on: dict[str, Examples]) -> None:
-    torch.manual_seed(seed)
-    model = make_model(corpus, run, width=config.width)
-    if run == "frozen":
-        freeze_probe(model)
+    model = initial_model(corpus, run, seed, config)
     x, y = corpus.train
     source: Any
     if corpus.kind == "classification":
@@ -250,9 +211,41 @@ def _train(corpus: Corpus, config: StudyConfig, run: str, seed: int, folder: Pat
 
 
 def run_description(corpus: Corpus, config: StudyConfig, run: str, model: Classifier | Translator) -> dict[str, Any]:
-    """The config in a run's run.json; ``examples`` is the number that it is trained on."""
+    """The config in a run's run.json, with the number of training examples, and of files only their names."""
     description = {"data": corpus.name, "run": run, "model": asdict(model.config), **asdict(config)}
-    return {**description, "examples": len(corpus.train[0])}
+    return {**description, "glove": _file_name(config.glove), "examples": len(corpus.train[0])}
+
+
+def _file_name(path: str | None) -> str | None:
+    return None if path is None else Path(path).name
+
+
+def check_glove(corpus: Corpus, config: StudyConfig, folder: Path) -> None:
+    """Refuse word vectors for a translator, and finished runs that started from other embeddings than asked for."""
+    if config.glove is not None and corpus.kind == "translation":
+        raise ValueError(
+            f"word vectors are for classifiers (A.8), and {corpus.name} is a translation; name data sets by --only"
+        )
+    asked = _file_name(config.glove)
+    for path in sorted(folder.glob("*/run.json")):
+        used = json.loads(path.read_text(encoding="utf-8"))["config"].get("glove")
+        if used != asked:
+            raise ValueError(
+                f"{path.parent} started from {used or 'random embeddings'}, asked for {asked or 'random embeddings'}; "
+                "name another folder by --work"
+            )
+
+
+def initial_model(corpus: Corpus, run: str, seed: int, config: StudyConfig) -> Classifier | Translator:
+    """The model of a run before its first update: drawn from the seed, with word vectors where the config has them."""
+    torch.manual_seed(seed)
+    model = make_model(corpus, run, width=config.width)
+    if config.glove is not None:
+        known = fill_from_glove(model.tokens, config.glove, words=corpus.words)
+        print(f"{corpus.name} {run}: {known} of {corpus.vocab} words start from {Path(config.glove).name}", flush=True)
+    if run == "frozen":
+        freeze_probe(model)
+    return model
 
 
 def make_model(corpus: Corpus, run: str, *, width: int = 256) -> Classifier | Translator:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.dynamics import contextualised
-from papers.common.results import beside_paper
+from papers.common.folders import beside_paper
 from papers.ktiw.corpora import TITLES
 
 __all__ = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +23,11 @@ from attnlab.dynamics.metrics import random_agreement
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.provenance import write_json
 from attnlab.training import Callback, CrossEntropy, Moment, Recipe, Schedule, Settings, load_weights, train
+from papers.ktiw.config import HeadsConfig
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.readings import BOS, EOS, PAD, Examples, examples
 
-__all__ = ["HeadsConfig", "run_heads"]
-
-
-@dataclass(frozen=True)
-class HeadsConfig:
-    """A small translation transformer, and when its heads are measured."""
-
-    family: str = "attnlab"
-    width: int = 256
-    heads: int = 4
-    layers: int = 2
-    steps: int = 4000
-    batch: int = 64
-    lr: float = 5e-4
-    warmup: int = 400
-    dropout: float = 0.1
-    sentences: int = 128
-    evaluate: tuple[int, ...] = (0, 50, 100, 200, 400, 700, 1000, 1500, 2000, 3000, 4000)
-    # Also the probe of each head alone: as many passes again for every head.
-    each_head: bool = True
-    seed: int = 0
+__all__ = ["run_heads"]
 
 
 def run_heads(corpus: Corpus, work: Path | str, *, config: HeadsConfig) -> Path:

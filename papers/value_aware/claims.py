@@ -5,8 +5,26 @@ from __future__ import annotations
 import math
 
 from attnlab.pages.numbers import number
-from papers.common.claims.ledger import HELD, NOT_HELD, Bounds, Cell, Claim, Missing, Predicate, Result, Verdict
-from papers.common.claims.predicates import all_of, averages, cell, close, compared, everywhere, less, mean_of, more
+from papers.common.claims import (
+    HELD,
+    NOT_HELD,
+    Bounds,
+    Cell,
+    Claim,
+    Missing,
+    Predicate,
+    Result,
+    Verdict,
+    all_of,
+    averages,
+    cell,
+    close,
+    compared,
+    everywhere,
+    less,
+    mean_of,
+    more,
+)
 from papers.value_aware import PAPER
 
 __all__ = ["CLAIMS"]

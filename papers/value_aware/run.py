@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.provenance import check_writable, write_json
-from papers.common.experiment import Experiment, add_out
-from papers.common.results import beside_paper
+from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, merge_results, read_results, write_results
 from papers.value_aware import PAPER
 from papers.value_aware.config import CONFIGS, KEYS, NAME, NOTES, ValueAwareConfig

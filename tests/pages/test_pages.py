@@ -125,6 +125,15 @@ def test_comparison_page_has_table_scatter_heat_maps_and_refusals() -> None:
     assert tree.figure("sweep-quality").data()["hover"]["series"][1]["x"] == [1, 2, 4, 8, 16, 33, 64, 128]
 
 
+def test_errors_of_readings_are_columns_of_the_comparison_and_none_without_them() -> None:
+    result = a_comparison()
+    without = compare_page(result | {"rows": [row | {"reading_errors": {}} for row in result["rows"]]})
+    assert "reading errors" not in without
+    shown = compare_page(result | {"rows": [row | {"reading_errors": {"norm": 0.123}} for row in result["rows"]]})
+    assert "norm error" in shown
+    assert "0.123" in shown
+
+
 def test_comparison_page_of_the_smallest_result() -> None:
     tree = parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "output_error": 0.25}]}))
     assert "kernel:elu replaces exact attention: output error 0.25." in tree.one("p", "lead").text

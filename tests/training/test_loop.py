@@ -68,6 +68,34 @@ def test_the_loop_is_plain_adamw_on_the_weighted_sum_of_means(tmp_path):
         assert_close(trained.state_dict()[name], p, what=name)
 
 
+def test_nesterov_with_a_cosine_is_sgd_and_resumes_bit_for_bit(tmp_path):
+    changes = {
+        "recipe": Recipe(kind="nesterov", lr=0.5, betas=(0.99, 0.0), weight_decay=0.0, clip=0.1),
+        "schedule": Schedule("cosine", warmup=2),
+        "steps": 6, "evaluate_at": (), "watch": None, "checkpoint_every": 2, "dropout": 0.0, "terms": [CrossEntropy()],
+    }  # fmt: skip
+    trained, _ = job(tmp_path / "whole", **changes)
+    model, source = Model(dropout=0.0), Tokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.99, nesterov=True)
+    for step in range(6):
+        batch = source.batch(step)
+        logits = model(batch["input_ids"])["logits"]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        # The cosine falls over the four updates after the warm-up: (1 + cos(pi p)) / 2 at p = 0, 1/4, 1/2, 3/4.
+        factor = [0.5, 1, 1, 0.85355339, 0.5, 0.14644661][step]
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5 * factor
+        optimizer.step()
+    for name, p in model.named_parameters():
+        assert_close(trained.state_dict()[name], p, what=name)
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(tmp_path / "cut", callbacks=[PowerCut(at=5)], **changes)
+    resumed, _ = job(tmp_path / "cut", resume=True, callbacks=[PowerCut(at=None)], **changes)
+    assert_same_parameters(resumed.state_dict(), trained.state_dict())
+
+
 @pytest.mark.parametrize("terms", [[CrossEntropy()], [CrossEntropy(), Size()]], ids=["counts known", "counts computed"])
 def test_accumulated_parts_give_the_gradient_of_the_whole_batch(tmp_path, terms):
     runs = [job(tmp_path / f"{n}", accumulate=n, dropout=0.0, terms=terms)[0] for n in (1, 3)]

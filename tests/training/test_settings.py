@@ -52,6 +52,21 @@ def test_the_recipe_reaches_the_optimiser():
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.25, (0.5, 0.75), 1e-3, 0.125)
 
 
+def test_nesterov_looks_ahead():
+    """One weight with gradient 1 at lr 1 and momentum 1/2: buf = 1, 3/2, 7/4 and the steps are 1 + buf / 2."""
+    weight = nn.Parameter(torch.zeros(1, 1))
+    recipe = Recipe(kind="nesterov", lr=1.0, betas=(0.5, 0.0), weight_decay=0.0)
+    optimizer = make_optimizer([{"params": [weight]}], recipe)
+    at = []
+    for _ in range(3):
+        weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        at.append(-weight.item())
+    assert at == [1.5, 1.5 + 1.75, 1.5 + 1.75 + 1.875]
+    with pytest.raises(ValueError, match=r"momentum, betas\[0\], must lie between 0 and 1, got 0.0"):
+        Recipe(kind="nesterov", betas=(0.0, 0.9))
+
+
 def test_frozen_models_are_refused():
     with pytest.raises(ValueError, match="nothing can be trained"):
         parameter_groups(nn.Linear(2, 2).requires_grad_(False), Recipe())
@@ -73,7 +88,7 @@ def test_bad_settings_are_refused(bad, message):
 
 
 def test_bad_recipes_and_schedules_are_refused():
-    with pytest.raises(ValueError, match="kind must be one of adamw, adam, got 'sgd'"):
+    with pytest.raises(ValueError, match="kind must be one of adamw, adam, nesterov, got 'sgd'"):
         Recipe(kind="sgd")
     with pytest.raises(ValueError, match="clip must be positive"):
         Recipe(clip=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -122,9 +123,10 @@ def test_a_limit_of_time_that_is_over_leaves_one_pause() -> None:
 
 
 def test_the_recipe_names_the_optimiser() -> None:
-    """Adam adds the decay to the gradient, AdamW to the update."""
+    """Adam and Nesterov's SGD add the decay to the gradient, AdamW to the update."""
     batch = Tokens().batch(0)
-    for kind, optimizer in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)):
+    nesterov = partial(torch.optim.SGD, momentum=0.9, nesterov=True)
+    for kind, optimizer in (("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW), ("nesterov", nesterov)):
         learner = Learner(plain(), CrossEntropy(), Recipe(kind=kind, weight_decay=0.5, clip=None))
         learner.update(batch, 0.01)
         model = plain()

@@ -82,8 +82,8 @@ class ClassifierConfig:
 
 
 _translation = TranslatorConfig(vocab=8000, dropout=0.5)
-# 40 words and the symbol a decoder starts from.
-_permutations = TranslatorConfig(vocab=41, layers=1, bidirectional=False)
+# 40 words and the symbol a decoder starts from; Eqs. 1 and 2 as they are written.
+_permutations = TranslatorConfig(vocab=41, layers=1, bidirectional=False, literal=True)
 
 LSTM_CONFIGS: dict[str, TranslatorConfig | ClassifierConfig] = {
     "ktiw-translation": _translation,

@@ -99,8 +99,12 @@ class _Stacked(nn.Module):
         return logits.softmax(axis)
 
     def _linear(self, name: str, x: Float[Tensor, "s a n i"]) -> Float[Tensor, "s a n o"]:
-        weight, bias = self.stacked(f"{name}.weight"), self.stacked(f"{name}.bias")
-        return self._affine(x.flatten(1, 2), weight.mT, bias.unsqueeze(1)).unflatten(1, x.shape[1:3])
+        weight, rows = self.stacked(f"{name}.weight").mT, x.flatten(1, 2)
+        if f"{name}.bias" in self.names:
+            product = self._affine(rows, weight, self.stacked(f"{name}.bias").unsqueeze(1))
+        else:
+            product = self.product(rows, weight)
+        return product.unflatten(1, x.shape[1:3])
 
     def _affine(
         self, x: Float[Tensor, "s n i"], weight: Float[Tensor, "s i o"], bias: Float[Tensor, "s 1 o"]
@@ -185,11 +189,6 @@ class _Stacked(nn.Module):
 class StackedTranslator(_Stacked):
     """Translators as one; see ``stack_translators``."""
 
-    def __init__(self, models: Sequence[Translator], *, invariant: bool = False) -> None:
-        super().__init__(models, invariant=invariant)
-        if self.config.literal:
-            raise ValueError("the literal reading of section 2.1 cannot be stacked; use literal=False")
-
     def forward(
         self,
         input_ids: Int[Tensor, "s b k"],
@@ -205,7 +204,9 @@ class StackedTranslator(_Stacked):
         s, _ = self._lstm("decoder", given, state=state, **how)
         # (s, b, length, m)
         h, s = h.transpose(1, 2), s.transpose(1, 2)
-        context = self._linear("context", self._attend(s, h, lengths))
+        context = self._attend(s, h, lengths)
+        if not self.config.literal:
+            context = self._linear("context", context)
         if self.config.output == "linear":
             return self._linear("output", context + s)
         return self._linear("output", torch.relu(self._linear("hidden", torch.cat([context, s], -1))))

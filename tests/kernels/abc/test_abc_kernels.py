@@ -64,7 +64,7 @@ CAUSAL = [
     FULL,
     slow(replace(FULL, length=41, heads=4, groups=2)),
     # More than one tile of columns, and padding slots and columns.
-    Case(d=80, slots=70, length=19, batch=2, heads=1, masked=True),
+    Case(d=80, slots=70, length=19, heads=1, masked=True),
     PACKED,
 ]
 
@@ -107,7 +107,7 @@ def test_sequences_cut_into_segments_equal_the_equations(case: Case, monkeypatch
     check(case)
 
 
-@pytest.mark.parametrize("case", [slow(Case()), FULL, PACKED], ids=str)
+@pytest.mark.parametrize("case", [slow(Case()), FULL, slow(PACKED)], ids=str)
 def test_reading_that_loads_logits_early_equals_the_equations(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in bf16, where logits and z are loaded before the first products."""
     usual = forward_pass.read_options
@@ -155,7 +155,7 @@ def test_the_rounding_of_sums_is_corrected(case: Case, segments: int, monkeypatc
         (Case(d=32, slots=64, length=64, heads=2, masked=True, scale=8), 1),
         slow(Case(d=32, slots=64, length=128, batch=2, heads=4, groups=2, masked=True, scale=8), 3),
         slow(Case(d=32, slots=70, length=95, packed=(5, 0, 40, 50), heads=2, groups=1, started=True, ended=True), 1),
-        (Case(d=32, slots=70, length=38, packed=(5, 0, 33), heads=1, started=True, ended=True), 3),
+        (Case(d=32, slots=20, length=38, packed=(5, 0, 33), heads=1, started=True, ended=True), 1),
         slow(Case(d=32, slots=16, length=64, scale=30), 1),
         slow(Case(d=32, slots=16, length=64, scale=30), 3),
     ],

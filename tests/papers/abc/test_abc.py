@@ -120,7 +120,7 @@ def test_classifiers_start_alike_and_leave_their_encoder_alone() -> None:
 
 
 def test_the_papers_rows_are_all_there() -> None:
-    from papers.common.results import paper_table
+    from papers.common.folders import paper_table
 
     for table, variants in lm.TABLES.items():
         assert {(r["model"], r["n"]) for r in paper_table("abc-lm", table)} == {(v.model, v.n) for v in variants}

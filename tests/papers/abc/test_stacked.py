@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import embedding
 
-from attnlab.models import Transformer, Translation
+from attnlab.models import Transformer, Translation, named_config
 from attnlab.training import Recipe
 from attnlab.training.side_by_side import Learner
-from papers.abc import mt
+from papers.abc import doc_mt, mt
 from papers.abc.dense_attention import short_attention
-from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation
-from papers.abc.translators import AbcMtConfig, build
-from papers.abc.vmap_rules import few_launches
-from papers.common.pairs import ShapedSource
+from papers.abc.stacked import Stacked, StackedLearner, StackedSource, StackedTranslation, few_launches
+from papers.abc.translators import CONFIGS, AbcMtConfig, build
+from papers.common.translation import ShapedSource
 
 SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
 VOCAB = 29
@@ -33,18 +33,23 @@ def batch(*lead: int) -> dict[str, torch.Tensor]:
     return {"input_ids": x, "attention_mask": seen, "decoder_input_ids": y.roll(1, -1), "labels": labels}
 
 
-def alone(key: str, seeds: tuple[int, ...], stack: ExitStack) -> list[Transformer]:
-    models = [build(SMALL, mt.BY_KEY[key], vocab=VOCAB, seed=seed) for seed in seeds]
+def alone(key: str, seeds: tuple[int, ...], stack: ExitStack, config: AbcMtConfig = SMALL) -> list[Transformer]:
+    models = [build(config, mt.BY_KEY[key], vocab=VOCAB, seed=seed) for seed in seeds]
     for model in models:
         stack.enter_context(short_attention(model))
     return models
 
 
+# As the paper's: post-norm, ReLU, biases and gains.
+AS_THE_PAPERS = replace(SMALL, norm="post", activation="relu", affine=True, weight_decay=0.0)
+
+
+@pytest.mark.parametrize("config", [SMALL, AS_THE_PAPERS], ids=["pre-norm", "post-norm"])
 @pytest.mark.parametrize("key", KEYS)
-def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str) -> None:
+def test_a_stack_has_the_losses_and_gradients_of_its_models(key: str, config: AbcMtConfig) -> None:
     together = batch(3)
     with ExitStack() as stack:
-        models = alone(key, (0, 1, 2), stack)
+        models = alone(key, (0, 1, 2), stack, config)
         stacked = Stacked(models)
         inputs = {name: t for name, t in together.items() if name != "labels"}
         total, count = StackedTranslation()(stacked, stacked(**inputs), together, 0)
@@ -79,6 +84,31 @@ def test_updates_of_a_stack_are_those_of_its_models() -> None:
             torch.testing.assert_close(learner.loss[i], one.loss)
             for name, p in model.named_parameters():
                 torch.testing.assert_close(learner.model.snapshot()[name][i], p.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_vectors_of_a_stack_are_refused_where_weights_decay() -> None:
+    """A stack is one matrix, of which all or nothing decays."""
+    with ExitStack() as stack:
+        stacked = Stacked(alone("BASE", (0,), stack, AS_THE_PAPERS))
+        with pytest.raises(ValueError, match="train without weight decay, or without biases and gains"):
+            StackedLearner(stacked, StackedTranslation(), Recipe(weight_decay=0.1))
+        learner = StackedLearner(stacked, StackedTranslation(), Recipe(weight_decay=0.0))
+        learner.update(batch(1), 1e-3)
+        assert learner.loss.isfinite().all()
+
+
+def test_the_papers_translator_is_the_base_transformer() -> None:
+    """Post-norm with ReLU and Table 10's sizes, as the library's own config of that model has them."""
+    small = replace(CONFIGS["paper"], width=16, heads=2, layers=2, hidden=32)
+    model = build(small, mt.BASE, vocab=VOCAB, seed=0)
+    sizes = {"vocab": model.config.vocab, "width": 16, "heads": 2, "layers": 2, "hidden": 32}
+    assert model.config == replace(named_config("translation-wmt14"), **sizes)
+    paper, table_10 = CONFIGS["paper"], named_config("translation-wmt14")
+    for name in ("width", "heads", "layers", "hidden", "dropout"):
+        assert getattr(paper, name) == getattr(table_10, name)
+    assert paper.warmup == 6000
+    documents, right_column = doc_mt.CONFIGS["paper"].translation, named_config("translation-iwslt14")
+    assert (documents.hidden, documents.dropout, documents.warmup) == (right_column.hidden, right_column.dropout, 4000)
 
 
 def test_dropout_differs_between_models_and_is_unbiased() -> None:

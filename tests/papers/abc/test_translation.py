@@ -14,12 +14,18 @@ from attnlab.data import Pairs
 from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
-from papers.abc.differences import Comparison, differences, undecided, with_seeds
-from papers.abc.hypotheses import hypotheses_in
-from papers.abc.train_translators import average
-from papers.abc.validation_curves import curve_ends, with_curves
-from papers.common.pairs import TASKS, ShapedSource, read_task, tokenised
-from papers.common.translation import bleu_counts, bleu_of, corpus_bleu, write_lines
+from papers.abc.tables import Comparison, curve_ends, differences, undecided, with_curves, with_seeds
+from papers.abc.translators import average, hypotheses_in
+from papers.common.translation import (
+    TASKS,
+    ShapedSource,
+    bleu_counts,
+    bleu_of,
+    corpus_bleu,
+    read_task,
+    tokenised,
+    write_lines,
+)
 
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 
@@ -306,6 +312,23 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     assert main(["abc-mt", *arguments, "--collect"]) == 0
     tables = json.loads(out.read_text())["tables"]
     assert next(r for r in tables["table_3a"] if r["model"] == "BASE")["bleu"] == pytest.approx(100)
+
+
+def test_the_papers_translators_from_the_command_line(captions: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+    out, work = tmp_path / "abc-mt.json", tmp_path / "work"
+    small = ("vocab=280", "width=16", "heads=2", "layers=1", "hidden=16", "tokens=128", "widths=[16,24]", "steps=2")
+    assert main(["abc-mt", "--config", "paper", "--variants", "BASE+ABC_MLP-8-2", "--seed", "0", "1", "--data",
+                 str(captions), "--work", str(work), "--out", str(out), "--set", *small]) == 0  # fmt: skip
+    result = json.loads(out.read_text())
+    assert not any(result["parts"].values())
+    settings = {name: result["config"][name] for name in ("norm", "activation", "affine", "schedule", "warmup")}
+    assert settings == {
+        "norm": "post", "activation": "relu", "affine": True, "schedule": "inverse_sqrt", "warmup": 6000,
+    }  # fmt: skip
+    assert {(r["variant"], r["seed"]) for r in result["tables"]["table_3a_quarter"]} == {
+        (key, seed) for key in ("BASE", "ABC_MLP-8-2") for seed in (0, 1)
+    }
 
 
 @pytest.mark.slow

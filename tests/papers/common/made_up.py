@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from papers.common.claims import tables_wanted
-from papers.common.results import paper_table
+from papers.common.folders import paper_table
+from papers.common.ledger_page import tables_wanted
 
 Results = dict[str, dict[str, Any]]
 

@@ -16,13 +16,14 @@ from papers.common.claims import (
     NOT_TESTABLE,
     Claim,
     Verdict,
-    all_claims,
+    at_least,
+    cell,
+    close,
+    everywhere,
     judge,
-    papers_of,
-    tables_wanted,
+    less,
 )
-from papers.common.claims.predicates import at_least, cell, close, everywhere, less
-from papers.common.ledger_page import claims_page, report_claims
+from papers.common.ledger_page import all_claims, claims_page, papers_of, report_claims, tables_wanted
 from tests.pages.examples import write_run
 from tests.pages.parsing import parse
 from tests.papers.common.made_up import SPOILED, as_the_papers_say, spoiled

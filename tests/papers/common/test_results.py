@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from papers.common.docs_tables import fill_pages, fill_tables, markdown_table, stale_pages
-from papers.common.results import beside_paper, load_results, paper_table
+from papers.common.folders import beside_paper, load_results, paper_table
 
 
 def _result(rows: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:

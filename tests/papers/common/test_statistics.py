@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from papers.common.claims import paired_bootstrap, seed_interval
+from papers.abc.tables import paired_bootstrap
+from papers.common.claims import seed_interval
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (21, 2.086), (31, 2.042)])

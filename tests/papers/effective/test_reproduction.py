@@ -14,7 +14,7 @@ import torch
 from attnlab.adapters.load import load_model
 from attnlab.reading.pattern_data import CLASSES
 from papers.__main__ import main
-from papers.common.claims import tables_wanted
+from papers.common.ledger_page import tables_wanted
 from papers.common.row_store import Part
 from papers.effective import finetune as effective_finetune
 from papers.effective.config import KEYS, EffectiveConfig

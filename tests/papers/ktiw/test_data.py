@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from attnlab.cli import main
+from papers.__main__ import main as papers_main
 from papers.ktiw.corpora import load_corpus, prepare, save_corpus, statistics
 
 SENTENCES = [
@@ -64,6 +65,10 @@ def test_the_other_classifications(tmp_path: Path) -> None:
     corpus = prepare("ag-news", tmp_path)
     assert corpus.train[1].tolist() == [1, 0]
     assert corpus.valid[1].tolist() == [0, 1]
+    # One of the files has no titles, so that neither split has them, and the corpus says so.
+    assert [len(row) for row in corpus.valid[0]] == [1, 1]
+    assert corpus.remark == "descriptions only: train.tsv has no titles"
+    assert load_corpus(save_corpus(corpus, tmp_path / "ag-news.npz.xz")).remark == corpus.remark
     write(tmp_path / "sst-trees" / "train.txt", "(3 (2 a) (3 fun))\n(1 (2 a) (1 bore))\n(2 (2 a) (2 film))\n")
     write(tmp_path / "sst-trees" / "test.txt", "(4 (2 so) (3 fun))\n(0 (2 so) (1 bad))\n")
     assert prepare("sst-trees", tmp_path).train[1].tolist() == [1, 0]
@@ -79,6 +84,26 @@ def test_the_other_classifications(tmp_path: Path) -> None:
     assert len(amazon.train[0]) + len(amazon.valid[0]) == 40
 
 
+def test_ag_news_keeps_its_titles(tmp_path: Path) -> None:
+    """Issue 20, point 9."""
+    rows = '"1","Peace plan","war talks"\n"3","Crude jumps","oil price rises"\n'
+    for split in ("train", "test"):
+        write(tmp_path / "ag-news" / f"{split}.csv", rows)
+    corpus = prepare("ag-news", tmp_path)
+    assert [len(row) for row in corpus.train[0]] == [4, 5]
+    assert corpus.train[1].tolist() == [0, 1]
+    assert corpus.remark == ""
+
+
+def test_a_remark_reaches_the_statistics(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "ag-news" / "train.tsv", "oil price\tBusiness\nwar talks\tWorld\n")
+    write(tmp_path / "data" / "ag-news" / "test.csv", '"1","T","war"\n"3","T","oil"\n')
+    out = tmp_path / "ktiw-data.json"
+    folders = ["--data", str(tmp_path / "data"), "--into", str(tmp_path / "into")]
+    assert papers_main(["ktiw-data", *folders, "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["remarks"] == {"AG News": "descriptions only: train.tsv has no titles"}
+
+
 def test_translation_shares_one_vocabulary(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     for split in ("train", "val"):
@@ -87,8 +112,8 @@ def test_translation_shares_one_vocabulary(tmp_path: Path) -> None:
     corpus = prepare("multi30k", tmp_path, vocab=36)
     assert corpus.vocab == 36
     assert "".join(corpus.words[i] for i in corpus.train[1][1]).replace("▁", " ").strip() == "ein hund rennt"
-    told = statistics(corpus)
-    assert (told["dataset"], told["train_count"], told["vocabulary"]) == ("Multi30k", 5, 36)
+    row = statistics(corpus)
+    assert (row["dataset"], row["train_count"], row["vocabulary"]) == ("Multi30k", 5, 36)
     again = load_corpus(save_corpus(corpus, tmp_path / "multi30k.npz.xz"))
     assert again.words == corpus.words
     for side in (0, 1):
@@ -103,7 +128,7 @@ def test_news_commentary_leaves_numbers_out(tmp_path: Path) -> None:
     assert (len(corpus.train[0]), len(corpus.valid[0])) == (18, 2)
 
 
-def test_bad_data_is_told(tmp_path: Path) -> None:
+def test_bad_data_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no data set named 'imbd'"):
         prepare("imbd", tmp_path)
     with pytest.raises(ValueError, match="is no folder; put the files of IMDB there"):
@@ -117,7 +142,9 @@ def test_bad_data_is_told(tmp_path: Path) -> None:
         prepare("imdb", tmp_path)
 
 
-def test_diagnose_tells_translation_from_permutations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diagnose_distinguishes_translation_from_permutations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     words = [f"w{i}" for i in range(6)]
     shuffled = [" ".join(rng.permutation(words)) for _ in range(60)]
@@ -125,14 +152,14 @@ def test_diagnose_tells_translation_from_permutations(tmp_path: Path, capsys: py
     for name, lines in (("permutations", shuffled), ("subsets", chosen)):
         write(tmp_path / f"{name}.src", "\n".join(lines) + "\n")
         write(tmp_path / f"{name}.tgt", "\n".join(lines).upper() + "\n")
-    told = {}
+    diagnoses = {}
     for name in ("permutations", "subsets"):
         assert main(["diagnose", str(tmp_path / f"{name}.src"), str(tmp_path / f"{name}.tgt"), "--json"]) == 0
-        told[name] = json.loads(capsys.readouterr().out)
-    assert told["permutations"]["verdict"] == "hopeless"
-    assert told["permutations"]["excess"] == 0
-    assert told["subsets"]["verdict"] == "fine"
-    assert told["subsets"]["excess"] > 0.05
+        diagnoses[name] = json.loads(capsys.readouterr().out)
+    assert diagnoses["permutations"]["verdict"] == "hopeless"
+    assert diagnoses["permutations"]["excess"] == 0
+    assert diagnoses["subsets"]["verdict"] == "fine"
+    assert diagnoses["subsets"]["excess"] > 0.05
     assert main(["diagnose", str(tmp_path / "subsets.src"), str(tmp_path / "subsets.tgt")]) == 0
     assert capsys.readouterr().out.startswith("fine: ")
     write(tmp_path / "short.tgt", "w1\n")

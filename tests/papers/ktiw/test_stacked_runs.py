@@ -15,11 +15,12 @@ from torch.nn.functional import cross_entropy, softplus
 from attnlab.dynamics import ProxyConfig
 from attnlab.training import load_weights
 from papers.ktiw.comparison import run_chosen
+from papers.ktiw.config import StudyConfig
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm import Classifier, Translator, freeze_probe
 from papers.ktiw.readings import BOS, EOS
 from papers.ktiw.stacked import orders, run_stacked
-from papers.ktiw.study import StudyConfig, make_model
+from papers.ktiw.study import make_model
 from papers.ktiw.tables import Study, table_2, table_10
 
 CONFIG = StudyConfig(
@@ -63,7 +64,7 @@ def double() -> Iterator[None]:
 def test_each_run_is_what_it_would_be_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus(kind)
     # What dropout draws depends on the shape of all members together.
-    monkeypatch.setattr("papers.ktiw.stacked.make_model", _without_dropout)
+    monkeypatch.setattr("papers.ktiw.study.make_model", _without_dropout)
     names = ("reference", "second", "uniform", "frozen")
     folder = run_stacked(data, tmp_path, config=CONFIG, runs=names)
     lengths = np.array([len(row) + (kind == "translation") for row in data.train[0]])

@@ -26,6 +26,8 @@ CPU = torch.device("cpu")
         {},
         {"heads": 3},
         {"heads": 3, "contexts": "mean"},
+        {"literal": True},
+        {"literal": True, "heads": 3},
         {"attention": "uniform"},
         {"heads": 2, "attention": "uniform"},
     ],
@@ -137,7 +139,5 @@ def test_what_cannot_be_stacked_is_refused() -> None:
         stack_translators([])
     with pytest.raises(ValueError, match="share one config"):
         stack_translators([Translator(CONFIG), Translator(replace(CONFIG, width=6))])
-    with pytest.raises(ValueError, match="literal reading"):
-        stack_translators([Translator(replace(CONFIG, literal=True))])
     with pytest.raises(ValueError, match="softmax or uniform, got 'top-r:r=2'"):
         stack_translators([Translator(replace(CONFIG, attention="top-r:r=2"))])

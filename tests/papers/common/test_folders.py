@@ -13,11 +13,12 @@ import pytest
 
 from papers.__main__ import _parser, main
 from papers.common.claims import HELD, NOT_HELD, verdicts_on
-from papers.common.experiment import command_of, experiments_in, experiments_like
+from papers.common.folders import command_of, experiments_in, experiments_like
+from papers.common.row_store import Part, begin_work
 
 CLAIMS = """
-from papers.common.claims.ledger import Claim
-from papers.common.claims.predicates import cell, less
+from papers.common.claims import Claim
+from papers.common.claims import cell, less
 
 CLAIMS = (
     Claim(
@@ -32,7 +33,7 @@ LOSSES = {"A": 3.0, "B": 2.0}
 RUN = """
 from pathlib import Path
 
-from papers.common.experiment import Experiment, add_out
+from papers.common.folders import Experiment, add_out
 from papers.common.row_store import make_results, write_results
 from papers.made_up.config import LOSSES
 
@@ -140,6 +141,26 @@ def test_help_and_list_import_no_torch_and_no_other_paper(arguments: list[str]) 
         assert not [name for name in imported if name.startswith(others)]
 
 
+def test_from_a_command_to_its_claim_a_reader_passes_at_most_twelve_files(tmp_path: Path) -> None:
+    """Counted are the modules of papers/ that the command loads, packages' __init__.py aside: they hold one constant."""
+    work = tmp_path / "work"
+    begin_work(work, {})
+    Part(work / "part-made-up.json").row("training", data="multi30k-en-de", target_tokens=12.0)
+    script = (
+        "import sys\nfrom papers.__main__ import main\nassert main(sys.argv[1:]) == 0\n"
+        "loaded = [name for name, m in sys.modules.items() if name.startswith('papers.') and not hasattr(m, '__path__')]\n"
+        "print('loaded', *sorted(loaded))"
+    )
+    options = ["abc-mt", "--collect", "--data", str(tmp_path), "--work", str(work), "--out", str(tmp_path / "out.json")]
+    done = subprocess.run([sys.executable, "-c", script, *options], capture_output=True, text=True, check=True)
+    *_, verdict, last = done.stdout.splitlines()
+    assert verdict.startswith("not run yet: ")
+    loaded = last.split()[1:]
+    assert "papers.abc.claims_translation" in loaded
+    assert "papers.abc.mt" in loaded
+    assert len(loaded) <= 12, loaded
+
+
 def test_unknown_names_are_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["abc-nothing"])
@@ -147,4 +168,4 @@ def test_unknown_names_are_refused_with_the_list(capsys: pytest.CaptureFixture[s
 
 
 def test_a_results_file_that_was_not_written_supports_nothing(tmp_path: Path) -> None:
-    assert verdicts_on(tmp_path / "none.json") == []
+    assert verdicts_on(tmp_path / "none.json", []) == []

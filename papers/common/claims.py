@@ -1,27 +1,35 @@
-"""The few forms that a paper's claims take: less, more, close, bounded, and each of these over every data set."""
+"""A paper's claim as code: the sentence, its place, the paper's number, and a test over the cells of our results.
+
+Tests take few forms: less, more, close, bounded, and each of these over every data set. Where a cell has several seeds,
+the interval of the margin (Student's t) must lie on one side of zero.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attnlab.pages.numbers import number
-from papers.common.claims.ledger import (
-    HELD,
-    NOT_HELD,
-    NOT_TESTABLE,
-    Bounds,
-    Cell,
-    Missing,
-    Predicate,
-    Result,
-    Verdict,
-)
-from papers.common.claims.statistics import seed_interval
+from papers.common.row_store import read_results
 
 __all__ = [
+    "HELD",
+    "NOT_HELD",
+    "NOT_RUN",
+    "NOT_TESTABLE",
+    "STATES",
+    "Bounds",
+    "Cell",
+    "Claim",
+    "Interval",
+    "Missing",
+    "Predicate",
+    "Result",
+    "Verdict",
     "all_of",
     "at_least",
     "at_most",
@@ -30,17 +38,128 @@ __all__ = [
     "averages_less",
     "averages_more",
     "cell",
+    "claims_of",
     "close",
     "compared",
     "decide",
     "everywhere",
     "fails",
+    "judge",
     "less",
     "mean_of",
     "more",
     "rows_of",
+    "seed_interval",
     "select",
+    "student",
+    "verdicts_on",
 ]
+
+HELD = "held"
+NOT_HELD = "not held"
+NOT_TESTABLE = "not testable at this scale"
+NOT_RUN = "not run yet"
+STATES = (HELD, NOT_HELD, NOT_TESTABLE, NOT_RUN)
+
+Result = Mapping[str, Any]
+Bounds = tuple[float, float]
+
+
+class Missing(LookupError):  # noqa: N818
+    """A table or row that a claim needs and the results do not have yet."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our results say: the state, our number as text, and the interval of the margin by which the claim holds."""
+
+    state: str
+    ours: str = ""
+    interval: Bounds | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.state not in STATES:
+            raise ValueError(f"state must be one of {', '.join(STATES)}, got {self.state!r}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Which numbers of a results file a claim looks at: a column of a table, in the rows where the settings match."""
+
+    table: str
+    column: str
+    where: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """A test over one results file; ``cells`` says what it reads, so that experiments know what to write."""
+
+    run: Callable[[Result, Bounds | None], Verdict]
+    cells: tuple[Cell, ...] = ()
+
+    def __call__(self, result: Result, interval: Bounds | None = None) -> Verdict:
+        return self.run(result, interval)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of a paper that numbers can support or contradict; ``results`` names results/<results>.json."""
+
+    name: str
+    paper: str
+    where: str
+    statement: str
+    paper_value: str
+    results: str
+    test: Predicate
+
+
+def claims_of(prefix: str, paper: str) -> Callable[[str, str, str, str, str, Predicate], Claim]:
+    """A function that makes the claims of a paper: ``(name, results, where, statement, paper_value, test)``."""
+
+    def make(name: str, results: str, where: str, statement: str, paper_value: str, test: Predicate) -> Claim:
+        return Claim(f"{prefix}-{name}", paper, where, statement, paper_value, results, test)
+
+    return make
+
+
+def judge(claim: Claim, results: Mapping[str, Result]) -> Verdict:
+    """The verdict on a claim given all results by name.
+
+    A results file may say ``not_testable: {claim: reason}``, and ``intervals: {claim: [low, high]}`` where an
+    experiment has resampled its items (``paired_bootstrap``).
+    """
+    result = results.get(claim.results) if claim.results else {}
+    if result is None:
+        return Verdict(NOT_RUN, note=f"there is no papers/results/{claim.results}.json")
+    reason = (result.get("not_testable") or {}).get(claim.name)
+    if reason:
+        return Verdict(NOT_TESTABLE, note=str(reason))
+    bounds = (result.get("intervals") or {}).get(claim.name)
+    try:
+        return claim.test(result, (float(bounds[0]), float(bounds[1])) if bounds else None)
+    except Missing as missing:
+        return Verdict(NOT_RUN, note=str(missing.args[0]))
+    except KeyError as missing:
+        return Verdict(NOT_RUN, note=f"a row of the results has no column {missing.args[0]}")
+
+
+def verdicts_on(path: Path, claims: Iterable[Claim]) -> list[str]:
+    """A line for each of the claims that is on a results file: the verdict, the claim, ours and the paper's value."""
+    result = read_results(path)
+    if result is None:
+        return []
+    name = result.get("name", path.stem)
+    judged = [(claim, judge(claim, {name: result})) for claim in claims if claim.results == name]
+    judged.sort(key=lambda pair: STATES.index(pair[1].state))
+    lines = []
+    for claim, verdict in judged:
+        reason = verdict.ours or verdict.note
+        paper = f" (paper: {claim.paper_value})" if claim.paper_value else ""
+        lines.append(f"{verdict.state}: {claim.statement} {reason}{paper}")
+    return lines
 
 
 def cell(table: str, column: str, /, **where: Any) -> Cell:
@@ -226,3 +345,58 @@ def decide(gap: float, ours: str, bounds: Bounds | None, *, equal_holds: bool = 
 
 def _together(states: list[str]) -> str:
     return next((state for state in (NOT_HELD, NOT_TESTABLE) if state in states), HELD)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the range that holds the truth with the given confidence."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def seed_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Mean over seeds with Student's t interval: mean -/+ t s / sqrt(n).
+
+    >>> interval = seed_interval([1.0, 2.0, 3.0])
+    >>> interval.estimate, round(interval.low, 3), round(interval.high, 3)
+    (2.0, -0.484, 4.484)
+    """
+    n = len(values)
+    if n < 2:
+        raise ValueError(f"an interval over seeds needs at least 2 of them, got {n}")
+    _check_level(level)
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    reach = student(level, n - 1) * deviation / math.sqrt(n)
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def student(level: float, degrees: int) -> float:
+    """The t with P(|T| < t) = level, by bisection on the closed form for whole degrees of freedom."""
+    low, high = 0.0, 1.0
+    while _within(high, degrees) < level:
+        high *= 2
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
+    return (low + high) / 2
+
+
+def _within(t: float, degrees: int) -> float:
+    """P(|T| < t) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    theta = math.atan(t / math.sqrt(degrees))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    return (theta + sine * total) * 2 / math.pi if odd else sine * total
+
+
+def _check_level(level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, got {level}")
