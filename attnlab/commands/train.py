@@ -93,19 +93,19 @@ def _guidance_arguments(parser: argparse.ArgumentParser) -> None:
 def _guidance(options: argparse.Namespace) -> Guidance | None:
     """The guidance that the options ask for; an option of guidance without --guidance is refused."""
     details = {name: getattr(options, f"guidance_{name}") for name in ("patterns", "alpha0", "hold")}
-    given = {name: value for name, value in details.items() if value is not None}
+    chosen = {name: value for name, value in details.items() if value is not None}
     if options.guidance is None:
-        if given:
-            raise ValueError(f"--guidance-{next(iter(given))} says how to guide: give --guidance too")
+        if chosen:
+            raise ValueError(f"--guidance-{next(iter(chosen))} says how to guide: give --guidance too")
         return None
     from attnlab.guidance import Guidance
 
     patterns = Guidance.patterns if options.task == "mlm" else tuple(n for n in Guidance.patterns if n != "next")
-    if "patterns" in given:
-        patterns = tuple(name.strip() for name in given["patterns"].split(","))
+    if "patterns" in chosen:
+        patterns = tuple(name.strip() for name in chosen["patterns"].split(","))
     # A sum over keys and a mean over rows has the pull of the paper's mean over cells, at any length.
-    alpha0 = given.get("alpha0", Guidance.alpha0) / PAPER_LENGTH
-    hold = given.get("hold", Guidance.hold)
+    alpha0 = chosen.get("alpha0", Guidance.alpha0) / PAPER_LENGTH
+    hold = chosen.get("hold", Guidance.hold)
     return Guidance(fraction=options.guidance, patterns=patterns, alpha0=alpha0, hold=hold, reduction="row")
 
 

@@ -73,7 +73,7 @@ def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: 
     for a, b in zip(slopes, wanted, strict=True):
         assert_close(a, b, dtype=torch.float32)
         assert a.abs().max() > 0
-    # The sixth head is nobody's.
+    # The sixth head is not guided.
     assert slopes[0][:, 5].abs().max() == 0
 
 
