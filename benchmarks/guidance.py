@@ -110,8 +110,8 @@ def usual_loss(eager: Eager, guidance: Guidance, batch: dict[str, Tensor]) -> Te
     mask = batch.get("attention_mask")
     targets: dict[str, Tensor] = {}
     total = torch.zeros((), device=batch["input_ids"].device)
-    for W, call in zip(eager.maps, eager.calls, strict=True):
-        for name, heads in guidance.assign(W.shape[1]).items():
+    for layer, (W, call) in enumerate(zip(eager.maps, eager.calls, strict=True)):
+        for name, heads in guidance.assign(W.shape[1], layer=layer, n_layers=len(eager.maps)).items():
             if name not in targets:
                 drawn = layer_targets(name, call, batch["input_ids"], attention_mask=mask, tokens=TOKENS)
                 targets[name] = dense(drawn, keys=n)
@@ -234,7 +234,7 @@ def host_seconds(step: Callable[[], None], device: torch.device) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="two layers of width 32, for a dry run")
+    parser.add_argument("--tiny", action="store_true", help="three layers of width 32, for a dry run")
     parser.add_argument("--out", type=Path, help="write the tables as JSON")
     parser.add_argument("--only", choices=("steps", "checks"), help="one of the two tables; --out keeps the other")
     options = parser.parse_args()
@@ -242,7 +242,7 @@ def main() -> None:
     settings = SETTINGS
     if options.tiny:
         settings = tuple(
-            replace(c, model="tiny", layers=2, length=c.length // 16, texts=c.texts // 8, repeats=2, block=2)
+            replace(c, model="tiny", layers=3, length=c.length // 16, texts=c.texts // 8, repeats=2, block=2)
             for c in SETTINGS
         )
     tables: dict[str, list[dict[str, Any]]] = {}

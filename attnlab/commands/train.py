@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnlab.commands._shared import print_json
 
+if TYPE_CHECKING:
+    from attnlab.guidance import Guidance
+
 __all__ = ["MODEL_NAMES", "arguments", "run"]
+
+# The tokens of a row for which the paper of guidance gives alpha0.
+PAPER_LENGTH = 512
 
 # The names in attnlab.models.CONFIGS, repeated so that --help need not import torch.
 MODEL_NAMES = (
@@ -47,11 +54,59 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    _guidance_arguments(parser)
     parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: %(default)s)")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; its own settings are used")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+
+
+def _guidance_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--guidance",
+        type=float,
+        nargs="?",
+        const=0.5,
+        metavar="FRACTION",
+        help="pull this share of each layer's heads to patterns, most strongly at first (without a number: 0.5)",
+    )
+    parser.add_argument(
+        "--guidance-patterns",
+        metavar="NAMES",
+        help="the patterns (default: next,prev,first,period,delim; for --task causal without next)",
+    )
+    parser.add_argument(
+        "--guidance-alpha0",
+        type=float,
+        metavar="WEIGHT",
+        help="the weight of its loss at first, as the paper counts it for rows of 512 tokens (default: 10)",
+    )
+    parser.add_argument(
+        "--guidance-hold",
+        type=float,
+        metavar="SHARE",
+        help="the share of the steps with that weight; then it falls to 0 at the last (default: 0.3)",
+    )
+
+
+def _guidance(options: argparse.Namespace) -> Guidance | None:
+    """The guidance that the options ask for; an option of guidance without --guidance is refused."""
+    details = {name: getattr(options, f"guidance_{name}") for name in ("patterns", "alpha0", "hold")}
+    chosen = {name: value for name, value in details.items() if value is not None}
+    if options.guidance is None:
+        if chosen:
+            raise ValueError(f"--guidance-{next(iter(chosen))} says how to guide: give --guidance too")
+        return None
+    from attnlab.guidance import Guidance
+
+    patterns = Guidance.patterns if options.task == "mlm" else tuple(n for n in Guidance.patterns if n != "next")
+    if "patterns" in chosen:
+        patterns = tuple(name.strip() for name in chosen["patterns"].split(","))
+    # A sum over keys and a mean over rows has the pull of the paper's mean over cells, at any length.
+    alpha0 = chosen.get("alpha0", Guidance.alpha0) / PAPER_LENGTH
+    hold = chosen.get("hold", Guidance.hold)
+    return Guidance(fraction=options.guidance, patterns=patterns, alpha0=alpha0, hold=hold, reduction="row")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -77,6 +132,7 @@ def run(options: argparse.Namespace) -> None:
             warmup=options.warmup,
             seed=options.seed,
             compile=options.compile,
+            guidance=_guidance(options),
         )
         outcome = train_language_model(corpus, config, run_dir=options.out, track=options.track)
     if options.json:

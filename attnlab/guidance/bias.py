@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnlab.adapters.protocol import Frame, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.inputs import watch_inputs
-from attnlab.guidance.loss import chosen_kind
+from attnlab.guidance.loss import chosen_kind, guided_numbers, refuse_missing
 from attnlab.guidance.settings import Guidance
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
@@ -30,12 +30,17 @@ def pattern_bias(
     attention_mask: Shaped[Tensor, "b k"] | None = None,
     causal: bool = False,
     tokens: SpecialTokens | None = None,
+    layer: int = 0,
+    n_layers: int = 1,
 ) -> Float[Tensor, "b h k k"]:
-    """strength * t_ij in the guided heads and 0 elsewhere, for self-attention; dense, since logits are."""
+    """strength * t_ij in the guided heads and 0 elsewhere, for self-attention; dense, since logits are.
+
+    The heads are those of guided layer number ``layer`` of ``n_layers``: layers differ where they take turns.
+    """
     b, n = input_ids.shape
     bias = input_ids.new_zeros(b, n_heads, n, n).float()
     prefix = input_ids.new_ones(1, 1, n, n).bool().tril() if causal else None
-    for name, heads in guidance.assign(n_heads).items():
+    for name, heads in guidance.assign(n_heads, layer=layer, n_layers=n_layers).items():
         t = pattern_targets(name, input_ids, attention_mask=attention_mask, causal=causal, tokens=tokens)
         bias[:, heads.start : heads.stop] = strength * dense(t, keys=n, visible=prefix)
     return bias
@@ -67,29 +72,35 @@ class _BiasedSoftmax(Softmax):
     """Softmax over scores to which the patterns over the current batch are added."""
 
     batch_bias: _BatchBias
+    layer: int
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return super().reference(self.batch_bias.biased(call))
+        return super().reference(self.batch_bias.biased(self.layer, call))
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        return super().forward(self.batch_bias.biased(call))
+        return super().forward(self.batch_bias.biased(self.layer, call))
 
 
 @dataclass(eq=False)
 class _BatchBias:
-    """The batch that the model reads, and its bias, made when the first layer asks for it."""
+    """The batch that the model reads, and the biases over it, each made when the first layer needs it."""
 
     guidance: Guidance
     strength: float
     tokens: SpecialTokens | None
+    # The numbers of the guided layers.
+    layers: tuple[int, ...]
     batch: dict[str, Any] | None = None
-    bias: Tensor | None = None
+    # By the heads of each pattern; layers that guide the same heads share a bias.
+    biases: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
     def begin(self, batch: dict[str, Any]) -> None:
-        self.batch, self.bias = batch, None
+        self.batch, self.biases = batch, {}
 
-    def biased(self, call: AttentionCall) -> AttentionCall:
-        if self.bias is None:
+    def biased(self, layer: int, call: AttentionCall) -> AttentionCall:
+        place = {"layer": self.layers.index(layer), "n_layers": len(self.layers)}
+        key = tuple(self.guidance.assign(call.q.shape[1], **place).items())
+        if key not in self.biases:
             if self.batch is None:
                 raise ValueError("the model was not called with input_ids, from which the patterns are drawn")
             bias = pattern_bias(
@@ -100,25 +111,30 @@ class _BatchBias:
                 attention_mask=self.batch.get("attention_mask"),
                 causal=call.causal,
                 tokens=self.tokens,
+                **place,
             )
-            self.bias = bias.to(call.q)
-        return replace(call, bias=self.bias if call.bias is None else call.bias + self.bias)
+            self.biases[key] = bias.to(call.q)
+        bias = self.biases[key]
+        return replace(call, bias=bias if call.bias is None else call.bias + bias)
 
 
 @contextmanager
 def bias_heads(
     model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None = None, strength: float = 1.0
 ) -> Iterator[None]:
-    """Inside the context the guided heads of every self-attention layer have ``strength`` times their pattern added.
+    """Inside the context the guided heads have ``strength`` times their pattern added to their logits.
 
     A model that was trained so needs the bias when it is used, too. Models with one kind of self-attention.
     """
     adapter = adapter_of(model)
-    sites = adapter.sites()
-    kind = chosen_kind([site.kind for site in sites], guidance)
-    mech = _BiasedSoftmax(_BatchBias(guidance, strength, tokens))
+    kind = chosen_kind([site.kind for site in adapter.sites()], guidance)
+    sites = [site for site in adapter.sites() if site.kind == kind]
+    numbers = [site.layer for site in sites]
+    refuse_missing(numbers, guidance, kind)
+    bias = _BatchBias(guidance, strength, tokens, guided_numbers(numbers, guidance))
+    frames = {s: Frame(mechanism=_BiasedSoftmax(bias, s.layer)) for s in sites if s.layer in bias.layers}
     with ExitStack() as undo:
-        for remove in watch_inputs(model, mech.batch_bias.begin):
+        for remove in watch_inputs(model, bias.begin):
             undo.callback(remove)
-        undo.enter_context(adapter.attach({s: Frame(mechanism=mech) for s in sites if s.kind == kind}))
+        undo.enter_context(adapter.attach(frames))
         yield

@@ -46,9 +46,9 @@ def guidance_loss(
     attention_mask = layers[0].call.key_visible if attention_mask is None else attention_mask
     total = layers[0].call.q.new_zeros((), dtype=torch.float32)
     drawn: dict[tuple[object, ...], Targets] = {}
-    for layer in layers:
+    for layer, assigned in zip(layers, assignments(layers, guidance), strict=True):
         call = layer.call
-        for name, heads in guidance.assign(call.q.shape[1]).items():
+        for name, heads in assigned.items():
             # Layers with the same masks share their targets.
             key = (name, call.causal, call.offset, id(call.mask))
             if key not in drawn or (call.mask is not None and call.mask.shape[1] > 1):
@@ -77,10 +77,10 @@ def guidance_by_head(
     tokens: SpecialTokens | None = None,
 ) -> Float[Tensor, "l h"]:
     """Each self-attention head's mean squared error over the rows that have a target; NaN where a head has none."""
-    by_layer = []
-    for layer in chosen_layers(trace, guidance):
+    by_layer, layers = [], chosen_layers(trace, guidance)
+    for layer, assigned in zip(layers, assignments(layers, guidance), strict=True):
         errors = torch.full((layer.call.q.shape[1],), torch.nan, device=input_ids.device)
-        for name, heads in guidance.assign(len(errors)).items():
+        for name, heads in assigned.items():
             own = _of_heads(layer.call, heads)
             targets = layer_targets(name, own, input_ids, attention_mask=attention_mask, tokens=tokens)
             total = squared_error(guided_weights(layer, heads), targets).sum((0, 2))
@@ -144,6 +144,29 @@ def chosen_layers(trace: Iterable[LayerTrace], guidance: Guidance) -> list[Layer
     kind = chosen_kind([layer.kind for layer in layers], guidance)
     refuse_missing([x.layer for x in layers if x.kind == kind], guidance, kind)
     return [x for x in layers if x.kind == kind and (guidance.layers is None or x.layer in guidance.layers)]
+
+
+def assignments(layers: Sequence[LayerTrace], guidance: Guidance) -> list[dict[str, range]]:
+    """The heads of each pattern in each of these layers, which are all that are guided."""
+    numbers = sorted({x.layer for x in layers})
+    assigned = [guidance.assign(x.call.q.shape[1], layer=numbers.index(x.layer), n_layers=len(numbers)) for x in layers]
+    refuse_unguided(assigned, guidance)
+    return assigned
+
+
+def refuse_unguided(assigned: Iterable[Iterable[str]], guidance: Guidance) -> None:
+    """A ValueError where a named pattern is guided in none of the layers, whose numbers of heads may differ."""
+    missing = set(guidance.names).difference(*assigned)
+    if missing:
+        raise ValueError(
+            f"no layer has a guided head left for {', '.join(sorted(missing))}: raise the fraction, or name fewer "
+            "patterns"
+        )
+
+
+def guided_numbers(layers: Iterable[int], guidance: Guidance) -> tuple[int, ...]:
+    """Those of the layers that the settings guide, in order."""
+    return tuple(sorted(x for x in set(layers) if guidance.layers is None or x in guidance.layers))
 
 
 def chosen_kind(kinds: Sequence[Kind], guidance: Guidance) -> Kind:

@@ -14,11 +14,11 @@ from attnlab.adapters.protocol import Frame, ModelAdapter, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
 from attnlab.guidance.inputs import watch_inputs
-from attnlab.guidance.loss import cells, chosen_kind, layer_targets, refuse_missing
+from attnlab.guidance.loss import cells, chosen_kind, guided_numbers, layer_targets, refuse_missing, refuse_unguided
 from attnlab.guidance.settings import Guidance
 from attnlab.loss import Loss
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.patterns import SpecialTokens
+from attnlab.patterns import SpecialTokens, Targets
 from attnlab.shapes import Float
 from attnlab.trace import Kind
 
@@ -34,12 +34,19 @@ class GuidanceTerm:
     guidance: Guidance
     kind: Kind
     tokens: SpecialTokens | None = None
+    # The numbers of the guided layers.
+    layers: tuple[int, ...] = (0,)
     name: str = "guidance"
-    # Of the current or last forward pass: the model's inputs, the patterns over them, and the errors of each layer.
+    # Of the current or last forward pass: the model's inputs, the patterns over them, and each layer's errors and
+    # groups.
     _batch: dict[str, Any] | None = field(default=None, repr=False)
+    _targets: dict[tuple[object, ...], Targets] = field(default_factory=dict, repr=False)
     _groups: dict[tuple[object, ...], Groups] = field(default_factory=dict, repr=False)
     _errors: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _groups_of: dict[int, Groups] = field(default_factory=dict, repr=False)
     _running: bool = field(default=False, repr=False)
+    # The patterns of each layer that has run.
+    _patterns_of: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         # torch.compile would treat what is kept from layer to layer as constants.
@@ -82,18 +89,17 @@ class GuidanceTerm:
         """{layer: each guided head's mean squared error over the rows that have a target}, of the last forward pass."""
         means = {}
         for layer, errors in self._errors.items():
-            parts, start = [], 0
-            for heads, targets in next(iter(self._groups.values())):
-                own = errors[:, start : start + len(heads)].detach().sum((0, 2)) * len(heads)
+            parts = []
+            for heads, targets in self._groups_of[layer]:
+                own = errors[:, heads.start : heads.stop].detach().sum((0, 2)) * len(heads)
                 parts.append(own / targets.rows[:, 0].sum().clamp(min=1))
-                start += len(heads)
             means[layer] = torch.cat(parts)
         return means
 
     def begin(self, batch: dict[str, Any]) -> None:
         """A forward pass over these texts begins."""
         self._batch, self._running = batch, True
-        self._groups, self._errors = {}, {}
+        self._targets, self._groups, self._errors, self._groups_of = {}, {}, {}, {}
 
     def end(self) -> None:
         """The forward pass is over."""
@@ -110,27 +116,41 @@ class GuidanceTerm:
             return False
         return self._texts(self._batch)["input_ids"].shape[1] == call.k.shape[2]
 
-    def groups(self, call: AttentionCall) -> Groups:
-        """Each pattern's heads and targets in a layer; layers with the same masks share them."""
+    def groups(self, layer: int, call: AttentionCall) -> Groups:
+        """Each pattern's heads and targets in a layer; layers with the same masks and heads share them."""
         if self._batch is None or not isinstance(self._batch.get("input_ids"), Tensor):
             raise ValueError("the guided model was not called with input_ids, from which the patterns are drawn")
-        n_heads = call.q.shape[1]
-        key = (n_heads, call.causal, call.offset, id(call.mask))
+        heads = self.guidance.assign(call.q.shape[1], layer=self.layers.index(layer), n_layers=len(self.layers))
+        self._note_patterns(layer, tuple(heads))
+        seen = (call.causal, call.offset, id(call.mask))
+        key = (*seen, *heads.items())
         if key not in self._groups:
-            texts = self._texts(self._batch)
-            heads = self.guidance.assign(n_heads)
-            drawn = {
-                name: layer_targets(name, _cut_mask(call, own), **texts, tokens=self.tokens)
-                for name, own in heads.items()
-            }
+            drawn = {name: self._drawn(name, own, call, seen) for name, own in heads.items()}
             self._groups[key] = Groups(heads, drawn, mask=call.mask)
+        self._groups_of[layer] = self._groups[key]
         return self._groups[key]
+
+    def _drawn(self, name: str, heads: range, call: AttentionCall, seen: tuple[object, ...]) -> Targets:
+        """The pattern's targets; heads share them unless each has a mask of its own."""
+        key = (name, *seen) if call.mask is None or call.mask.shape[1] == 1 else (name, heads, *seen)
+        if key not in self._targets:
+            assert self._batch is not None
+            texts = self._texts(self._batch)
+            self._targets[key] = layer_targets(name, _cut_mask(call, heads), **texts, tokens=self.tokens)
+        return self._targets[key]
+
+    def _note_patterns(self, layer: int, names: tuple[str, ...]) -> None:
+        """Once every layer has run: refuse patterns that are guided in none."""
+        if layer not in self._patterns_of:
+            self._patterns_of[layer] = names
+            if len(self._patterns_of) == len(self.layers):
+                refuse_unguided(self._patterns_of.values(), self.guidance)
 
     def note(self, layer: int, call: AttentionCall, mech: Mechanism) -> None:
         """Take the errors from the maps of a layer whose output was computed elsewhere."""
         if not self.guides(call):
             return
-        groups = self.groups(call)
+        groups = self.groups(layer, call)
         if isinstance(mech, Softmax):
             self._errors[layer] = errors_only(call, groups)
         else:
@@ -140,7 +160,7 @@ class GuidanceTerm:
         """A layer's output; its errors are kept."""
         if not self.guides(call):
             return Softmax()(call)
-        out, self._errors[layer] = attend_guided(call, self.groups(call))
+        out, self._errors[layer] = attend_guided(call, self.groups(layer, call))
         return out
 
     def _texts(self, batch: Batch) -> dict[str, Any]:
@@ -188,24 +208,22 @@ def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None 
     """
     with ExitStack() as undo:
         adapter = adapter_of(model)
-        kinds = [site.kind for site in adapter.sites()]
-        term = GuidanceTerm(guidance, chosen_kind(kinds, guidance), tokens)
-        refuse_missing(list(range(kinds.count(term.kind))), guidance, term.kind)
+        sites = adapter.sites()
+        kind = chosen_kind([site.kind for site in sites], guidance)
+        numbers = [site.layer for site in sites if site.kind == kind]
+        refuse_missing(numbers, guidance, kind)
+        term = GuidanceTerm(guidance, kind, tokens, guided_numbers(numbers, guidance))
         for remove in watch_inputs(model, term.begin, term.end):
             undo.callback(remove)
         undo.enter_context(adapter.attach(_frames(adapter, term)))
         yield term
 
 
-def _guided(kind: Kind, layer: int, term: GuidanceTerm) -> bool:
-    return kind == term.kind and (term.guidance.layers is None or layer in term.guidance.layers)
-
-
 def _frames(adapter: ModelAdapter, term: GuidanceTerm) -> dict[Any, Frame]:
     """For each guided site: our softmax in place of its own, or only an observer where another mechanism stands in."""
     frames = {}
     for site in adapter.sites():
-        if not _guided(site.kind, site.layer, term):
+        if site.kind != term.kind or site.layer not in term.layers:
             continue
         guided = GuidedSoftmax(term, site.layer)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,10 +64,8 @@ def guide_trainer(trainer: Any, guidance: Guidance, *, tokens: SpecialTokens | N
 
 
 def _alpha(trainer: Any, term: GuidanceTerm) -> float:
-    guidance = term.guidance
-    if guidance.steps is None and guidance.schedule == "linear":
-        guidance = replace(guidance, steps=trainer.state.max_steps)
-    return guidance.weight(trainer.state.global_step)
+    """alpha at the trainer's step, over the run that ``train()`` has planned."""
+    return term.guidance.over(trainer.state.max_steps).weight(trainer.state.global_step)
 
 
 def _scaled(trainer: Any, num_items_in_batch: Any) -> bool:

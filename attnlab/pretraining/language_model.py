@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from attnlab.data import Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
+from attnlab.guidance import Guidance
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
+from attnlab.pretraining.guided import guided
 from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states, hugging_face_model
 from attnlab.training import (
     Callback,
@@ -30,6 +32,9 @@ from attnlab.training import (
 )
 
 __all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "pretrain"]
+
+# The name of each task's loss term.
+TERM_NAMES = {"mlm": "masked-lm", "causal": "causal-lm"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class PretrainConfig:
     compile: bool = False
     # A batch is computed in this many parts, one after another, to save memory.
     accumulate: int = 1
+    # Heads pulled to patterns; None: none.
+    guidance: Guidance | None = None
 
     def __post_init__(self) -> None:
         if self.task not in ("mlm", "causal"):
@@ -64,6 +71,8 @@ class PretrainConfig:
             raise ValueError(f"lengths must name rows of at least 3 tokens, got {self.lengths}")
         if max(self.lengths) > self.tokens:
             raise ValueError(f"a batch of {self.tokens} tokens holds no row of {max(self.lengths)}")
+        if self.task == "causal" and self.guidance is not None and "next" in self.guidance.names:
+            raise ValueError("a causal model does not see the next token: guide it to patterns other than 'next'")
 
     def settings(self) -> Settings:
         """The training loop's settings."""
@@ -75,8 +84,19 @@ class PretrainConfig:
             accumulate=self.accumulate,
             compile=self.compile,
             evaluate_at=every(max(1, self.steps // self.evaluations), steps=self.steps),
-            watch="valid/loss",
+            # With guidance the loss contains L_AG, whose weight changes, so that the task's term is watched.
+            watch="valid/loss" if self.guidance is None else f"valid/{TERM_NAMES[self.task]}",
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as run.json holds them; guidance is left out where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "guidance" or value is not None}
+
+    @property
+    def label(self) -> str:
+        """The model, the task, its attention and the patterns that heads are guided to."""
+        plain = f"{self.model} {self.task}, {self.attention}"
+        return plain if self.guidance is None else f"{plain}, guided to {self.guidance.label}"
 
 
 # The checkpoint in attnlab/shipped; docs/model-card.md says how it came out.
@@ -121,13 +141,17 @@ def pretrain(
     tokeniser: Tokeniser,
     stores: Mapping[str, TokenStore],
     run_dir: Path | str,
+    model: nn.Module | None = None,
     resume: bool = False,
     track: str | None = None,
     callbacks: tuple[Callback, ...] = (),
     config_extra: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Outcome]:
-    """Train on ``stores["train"]``; the others (``valid``, ...) are evaluated along the way."""
-    model = build_model(config, tokeniser)
+    """Train on ``stores["train"]``; the others (``valid``, ...) are evaluated along the way.
+
+    ``model`` is an untrained model in place of the one that the config names.
+    """
+    model = build_model(config, tokeniser) if model is None else model
     evaluations = {
         name: Evaluation(source, source.steps_per_epoch)
         for name, source in _evaluation_sources(config, tokeniser, stores).items()
@@ -135,25 +159,26 @@ def pretrain(
     is_transformer = isinstance(model, Transformer)
     terms: dict[str, tuple[Any, Any]] = {
         "mlm": (MaskedLM(), BertMaskedLM()),
-        "causal": (CausalLM(), CrossEntropy("causal-lm", shift=True)),
+        "causal": (CausalLM(), CrossEntropy(TERM_NAMES["causal"], shift=True)),
     }
     if config.task == "mlm":
         callbacks = (*callbacks, _MaskedError(evaluations))
-    outcome = train(
-        model,
-        _Alternating([_source(config, tokeniser, stores["train"], length) for length in config.lengths]),
-        terms=[terms[config.task][0 if is_transformer else 1]],
-        settings=config.settings(),
-        run_dir=run_dir,
-        # Not the folder's name: seeds of one configuration are one line in a report.
-        name=f"{config.model} {config.task}, {config.attention}",
-        config={"pretrain": asdict(config), **(config_extra or {})},
-        evaluations=evaluations,
-        callbacks=callbacks,
-        forward=None if is_transformer or config.task == "causal" else bert_states,
-        resume=resume,
-        track=track,
-    )
+    with guided(model, config.guidance, steps=config.steps, tokeniser=tokeniser) as guidance:
+        outcome = train(
+            model,
+            _Alternating([_source(config, tokeniser, stores["train"], length) for length in config.lengths]),
+            terms=[terms[config.task][0 if is_transformer else 1], *guidance],
+            settings=config.settings(),
+            run_dir=run_dir,
+            # Not the folder's name: seeds of one configuration are one line in a report.
+            name=config.label,
+            config={"pretrain": config.as_dict(), **(config_extra or {})},
+            evaluations=evaluations,
+            callbacks=callbacks,
+            forward=None if is_transformer or config.task == "causal" else bert_states,
+            resume=resume,
+            track=track,
+        )
     return model, outcome
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from attnlab.guidance import Guidance
 from attnlab.models import Transformer, save_transformer
 from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
 from attnlab.pretraining.language_model import PretrainConfig, pretrain
@@ -17,7 +18,7 @@ from attnlab.training import Outcome
 
 __all__ = ["resume_language_model", "train_language_model"]
 
-C = TypeVar("C", CorpusConfig, PretrainConfig)
+C = TypeVar("C", CorpusConfig, PretrainConfig, Guidance)
 
 
 def train_language_model(
@@ -63,6 +64,8 @@ def _from_json(cls: type[C], values: Mapping[str, Any]) -> C:
     if unknown:
         raise ValueError(f"run.json has settings this attnlab does not know: {', '.join(sorted(unknown))}")
     settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    if cls is PretrainConfig and settings.get("guidance") is not None:
+        settings["guidance"] = _from_json(Guidance, settings["guidance"])
     return cls(**settings)
 
 

@@ -19,7 +19,7 @@ from attnlab.training import Recipe, Schedule
 from attnlab.training.side_by_side import Fitted, fit
 from papers.effective.glue import Examples, dev_batches
 
-__all__ = ["Classifier", "Tuning", "accuracy", "tune", "tune_seeds"]
+__all__ = ["Classifier", "Tuning", "accuracy", "predictions", "tune", "tune_seeds"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Tuning:
     epochs: float = 3.0
     streams: int = 4
     seed: int = 0
+    classes: int = 2
     # On a GPU: products of bfloat16. Small batches are faster without the casts.
     half: bool = True
     # None: all epochs, however long they take. Otherwise the learning rate falls to zero in this time.
@@ -103,10 +104,17 @@ def _padded(examples: Examples, *, width: int, size: int, seed: int) -> Padded:
 
 def tune(
     encoders: Mapping[str, Transformer], examples: Mapping[str, Examples], tuning: Tuning
-) -> tuple[Fitted, dict[str, float]]:
-    """A classifier on each encoder learns ``examples["train"]``: how that went, and its accuracy on "dev"."""
-    fitted, right = tune_seeds(encoders, examples, tuning, seeds=(tuning.seed,))
-    return fitted, {name: share for (name, _), share in right.items()}
+) -> tuple[Fitted, dict[str, dict[str, Tensor]]]:
+    """A classifier on each encoder learns ``examples["train"]``.
+
+    Returns how that went, and {name: {split: predicted classes}} of the other splits.
+    """
+    fitted, models, width = _tuned(encoders, examples, tuning, seeds=(tuning.seed,))
+    others = {split: some for split, some in examples.items() if split != "train"}
+    return fitted, {
+        name: {split: predictions(model, some, length=width) for split, some in others.items()}
+        for (name, _), model in models.items()
+    }
 
 
 def tune_seeds(
@@ -120,13 +128,23 @@ def tune_seeds(
 
     Returns how that went, and the accuracy on "dev" of each (encoder, seed).
     """
+    fitted, models, width = _tuned(encoders, examples, tuning, seeds=seeds)
+    return fitted, {key: accuracy(model, examples["dev"], length=width) for key, model in models.items()}
+
+
+def _tuned(
+    encoders: Mapping[str, Transformer], examples: Mapping[str, Examples], tuning: Tuning, *, seeds: Sequence[int]
+) -> tuple[Fitted, dict[tuple[str, int], Classifier], int]:
+    """(how the training went, the classifier of each encoder and seed, the tokens of a row)."""
     longest = max(len(ids) for some in examples.values() for ids in some.ids)
     width = min(tuning.length, -(-longest // 64) * 64)
     first = _padded(examples["train"], width=width, size=tuning.batch, seed=0)
     sources = {seed: replace(first, seed=seed) for seed in seeds}
     steps = max(1, round(tuning.epochs * max(1, len(examples["train"]) // tuning.batch)))
     made = {
-        (name, seed): Classifier(encoder, classes=2, seed=seed) for seed in seeds for name, encoder in encoders.items()
+        (name, seed): Classifier(encoder, classes=tuning.classes, seed=seed)
+        for seed in seeds
+        for name, encoder in encoders.items()
     }
     models = {f"{name}/{seed}": model for (name, seed), model in made.items()}
     fitted = fit(
@@ -142,15 +160,19 @@ def tune_seeds(
         # A limit of time needs the speed early.
         every=20,
     )
-    return fitted, {key: accuracy(model, examples["dev"], length=width) for key, model in made.items()}
+    return fitted, made, width
+
+
+def accuracy(model: Classifier, examples: Examples, *, length: int) -> float:
+    """The share of examples whose class the model predicts."""
+    right = predictions(model, examples, length=length) == torch.tensor(examples.labels)
+    return float(right.double().mean())
 
 
 @torch.no_grad()
-def accuracy(model: Classifier, examples: Examples, *, length: int) -> float:
-    """The share of examples whose class the model predicts."""
+def predictions(model: Classifier, examples: Examples, *, length: int) -> Tensor:
+    """The class that the model predicts for each example, on the CPU."""
     device = next(model.parameters()).device
-    right = 0
-    for _, batch in dev_batches(examples, size=512, length=length, segments=False, classes=2, device=device):
-        predicted = model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1)
-        right += int((predicted == batch["labels"]).sum())
-    return right / len(examples)
+    batches = dev_batches(examples, size=512, length=length, segments=False, classes=2, device=device)
+    rows = [model(batch["input_ids"], batch["attention_mask"].bool()).argmax(-1).cpu() for _, batch in batches]
+    return torch.cat(rows)

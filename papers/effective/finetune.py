@@ -77,14 +77,17 @@ def load_tagger(path: Path | str) -> PerceptronTagger:
 
 
 def metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy and F1 of the second class, or for one output the correlation with the labels."""
+    """Accuracy, and of two classes F1 of the second; or for one output the correlation with the labels."""
     if logits.shape[-1] == 1:
         x, y = (t.double() - t.double().mean() for t in (logits[:, 0], labels))
         spread = (x.norm() * y.norm()).item()
         return {"pearson": float(x @ y) / spread if spread else math.nan}
-    predicted, true = logits.argmax(-1) == 1, labels == 1
-    both, either = int((predicted & true).sum()), int(predicted.sum()) + int(true.sum())
-    return {"accuracy": (predicted == true).double().mean().item(), "f1": 2 * both / max(1, either)}
+    predicted = logits.argmax(-1)
+    accuracy = (predicted == labels).double().mean().item()
+    if logits.shape[-1] > 2:
+        return {"accuracy": accuracy}
+    both, either = int((predicted & labels.long()).sum()), int(predicted.sum()) + int(labels.sum())
+    return {"accuracy": accuracy, "f1": 2 * both / max(1, either)}
 
 
 class _Reader:

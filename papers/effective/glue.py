@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.data import Malformed
 from attnlab.data.readers import records
 from attnlab.reading.token_types import token_types
 from papers.effective.tagger import PerceptronTagger
@@ -39,26 +41,46 @@ WORD = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+(?:[-.]\w+)*|[^\
 
 @dataclass(frozen=True)
 class Task:
-    """Where a task keeps its texts, and what is predicted: a class, or with ``classes`` = 1 a number."""
+    """Where a task keeps its texts, and what is predicted: a class, or with ``classes`` = 1 a number.
+
+    ``labels`` are the classes' names in the files, in order; without them the files have the classes' numbers.
+    """
 
     name: str
     columns: tuple[str, ...]
     label: str
     classes: int = 2
     metric: str = "accuracy"
+    labels: tuple[str, ...] = ()
+    # The files of development examples; "dev" is the first of them.
+    dev: tuple[str, ...] = ("dev",)
+    # Lines with too few fields, as QQP's have, are left out and counted on stderr.
+    skip_malformed: bool = False
+    # More than 50,000 examples to train on.
+    large: bool = False
 
 
+ENTAILMENT = ("not_entailment", "entailment")
 TASKS = {
     task.name: task
     for task in (
-        Task("RTE", ("sentence1", "sentence2"), "label"),
+        Task("RTE", ("sentence1", "sentence2"), "label", labels=ENTAILMENT),
         Task("MRPC", ("#1 String", "#2 String"), "Quality"),
-        Task("SST-2", ("sentence",), "label"),
+        Task("SST-2", ("sentence",), "label", large=True),
         Task("STS-B", ("sentence1", "sentence2"), "score", 1, "pearson"),
-        Task("QNLI", ("question", "sentence"), "label"),
+        Task("QNLI", ("question", "sentence"), "label", labels=ENTAILMENT, large=True),
+        Task(
+            "MNLI",
+            ("sentence1", "sentence2"),
+            "gold_label",
+            3,
+            labels=("contradiction", "entailment", "neutral"),
+            dev=("dev_matched", "dev_mismatched"),
+            large=True,
+        ),
+        Task("QQP", ("question1", "question2"), "is_duplicate", skip_malformed=True, large=True),
     )
 }
-CLASSES = {"not_entailment": 0.0, "entailment": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +115,21 @@ class Examples:
 
 
 def read_glue(folder: Path | str, task: Task, split: str) -> list[Row]:
-    """(texts, label) of <folder>/<task>/<split>.tsv, plain or compressed."""
+    """(texts, label) of <folder>/<task>/<split>.tsv, plain or compressed; MNLI's "dev" is dev_matched."""
     path = _file(folder, task, split)
     if path is None:
         raise ValueError(
-            f"{Path(folder) / task.name} holds no {split}.tsv (or .xz, .gz); give the folder of GLUE's tasks"
+            f"{Path(folder) / task.name} holds no {_file_name(task, split)} (or .xz, .gz); give the folder of GLUE's "
+            "tasks"
         )
-    rows = records(path, columns=[*task.columns, task.label])
-    return [(tuple(row[c].strip() for c in task.columns), _number(row[task.label])) for _, row in rows]
+    malformed = Malformed("skip" if task.skip_malformed else "fail")
+    rows = [
+        (tuple(row[c].strip() for c in task.columns), _class(task, row[task.label].strip(), path, number))
+        for number, row in records(path, columns=[*task.columns, task.label], malformed=malformed)
+    ]
+    if malformed.count:
+        print(malformed, file=sys.stderr)
+    return rows
 
 
 def read_splits(folder: Path | str, task: Task, *, seed: int) -> tuple[dict[str, list[Row]], str]:
@@ -110,7 +139,8 @@ def read_splits(folder: Path | str, task: Task, *, seed: int) -> tuple[dict[str,
     """
     dev = read_glue(folder, task, "dev")
     if _file(folder, task, "train") is not None:
-        splits, how = {"train": read_glue(folder, task, "train"), "dev": dev}, "train.tsv and dev.tsv"
+        splits = {"train": read_glue(folder, task, "train"), "dev": dev}
+        how = f"train.tsv and {_file_name(task, 'dev')}"
     else:
         last = list(dict.fromkeys(texts[-1] for texts, _ in dev))
         held = set(subset(last, len(last) // 5, seed=seed))
@@ -124,8 +154,12 @@ def read_splits(folder: Path | str, task: Task, *, seed: int) -> tuple[dict[str,
 
 
 def _file(folder: Path | str, task: Task, split: str) -> Path | None:
-    home = Path(folder) / task.name
-    return next((path for end in ("", ".xz", ".gz") if (path := home / f"{split}.tsv{end}").exists()), None)
+    plain = Path(folder) / task.name / _file_name(task, split)
+    return next((path for end in ("", ".xz", ".gz") if (path := plain.with_name(plain.name + end)).exists()), None)
+
+
+def _file_name(task: Task, split: str) -> str:
+    return f"{task.dev[0] if split == 'dev' else split}.tsv"
 
 
 def subset(rows: Sequence[T], limit: int | None, *, seed: int) -> list[T]:
@@ -135,8 +169,16 @@ def subset(rows: Sequence[T], limit: int | None, *, seed: int) -> list[T]:
     return [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))[:limit].tolist()]
 
 
-def _number(label: str) -> float:
-    return CLASSES[label] if label in CLASSES else float(label)
+def _class(task: Task, label: str, path: Path, line: int) -> float:
+    """The label's class, or the number that the file has."""
+    if task.labels:
+        if label not in task.labels:
+            raise ValueError(f"{path}, line {line}: {label!r} is not among {task.name}'s {', '.join(task.labels)}")
+        return float(task.labels.index(label))
+    try:
+        return float(label)
+    except ValueError:
+        raise ValueError(f"{path}, line {line}: expected a number as {task.label}, got {label!r}") from None
 
 
 def encode(rows: Sequence[Row], tokenizer: Any, *, length: int) -> Examples:

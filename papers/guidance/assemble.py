@@ -25,6 +25,7 @@ KEYS = {
     "translation_curves": ("arm", "seed"),
     "translation_evaluations": ("arm", "seed", "at"),
     "bleu": ("arm", "seed"),
+    "table_11": ("setting", "seed"),
 }
 NOTES = {
     "summary": "Means over the seeds.",
@@ -36,15 +37,21 @@ NOTES = {
     "large_ag_loss": "As ag_loss, of that run.",
     "convergence": "The arms that are best on the first seed, over the seeds. loss: held-out, at the run's last look. "
     "steps: updates until the training loss (mean of the last 2 %) reaches the last one of the model without "
-    "guidance; for that model, all updates. mlm_drop: as in ag_loss, empty where the loss never came so low.",
+    "guidance; for that model, all updates. mlm_drop: as in ag_loss, empty where the loss never came so low. "
+    "patterns: those that heads were guided to.",
     "ag_loss": "Shares of the training, counted in updates. converged: 95 % of the fall of L_AG is done. drop: the MLM "
     "loss is half a nat below that of guessing by frequency, where it would stay for long.",
-    "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up.",
+    "finetuned": "Development accuracy in %, of models pretrained with the same learning rate and warm-up. f1: of the "
+    "second of two classes; the paper's QQP is F1, as GLUE's server scored its test set.",
     "electra": "loss: generator's and detector's, the latter times 50, the mean of the last 2 %. steps: updates to the "
-    "last loss of the unguided model, all of them where that was not reached.",
+    "last loss of the unguided model, all of them where that was not reached. patterns: those that heads of the "
+    "detector were guided to.",
     "translation": "loss: training, label-smoothed, the mean of the last 2 % of updates; valid_nll without smoothing.",
-    "low_resource": "The loss of masked tokens in held-out texts.",
-    "ablations": "As tuning, one setting of the best guided arm changed at a time.",
+    "low_resource": "The loss of masked tokens in held-out texts. patterns: those that heads were guided to.",
+    "ablations": "As tuning, one setting of the best guided arm changed at a time. patterns: those that heads were "
+    "guided to.",
+    "table_11": "Rows of Table 11 as the paper trains them; loss: of masked tokens in held-out texts, error: the share "
+    "of them that is predicted wrongly. hold: the share of the steps with alpha at alpha0.",
 }
 
 
@@ -90,7 +97,12 @@ def _gathered(work: Path, keep: Path | None) -> tuple[Gathered, dict[str, Any], 
         rows.add_results(before, before.get("raw", {}), keys=KEYS)
         where = {name: before[name] for name in (*where, "command") if name in before}
         trained = dict(before.get("config", {}).get("trained", {}))
-    paths = sorted(path for path in work.rglob("*.json") if path.parent.name != "steps")
+    # Not those of recorded steps, nor of the run folders of Table 11.
+    paths = sorted(
+        path
+        for path in work.rglob("*.json")
+        if path.parent.name != "steps" and "runs" not in path.relative_to(work).parts
+    )
     parts = gather({str(path): path for path in paths}, keys=KEYS)
     for name, facts in parts.facts.items():
         where = facts.get("provenance", where)

@@ -6,12 +6,26 @@ from dataclasses import dataclass, replace
 
 from attnlab.guidance import Guidance
 
-__all__ = ["PAPER_SETTINGS", "Arm", "MlmConfig", "PaperSetting", "ablations", "arms"]
+__all__ = ["EPOCHS", "PAPER_LENGTH", "PAPER_SETTINGS", "Arm", "MlmConfig", "PaperSetting", "ablations", "arms"]
+
+
+# Tokens of a text in the paper.
+PAPER_LENGTH = 512
+# Steps for which the authors' code keeps alpha at alpha0.
+HOLD_STEPS = 20_000
+# The share of a run that is too short for the paper's warm-up.
+SHORT_WARMUP = 0.1
+# Passes over the text, of the English models on GPUs (A.4).
+EPOCHS = 7
 
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """One row of AG's Table 11: the model of Table 10 by its name in ``attnlab.models``, and how it is trained."""
+    """One row of AG's Table 11: the model of Table 10 by its name in ``attnlab.models``, and how it is trained.
+
+    A warm-up of the paper's steps, and alpha0 held for the 20,000 steps of the authors' code, where they are at most
+    half of a run; a shorter run has them as shares: ``SHORT_WARMUP``, and the default hold of ``Guidance``.
+    """
 
     model: str
     language: str
@@ -23,12 +37,20 @@ class PaperSetting:
     # lambda
     fraction: float | None = None
 
-    def guidance(self, *, steps: int) -> Guidance | None:
-        """The settings of guidance for a run of so many steps; None for a row without."""
+    def guidance(self, *, steps: int, length: int = PAPER_LENGTH) -> Guidance | None:
+        """The settings of guidance for a run of ``steps`` on texts of ``length`` tokens; None for a row without.
+
+        alpha0 belongs to 512 tokens; for another length it is scaled to the same pull on each row.
+        """
         if not self.guided:
             return None
         assert self.alpha0 is not None
-        return Guidance(fraction=self.fraction, alpha0=self.alpha0, steps=steps)
+        hold = HOLD_STEPS / (steps - 1) if steps >= 2 * HOLD_STEPS else Guidance.hold
+        return Guidance(fraction=self.fraction, alpha0=self.alpha0 * length / PAPER_LENGTH, hold=hold, steps=steps)
+
+    def warmup_over(self, steps: int) -> int:
+        """The warm-up of a run of ``steps``, in steps."""
+        return self.warmup if steps >= 2 * self.warmup else round(SHORT_WARMUP * steps)
 
 
 def _paper() -> dict[str, PaperSetting]:
@@ -62,6 +84,11 @@ class Arm:
     bias: float | None = None
 
     @property
+    def guided_patterns(self) -> str | None:
+        """The patterns that heads are guided to, by the loss or by a bias, in one word; None for an unguided arm."""
+        return "+".join(self.patterns) if self.guided or self.bias is not None else None
+
+    @property
     def name(self) -> str:
         """The arm in one word."""
         kind = "AG" if self.guided else "MLM"
@@ -91,7 +118,7 @@ class MlmConfig:
     # Texts in a batch.
     batch: int = 32
     steps: int = 4000
-    # Shares of the steps: how long alpha stays at alpha0, and at how many steps the models are evaluated.
+    # The share of the steps with alpha at alpha0, and at how many steps the models are evaluated.
     hold: float = 0.3
     looks: int = 10
     # Less than one pass over the text is made.
@@ -109,8 +136,8 @@ class MlmConfig:
         return Guidance(
             fraction=arm.fraction,
             patterns=arm.patterns,
-            alpha0=arm.alpha0 * self.length / 512,
-            hold=round(self.hold * self.steps),
+            alpha0=arm.alpha0 * self.length / PAPER_LENGTH,
+            hold=self.hold,
             steps=self.steps,
         )
 
@@ -124,6 +151,6 @@ def ablations(best: Arm) -> list[Arm]:
     """Variations of a guided arm: alpha0, lambda, one pattern at a time, a bias on the logits in place of the loss."""
     alphas = [replace(best, alpha0=alpha0) for alpha0 in (1.0, 100.0)]
     fractions = [replace(best, fraction=fraction) for fraction in (0.25, 1.0)]
-    single = [replace(best, patterns=(name,)) for name in ("next", "prev", "first", "period")]
+    single = [replace(best, patterns=(name,)) for name in Arm.patterns]
     biases = [replace(best, guided=False, bias=strength) for strength in (2.0, 5.0)]
     return [*alphas, *fractions, *single, *biases]

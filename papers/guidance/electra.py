@@ -14,13 +14,14 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.devices import best_device
 from attnlab.guidance import GuidanceTerm, guide
 from attnlab.patterns import SpecialTokens
+from attnlab.pretraining import pattern_tokens
 from attnlab.provenance import provenance
 from attnlab.training.side_by_side import lanes
 from papers.common.row_store import Part
 from papers.guidance.config import Arm, MlmConfig
 from papers.guidance.electra_model import Electra, ElectraOutput, GeneratedTokens, ReplacedTokens
 from papers.guidance.learner import GuidedLearner, train_guided
-from papers.guidance.mlm import encoder, ended, learner, special_ids, thinned
+from papers.guidance.mlm import encoder, ended, learner, thinned
 
 __all__ = ["ElectraConfig", "run_electra"]
 
@@ -62,7 +63,7 @@ def run_electra(
     seconds: float | None = None,
 ) -> None:
     """Train every arm on the same batches; rows of ``electra_runs`` and ``electra_curves``."""
-    base, device, tokens = config.base, best_device(), special_ids(tokeniser)
+    base, device, tokens = config.base, best_device(), pattern_tokens(tokeniser)
     part.fact("provenance", provenance())
     part.fact("config", asdict(config))
     blocks = Blocks(stores["train"], tokeniser.specials, length=base.length, seed=base.seed)
@@ -75,11 +76,11 @@ def run_electra(
         steps, spent = train_guided([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
-            told = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
-            told |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
-            told["steps"] = steps
-            part.row("electra_runs", **told, seconds=round(spent, 1), **ended(curve))
-            part.row("electra_curves", **told, **thinned(curve))
+            settings = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
+            settings |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
+            settings |= {"patterns": arm.guided_patterns, "steps": steps}
+            part.row("electra_runs", **settings, seconds=round(spent, 1), **ended(curve))
+            part.row("electra_curves", **settings, **thinned(curve))
 
 
 def _learner(

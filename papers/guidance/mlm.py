@@ -19,6 +19,7 @@ from attnlab.devices import best_device
 from attnlab.guidance import GuidanceTerm, bias_heads, guide
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.patterns import SpecialTokens
+from attnlab.pretraining import pattern_tokens
 from attnlab.provenance import provenance
 from attnlab.training import Recipe, Schedule, Term
 from attnlab.training.side_by_side import lanes
@@ -28,7 +29,7 @@ from papers.guidance.config import Arm, MlmConfig
 from papers.guidance.learner import Curve, GuidedLearner, train_guided
 from papers.guidance.timeline import record_heads, write_run
 
-__all__ = ["Key", "Pretrained", "Run", "encoder", "ended", "learner", "period_ids", "run_arms", "thinned"]
+__all__ = ["Key", "Pretrained", "Run", "encoder", "ended", "learner", "run_arms", "thinned"]
 
 CURVE_POINTS = 250
 
@@ -84,17 +85,6 @@ def build(config: MlmConfig, *, vocab: int) -> Transformer:
     return Transformer(encoder(config, vocab=vocab))
 
 
-def special_ids(tokeniser: Tokeniser) -> SpecialTokens:
-    """Full stops and delimiters of one of our tokenisers."""
-    specials = tokeniser.specials
-    return SpecialTokens(period_ids(tokeniser), tuple(i for i in (specials.bos, specials.eos) if i is not None))
-
-
-def period_ids(tokeniser: Tokeniser) -> tuple[int, ...]:
-    """The tokens that a full stop becomes, alone and after a word."""
-    return tuple(sorted({ids[-1] for ids in tokeniser.encode_batch([".", "a.", "a ."]) if ids}))
-
-
 def run_arms(
     runs: Sequence[Run],
     *,
@@ -111,7 +101,7 @@ def run_arms(
     ``timeline`` names a run, and the folder in which its maps of one text are recorded. ``keep`` names steps at which
     the models are kept as they are.
     """
-    tokens, config = special_ids(tokeniser), runs[0].config
+    tokens, config = pattern_tokens(tokeniser), runs[0].config
     _note_settings(runs, part)
     models = {run.key: build(run.config, vocab=tokeniser.vocab_size).to(best_device()) for run in runs}
     held_out = _held_out(config, tokeniser, stores)
@@ -205,7 +195,7 @@ def _restored(
 
 
 def _of(arm: Arm) -> dict[str, Any]:
-    return {**asdict(arm), "patterns": "+".join(arm.patterns)}
+    return {**asdict(arm), "patterns": arm.guided_patterns}
 
 
 def _learner(

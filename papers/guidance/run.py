@@ -6,8 +6,12 @@ import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from papers.common.folders import Experiment, add_out
+
+if TYPE_CHECKING:
+    from papers.guidance.study import Places
 
 __all__ = ["EXPERIMENTS"]
 
@@ -16,11 +20,17 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", default="a", help="parts in the order to run them, such as a,d: (a) to (g) (default: a)"
     )
-    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote: for a, b, c, e and g")
+    parser.add_argument(
+        "--config",
+        nargs="+",
+        metavar="ROW",
+        help="rows of Table 11 at the paper's size, instead of parts: english-roberta-12-ag, oromo-roberta-8-mlm, ...",
+    )
+    parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote: for a, b, c, e, g and English")
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks: for b")
     parser.add_argument("--translation", type=Path, help="the folder that holds multi30k: for d")
-    parser.add_argument("--oromo", type=Path, help="the Oromo news articles: for f")
-    parser.add_argument("--tagalog", type=Path, help="the Filipino lines: for f")
+    parser.add_argument("--oromo", type=Path, help="the Oromo news articles: for f and Oromo")
+    parser.add_argument("--tagalog", type=Path, help="the Filipino lines: for f and Filipino")
     parser.add_argument("--work", type=Path, default=Path("runs/guidance"), help="the parts (default: %(default)s)")
     add_out(parser, "guidance")
     parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
@@ -28,6 +38,10 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
     parser.add_argument("--width", type=int, help="of the masked LMs and of ELECTRA's detector (default: 256)")
     parser.add_argument("--batch", type=int, help="their texts in a batch (default: 32)")
+    parser.add_argument("--length", type=int, help="their tokens in a text (default: 128, with --config 512)")
+    parser.add_argument(
+        "--tasks", nargs="+", help="GLUE's tasks of b: MNLI QNLI QQP are Table 9's (default: SST-2 MRPC RTE)"
+    )
     parser.add_argument("--depths", type=int, nargs="+", help="layers of (e)'s models (default: 8 16)")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
     parser.add_argument("--tables-only", action="store_true", help="train nothing; tables of the parts there are")
@@ -40,12 +54,16 @@ def _study(options: argparse.Namespace) -> Path:
     from papers.guidance.study import Places, StudyConfig, run_parts
 
     check_writable(options.out)
+    places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
+    if options.config is not None:
+        return _table_11(options, places)
     config = StudyConfig()
     mlm = replace(
         config.mlm,
         steps=options.steps or config.mlm.steps,
         width=options.width or config.mlm.width,
         batch=options.batch or config.mlm.batch,
+        length=options.length or config.mlm.length,
     )
     translation = replace(config.translation, steps=options.steps or config.translation.steps)
     config = replace(config, mlm=mlm, electra=replace(config.electra, base=mlm), translation=translation)
@@ -54,13 +72,24 @@ def _study(options: argparse.Namespace) -> Path:
         seeds=tuple(options.seeds or config.seeds),
         lrs=tuple(options.lrs or config.lrs),
         depths=tuple(options.depths or config.depths),
+        tune=replace(config.tune, tasks=tuple(options.tasks or config.tune.tasks)),
     )
-    places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
     only = [] if options.tables_only else options.only.split(",")
     result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
     if options.page is not None:
         write_figures(result, options.page)
         print(f"wrote {options.page.resolve()}")
+    return options.out
+
+
+def _table_11(options: argparse.Namespace, places: Places) -> Path:
+    """The rows of Table 11 that --config names."""
+    from papers.guidance.config import PAPER_LENGTH
+    from papers.guidance.table_11 import RunSizes, run_settings
+
+    sizes = RunSizes(options.width, options.batch, options.length or PAPER_LENGTH, options.steps)
+    seeds = options.seeds or [0]
+    run_settings(options.config, sizes, places=places, work=options.work, out=options.out, seeds=seeds)
     return options.out
 
 

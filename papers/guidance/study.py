@@ -21,7 +21,7 @@ from papers.guidance.mlm import Pretrained, Run, run_arms
 from papers.guidance.tables import best_arm
 from papers.guidance.translation import TranslationConfig, run_translation
 
-__all__ = ["PARTS", "Places", "StudyConfig", "run_parts"]
+__all__ = ["PARTS", "Places", "StudyConfig", "low_resource_stores", "run_parts", "wiki_stores"]
 
 # The share of the time in which models that have been pretrained are fine-tuned.
 TUNING = 0.3
@@ -50,10 +50,10 @@ class Places:
 
     def need(self, name: str, part: str) -> Path:
         """The folder, or an error that says which option to give."""
-        found = getattr(self, name)
-        if found is None:
-            raise ValueError(f"part ({part}) needs --{name}")
-        return Path(found)
+        folder = getattr(self, name)
+        if folder is None:
+            raise ValueError(f"part ({part}) needs --{name}" if part in PARTS else f"{part} needs --{name}")
+        return Path(folder)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ def run_parts(
     return assemble(work, out, config=asdict(config), keep=out)
 
 
-def _wiki(places: Places, part: str) -> tuple[Tokeniser, dict[str, TokenStore]]:
+def wiki_stores(places: Places, part: str) -> tuple[Tokeniser, dict[str, TokenStore]]:
+    """The tokeniser and the stores of the folder that wiki-corpus wrote."""
     home = places.need("corpus", part)
     return load_tokeniser(home / "tokenizer"), {name: load_store(home / name) for name in ("train", "valid")}
 
@@ -125,7 +126,7 @@ def _best(config: StudyConfig, work: Path) -> dict[bool, Arm]:
 
 def part_a(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """Tune on the first seed, then the best arms on the others at once; the heads of a guided one are recorded."""
-    tokeniser, stores = _wiki(places, "a")
+    tokeniser, stores = wiki_stores(places, "a")
     part, began = Part(work / "a.json", keys=KEYS), time.monotonic()
     recorded = Run(config.mlm, Arm(True, config.lrs[0], config.warmups[-1])).key
     rounds = _rounds(config)
@@ -158,7 +159,7 @@ def _rounds(config: StudyConfig) -> list[list[int]]:
 
 def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms pretrained and fine-tuned; with (a) in the same run, its models are."""
-    tokeniser, stores = _wiki(places, "b")
+    tokeniser, stores = wiki_stores(places, "b")
     pretrained = run_arms(
         [Run(replace(config.mlm, seed=seed), arm) for seed in config.seeds for arm in _best(config, work).values()],
         tokeniser=tokeniser,
@@ -173,7 +174,7 @@ def part_b(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 def _tune(config: StudyConfig, places: Places, work: Path, pretrained: Pretrained, seconds: float | None) -> None:
     """Fine-tune the best arms as they are at the end, and then as they were before, as long as time lasts."""
-    tokeniser, _ = _wiki(places, "b")
+    tokeniser, _ = wiki_stores(places, "b")
     best, began = {arm.name for arm in _best(config, work).values()}, time.monotonic()
     for training, at, models in [
         ("long", pretrained.steps, pretrained.models),
@@ -192,7 +193,7 @@ def _tune(config: StudyConfig, places: Places, work: Path, pretrained: Pretraine
 
 def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """ELECTRA at every learning rate, with a warm-up."""
-    tokeniser, stores = _wiki(places, "c")
+    tokeniser, stores = wiki_stores(places, "c")
     every = arms(config.lrs, config.warmups[-1:])
     todo = [replace(arm, alpha0=arm.alpha0 * config.electra.alpha_scale) if arm.guided else arm for arm in every]
     run_electra(
@@ -211,7 +212,7 @@ def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms at other depths, all at once."""
-    tokeniser, stores = _wiki(places, "e")
+    tokeniser, stores = wiki_stores(places, "e")
     best = _best(config, work).values()
     run_arms(
         [Run(replace(config.mlm, layers=depth), arm) for depth in config.depths for arm in best],
@@ -241,7 +242,7 @@ def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 def part_g(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """One setting of the best guided arm changed at a time."""
-    tokeniser, stores = _wiki(places, "g")
+    tokeniser, stores = wiki_stores(places, "g")
     best = _best(config, work)
     run_arms(
         [Run(config.mlm, arm) for arm in (*best.values(), *ablations(best[True]))],

@@ -102,8 +102,9 @@ def _convergence_at(tables: Tables, runs: Sequence[Row]) -> list[dict[str, Any]]
         if other is not None and curve is not None:
             steps = reaches_at(curve, other["loss"]) if run["guided"] else run["steps"]
             settings = {"lr": run["lr"], "warmup": run["warmup"], "loss": _last_loss(tables, run)}
-            rows.append({"layers": run["depth"], "guided": run["guided"], "seed": run["seed"], **settings,
-                         "steps": steps, "mlm_drop": _left(tables, run), "of_steps": run["steps"]})  # fmt: skip
+            rows.append({"layers": run["depth"], "guided": run["guided"], "patterns": run["patterns"],
+                         "seed": run["seed"], **settings, "steps": steps, "mlm_drop": _left(tables, run),
+                         "of_steps": run["steps"]})  # fmt: skip
     return rows
 
 
@@ -148,6 +149,7 @@ def finetuned(tables: Tables) -> list[dict[str, Any]]:
             "training": r["training"],
             "guided": r["arm"].startswith("AG"),
             "accuracy": r["accuracy"],
+            **({"f1": r["f1"]} if "f1" in r else {}),
             "seed": r["seed"],
         }
         for r in tables.get("finetuned_runs", [])
@@ -164,7 +166,7 @@ def electra(tables: Tables) -> list[dict[str, Any]]:
         for guided, run in best.items():
             curve = next(c for c in tables["electra_curves"] if all(c[key] == run[key] for key in ELECTRA_RUN))
             reached = reaches_at(curve, best[False]["loss"]) if guided and False in best else None
-            settings = {name: run[name] for name in ("layers", "width", "guided", "lr", "warmup")}
+            settings = {name: run[name] for name in ("layers", "width", "guided", "patterns", "lr", "warmup")}
             rows.append({**settings, "alpha0": run["alpha0"] if guided else None, "loss": run["loss"],
                          "ag_loss": run["ag_loss"] if guided else None, "steps": reached or run["steps"],
                          "of_steps": run["steps"]})  # fmt: skip
@@ -207,6 +209,7 @@ def low_resource(tables: Tables) -> list[dict[str, Any]]:
             {
                 "language": language,
                 "guided": run["guided"],
+                "patterns": run["patterns"],
                 "lr": run["lr"],
                 "warmup": run["warmup"],
                 "loss": _last_loss(tables, run),
@@ -299,5 +302,6 @@ def made_tables(tables: Tables) -> dict[str, list[dict[str, Any]]]:
         "translation": translation(tables),
         "low_resource": low_resource(tables),
         "ablations": ablated(tables),
+        "table_11": list(tables.get("table_11", [])),
     }
     return {"summary": summary(made), **made}

@@ -15,7 +15,7 @@ from attnlab.adapters import swap
 from attnlab.devices import best_device
 from attnlab.guidance import GaussianHeads, Guidance, GuidanceTerm, guide
 from attnlab.models import Transformer, Translation, named_config
-from attnlab.patterns import SpecialTokens
+from attnlab.pretraining import pattern_tokens
 from attnlab.provenance import provenance
 from attnlab.trace import Kind
 from attnlab.training import Recipe, Schedule
@@ -32,7 +32,7 @@ from papers.common.translation import (
     write_lines,
 )
 from papers.guidance.learner import GuidedLearner, train_guided
-from papers.guidance.mlm import ended, period_ids, thinned
+from papers.guidance.mlm import ended, thinned
 
 __all__ = ["MODELS", "TranslationConfig", "run_translation"]
 
@@ -150,9 +150,7 @@ def _learner(
     if name == "Gaussian":
         stack.enter_context(swap(model, GaussianHeads(), layers=["encoder", "decoder"]))
     if name == "AG":
-        specials = corpus.tokeniser.specials
-        ends = tuple(i for i in (specials.bos, specials.eos) if i is not None)
-        tokens = SpecialTokens(period_ids(corpus.tokeniser), ends)
+        tokens = pattern_tokens(corpus.tokeniser)
         for kind, patterns in PATTERNS.items():
             guidance = Guidance(
                 fraction=0.5,
@@ -160,7 +158,7 @@ def _learner(
                 # Per row, so that texts of all widths are pulled alike; alpha0 belongs to 512 tokens.
                 alpha0=config.alpha0 / 512,
                 reduction="row",
-                hold=round(config.hold * config.steps),
+                hold=config.hold,
                 steps=config.steps,
                 kind=kind,
             )

@@ -305,6 +305,52 @@ def test_train_then_resume_then_report(
     assert "without recorded steps" in fails("explore", run, "-o", page)
 
 
+MASKED = ["--model", "attnlab-mlm", "--task", "mlm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "patterns", "hold"),
+    [
+        (["--guidance"], ["prev", "first", "period", "delim"], 0.3),
+        ([*MASKED, "--guidance"], ["next", "prev", "first", "period", "delim"], 0.3),
+        (
+            [*MASKED, "--guidance", "0.25", "--guidance-patterns", "next,delim", "--guidance-hold", "0"],
+            ["next", "delim"],
+            0.0,
+        ),
+    ],
+    ids=["causal", "masked", "own settings"],
+)
+def test_train_guided(
+    options: list[str], patterns: list[str], hold: float, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    text.write_text(LINES)
+    assert main(["train", "--text", str(text), *TRAINING, *options, "--out", str(run), "--json"]) == 0
+    outcome = json.loads(capsys.readouterr().out)
+    # At the last step alpha is 0, so that the loss is the task's.
+    assert outcome["metrics"]["valid/guidance"] > 0
+    task = "masked-lm" if "mlm" in options else "causal-lm"
+    assert outcome["metrics"]["valid/loss"] == pytest.approx(outcome["metrics"][f"valid/{task}"])
+    settings = json.loads((run / "run.json").read_text())["config"]["pretrain"]["guidance"]
+    assert settings["patterns"] == patterns
+    assert settings["hold"] == hold
+    # alpha0 of 10 belongs to a mean over 512 keys.
+    assert (settings["alpha0"], settings["reduction"]) == (10 / 512, "row")
+    # The folder alone says how to go on.
+    assert main(["train", "--resume", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == outcome["metrics"]
+
+
+def test_options_of_guidance_need_guidance(text: Path, tmp_path: Path, fails: Fails) -> None:
+    error = fails("train", "--text", text, *TRAINING, "--guidance-hold", 0.1, "--out", tmp_path / "run")
+    assert "--guidance-hold says how to guide: give --guidance too" in error
+    error = fails(
+        "train", "--text", text, *TRAINING, "--guidance", "--guidance-patterns", "nxt", "--out", tmp_path / "r"
+    )
+    assert "no pattern named 'nxt'" in error
+
+
 def test_a_missing_package_is_named(text: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     text.write_text(LINES)
     monkeypatch.setitem(sys.modules, "accelerate", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: 
     for a, b in zip(slopes, wanted, strict=True):
         assert_close(a, b, dtype=torch.float32)
         assert a.abs().max() > 0
-    # The sixth head is nobody's.
+    # The sixth head is not guided.
     assert slopes[0][:, 5].abs().max() == 0
 
 
@@ -163,15 +164,62 @@ def test_heads_in_index_order() -> None:
         "period": range(4, 5),
         "delim": range(5, 6),
     }
-    assert Guidance(fraction=0.5, patterns=("prev", "first")).assign(2) == {"prev": range(1)}
+
+
+def test_layers_take_turns_where_one_has_too_few_heads() -> None:
+    guidance = Guidance(fraction=0.5)
+    assert [list(guidance.assign(8, layer=i, n_layers=3)) for i in range(3)] == [
+        ["next", "prev", "first", "period"],
+        ["delim", "next", "prev", "first"],
+        ["period", "delim", "next", "prev"],
+    ]
+    assert guidance.assign(8, layer=1, n_layers=3)["delim"] == range(1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 6])
+def test_every_named_pattern_is_guided_or_the_assignment_is_refused(count: int) -> None:
+    patterns = ("next", "prev", "first", "period", "delim", "same")[:count]
+    for fraction, n_heads, n_layers in product((0.1, 0.25, 0.5, 1.0), (1, 2, 4, 8, 12, 16), (1, 2, 3, 12)):
+        guidance, guided = Guidance(fraction=fraction, patterns=patterns), round(fraction * n_heads)
+        if guided * n_layers < count:
+            with pytest.raises(ValueError, match=r"rounds to none|raise the fraction, or name fewer patterns"):
+                guidance.assign(n_heads, n_layers=n_layers)
+            continue
+        layers = [guidance.assign(n_heads, layer=i, n_layers=n_layers) for i in range(n_layers)]
+        assert set().union(*layers) == set(guidance.names)
+        for assigned in layers:
+            assert [head for heads in assigned.values() for head in heads] == list(range(guided))
+        if guided < count:
+            times = [sum(name in assigned for assigned in layers) for name in guidance.names]
+            assert max(times) - min(times) <= 1
+
+
+def test_layers_of_different_sizes_that_leave_a_pattern_out_are_refused() -> None:
+    def of(heads: int, number: int) -> LayerTrace:
+        q = torch.randn(B, heads, N, D)
+        return LayerTrace(al.AttentionCall(q, q, q), al.Softmax(), q, None, "encoder", number, "layer")
+
+    # One head in layers 0, 1, 3 and 4: next, prev, period, delim; two in layer 2: delim and next.
+    layers = [of(heads, i) for i, heads in enumerate((2, 2, 4, 2, 2))]
+    with pytest.raises(ValueError, match="no layer has a guided head left for first"):
+        guidance_loss(layers, Guidance(fraction=0.5), IDS, tokens=TOKENS)
 
 
 def test_alpha_holds_then_falls_to_zero_at_the_last_step() -> None:
-    guidance = Guidance(heads={"next": 1}, alpha0=100, hold=20, steps=41)
+    guidance = Guidance(heads={"next": 1}, alpha0=100, hold=0.5, steps=41)
     assert [guidance.weight(t) for t in (0, 20, 25, 30, 40, 50)] == [100, 100, 75, 50, 0, 0]
-    assert Guidance(heads={"next": 1}, hold=3, schedule="constant").weight(1000) == 10
-    with pytest.raises(ValueError, match="give steps=, or schedule='constant'"):
-        Guidance(heads={"next": 1}, hold=3).weight(4)
+    assert Guidance(heads={"next": 1}, schedule="constant").weight(1000) == 10
+    with pytest.raises(ValueError, match=r"give Guidance\(steps=...\), or schedule='constant'"):
+        Guidance(heads={"next": 1}).weight(0)
+
+
+@pytest.mark.parametrize("steps", [2, 3, 10, 1000, 20_000, 1_000_000])
+def test_the_default_alpha_reaches_zero_at_the_last_step_of_any_run(steps: int) -> None:
+    guidance = Guidance(fraction=0.5, alpha0=10).over(steps)
+    assert guidance.weight(0) == 10
+    assert guidance.weight(steps - 1) == 0
+    points = [guidance.weight(steps * i // 20) for i in range(20)]
+    assert points == sorted(points, reverse=True)
 
 
 def test_bad_settings() -> None:
@@ -187,6 +235,10 @@ def test_bad_settings() -> None:
     for fraction in (0.0, 1.5):
         with pytest.raises(ValueError, match=r"fraction must lie in \(0, 1\]"):
             Guidance(fraction=fraction)
+    with pytest.raises(ValueError, match="hold is a share of the run, at least 0 and below 1, got 20000"):
+        Guidance(heads={"next": 1}, hold=20_000)
+    with pytest.raises(ValueError, match="names one twice: next, prev, next"):
+        Guidance(fraction=0.5, patterns=("next", "prev", "next"))
     with pytest.raises(ValueError, match="must be a number of heads, got -1"):
         Guidance(heads={"next": -1})
     with pytest.raises(ValueError, match="guides no head"):

@@ -21,7 +21,7 @@ from attnlab.guidance import (
 )
 from attnlab.guidance import term as term_module
 from attnlab.models import Transformer, TransformerConfig
-from attnlab.patterns import SpecialTokens, special_tokens
+from attnlab.patterns import SpecialTokens, dense, pattern_targets, special_tokens
 from tests.guidance.trained import TOKENS, bert, texts
 from tests.tolerance import assert_close
 
@@ -35,7 +35,9 @@ def batch(count: int = 8) -> dict[str, torch.Tensor]:
 
 def ours(**how: object) -> Transformer:
     torch.manual_seed(1)
-    return Transformer(TransformerConfig(kind="encoder", vocab=31, width=32, heads=4, layers=2, **how))
+    return Transformer(
+        TransformerConfig(**{"kind": "encoder", "vocab": 31, "width": 32, "heads": 4, "layers": 2, **how})
+    )
 
 
 def llama() -> nn.Module:
@@ -75,6 +77,35 @@ def test_the_term_is_the_loss_of_the_recorded_maps(make: Callable[[], nn.Module]
     assert by_head[:, 3].isnan().all()
     for layer in range(2):
         assert_close(heads[layer], by_head[layer, :3])
+
+
+TURNS = Guidance(fraction=0.5, reduction="row")
+
+
+@pytest.mark.parametrize("make", [lambda: ours(layers=3), lambda: bert(num_hidden_layers=3)], ids=["ours", "bert"])
+def test_layers_that_take_turns_guide_every_pattern(make: Callable[[], nn.Module]) -> None:
+    """Two of four heads are guided in three layers: next and prev, first and period, delim and next."""
+    model, given = make().eval(), batch()
+    with al.record(model) as trace:
+        model(**given)
+    wanted = guidance_loss(trace, TURNS, **given, tokens=TOKENS)
+    by_head = guidance_by_head(trace, TURNS, **given, tokens=TOKENS)
+    with guide(model, TURNS, tokens=TOKENS) as term:
+        loss = term(model, model(**given), given, 0)
+    assert_close(loss.total, wanted.total)
+    for layer in range(3):
+        assert_close(term.by_head()[layer], by_head[layer, :2])
+        # The same heads, one pattern at a time.
+        names = [["next", "prev"], ["first", "period"], ["delim", "next"]][layer]
+        alone = Guidance(heads=dict.fromkeys(names, 1), layers=(layer,))
+        assert_close(by_head[layer, :2], guidance_by_head(trace, alone, **given, tokens=TOKENS)[0, :2])
+        assert by_head[layer, 2:].isnan().all()
+
+
+def test_a_model_too_small_for_the_patterns_is_refused() -> None:
+    model, given = bert(num_hidden_layers=2), batch()
+    with guide(model, TURNS, tokens=TOKENS), pytest.raises(ValueError, match="guides 2 of the 4 heads in each of 2"):
+        model(**given)
 
 
 def test_the_models_output_is_the_same() -> None:
@@ -171,6 +202,26 @@ def test_a_bias_through_a_training(make: Callable[[], nn.Module]) -> None:
         wanted = model(**given).logits
     assert_close(biased, wanted)
     assert (biased - model(**given).logits).abs().max() > 1e-3
+
+
+def test_a_bias_in_layers_that_take_turns() -> None:
+    given, model = batch(1), ours(layers=3).eval()
+    with bias_heads(model, TURNS, tokens=TOKENS, strength=1e4), al.record(model) as trace:
+        model(**given)
+    for layer, names in enumerate((("next", "prev"), ("first", "period"), ("delim", "next"))):
+        for head, name in enumerate(names):
+            t = pattern_targets(name, **given, tokens=TOKENS)
+            rows = (t.rows & ~t.uniform)[:, 0] if name != "period" else t.rows[:, 0]
+            wanted = dense(t, keys=11)[:, 0][rows]
+            assert_close(trace[layer].weights()[:, head][rows], wanted)
+
+
+def test_a_bias_keeps_to_the_layers_that_are_named() -> None:
+    given, model = batch(1), ours().eval()
+    with bias_heads(model, Guidance(heads={"first": 4}, layers=(1,)), strength=1e4), al.record(model) as trace:
+        model(**given)
+    assert trace[0].weights()[..., 0].max() < 0.9
+    assert_close(trace[1].weights()[..., 0], torch.ones(1, 4, 11))
 
 
 def test_reentrant_checkpointing_is_told_apart_from_evaluation() -> None:

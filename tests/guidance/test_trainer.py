@@ -21,13 +21,23 @@ CONSTANT = Guidance(heads=HEADS, alpha0=10, schedule="constant", reduction="row"
 
 
 def test_two_lines_and_the_guidance_loss_falls(tmp_path: Path) -> None:
-    guidance = Guidance(heads=HEADS, alpha0=10, hold=20, reduction="row")
+    guidance = Guidance(heads=HEADS, alpha0=10, hold=2 / 3, reduction="row")
     model, logs = guided_run(tmp_path, steps=31, lr=1e-2, model=STILL, guidance=guidance)
     assert min(line["guidance"] for line in logs) < 0.5 * logs[0]["guidance"]
-    assert [line["alpha"] for line in logs[20:26:5]] == [10, 5]
+    assert [line["alpha"] for line in logs[20:26:5]] == pytest.approx([10, 5])
     assert logs[-1]["alpha"] == 0
     assert model.config._attn_implementation == "sdpa"
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_default_alpha_falls_to_zero_at_the_trainers_last_step(tmp_path: Path) -> None:
+    """The two lines of docs/guidance.md: no hold and no steps are given."""
+    model = {**STILL, "num_hidden_layers": 3}
+    _, logs = guided_run(tmp_path, steps=11, model=model, guidance=Guidance(fraction=0.5, alpha0=10))
+    alphas = [line["alpha"] for line in logs]
+    assert alphas[:4] == [10] * 4
+    assert alphas[4:] == pytest.approx([10 * (10 - t) / 7 for t in range(4, 11)])
+    assert alphas[-1] == 0
 
 
 def test_the_trainer_is_plain_again_also_after_an_error(tmp_path: Path) -> None:

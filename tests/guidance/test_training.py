@@ -140,7 +140,7 @@ def small(kind: str) -> Transformer:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_as_a_term_of_the_training_loop(tmp_path: Path, accumulate: int) -> None:
     model = small("encoder")
-    guidance = Guidance(heads=HEADS, alpha0=10, hold=15, steps=20, reduction="row")
+    guidance = Guidance(heads=HEADS, alpha0=10, hold=0.75, steps=20, reduction="row")
     settings = Settings(
         steps=20, recipe=Recipe(lr=1e-2), accumulate=accumulate, log_every=1, device="cpu", precision="no"
     )

@@ -23,7 +23,7 @@ HEADS = {"first": 1, "delim": 1, "prev": 1}
 def bert(seed: int = 0, **settings: Any) -> tf.BertForMaskedLM:
     torch.manual_seed(seed)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
-    return tf.BertForMaskedLM(tf.BertConfig(vocab_size=31, max_position_embeddings=16, **sizes, **settings))
+    return tf.BertForMaskedLM(tf.BertConfig(vocab_size=31, max_position_embeddings=16, **{**sizes, **settings}))
 
 
 def texts(count: int, *, padded: bool = True) -> list[dict[str, torch.Tensor]]:
@@ -65,7 +65,7 @@ def guided_run(folder: Path, *, guidance: Guidance | None = None, **how: Any) ->
     """(the model, the logs) of a guided run."""
     model = bert(**how.pop("model", {}))
     trainer = trainer_of(model, folder, **how)
-    guidance = guidance or Guidance(heads=HEADS, alpha0=1, hold=2, reduction="row")
+    guidance = guidance or Guidance(heads=HEADS, alpha0=1, hold=0.7, reduction="row")
     with guide_trainer(trainer, guidance, tokens=TOKENS):
         trainer.train()
     return model, [line for line in trainer.state.log_history if "guidance" in line]

@@ -20,6 +20,7 @@ from papers.abc import decoding, distillation, lm, mlm
 from papers.abc.dense_attention import DenseSlots
 from papers.abc.lm_differences import differences
 from tests.adapters import zoo as hf_zoo
+from tests.papers.glue_files import write_mnli
 
 WORDS = list("abcdefghijklmnopqrs")
 
@@ -140,22 +141,19 @@ def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> No
 
 
 def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> None:
-    glue = tmp_path / "glue" / "RTE"
-    glue.mkdir(parents=True)
-    lines = [f"{i}\ta b c\td e\t{'entailment' if i % 2 else 'not_entailment'}" for i in range(12)]
-    for split in ("train", "dev"):
-        (glue / f"{split}.tsv").write_text("\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n")
+    glue = tmp_path / "glue"
+    write_mnli(glue, [("a b c", "d e")] * 12)
     tables = run(
-        "abc-mlm", "--corpus", corpus, "--glue", glue.parent, "--model", saved("bert", corpus, tmp_path / "bert"),
+        "abc-mlm", "--corpus", corpus, "--glue", glue, "--model", saved("bert", corpus, tmp_path / "bert"),
         "--seconds", 6, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
-        "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', "seeds=[0]", 'epochs={"RTE":1}',
+        "tune_length=13", "tune_batch=4", 'tasks=["MNLI"]', "seeds=[0]", 'epochs={"MNLI":1}',
     )  # fmt: skip
     found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
     assert found == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
         (v.model, v.n, False) for v in mlm.VARIANTS if v.n != 64
     }
     assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
-    assert {r["part"] for r in tables["training"]} == {"continued", "RTE"}
+    assert {r["part"] for r in tables["training"]} == {"continued", "MNLI"}
     losses = {(r["model"], r["n"], r["continued"]): r["loss"] for r in tables["pretraining"]}
     for row in tables["continuing"]:
         assert row["0"] == losses[row["model"], row["n"], False]

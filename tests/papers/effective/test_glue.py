@@ -21,6 +21,7 @@ from papers.effective.glue import (
 )
 from papers.effective.tagger import train_tagger
 from tests.papers.effective.cases import GOLD
+from tests.papers.glue_files import write_mnli, write_qqp
 
 
 def test_rows_of_both_kinds_of_label(glue: Path) -> None:
@@ -29,6 +30,50 @@ def test_rows_of_both_kinds_of_label(glue: Path) -> None:
     assert (texts[1], label) == ("a dog sees the cat .", 4.5)
     with pytest.raises(ValueError, match=r"MRPC holds no dev.tsv"):
         read_glue(glue, TASKS["MRPC"], "dev")
+
+
+PAIRS = [("the cat sees her .", "a dog sees the cat ."), ('he said "no', "she did ."), ("a dog", "the dog .")] * 2
+
+
+def test_mnli_has_three_classes_and_two_development_sets(tmp_path: Path) -> None:
+    write_mnli(tmp_path, PAIRS)
+    task = TASKS["MNLI"]
+    matched, mismatched = (read_glue(tmp_path, task, split) for split in task.dev)
+    # neutral, entailment, contradiction: by the gold label, not by an annotator's.
+    assert [label for _, label in matched] == [2.0, 1.0, 0.0] * 2
+    assert matched[1][0] == ('he said "no fiction', "she did .")
+    assert mismatched[1][0] == ('he said "no letters', "she did .")
+    assert read_glue(tmp_path, task, "dev") == matched
+    assert len(read_glue(tmp_path, task, "train")) == 6
+    assert read_splits(tmp_path, task, seed=0)[1] == "train.tsv and dev_matched.tsv"
+    dev = tmp_path / "MNLI" / "dev_matched.tsv"
+    dev.write_text(dev.read_text().replace("\tentailment\n", "\t-\n"))
+    with pytest.raises(ValueError, match=r"line 3: '-' is not among MNLI's contradiction, entailment, neutral"):
+        read_glue(tmp_path, task, "dev")
+    dev.unlink()
+    with pytest.raises(ValueError, match=r"MNLI holds no dev_matched.tsv"):
+        read_glue(tmp_path, task, "dev")
+
+
+def test_qqp_leaves_short_lines_out_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_qqp(tmp_path, PAIRS)
+    rows = read_glue(tmp_path, TASKS["QQP"], "train")
+    assert rows[:2] == [(PAIRS[0], 0.0), (PAIRS[1], 1.0)]
+    assert len(rows) == 6
+    assert "1 malformed line skipped" in capsys.readouterr().err
+    assert len(read_glue(tmp_path, TASKS["QQP"], "dev")) == 6
+    assert capsys.readouterr().err == ""
+    train = tmp_path / "QQP" / "train.tsv"
+    train.write_text(train.read_text().replace("\t1\n", "\tyes\n"))
+    with pytest.raises(ValueError, match=r"line 3: expected a number as is_duplicate, got 'yes'"):
+        read_glue(tmp_path, TASKS["QQP"], "train")
+
+
+def test_three_classes_are_scored_by_all_of_them() -> None:
+    logits = torch.eye(3)[[0, 2, 2, 1]]
+    assert effective_finetune.metrics(logits, torch.tensor([0, 2, 0, 1])) == {"accuracy": 0.75}
+    two = effective_finetune.metrics(torch.eye(2)[[0, 1, 1, 1]], torch.tensor([0, 1, 0, 1]))
+    assert two == {"accuracy": 0.75, "f1": pytest.approx(0.8)}
 
 
 def test_dev_is_shuffled_and_a_task_without_train_is_cut_in_two(glue: Path, tmp_path: Path) -> None:

@@ -8,30 +8,36 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.data import bundled_text, train_bpe, write_store
+from attnlab.data import Blocks, bundled_text, train_bpe, write_store
 from attnlab.models import named_config
+from papers.__main__ import main
+from papers.common.row_store import Part
 from papers.guidance import curves, tables
-from papers.guidance.assemble import assemble
+from papers.guidance.assemble import KEYS, assemble
 from papers.guidance.config import PAPER_SETTINGS, Arm, MlmConfig, ablations, arms
 from papers.guidance.electra import ElectraConfig
 from papers.guidance.figure4 import write_patterns_page
 from papers.guidance.figures import figures_page
-from papers.guidance.finetune import TuneConfig
-from papers.guidance.study import Places, StudyConfig, run_parts
+from papers.guidance.finetune import TuneConfig, fine_tune
+from papers.guidance.mlm import Key, build
+from papers.guidance.study import Places, StudyConfig, run_parts, wiki_stores
+from papers.guidance.table_11 import RunSizes, pretrain_config, run_settings
 from papers.guidance.translation import TranslationConfig
+from tests.papers.glue_files import write_mnli, write_qqp
 
-MLM = MlmConfig(layers=2, width=16, heads=4, length=16, batch=4, steps=5, looks=1, eval_tokens=64)
+# Three layers with a quarter of 8 heads guided are the least that has a head for each of five patterns.
+MLM = MlmConfig(layers=3, width=16, heads=8, length=16, batch=4, steps=5, looks=1, eval_tokens=64)
 CONFIG = StudyConfig(
     mlm=MLM,
     tune=TuneConfig(tasks=("RTE",), length=16, batch=4, limit=8, epochs=(("RTE", 1),)),
-    electra=ElectraConfig(base=MLM, generator_width=8, generator_heads=2),
+    electra=ElectraConfig(base=MLM, generator_width=8, generator_heads=4),
     translation=TranslationConfig(
-        vocab=300, width=16, heads=4, layers=1, hidden=16, tokens=64, widths=(16, 32), steps=2, looks=1, held_out=2
+        vocab=300, width=16, heads=8, layers=1, hidden=16, tokens=64, widths=(16, 32), steps=2, looks=1, held_out=2
     ),
     lrs=(1e-3, 5e-4),
     warmups=(0.1,),
     seeds=(0, 1),
-    depths=(1,),
+    depths=(2,),
     low_resource_vocab=300,
 )
 
@@ -82,13 +88,17 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
     assert json.loads((tmp_path / "one" / "timeline" / "steps" / "index.json").read_text())["steps"]
     # Another machine's parts join what the result held.
     result = run_parts(CONFIG, list("bcdefg"), places=places, work=tmp_path / "two", out=out)
-    told = result["tables"]
-    assert told["tuning"] == first["tables"]["tuning"]
-    assert {row["training"] for row in told["finetuned"]} == {"short", "long"}
-    assert {row["guided"] for row in told["electra"]} == {True, False}
-    assert [row["model"] for row in told["translation"]][:3] == ["BASE", "AG", "Gaussian"]
-    assert {row["language"] for row in told["low_resource"]} == {"oromo", "tagalog"}
-    assert any(row["bias"] for row in told["ablations"])
+    made = result["tables"]
+    assert made["tuning"] == first["tables"]["tuning"]
+    assert {row["training"] for row in made["finetuned"]} == {"short", "long"}
+    assert {row["guided"] for row in made["electra"]} == {True, False}
+    assert [row["model"] for row in made["translation"]][:3] == ["BASE", "AG", "Gaussian"]
+    assert {row["language"] for row in made["low_resource"]} == {"oromo", "tagalog"}
+    assert any(row["bias"] for row in made["ablations"])
+    # Each pattern alone, [Delim] too; an unguided model follows none.
+    assert {"next", "prev", "first", "period", "delim", None} < {row["patterns"] for row in made["ablations"]}
+    assert {(row["guided"], row["patterns"]) for row in made["convergence"]} == {
+        (True, "next+prev+first+period+delim"), (False, None)}  # fmt: skip
     json.loads(out.read_text())
     assert "Figure 7" in figures_page(result)
 
@@ -139,11 +149,72 @@ def test_the_papers_settings() -> None:
     assert PAPER_SETTINGS["english-roberta-12-mlm"].guidance(steps=10) is None
     assert (PAPER_SETTINGS["oromo-roberta-16-mlm"].lr, PAPER_SETTINGS["oromo-roberta-16-mlm"].warmup) == (1e-5, 1000)
     assert PAPER_SETTINGS["filipino-roberta-12-ag"].batch == 28
-    guidance = PAPER_SETTINGS["filipino-roberta-16-ag"].guidance(steps=100_000)
+    filipino = PAPER_SETTINGS["filipino-roberta-16-ag"]
+    guidance = filipino.guidance(steps=100_000)
     assert guidance is not None
     assert sum(map(len, guidance.assign(named_config("roberta-16").heads).values())) == 8
-    assert guidance.weight(20_000) == 10
+    # 20,000 steps of the authors' code, and then down to the last.
+    assert [guidance.weight(t) for t in (20_000, 99_999)] == [10, 0]
+    assert guidance.weight(20_001) < 10
+    short = filipino.guidance(steps=1000)
+    assert short is not None
+    assert [short.weight(t) for t in (0, 999)] == [10, 0]
+    english = PAPER_SETTINGS["english-roberta-12-mlm"]
+    assert [english.warmup_over(steps) for steps in (500_000, 1000)] == [10_000, 100]
     assert {named_config(s.model).layers for s in PAPER_SETTINGS.values()} == {8, 12, 16}
+
+
+@pytest.mark.parametrize("row", ["english-roberta-8-ag", "filipino-roberta-12-mlm", "oromo-roberta-16-ag"])
+def test_a_row_of_table_11_runs(row: str, places: Places, tmp_path: Path) -> None:
+    """At a tiny width, with the layers and heads of Table 10."""
+    setting, out = PAPER_SETTINGS[row], tmp_path / "guidance.json"
+    folders = {"--corpus": places.corpus, "--oromo": places.oromo, "--tagalog": places.tagalog}
+    given = [str(part) for option in folders.items() for part in option]
+    command = ["guidance", "--config", row, *given, "--width", "48", "--length", "16", "--batch", "2", "--steps", "3"]
+    assert main([*command, "--work", str(tmp_path / "work"), "--out", str(out)]) == 0
+    (made,) = json.loads(out.read_text())["tables"]["table_11"]
+    model = named_config(setting.model)
+    assert (made["layers"], made["heads"], made["lr"], made["steps"]) == (model.layers, model.heads, setting.lr, 3)
+    assert made["patterns"] == ("next+prev+first+period+delim" if setting.guided else None)
+    assert made["loss"] > 0
+    run = json.loads((tmp_path / "work" / "runs" / f"{row}-0" / "run.json").read_text())["config"]["pretrain"]
+    # alpha0 of Table 11 belongs to 512 tokens.
+    alpha0 = run["guidance"]["alpha0"] if setting.guided else None
+    assert alpha0 == (None if setting.alpha0 is None else setting.alpha0 * 16 / 512)
+    # A second time nothing is left to do.
+    assert main([*command, "--work", str(tmp_path / "work"), "--out", str(out)]) == 0
+
+
+def test_a_row_of_table_11_asks_for_its_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no row of Table 11 named english; they are english-roberta-8-mlm"):
+        run_settings(["english"], RunSizes(), places=Places(), work=tmp_path, out=tmp_path / "x.json")
+    with pytest.raises(ValueError, match="roberta-8 in Filipino needs --tagalog"):
+        run_settings(["filipino-roberta-8-ag"], RunSizes(), places=Places(), work=tmp_path, out=tmp_path / "x.json")
+
+
+def test_a_row_of_table_11_makes_seven_passes(places: Places) -> None:
+    setting = PAPER_SETTINGS["english-roberta-12-ag"]
+    tokeniser, stores = wiki_stores(places, "a")
+    config = pretrain_config(setting, RunSizes(), tokeniser, stores["train"], seed=0)
+    texts = len(Blocks(stores["train"], tokeniser.specials, length=512))
+    assert (config.steps, config.tokens) == (max(1, 7 * texts // 84), 84 * 512)
+
+
+def test_table_9_scores_both_development_sets_of_mnli(tmp_path: Path, places: Places) -> None:
+    pairs = [(line, line[::-1]) for line in bundled_text().splitlines()[:9] if line.strip()]
+    write_mnli(tmp_path, pairs)
+    write_qqp(tmp_path, pairs)
+    tokeniser, _ = wiki_stores(places, "b")
+    encoder = build(MLM, vocab=tokeniser.vocab_size)
+    part = Part(tmp_path / "b.json", keys=KEYS)
+    config = TuneConfig(tasks=("MNLI", "QQP"), length=16, batch=4)
+    fine_tune({Key("AG", 0, 3): encoder}, config, tokeniser=tokeniser, glue=tmp_path, part=part, label={})
+    rows = {row["task"]: row for row in part.content["tables"]["finetuned_runs"]}
+    assert list(rows) == ["MNLI-m", "MNLI-mm", "QQP"]
+    assert [("f1" in row) for row in rows.values()] == [False, False, True]
+    assert all(0 <= row["accuracy"] <= 100 for row in rows.values())
+    with pytest.raises(ValueError, match="no classification task named STS-B; they are RTE"):
+        TuneConfig(tasks=("STS-B",))
 
 
 def test_arms_have_names_of_their_own() -> None:
