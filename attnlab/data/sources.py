@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +16,17 @@ from attnlab.data.packing import Blocks
 __all__ = ["CausalSource", "MlmSource"]
 
 
+class _Epochs:
+    """How long an epoch of a source over ``blocks`` is."""
+
+    @property
+    def steps_per_epoch(self: Any) -> int:
+        """Steps after which every row has been seen."""
+        return _order(self).steps_per_epoch
+
+
 @dataclass(frozen=True)
-class MlmSource:
+class MlmSource(_Epochs):
     """Rows of ``blocks`` with tokens masked; every epoch in a new order and with new masks.
 
     With ``shuffle=False`` it is an evaluation: ``steps_per_epoch`` batches, always the same, the last one short.
@@ -29,11 +39,6 @@ class MlmSource:
     masking: Masking = BERT
     shuffle: bool = True
     documents: bool = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps after which every row has been seen."""
-        return _order(self).steps_per_epoch
 
     def batch(self, step: int) -> dict[str, Tensor]:
         tokens, documents = self.blocks.rows(_order(self).indices(step))
@@ -48,7 +53,7 @@ class MlmSource:
 
 
 @dataclass(frozen=True)
-class CausalSource:
+class CausalSource(_Epochs):
     """Rows of ``blocks`` to be predicted from left to right; labels equal the inputs, as the model shifts them."""
 
     blocks: Blocks
@@ -56,11 +61,6 @@ class CausalSource:
     seed: int = 0
     shuffle: bool = True
     documents: bool = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps after which every row has been seen."""
-        return _order(self).steps_per_epoch
 
     def batch(self, step: int) -> dict[str, Tensor]:
         tokens, documents = self.blocks.rows(_order(self).indices(step))
