@@ -33,10 +33,7 @@ def heat_maps(
     With ``low`` the colours run from it to ``high``, whatever the signs.
     """
     values = [v for grid in maps.values() for row in grid for v in row if _is_finite(v)]
-    signed = any(v < 0 for v in values)
-    top = high if high is not None else max((abs(v) for v in values), default=1.0) or 1.0
-    bottom = low if low is not None else -top if signed else 0.0
-    paint: Callable[..., str] = partial(_from_low, low=low) if low is not None else diverging if signed else sequential
+    paint, bottom, top = _scale(values, low, high)
     grids = [
         element("div", element("h4", breakable(label)), _grid(grid, label, paint, top, rows, columns), class_="heat")
         for label, grid in maps.items()
@@ -53,6 +50,14 @@ def heat_maps(
     key = _colour_key(paint, bottom, top, exceeded=bool(values) and max(values) > top * 1.000001)
     body = element("div", grids, class_="heats")
     return figure(Html(key + body), name=name, title=title, note=note, table=table, kind="heat-maps")
+
+
+def _scale(values: Sequence[float], low: float | None, high: float | None) -> tuple[Callable[..., str], float, float]:
+    """How a value is painted, and the ends of the colour scale."""
+    top = high if high is not None else max((abs(v) for v in values), default=1.0) or 1.0
+    if low is not None:
+        return partial(_from_low, low=low), low, top
+    return (diverging, -top, top) if any(v < 0 for v in values) else (sequential, 0.0, top)
 
 
 def _from_low(value: float, *, low: float, high: float) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from attnlab.pages import Html, Series, bar_chart, element, heat_maps, line_chart, page, table
-from attnlab.provenance import write_atomic
 
-__all__ = ["figures_page", "write_figures"]
+__all__ = ["figures_page"]
 
 Row = Mapping[str, Any]
 READINGS = ("standard", "effective")
@@ -41,11 +39,6 @@ def figures_page(result: Mapping[str, Any]) -> str:
         body.append(element("h2", task))
         body.append(element("div", list(_task(task, tables)), class_="grid2"))
     return page("Effective attention", body, subtitle="reproduction")
-
-
-def write_figures(result: Mapping[str, Any], out: Path | str) -> Path:
-    """Write ``figures_page``."""
-    return write_atomic(out, figures_page(result))
 
 
 def _task(task: str, tables: Mapping[str, list[Row]]) -> Iterable[Html]:

@@ -37,7 +37,7 @@ _GLYPHS = [
 
 @dataclass(frozen=True, eq=False)
 class LabelledMaps:
-    """Pictures (n, SIZE, SIZE) as bytes; ``entries`` say model, layer, head, reading, text and label of each."""
+    """Pictures (n, SIZE, SIZE) as bytes; ``entries`` have the model, layer, head, reading, text and label of each."""
 
     pictures: np.ndarray
     entries: list[dict[str, Any]]

@@ -91,7 +91,7 @@ class _EnsembleLearner(Learner):
 
 
 class _DrawnMaps:
-    """Batches of generated and real maps, drawn and varied for each member; steps must be asked for in turn."""
+    """Batches of generated and real maps, drawn and varied for each member; steps must be read in order."""
 
     def __init__(
         self,

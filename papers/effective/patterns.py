@@ -11,10 +11,11 @@ from torch import Tensor
 
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.devices import best_device
+from attnlab.provenance import write_atomic
 from attnlab.reading.pattern_classifier import load_classifier
 from papers.common.row_store import make_results, write_results
 from papers.effective import PAPER
-from papers.effective.figures import write_figures
+from papers.effective.figures import figures_page
 from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.pattern_generator import generated_pictures
 from papers.effective.pattern_scores import annotator_agreement, confusion_rows
@@ -122,7 +123,7 @@ def patterns_of_texts(
     if out is not None:
         write_results(out, result)
     if page is not None:
-        write_figures(result, page)
+        write_atomic(page, figures_page(result))
     return result
 
 

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from attnlab.provenance import check_writable, write_json
+from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
@@ -232,7 +232,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _study(options: argparse.Namespace) -> Path:
-    from papers.effective.figures import write_figures
+    from papers.effective.figures import figures_page
 
     check_writable(options.out)
     if options.page is not None:
@@ -248,7 +248,7 @@ def _study(options: argparse.Namespace) -> Path:
         resume=options.resume is not None,
     )
     if options.page is not None:
-        write_figures(json.loads(options.out.read_text(encoding="utf-8")), options.page)
+        write_atomic(options.page, figures_page(json.loads(options.out.read_text(encoding="utf-8"))))
         print(f"wrote {options.page.resolve()}")
     return options.out
 

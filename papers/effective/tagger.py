@@ -70,7 +70,7 @@ class PerceptronTagger:
         return tags
 
     def accuracy(self, sentences: Iterable[Tagged]) -> float:
-        """The share of words tagged as the gold tags say."""
+        """The share of words whose tag is the gold one."""
         right = total = 0
         for sentence in sentences:
             predicted = self.tag([word for word, _ in sentence])

@@ -1,4 +1,4 @@
-"""Results files of KTIW's experiments: tables of what was run, with where and how it was run."""
+"""Results files of KTIW's experiments: the tables of the runs, with their settings and provenance."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def write_study_result(
 
 
 def _verdicts(name: str, finished: list[Study], before: dict[str, Any]) -> dict[str, Any]:
-    """What the runs say besides tables: data sets stopped while agreement rose, and claims that they cannot decide."""
+    """Beside the tables: data sets whose runs stopped while agreement rose, and claims that the runs cannot decide."""
     if name == "ktiw-table2":
         # Data sets whose runs are not in this folder keep their verdicts.
         names = {study.name for study in finished}

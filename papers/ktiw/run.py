@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,19 @@ def _read_corpora(options: argparse.Namespace, names: Sequence[str] | None = Non
     unknown = [name for name in wanted if name not in READERS]
     if unknown:
         raise ValueError(f"no data set named {unknown[0]!r}; there are {', '.join(READERS)}")
-    folder = options.prepared or options.data
-    paths = {name: folder / (f"{name}.npz.xz" if options.prepared else name) for name in wanted}
+    if options.prepared is not None:
+        files = {name: options.prepared / f"{name}.npz.xz" for name in wanted}
+        return [load_corpus(files[name]) for name in _present(files, options)]
+    folders = {name: options.data / name for name in wanted}
+    return [prepare(name, options.data) for name in _present(folders, options)]
+
+
+def _present(paths: Mapping[str, Path], options: argparse.Namespace) -> list[str]:
+    """The data sets that exist; with --only all of them, so that reading one that does not exist is an error."""
     present = [name for name, path in paths.items() if options.only or path.exists()]
     if not present:
-        raise ValueError(f"{folder} holds none of {', '.join(wanted)}")
-    return [load_corpus(paths[name]) if options.prepared else prepare(name, folder) for name in present]
+        raise ValueError(f"{options.prepared or options.data} holds none of {', '.join(paths)}")
+    return present
 
 
 def _read_translation(options: argparse.Namespace) -> Any:

@@ -221,7 +221,7 @@ def _file_name(path: str | None) -> str | None:
 
 
 def check_glove(corpus: Corpus, config: StudyConfig, folder: Path) -> None:
-    """Refuse word vectors for a translator, and finished runs that started from other embeddings than asked for."""
+    """Refuse word vectors for a translator, and runs in ``folder`` that started from other embeddings."""
     if config.glove is not None and corpus.kind == "translation":
         raise ValueError(
             f"word vectors are for classifiers (A.8), and {corpus.name} is a translation; name data sets by --only"
@@ -249,7 +249,7 @@ def initial_model(corpus: Corpus, run: str, seed: int, config: StudyConfig) -> C
 
 
 def make_model(corpus: Corpus, run: str, *, width: int = 256) -> Classifier | Translator:
-    """The model of a run: A.8's sizes, with uniform attention or a linear output layer where the run says so."""
+    """The model of a run in A.8's sizes; ``uniform`` has uniform attention, ``linear`` a linear output layer."""
     attention = "uniform" if run == "uniform" else "softmax"
     if corpus.kind == "classification":
         return Classifier(ClassifierConfig(vocab=corpus.vocab, width=width, attention=attention))

@@ -72,7 +72,7 @@ class Study:
         return json.loads(path.read_text(encoding="utf-8")).get(key) if path.exists() else None
 
     def updates(self, run: str = "reference") -> int:
-        """The updates after which a run was last evaluated; a limit of time may end it before its config says so."""
+        """The updates after which a run was last evaluated; a time limit may end it before its config's steps."""
         return max((row["step"] for row in self.evaluations(run)), default=0)
 
     def run_facts(self, run: str = "reference") -> Row:

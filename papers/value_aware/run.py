@@ -12,7 +12,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -86,9 +86,8 @@ def reproduce(
     names = part_names(config, only)
     if config.lm_vocabulary == "words" and folders.words is None and only != "mlm":
         raise ValueError("this config's causal LMs read whole words: name by --words the folder of value-aware-words")
-    earlier = [name for name in names if (work / f"{name}.json").exists() and not resume]
-    if earlier:
-        raise ValueError(f"{work} holds an earlier run ({earlier[0]}.json); resume it or name an empty folder")
+    if not resume:
+        _check_empty(work, names)
     work.mkdir(parents=True, exist_ok=True)
     before = read_results(out)
     context = multiprocessing.get_context("spawn")
@@ -108,15 +107,25 @@ def reproduce(
                 break
             time.sleep(0.5)
     finally:
-        for part in parts.values():
-            if part.is_alive():
-                part.kill()
-            part.join()
+        _end(parts.values())
     result = collect(config, work, names)
     result["unfinished"] = {name: part.exitcode for name, part in parts.items() if part.exitcode != 0}
     result["seconds"] = round(time.monotonic() - started, 1)
     write_results(out, merged_with(before, result))
     return result
+
+
+def _check_empty(work: Path, names: Sequence[str]) -> None:
+    earlier = [name for name in names if (work / f"{name}.json").exists()]
+    if earlier:
+        raise ValueError(f"{work} holds an earlier run ({earlier[0]}.json); resume it or name an empty folder")
+
+
+def _end(parts: Iterable[BaseProcess]) -> None:
+    for part in parts:
+        if part.is_alive():
+            part.kill()
+        part.join()
 
 
 def _plan_together(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, work: Path) -> None:

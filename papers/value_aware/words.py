@@ -17,7 +17,7 @@ from papers.common.wiki_corpus import HEADING
 
 __all__ = ["articles_of", "prepare_words"]
 
-# The names of the stores, as the causal LMs ask for them, and the files that they are made from.
+# The stores that the causal LMs read, and the file that each is made from.
 SPLITS = {"train": "train", "valid": "valid", "wikitext103-test": "test"}
 END_OF_LINE = " <eos> "
 UNKNOWN = "<unk>"

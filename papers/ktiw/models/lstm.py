@@ -142,7 +142,7 @@ class Translator(nn.Module):
         decoder_input_ids: Int[Tensor, "b q"],
         attention_mask: Tensor | None = None,
     ) -> Translated:
-        """Logits for every target position; padding stands on the right."""
+        """Logits for every target position; padding must be on the right."""
         source = self.encode(self.tokens(input_ids), attention_mask=attention_mask)
         states, _ = self.decode(decoder_input_ids, source.state)
         return Translated(self.predict(self.attention(states, source=source), states), states, source)
@@ -183,7 +183,7 @@ class Classifier(nn.Module):
         self.attention = AdditiveAttention(config, out=self.output)
 
     def forward(self, input_ids: Int[Tensor, "b k"], *, attention_mask: Tensor | None = None) -> Classification:
-        """The log-odds of class 1; padding stands on the right."""
+        """The log-odds of class 1; padding must be on the right."""
         return self.classify(self.tokens(input_ids), attention_mask=attention_mask)
 
     def classify(self, embeddings: Float[Tensor, "b k m"], *, attention_mask: Tensor | None = None) -> Classification:
@@ -201,7 +201,7 @@ def attention_parameters(model: Translator | Classifier) -> list[nn.Parameter]:
 
 
 def freeze_probe(model: Translator | Classifier) -> None:
-    """Frozen-beta mode (A.6): only attention goes on learning, so that the lexical probe stays as it was."""
+    """Frozen-beta mode (A.6): only attention is trained, so that the lexical probe does not change."""
     trained = {id(p) for p in attention_parameters(model) if p.requires_grad}
     for p in model.parameters():
         p.requires_grad_(id(p) in trained)

@@ -115,7 +115,7 @@ def test_subsets_are_drawn_once() -> None:
     assert subset(range(50), 5, seed=1) == subset(range(50), 5, seed=1) != subset(range(50), 5, seed=2)
 
 
-def test_tags_stand_at_their_words(tokenizer: Any) -> None:
+def test_a_word_has_its_tag_at_its_first_token(tokenizer: Any) -> None:
     examples = encode([(("the cat sees her .", "a dog"), 0.0)], tokenizer, length=16)
     (types,) = tag_types(examples, tokenizer, train_tagger(GOLD), length=16)
     # [CLS] the cat sees her . [SEP] a dog [SEP]

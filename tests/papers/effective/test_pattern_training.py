@@ -25,7 +25,7 @@ from papers.effective.pattern_scores import confusion_rows
 from papers.effective.pattern_training import cross_validated, leave_one_model_out, our_maps, scores, train_classifier
 
 
-def test_a_sheet_is_a_png_that_others_read(tmp_path) -> None:
+def test_a_sheet_is_a_png_that_pillow_reads(tmp_path) -> None:
     image = pytest.importorskip("PIL.Image")
     pictures = np.zeros((5, SIZE, SIZE), dtype=np.uint8)
     pictures[3, :, 0] = 255
@@ -38,7 +38,7 @@ def test_a_sheet_is_a_png_that_others_read(tmp_path) -> None:
     assert (sheet[cell + 28 : 2 * cell + 28, cell + 8] == 0).all()
 
 
-def test_labels_survive_their_files_and_are_checked(tmp_path) -> None:
+def test_labels_are_saved_loaded_and_checked(tmp_path) -> None:
     entries = [
         {"model": m, "layer": 0, "head": i, "reading": "standard", "text": 0, "label": "block"}
         for i, m in enumerate("aab")
@@ -87,7 +87,7 @@ def test_training_on_generated_maps_beats_chance_on_others() -> None:
     assert right > 0.4
 
 
-def test_variations_keep_what_a_label_is_about() -> None:
+def test_variations_keep_the_pattern() -> None:
     lines = torch.stack([torch.eye(SIZE), torch.zeros(SIZE, SIZE), torch.ones(SIZE, SIZE).tril()])
     lines[1, :, [0, -1]] = 1
     x = lines.repeat(7, 1, 1)

@@ -37,7 +37,7 @@ def test_parts() -> None:
         part_names(EffectiveConfig(), "WNLI")
 
 
-def test_a_part_outlives_its_failures_and_nan(tmp_path: Path) -> None:
+def test_a_part_notes_failures_and_stores_nan_as_null(tmp_path: Path) -> None:
     part = Part(tmp_path / "RTE.json", keys=KEYS)
     with part.step("maps"):
         raise ValueError("two\nlines")
@@ -64,7 +64,7 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     for name in names:
         effective_finetune.run_task(name, config, Part(tmp_path / f"{name}.json", keys=KEYS), tmp_path / f"run-{name}")
     result = collect(config, tmp_path, names)
-    # A resumed task makes only what it removed, from the training that is there.
+    # A resumed task makes only the missing tables, from the finished training.
     part = Part(tmp_path / "RTE.json", keys=KEYS)
     removed = part.content["tables"].pop("alternative")
     del part.content["made_by"]["alternative"]
@@ -77,7 +77,7 @@ def test_a_task_from_its_data_to_its_last_table(encoder: Path, glue: Path, tmp_p
     assert rte["vertical_paper"] == 11.5
     assert {row["text"] for row in result["tables"]["identity"]} == set(names)
     assert max(row["residual"] for row in result["tables"]["identity"]) < 1e-5
-    # Every row is told apart by its keys.
+    # The keys of a table identify its rows.
     for table, rows in result["tables"].items():
         assert len({tuple(str(row[key]) for key in KEYS[table]) for row in rows}) == len(rows), table
     assert result["config"]["data"] == glue.name
@@ -160,7 +160,7 @@ def test_patterns_of_any_encoder_and_texts(encoder: Path, tmp_path: Path) -> Non
         patterns_of_texts(load_model(encoder), [], name="tiny")
 
 
-def test_the_classifier_s_result_averages_seeds_and_adds_up_confusions(tmp_path: Path) -> None:
+def test_scores_are_averaged_over_seeds_and_confusions_are_summed(tmp_path: Path) -> None:
     entries = [
         {"model": m, "label": name, "passes": [name, name if i % 4 else "block"]}
         for i, (m, name) in enumerate(zip("aabb" * 5, CLASSES * 4, strict=True))
@@ -176,7 +176,7 @@ def test_the_classifier_s_result_averages_seeds_and_adds_up_confusions(tmp_path:
     counts = [sum(row[name] for name in CLASSES) for row in result["tables"]["confusion"] if row["split"] == "maps"]
     assert sum(counts) == 2 * 20
     all_models = result["tables"]["agreement"][0]
-    # Of 20 maps, 5 got another answer, one of them the same by chance: block was its label.
+    # The second pass says block for 5 of 20 maps; for one of them that is the label too.
     assert (all_models["maps"], all_models["agreement"]) == (20, 0.8)
     assert all_models["kappa"] == pytest.approx((0.8 - 0.2) / (1 - 0.2))
     assert json.loads((tmp_path / "c.json").read_text())["tables"] == result["tables"]

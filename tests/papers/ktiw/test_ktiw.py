@@ -340,7 +340,7 @@ def test_commands_of_the_toy_models_run_the_literal_one(
 
 
 @pytest.mark.parametrize("literal", [True, False])
-def test_heads_keep_what_they_are_alone(literal: bool) -> None:
+def test_a_head_has_the_same_weights_alone_and_among_others(literal: bool) -> None:
     config = PermutationsConfig(length=4, width=5, literal=literal)
     task = permutations.figure_3_tasks(config)["permutations", "hard"]
     both = permutations._with_heads(config, task, [7, 9])

@@ -61,7 +61,7 @@ def double() -> Iterator[None]:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("kind", ["classification", "translation"])
-def test_each_run_is_what_it_would_be_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_trains_as_it_would_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus(kind)
     # What dropout draws depends on the shape of all members together.
     monkeypatch.setattr("papers.ktiw.study.make_model", _without_dropout)
@@ -99,7 +99,7 @@ def _without_dropout(data: Corpus, run: str, *, width: int) -> Any:
     return plain
 
 
-def test_the_tables_follow(tmp_path: Path) -> None:
+def test_tables_are_made_from_stacked_runs(tmp_path: Path) -> None:
     data = corpus("classification")
     run_chosen([data], tmp_path, runs=("reference", "second", "uniform", "frozen"), steps=2, batch=3, stacked=True)
     [row] = table_2([Study(tmp_path / "sst-trees")])
@@ -124,7 +124,7 @@ def test_the_batches_of_a_step_are_of_like_length() -> None:
     # No two members and no two epochs see the same batches.
     assert not np.array_equal(made[:, 0], made[:, 1])
     assert not np.array_equal(made, orders(lengths, batch=10, members=3, epoch=1))
-    # Fewer examples than a batch needs are seen again.
+    # A data set smaller than a batch repeats its examples.
     assert orders(lengths[:3], batch=5, members=1, epoch=0).shape == (1, 1, 5)
 
 

@@ -1,3 +1,9 @@
+"""KTIW's toy tasks: reproducible batches with the distributions that the paper describes."""
+
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +20,7 @@ TASKS = [
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda t: type(t).__name__)
-def test_batches_are_a_function_of_seed_split_and_step(task):
+def test_batches_are_a_function_of_seed_split_and_step(task: Any) -> None:
     again = type(task)(**vars(task))
     for step in (5, 0):
         a, b = task.batch(step), again.batch(step)
@@ -31,7 +37,7 @@ def test_batches_are_a_function_of_seed_split_and_step(task):
     assert ids.max() < task.vocab_size
 
 
-def test_permutation_copying_holds_every_word_once():
+def test_permutation_copying_holds_every_word_once() -> None:
     batch = PermutationCopying().batch(0)
     assert batch["input_ids"].shape == (128, 40)
     assert torch.equal(batch["input_ids"].sort(dim=1).values, torch.arange(1, 41).expand(128, 40))
@@ -40,7 +46,7 @@ def test_permutation_copying_holds_every_word_once():
     assert (batch["decoder_input_ids"][:, 0] == 0).all()
 
 
-def test_the_control_draws_forty_of_sixty_without_repeats():
+def test_the_control_draws_forty_of_sixty_without_repeats() -> None:
     task = PermutationCopying(words=60)
     ids = torch.cat([task.batch(step)["input_ids"] for step in range(5)])
     assert all(len(set(row.tolist())) == 40 for row in ids)
@@ -50,7 +56,7 @@ def test_the_control_draws_forty_of_sixty_without_repeats():
     assert (counts - expected).abs().max() < 5 * np.sqrt(len(ids) * 2 / 9)
 
 
-def test_the_mixture_never_mixes_within_a_row():
+def test_the_mixture_never_mixes_within_a_row() -> None:
     ids = MixtureOfPermutations(length=7, batch_size=301).batch(0)["input_ids"]
     low = ids.sort(dim=1).values[:, 0]
     assert set(low.tolist()) == {1, 8}
@@ -58,7 +64,7 @@ def test_the_mixture_never_mixes_within_a_row():
     assert 100 < (low == 1).sum() < 200
 
 
-def test_fixed_permutation_is_one_function_for_every_batch_and_split():
+def test_fixed_permutation_is_one_function_for_every_batch_and_split() -> None:
     task = FixedPermutation(words=11, length=7, batch_size=13, seed=2)
     assert sorted(task.pi.tolist()) == list(range(7))
     for source in (task, FixedPermutation(words=11, length=7, batch_size=13, seed=2, split="test")):
@@ -68,7 +74,7 @@ def test_fixed_permutation_is_one_function_for_every_batch_and_split():
     assert FixedPermutation(seed=3).pi.tolist() != FixedPermutation(seed=4).pi.tolist()
 
 
-def test_the_keyword_stands_once_in_positive_rows_at_any_place():
+def test_positive_rows_have_the_keyword_once_at_a_uniform_place() -> None:
     task = KeywordDetection(words=5, length=7, batch_size=2003)
     batch = task.batch(0)
     hits = batch["input_ids"] == 1
@@ -81,7 +87,7 @@ def test_the_keyword_stands_once_in_positive_rows_at_any_place():
     assert (rest - rest.float().mean()).abs().max() < 5 * rest.float().mean().sqrt()
 
 
-def test_more_words_are_asked_for_than_there_are():
+def test_a_length_beyond_the_vocabulary_is_refused() -> None:
     for task in (PermutationCopying, FixedPermutation):
         with pytest.raises(ValueError, match="got length=41 of 40"):
             task(words=40, length=41)

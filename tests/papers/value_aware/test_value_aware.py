@@ -232,7 +232,7 @@ def test_value_aware_with_one_key_more_than_the_width_is_exact_for_each_kernel(k
         assert abs(causal_loss(model, windows).loss - exact) > 1e-6
 
 
-def test_positions_are_repeated_in_parts_and_the_first_stay(model: Path) -> None:
+def test_positions_repeat_in_parts_and_the_first_part_is_unchanged(model: Path) -> None:
     from transformers import BertForMaskedLM
 
     own = BertForMaskedLM.from_pretrained(model).bert.embeddings.position_embeddings.weight.detach()
@@ -260,14 +260,14 @@ def test_masked_score_counts_wrong_answers(model: Path) -> None:
     assert (score["mlm_error"], score["predicted"]) == (12.5, 8)
 
 
-def test_steps_share_the_device_by_what_a_step_costs() -> None:
+def test_steps_are_planned_by_the_cost_of_a_step() -> None:
     rates = {"lm-exp": 8.0, "lm-poly": 2.0, "mlm-long": 4.0, "mlm-short": 4.0}
     # Costs in device seconds: 1/32 + 1/8 for the causal pair, 1/16 + 1/16 for the masked one.
     assert plan_steps(rates, seconds=100, share={"lm": 0.75, "mlm": 0.25}) == {"lm": 480, "mlm": 200}
     assert plan_steps({"lm-exp": 5.0}, seconds=10, share={"lm": 0.75, "mlm": 0.25}) == {"lm": 50}
 
 
-def test_a_mechanism_that_fails_is_noted_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_mechanism_is_noted_and_the_others_are_measured(tmp_path: Path) -> None:
     part = Part(tmp_path / "part.json")
 
     def measure(spec: str) -> dict[str, float]:
@@ -344,7 +344,7 @@ def test_parts_fill_every_table_and_the_claims_read_them(corpus: Path, model: Pa
     assert verdicts["ova-aware-is-exact"] == "held"
 
 
-def test_a_model_that_was_kept_is_judged_without_training_again(
+def test_a_saved_model_is_scored_without_training_again(
     corpus: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from papers.value_aware import masked_lm as value_aware_mlm

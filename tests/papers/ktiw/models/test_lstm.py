@@ -70,7 +70,7 @@ def test_padding_changes_nothing_in_a_classifier() -> None:
 
 
 @pytest.mark.parametrize(("heads", "contexts"), [(1, "sum"), (3, "sum"), (3, "mean")])
-def test_attention_is_a_mechanism_and_its_trace_rebuilds_the_answer(heads: int, contexts: str) -> None:
+def test_attention_is_a_mechanism_and_its_trace_gives_the_output(heads: int, contexts: str) -> None:
     model = translator(heads=heads, contexts=contexts)
     x, mask = batch()
     y = torch.randint(1, 13, (len(x), 4))
@@ -109,7 +109,7 @@ def test_linear_output_is_linear_in_attention() -> None:
     torch.testing.assert_close(out.logits, alpha @ gamma + model.output(out.states))
 
 
-def test_the_probe_is_the_answer_under_attention_on_one_position() -> None:
+def test_the_probe_is_the_probability_under_attention_on_one_position() -> None:
     """Eq. 4 by definition: beta[t, l] is p(y_t) with attention forced to l."""
     model = translator()
     x, y = torch.randint(1, 13, (2, 5)), torch.randint(1, 13, (2, 3))
@@ -193,7 +193,7 @@ def test_glove_fills_the_rows_of_known_words(tmp_path: Path) -> None:
         fill_from_glove(embedding, path, words=["a", "b"])
 
 
-def test_bad_input_is_told() -> None:
+def test_bad_input_is_refused() -> None:
     model = translator()
     x = torch.randint(1, 13, (2, 3))
     with pytest.raises(ValueError, match="row 1 has no words"):

@@ -42,7 +42,7 @@ def test_outputs_and_gradients_are_the_members(changes: dict[str, object], invar
     check_members(stacked, models, out, alone)
 
 
-# With many words they are embedded; with few, a table of what each adds to the gates is looked up.
+# Many words are embedded one by one; of few, each word's part of the gates is looked up in a table.
 @pytest.mark.parametrize("vocab", [8, 101])
 @pytest.mark.parametrize("output", ["network", "linear"])
 def test_translators_of_several_layers_in_both_directions(vocab: int, output: Literal["network", "linear"]) -> None:
@@ -110,7 +110,7 @@ def test_each_seed_trains_as_it_would_alone(dtype: torch.dtype, steps: int, with
 
 
 @pytest.mark.gpu
-def test_a_seed_does_not_notice_the_others() -> None:
+def test_a_seed_does_not_depend_on_the_others() -> None:
     seeds = list(range(20))
     tasks = [PermutationCopying(words=40, length=40, seed=seed) for seed in seeds]
     config, cuda = replace(CONFIG, vocab=41, width=256), torch.device("cuda")
@@ -121,7 +121,7 @@ def test_a_seed_does_not_notice_the_others() -> None:
         assert abs(together.losses[:, i] - alone.losses[:, 0]).max() <= 1e-5
 
 
-def test_a_seed_is_a_seed() -> None:
+def test_a_seed_determines_the_model() -> None:
     [first], [again] = (fresh_models(CONFIG, [7]) for _ in range(2))
     [other] = fresh_models(CONFIG, [8])
     assert torch.equal(first.output.weight, again.output.weight)
