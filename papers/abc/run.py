@@ -90,6 +90,7 @@ def _collected(
 
 def _lm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-lm", 900)
+    _config(parser, "paper: Table 9 with Nesterov's momentum and a rate of 1, and a pretrained T2R, for days")
     parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote")
     parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
     parser.add_argument("--steps", type=int, help="at most so many updates (default: what the time allows)")
@@ -99,7 +100,7 @@ def _lm(options: argparse.Namespace) -> Path | None:
     from papers.abc import lm
 
     if not options.collect:
-        config = _with(lm.AbcLmConfig(), options.set)
+        config = _with(lm.CONFIGS[options.config], options.set)
         part = _started(options, lm, config, "-".join([*options.tables, *(config.models or ())]))
         share = options.seconds / len(options.tables)
         for table in options.tables:

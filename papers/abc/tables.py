@@ -59,6 +59,7 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
             value: fmean(row[value] for row in some),
             **({f"{value}_paper": paper} if (paper := some[0].get(f"{value}_paper")) is not None else {}),
             **{name: fmean(row[name] for row in some) for name in also},
+            **{f"{name}_paper": paper for name in also if (paper := some[0].get(f"{name}_paper")) is not None},
             "deviation": stdev(row[value] for row in some) if len(some) > 1 else None,
             "seeds": len(some),
         }

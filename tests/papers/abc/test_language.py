@@ -34,8 +34,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_wordpiece(texts, vocab_size=hf_zoo.VOCABULARY).save(folder / "tokenizer")
     tokeniser = load_tokeniser(folder / "tokenizer")
     assert tokeniser.vocab_size <= hf_zoo.VOCABULARY
-    for name, some in (("train", texts[:8]), ("valid", texts[8:10]), ("wikitext103-test", texts[10:])):
-        write_store(folder / name, some, tokeniser)
+    held_out = {"valid": texts[8:10], "wikitext103-valid": texts[9:11], "wikitext103-test": texts[10:]}
+    for name, lines in {"train": texts[:8], **held_out}.items():
+        write_store(folder / name, lines, tokeniser)
     return folder
 
 
@@ -137,6 +138,44 @@ def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> No
     )  # fmt: skip
     assert {(r["model"], r["n"]) for r in tables["table_2b"]} == {(v.model, v.n) for v in lm.TABLES["table_2b"]}
     assert {r["perplexity_paper"] for r in tables["table_2b"]} == {18.5, 22.8, 21.3, 20.8, 19.1}
+    assert {r["perplexity_dev_paper"] for r in tables["table_2b_means"]} == {17.9, 22.0, 20.4, 20.1, 18.6}
+    assert all(r["perplexity_dev"] not in (1.0, r["perplexity"]) for r in tables["table_2b"])
+
+
+SMALL_DEEP = (
+    "width=8", "heads=1", "deep_layers=2", "batch=2", "deep_context=5", "contexts=[0]", "length=17", "warmup=2",
+)  # fmt: skip
+
+
+def test_table_2b_as_the_paper_trains_it(corpus: Path, tmp_path: Path) -> None:
+    """Nesterov's momentum at a rate of 1, and a T2R that starts from the trained BASE."""
+    tables = run(
+        "abc-lm", "--config", "paper", "--corpus", corpus, "--tables", "table_2b", "--steps", 4, "--work", tmp_path,
+        "--out", tmp_path / "r.json", "--set", *SMALL_DEEP, "t2r_updates=0.5", 'models=["BASE-None","T2R-pretrained-64"]',
+    )  # fmt: skip
+    config = json.loads((tmp_path / "r.json").read_text())["config"]
+    assert (config["recipe"]["kind"], config["recipe"]["lr"], config["final_norm"]) == ("nesterov", 1.0, False)
+    training = {row["model"]: row for row in tables["training"]}
+    assert (training["BASE"]["steps"], training["T2R-pretrained"]["steps"]) == (4, 2)
+    assert training["T2R-pretrained"]["start"] == "BASE"
+    rows = {row["model"]: row for row in tables["table_2b"]}
+    assert rows["T2R-pretrained"]["perplexity_paper"] == 20.8
+    assert all(math.isfinite(row["perplexity"]) for row in rows.values())
+
+
+def test_a_pretrained_t2r_begins_with_the_weights_of_base() -> None:
+    config = replace(lm.AbcLmConfig(), width=8, heads=1, deep_layers=2, t2r_pretrained=True)
+    base, *_, pretrained = lm.variants_of("table_2b", config)
+    runs = [lm._Run(v, 0, lm.build(config, "table_2b", v, vocab=64, seed=0)) for v in (base, pretrained)]
+    torch.nn.init.normal_(runs[0].model.tokens.weight)
+    features = {n: p.clone() for n, p in runs[1].model.named_parameters() if "mechanism" in n}
+    lm._start_from_trained(runs[1:], runs[:1])
+    after = dict(runs[1].model.named_parameters())
+    assert features
+    assert all(torch.equal(after[n], p) for n, p in features.items())
+    assert all(torch.equal(after[n], p) for n, p in runs[0].model.named_parameters())
+    with pytest.raises(ValueError, match="starts from the trained BASE; name it in models, too"):
+        lm.variants_of("table_2b", replace(config, models=("T2R-pretrained-64",)))
 
 
 def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> None:
