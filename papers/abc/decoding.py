@@ -32,7 +32,9 @@ KEYS = {
     "exponents": ["model", "quantity"],
 }
 NOTES = {
-    "figure_1": "Tokens a second of all rows over a whole sequence: N tokens read, N written.",
+    "figure_1": "Tokens a second of all rows over a whole sequence: N tokens read, N written. The sequence is not "
+    "decoded as a whole: its time is the sum of its steps' times, which are measured at these lengths and interpolated "
+    "linearly between them.",
     "figure_2": "Megabytes that the caches of self- and cross-attention hold after N tokens, all rows.",
     "exponents": "The slope of log(time of a sequence) and of log(memory) against log N, over the upper half of the "
     "lengths.",
