@@ -147,8 +147,8 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
                 total, count = task(model, output, batch, 0)
                 loss = total / count
                 if term is not None:
-                    found = term(model, output, batch, 0)
-                    loss = loss + term.weight(0) * found.total / found.count
+                    pull = term(model, output, batch, 0)
+                    loss = loss + term.weight(0) * pull.total / pull.count
                 elif way == "usual":
                     loss = loss + 10 * usual_loss(eager, guidance, batch)
                     eager.maps.clear()
@@ -171,11 +171,11 @@ def check(
     ids = torch.randint(3, 31, (2, length), generator=generator)
     seen = torch.arange(length) < torch.tensor([[length], [length - 29]]) if padded else None
     heads = Guidance(fraction=1.0).assign(6)
-    given = [torch.randn(2, 6, length, width, generator=generator).to(dtype) for _ in range(3)]
+    qkv = [torch.randn(2, 6, length, width, generator=generator).to(dtype) for _ in range(3)]
     slopes: list[Tensor] = []
-    found = []
+    by_precision = []
     for precision in (torch.float64, dtype):
-        leaves = [t.to(device, precision).requires_grad_() for t in given]
+        leaves = [t.to(device, precision).requires_grad_() for t in qkv]
         call = AttentionCall(*leaves, key_visible=None if seen is None else seen.to(device), causal=causal)
         targets = {name: layer_targets(name, call, ids.to(device), tokens=TOKENS) for name in heads}
         out, errors = attend_guided(call, Groups(heads, targets))
@@ -183,11 +183,11 @@ def check(
         grads = torch.autograd.grad(
             (out, errors), leaves, [x.to(t) for x, t in zip(slopes, (out, errors), strict=True)]
         )
-        found.append([t.detach().double() for t in (out, errors, *grads)])
+        by_precision.append([t.detach().double() for t in (out, errors, *grads)])
     names = ("output", "row_errors", "dq", "dk", "dv")
-    off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *found, strict=True)}
-    told = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
-    return {**told, "padded": padded, "causal": causal, **off}
+    off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *by_precision, strict=True)}
+    labels = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
+    return {**labels, "padded": padded, "causal": causal, **off}
 
 
 def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[str, Any]]:
@@ -222,14 +222,14 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
 
 def host_seconds(step: Callable[[], None], device: torch.device) -> float:
     """How long the host is busy with a step that finds the device idle: the least of three."""
-    found = []
+    seconds = []
     for _ in range(3):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
         step()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def main() -> None:

@@ -32,9 +32,9 @@ def _row(name: str) -> dict[str, Any]:
     spec = next(spec for spec in all_mechanisms() if spec.partition(":")[0] == name)
     mech = mechanism(spec)
     # The first sentence of a member's docstring is its control in the paper's symbols.
-    said = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
-    where = re.search(r" \((?:[^()]*; )?ABC, ([^()]*)\)", said)
-    control = said[: where.start()] if where else said
+    first_sentence = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
+    where = re.search(r" \((?:[^()]*; )?ABC, ([^()]*)\)", first_sentence)
+    control = first_sentence[: where.start()] if where else first_sentence
     refused = mech.cannot()
     return {
         "member": f"`{name}`",

@@ -85,10 +85,10 @@ def _longest_seed(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) ->
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str) -> dict[str, Points]:
-    found: dict[str, Points] = {}
+    lines: dict[str, Points] = {}
     for row in rows:
-        found.setdefault(row[key], []).append((row[x], row[y]))
-    return found
+        lines.setdefault(row[key], []).append((row[x], row[y]))
+    return lines
 
 
 def _drawn(

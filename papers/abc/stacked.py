@@ -167,8 +167,8 @@ class _Rules(TorchFunctionMode):
         options = dict(kwargs or {})
         if func is linear:
             x, weight, bias = args
-            found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
-            return found if bias is None else found + bias
+            product = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
+            return product if bias is None else product + bias
         if func is embedding:
             return _Rows.apply(*reversed(args[:2]))
         if func is dropout:
@@ -195,8 +195,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (ids,), (shape, dtype) = ctx.saved_tensors, ctx.like
-        found = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-        return found.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
+        total = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, int]:
@@ -239,8 +239,8 @@ class _Attention(torch.autograd.Function):
             None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
             for t, dim in zip(tensors, in_dims, strict=False)
         ]
-        found = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
-        return found.unflatten(0, (info.batch_size, -1)), 0
+        out = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
+        return out.unflatten(0, (info.batch_size, -1)), 0
 
 
 def _leading(t: Tensor, dim: int | None, size: int) -> Tensor:

@@ -209,7 +209,7 @@ class Comparison:
 
 
 def differences(
-    said: Mapping[tuple[str, int, str], Sequence[str]],
+    hypotheses: Mapping[tuple[str, int, str], Sequence[str]],
     comparisons: Mapping[str, Comparison],
     references: Mapping[str, Sequence[str]],
     *,
@@ -217,35 +217,38 @@ def differences(
 ) -> Rows:
     """Each pair's difference in BLEU, the mean over seeds, and its 95 % interval when sentences are drawn again.
 
-    That is Koehn's (2004). ``said`` holds translations by variant, seed and search, ``references`` what they should be
-    by search. ``each`` are the seeds' own differences.
+    The interval is Koehn's (2004). ``hypotheses`` are by variant, seed and search, ``references`` by search. ``each``
+    has the seeds' own differences.
     """
     counts: dict[tuple[str, int, str], np.ndarray] = {}
 
-    def counted(key: str, seeds: Sequence[int], how: str) -> np.ndarray:
+    def counted(key: str, seeds: Sequence[int], search: str) -> np.ndarray:
         """(sentences, seeds, counts)."""
-        for place in ((key, seed, how) for seed in seeds):
+        for place in ((key, seed, search) for seed in seeds):
             if place not in counts:
-                counts[place] = bleu_counts(said[place], references[how][: len(said[place])])
-        return np.stack([counts[key, seed, how] for seed in seeds], axis=1)
+                counts[place] = bleu_counts(hypotheses[place], references[search][: len(hypotheses[place])])
+        return np.stack([counts[key, seed, search] for seed in seeds], axis=1)
 
-    found = []
+    rows = []
     for claim, comparison in comparisons.items():
         for pair in comparison.pairs:
-            seeds = [{seed for key, seed, how in said if (key, how) == (name, comparison.search)} for name in pair]
-            shared = sorted(seeds[0] & seeds[1])
+            of_first, of_second = (
+                {seed for key, seed, search in hypotheses if (key, search) == (name, comparison.search)}
+                for name in pair
+            )
+            shared = sorted(of_first & of_second)
             if not shared:
                 continue
             first, second = (counted(key, shared, comparison.search) for key in pair)
             interval = paired_bootstrap(first, second, statistic=_gap, resamples=resamples)
-            found.append(
+            rows.append(
                 {
                     "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,
                     "each": _gaps(first, second),
                     "low": interval.low, "high": interval.high, "seeds": len(shared), "sentences": len(first),
                 }
             )  # fmt: skip
-    return found
+    return rows
 
 
 def _gaps(a: np.ndarray, b: np.ndarray) -> list[float]:
@@ -269,15 +272,15 @@ def with_seeds(rows: Rows) -> Rows:
     keys = ("data", "first", "second", "sentences")
     pairs = {tuple(row.get(key) for key in keys): row["each"] for row in rows if len(row["each"]) > 1}
     pooled, degrees = pooled_deviation(pairs.values())
-    found = []
+    widened = []
     for row in rows:
         n, mean = len(row["each"]), row["difference"]
         s = max(pooled, stdev(row["each"]) if n > 1 else 0.0) if pooled is not None else None
         reach = student(0.95, degrees) * s / n**0.5 if s is not None else 0.0
         low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
-        told = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
-        found.append({**{k: v for k, v in row.items() if k != "each"}, **told, "deviation": s})
-    return found
+        bounds = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
+        widened.append({**{k: v for k, v in row.items() if k != "each"}, **bounds, "deviation": s})
+    return widened
 
 
 def undecided(

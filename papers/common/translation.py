@@ -114,10 +114,10 @@ def _sides(task: Task) -> tuple[str, str]:
 
 def find_file(folder: Path, name: str) -> Path:
     """The file of this name, plain or compressed."""
-    for suffix in ("", ".gz", ".xz"):
+    for suffix in ("", ".xz", ".gz"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
-    raise ValueError(f"{folder} holds no {name} (nor .gz, .xz); give the folder that the corpora lie in")
+    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz); name the folder that the files lie in")
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +264,7 @@ def translate(
     assert specials.eos is not None
     sources = [row[-(longest - 1) :] for row in sources]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    said: dict[int, str] = {}
+    translations: dict[int, str] = {}
     for lo in range(0, len(order), batch):
         chosen = order[lo : lo + batch]
         ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
@@ -278,8 +278,8 @@ def translate(
             max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
             length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
         )
-        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, beams_of_rows, strict=True)}
-    return [said[i] for i in range(len(sources))]
+        translations |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, beams_of_rows, strict=True)}
+    return [translations[i] for i in range(len(sources))]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -75,11 +75,10 @@ def run_electra(
         steps, spent = train_guided([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
-            told = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
-            told |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
-            told["steps"] = steps
-            part.row("electra_runs", **told, seconds=round(spent, 1), **ended(curve))
-            part.row("electra_curves", **told, **thinned(curve))
+            labels = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed, "steps": steps}
+            labels |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
+            part.row("electra_runs", **labels, seconds=round(spent, 1), **ended(curve))
+            part.row("electra_curves", **labels, **thinned(curve))
 
 
 def _learner(

@@ -49,7 +49,7 @@ def _figure_5(raw: Mapping[str, Sequence[Row]], tables: Mapping[str, Sequence[Ro
     curves = [c for c in raw.get("curves", []) if c["part"] == "a"]
     if not curves:
         return []
-    found = [_curves(curves, "task", "figure_5_mlm", "Masked LM: training loss", "MLM loss")]
+    charts = [_curves(curves, "task", "figure_5_mlm", "Masked LM: training loss", "MLM loss")]
     guided = [c for c in curves if c["arm"].startswith("AG")]
     if guided:
         arm = tables["ag_loss"][0]["arm"] if tables.get("ag_loss") else guided[0]["arm"]
@@ -60,8 +60,8 @@ def _figure_5(raw: Mapping[str, Sequence[Row]], tables: Mapping[str, Sequence[Ro
             Series("AG loss, scaled", one["at"], [v / top * max(one["task"]) for v in one["guidance"]], colour=1),
         ]
         title = f"Figure 5: MLM loss and AG loss ({arm})"
-        found.append(line_chart(both, name="figure_5", title=title, x_label="updates", y_label="loss"))
-    return found
+        charts.append(line_chart(both, name="figure_5", title=title, x_label="updates", y_label="loss"))
+    return charts
 
 
 def _curves(rows: Sequence[Row], column: str, name: str, title: str, y_label: str) -> Html:

@@ -85,8 +85,8 @@ def test_bert_becomes_our_transformer() -> None:
     mask[1, 7:] = 0
     with torch.no_grad():
         expected = theirs(tokens, attention_mask=mask).logits
-        found = ours(tokens, attention_mask=mask).logits
-    assert_close(found[mask.bool()], expected[mask.bool()])
+        logits = ours(tokens, attention_mask=mask).logits
+    assert_close(logits[mask.bool()], expected[mask.bool()])
 
 
 def test_a_fixed_number_of_places_gives_the_same_loss() -> None:

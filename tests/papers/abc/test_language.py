@@ -90,8 +90,13 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_perplexities_over_those_of_base_are_of_the_same_seed() -> None:
-    found = ((0, "BASE", None, 10.0), (0, "ABC_MLP", 64, 11.0), (1, "BASE", None, 100.0), (1, "ABC_MLP", 64, 130.0))
-    rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in found]
+    perplexities = (
+        (0, "BASE", None, 10.0),
+        (0, "ABC_MLP", 64, 11.0),
+        (1, "BASE", None, 100.0),
+        (1, "ABC_MLP", 64, 130.0),
+    )
+    rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in perplexities]
     # A seed that only one of them has counts for neither.
     rows.append({"model": "ABC_MLP", "n": 64, "context": 0, "seed": 2, "perplexity": 7.0})
     tables = lm.derived({"table_2a": rows})
@@ -125,9 +130,9 @@ def test_differences_that_seeds_leave_open_decide_no_claim() -> None:
     ahead, behind, beside = ((10.0, 10.1, 10.0), (40.0, 40.1, 40.0), (30.0, 30.1, 30.2))
     assert lm.untestable(deep(ABC_MLP=ahead, ELU=(20.0, 20.1, 20.1), **others)) == {}
     assert lm.untestable(deep(ABC_MLP=behind, ELU=(20.0, 20.1, 20.1), **others)) == {}
-    told = lm.untestable(deep(ABC_MLP=beside, ELU=(50.0, 50.1, 50.0), **others))
-    assert list(told) == ["abc-beats-kernels"]
-    assert "ABC_MLP-64 over RFA-64" in told["abc-beats-kernels"]
+    reasons = lm.untestable(deep(ABC_MLP=beside, ELU=(50.0, 50.1, 50.0), **others))
+    assert list(reasons) == ["abc-beats-kernels"]
+    assert "ABC_MLP-64 over RFA-64" in reasons["abc-beats-kernels"]
 
 
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
@@ -189,8 +194,8 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
         "--seconds", 6, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
         "tune_length=13", "tune_batch=4", 'tasks=["RTE"]', "seeds=[0]", 'epochs={"RTE":1}',
     )  # fmt: skip
-    found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
-    assert found == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
+    models = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
+    assert models == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
         (v.model, v.n, False) for v in mlm.VARIANTS if v.n != 64
     }
     assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
@@ -306,12 +311,12 @@ def test_the_dense_form_of_slots_that_fill_late(logits: float) -> None:
         mech.weight.fill_(1.0)
     outs = [form(call) for form in (mech, DenseSlots(mech))]
     grads = [torch.autograd.grad(out.square().sum(), [q, k, v, x, mech.weight]) for out in outs]
-    for found in (outs[1], *grads[1]):
-        assert found.isfinite().all()
+    for dense in (outs[1], *grads[1]):
+        assert dense.isfinite().all()
     if logits < 87:
         torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
-        for found, expected in zip(grads[1], grads[0], strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        for dense, expected in zip(grads[1], grads[0], strict=True):
+            torch.testing.assert_close(dense, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_attention_without_a_fused_kernel_is_softmax() -> None:

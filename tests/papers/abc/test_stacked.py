@@ -116,15 +116,15 @@ def test_dropout_differs_between_models_and_is_unbiased() -> None:
     for training in (True, False):
         with few_launches():
             layer = torch.nn.Dropout(0.25).train(training)
-            found = torch.func.vmap(layer, randomness="different")(ones)
+            dropped = torch.func.vmap(layer, randomness="different")(ones)
         if not training:
-            assert torch.equal(found, ones)
+            assert torch.equal(dropped, ones)
             continue
-        assert found.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-        assert not torch.equal(found[0], found[1])
-        assert float(found.detach().mean()) == pytest.approx(1, abs=0.05)
-        found.sum().backward()
-        torch.testing.assert_close(ones.grad, found.detach())
+        assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+        assert not torch.equal(dropped[0], dropped[1])
+        assert float(dropped.detach().mean()) == pytest.approx(1, abs=0.05)
+        dropped.sum().backward()
+        torch.testing.assert_close(ones.grad, dropped.detach())
 
 
 def test_rows_have_the_gradients_of_an_embedding() -> None:
@@ -133,11 +133,11 @@ def test_rows_have_the_gradients_of_an_embedding() -> None:
     for shape in ((2, 5, 3), (5, 3)):
         table = torch.arange(15.0 * (2 if len(shape) == 3 else 1)).view(shape).requires_grad_()
         with few_launches():
-            found = torch.func.vmap(embedding, in_dims=(0, 0 if len(shape) == 3 else None))(ids, table)
+            rows = torch.func.vmap(embedding, in_dims=(0, 0 if len(shape) == 3 else None))(ids, table)
         right = torch.stack([embedding(i, t) for i, t in zip(ids, table.expand(2, 5, 3), strict=True)])
-        assert torch.equal(found, right)
-        weights = torch.arange(24.0).view(found.shape)
-        (mine,), (theirs,) = (torch.autograd.grad((t * weights).sum(), [table]) for t in (found, right))
+        assert torch.equal(rows, right)
+        weights = torch.arange(24.0).view(rows.shape)
+        (mine,), (theirs,) = (torch.autograd.grad((t * weights).sum(), [table]) for t in (rows, right))
         assert torch.equal(mine, theirs)
 
 

@@ -108,24 +108,24 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
-    said = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
-    for key, some in said.items():
+    hypotheses = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
+    for key, some in hypotheses.items():
         write_lines(tmp_path / "first" / "corpus" / f"{key}.0.beam.txt", some)
     # A seed that only one of a pair has is not compared; of two folders the later counts.
     write_lines(tmp_path / "first" / "corpus" / "bad.1.beam.txt", lines)
     write_lines(tmp_path / "first" / "corpus" / "bad.0.beam.txt", lines)
-    write_lines(tmp_path / "second" / "corpus" / "bad.0.beam.txt", said["bad"])
+    write_lines(tmp_path / "second" / "corpus" / "bad.0.beam.txt", hypotheses["bad"])
     files = hypotheses_in([tmp_path / "first", tmp_path / "second"], "corpus")
-    assert bleu_of(bleu_counts(said["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(said["bad"], lines))
+    assert bleu_of(bleu_counts(hypotheses["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(hypotheses["bad"], lines))
     claims = {
         "beats both": Comparison((("good", "bad"), ("good", "alike")), "t"),
         "beats the bad": Comparison((("good", "bad"),), "t"),
         "loses": Comparison((("bad", "good"), ("good", "alike")), "t"),
         "near": Comparison((("good", "bad"),), "t", within=0.5),
-        "not there": Comparison((("good", "nobody"),), "t"),
+        "not there": Comparison((("good", "missing"),), "t"),
     }
     rows = with_seeds(differences(files, claims, {"beam": lines}, resamples=200))
-    gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
+    gap = corpus_bleu(hypotheses["good"], lines) - corpus_bleu(hypotheses["bad"], lines)
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
     assert (rows[0]["seeds"], rows[0]["sentences"], rows[0]["deviation"]) == (1, 200, None)
@@ -174,13 +174,15 @@ def test_a_difference_is_the_mean_over_seeds() -> None:
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
     share = {("a", 0): 0.1, ("a", 1): 0.1, ("c", 0): 0.0, ("c", 1): 0.2}
-    said = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
-    (found,) = differences(said, {"x": Comparison((("a", "c"),), "t")}, {"beam": lines}, resamples=200)
-    gaps = [corpus_bleu(said["a", i, "beam"], lines) - corpus_bleu(said["c", i, "beam"], lines) for i in (0, 1)]
-    assert found["each"] == pytest.approx(gaps)
-    assert found["difference"] == pytest.approx(np.mean(gaps))
-    assert found["low"] < found["difference"] < found["high"]
-    assert (found["seeds"], found["sentences"]) == (2, 200)
+    hypotheses = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
+    (row,) = differences(hypotheses, {"x": Comparison((("a", "c"),), "t")}, {"beam": lines}, resamples=200)
+    gaps = [
+        corpus_bleu(hypotheses["a", i, "beam"], lines) - corpus_bleu(hypotheses["c", i, "beam"], lines) for i in (0, 1)
+    ]
+    assert row["each"] == pytest.approx(gaps)
+    assert row["difference"] == pytest.approx(np.mean(gaps))
+    assert row["low"] < row["difference"] < row["high"]
+    assert (row["seeds"], row["sentences"]) == (2, 200)
 
 
 def test_trainings_of_unequal_length_decide_nothing() -> None:
@@ -188,8 +190,8 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
     validation = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
     gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
-    found = mt.untestable({"validation": validation, "differences": rows})
-    assert found["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
+    reasons = mt.untestable({"validation": validation, "differences": rows})
+    assert reasons["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
     # The same comparison on another corpus is a claim of its own.
     other = [{**rows[0], "data": "tatoeba-es-en", "low": -0.9}]
     assert "-0.9 to 0.0" in mt.untestable({"differences": other})["abc-mt-tatoeba-on-par"]
@@ -205,9 +207,9 @@ def test_a_model_that_still_learns_has_not_failed() -> None:
         ]
         return doc_mt.untestable({"validation": validation})
 
-    told = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
-    assert claims(Linformer=(2.67, 2.53)) == told
-    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == told
+    reason = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
+    assert claims(Linformer=(2.67, 2.53)) == reason
+    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == reason
     # Flat, or falling more slowly than the model that it is behind.
     assert claims(Linformer=(2.67, 2.66)) == {}
     assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.8)) == {}
@@ -217,11 +219,11 @@ def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None
     """100 seconds, 40 for each: the third would end after 120, so it is not begun."""
     clock = [0.0]
     monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
-    given = []
+    runs = []
     for run in commands._in_time(["a", "b", "c"], 100):
-        given.append(run)
+        runs.append(run)
         clock[0] += 40
-    assert given == [("a", pytest.approx(90)), ("b", pytest.approx(54))]
+    assert runs == [("a", pytest.approx(90)), ("b", pytest.approx(54))]
 
 
 @pytest.fixture
@@ -251,11 +253,11 @@ def test_later_test_sets_follow_the_first(captions: Path) -> None:
 
 def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
-    said = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
+    references = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
     trained = {0: ("BASE", "ABC_MLP-8-8", "Window-8-8"), 10: ("BASE", "ABC_MLP-32-8", "Linformer-64-64")}
     for seed, keys in trained.items():
         for key in keys:
-            write_lines(tmp_path / f"run-{seed}" / mt.PRIMARY / f"{key}.{seed}.beam.txt", said)
+            write_lines(tmp_path / f"run-{seed}" / mt.PRIMARY / f"{key}.{seed}.beam.txt", references)
     tables = mt.score([tmp_path / "run-0", tmp_path / "run-10"], captions)
     places = {name: [(r["variant"], r["seed"]) for r in tables[name]] for name in ("table_3a", "table_3a_quarter")}
     assert places["table_3a_quarter"] == [("BASE", 0), ("ABC_MLP-8-8", 0), ("Window-8-8", 0)]
@@ -294,9 +296,9 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
     assert main(["abc-mt", *arguments]) == 0
-    found = json.loads(out.read_text())
-    assert not any(found["parts"].values())
-    tables = found["tables"]
+    result = json.loads(out.read_text())
+    assert not any(result["parts"].values())
+    tables = result["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
     assert [r["variant"] for r in tables["table_3a_quarter"]] == [v.key for v in mt.QUARTER]
     # A look at the end of the training, and each row of Table 5 translates the validation set.

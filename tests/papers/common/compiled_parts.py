@@ -42,8 +42,8 @@ def check(table: str, variant: lm.Variant) -> None:
         expected = gradients(model)
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         with compiled_parts([model], backend=backend):
-            for found, wanted in zip(gradients(model), expected, strict=True):
-                torch.testing.assert_close(found, wanted)
+            for compiled, wanted in zip(gradients(model), expected, strict=True):
+                torch.testing.assert_close(compiled, wanted)
             # Two layers that are alike, and the loss.
             assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2
             with uncompiled():

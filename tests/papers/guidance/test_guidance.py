@@ -82,13 +82,13 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
     assert json.loads((tmp_path / "one" / "timeline" / "steps" / "index.json").read_text())["steps"]
     # Another machine's parts join what the result held.
     result = run_parts(CONFIG, list("bcdefg"), places=places, work=tmp_path / "two", out=out)
-    told = result["tables"]
-    assert told["tuning"] == first["tables"]["tuning"]
-    assert {row["training"] for row in told["finetuned"]} == {"short", "long"}
-    assert {row["guided"] for row in told["electra"]} == {True, False}
-    assert [row["model"] for row in told["translation"]][:3] == ["BASE", "AG", "Gaussian"]
-    assert {row["language"] for row in told["low_resource"]} == {"oromo", "tagalog"}
-    assert any(row["bias"] for row in told["ablations"])
+    grown = result["tables"]
+    assert grown["tuning"] == first["tables"]["tuning"]
+    assert {row["training"] for row in grown["finetuned"]} == {"short", "long"}
+    assert {row["guided"] for row in grown["electra"]} == {True, False}
+    assert [row["model"] for row in grown["translation"]][:3] == ["BASE", "AG", "Gaussian"]
+    assert {row["language"] for row in grown["low_resource"]} == {"oromo", "tagalog"}
+    assert any(row["bias"] for row in grown["ablations"])
     json.loads(out.read_text())
     assert "Figure 7" in figures_page(result)
 
