@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.common.folders import Experiment, add_out
+from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -277,11 +277,6 @@ def _family(options: argparse.Namespace) -> Path:
     return options.out
 
 
-def _figures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
-
-
 def _figures(options: argparse.Namespace) -> None:
     from attnlab.pages.pictures import draw_results
     from papers.abc.figures import PICTURES
@@ -340,7 +335,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",
-        _figures_arguments,
+        add_figures,
         _figures,
         "--out figures",
     ),

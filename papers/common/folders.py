@@ -22,6 +22,7 @@ from attnlab.pages.tables import PAPER
 __all__ = [
     "RESULTS",
     "Experiment",
+    "add_figures",
     "add_out",
     "beside_paper",
     "command_of",
@@ -88,6 +89,12 @@ def add_out(parser: argparse.ArgumentParser, name: str) -> None:
     """The option that names the results file."""
     out = Path(f"papers/results/{name}.json")
     parser.add_argument("--out", type=Path, default=out, help="the results file (default: %(default)s)")
+
+
+def add_figures(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that draws results as pictures."""
+    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
 
 
 def command_of(name: str, experiment: Experiment) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import FastTokeniser, Pairs, read_parallel, train_bpe
+from attnlab.data import FastTokeniser, Pairs, Specials, read_parallel, train_bpe
 from attnlab.data.batching import generator
 from attnlab.data.masking import IGNORED
 from attnlab.data.parallel import padded
@@ -154,9 +154,7 @@ class ShapedSource:
 
     source: Sequence[np.ndarray] = field(repr=False)
     target: Sequence[np.ndarray] = field(repr=False)
-    pad: int
-    bos: int
-    eos: int
+    specials: Specials
     tokens: int
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
     seed: int = 0
@@ -166,6 +164,9 @@ class ShapedSource:
     _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        missing = [name for name in ("pad", "bos", "eos") if getattr(self.specials, name) is None]
+        if missing:
+            raise ValueError(f"the vocabulary has no token for {', '.join(missing)}, which batches of pairs need")
         lengths = np.array([1 + max(len(x), len(y)) for x, y in zip(self.source, self.target, strict=True)])
         at = np.searchsorted(self.widths, lengths)
         members = {width: np.flatnonzero(at == i) for i, width in enumerate(self.widths)}
@@ -196,15 +197,16 @@ class ShapedSource:
         return {name: t[rows] for name, t in self._rows[width].items()}
 
     def _padded(self, width: int) -> dict[str, Tensor]:
-        """All pairs of a width, each made wide once."""
-        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in self._members[width]]
+        """All pairs of a width, each padded once."""
+        pad, bos, eos = (int(getattr(self.specials, name)) for name in ("pad", "bos", "eos"))
+        x = [_wide(np.append(self.source[i], eos), width, pad) for i in self._members[width]]
         y = [self.target[i] for i in self._members[width]]
-        input_ids = padded(x, self.pad)
+        input_ids = padded(x, pad)
         return {
             "input_ids": input_ids,
-            "attention_mask": input_ids != self.pad,
-            "decoder_input_ids": padded([_wide(np.insert(row, 0, self.bos), width, self.pad) for row in y], self.pad),
-            "labels": padded([_wide(np.append(row, self.eos), width, IGNORED) for row in y], IGNORED),
+            "attention_mask": input_ids != pad,
+            "decoder_input_ids": padded([_wide(np.insert(row, 0, bos), width, pad) for row in y], pad),
+            "labels": padded([_wide(np.append(row, eos), width, IGNORED) for row in y], IGNORED),
         }
 
     def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:

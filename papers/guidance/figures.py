@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attnlab.pages import Html, Series, element, line_chart, page, table
-from attnlab.provenance import write_atomic
 
-__all__ = ["figures_page", "write_figures"]
+__all__ = ["figures_page"]
 
 Row = Mapping[str, Any]
 TABLES = (
@@ -38,11 +36,6 @@ def figures_page(result: Mapping[str, Any]) -> str:
     body += [table(tables[name], name=name, title=title, note=notes.get(name, "")) for name, title in TABLES
              if tables.get(name)]  # fmt: skip
     return page("Attention guidance", body, subtitle="reproduction")
-
-
-def write_figures(result: Mapping[str, Any], out: Path | str) -> Path:
-    """Write ``figures_page``."""
-    return write_atomic(out, figures_page(result))
 
 
 def _figure_5(raw: Mapping[str, Sequence[Row]], tables: Mapping[str, Sequence[Row]]) -> list[Html]:

@@ -83,19 +83,14 @@ def run_translation(
     corpus = tokenised(read_task(TASKS[config.task], root), vocab=config.vocab)
     part.fact("provenance", provenance())
     part.fact("config", asdict(config))
-    device, specials = best_device(), corpus.tokeniser.specials
-    assert specials.pad is not None
-    assert specials.bos is not None
-    assert specials.eos is not None
+    device = best_device()
     names = {f"{name}-{seed}": (name, seed) for seed in seeds for name in MODELS}
     with ExitStack() as stack:
         learners, made = {}, {}
         for (key, (name, seed)), lane in zip(names.items(), lanes(len(names)), strict=True):
             made[key] = _build(config, corpus, seed).to(device)
             learners[key] = _learner(config, corpus, name, made[key], lane, stack)
-        shaped = partial(
-            ShapedSource, pad=specials.pad, bos=specials.bos, eos=specials.eos, widths=config.widths, seed=seeds[0]
-        )
+        shaped = partial(ShapedSource, specials=corpus.tokeniser.specials, widths=config.widths, seed=seeds[0])
         source = shaped(*corpus.ids["train"], tokens=config.tokens)
         valid = shaped(*corpus.ids["valid"], tokens=min(1024, config.tokens))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers.common.folders import Experiment, add_out
+from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -151,11 +151,6 @@ def _alignment(options: argparse.Namespace) -> Path:
     return _written(write_alignment(corpus, options.work / corpus.name, options.out), options)
 
 
-def _figures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
-
-
 def _figures(options: argparse.Namespace) -> None:
     from papers.ktiw.figures import write_pictures
 
@@ -282,7 +277,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "ktiw-figures": Experiment(
         "KTIW: Figures 1 and 3 to 8 as pictures, from the results that are there.",
-        _figures_arguments,
+        add_figures,
         _figures,
         "--out figures",
     ),

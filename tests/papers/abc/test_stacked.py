@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
+from attnlab.data import Specials
 from attnlab.models import Transformer, Translation, named_config
 from attnlab.training import Recipe
 from attnlab.training.side_by_side import Learner
@@ -21,6 +22,7 @@ from papers.common.translation import ShapedSource
 
 SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
 VOCAB = 29
+SPECIALS = Specials(pad=1, bos=0, eos=2)
 # Of each kind of attention one; tied controls are shared modules, the embedding is a shared parameter.
 KEYS = ["BASE", "ABC_MLP-8-2", "ABC_RD-8-8", "Linformer-8-8", "Window-8-8", "Cluster-8-8", "MLP-ReLU-32-8"]
 
@@ -143,9 +145,7 @@ def test_rows_have_the_gradients_of_an_embedding() -> None:
 
 def test_sources_of_one_order_agree_in_width_and_not_in_pairs() -> None:
     rows = [np.arange(5, 5 + n % 9) for n in range(60)]
-    sources = [
-        ShapedSource(rows, rows, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=s, order=7) for s in (0, 1)
-    ]
+    sources = [ShapedSource(rows, rows, specials=SPECIALS, tokens=20, widths=(5, 10), seed=s, order=7) for s in (0, 1)]
     both = StackedSource(sources)
     seen = []
     for step in range(2 * sources[0].steps_per_epoch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.data import Pairs
+from attnlab.data import Pairs, Specials
 from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
@@ -27,13 +27,14 @@ from papers.common.translation import (
     write_lines,
 )
 
+SPECIALS = Specials(pad=1, bos=0, eos=2)
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 
 
 def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
     # The longer sides with their ends: 4 7 6 5 10 5 6 7 4 31, so four are narrow, five wide, and one is left out.
     other = PAIRS[::-1][1:] + PAIRS[-1:]
-    source = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    source = ShapedSource(PAIRS, other, specials=SPECIALS, tokens=20, widths=(5, 10), seed=3)
     assert source.left_out == 1
     assert source.steps_per_epoch == 1 + 2
     first = [source.batch(i) for i in range(source.steps_per_epoch)]
@@ -46,9 +47,14 @@ def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
             shifted = batch["decoder_input_ids"][row, 1 : end + 1]
             assert torch.equal(shifted, batch["labels"][row, :end])
             assert (batch["labels"][row, end + 1 :] == -100).all()
-    again = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    again = ShapedSource(PAIRS, other, specials=SPECIALS, tokens=20, widths=(5, 10), seed=3)
     for i in (source.steps_per_epoch + 1, 0):
         assert torch.equal(source.batch(i)["input_ids"], again.batch(i)["input_ids"])
+
+
+def test_pairs_need_tokens_for_their_ends() -> None:
+    with pytest.raises(ValueError, match="the vocabulary has no token for bos, eos"):
+        ShapedSource(PAIRS, PAIRS, Specials(pad=1), tokens=20)
 
 
 def test_only_the_last_sentence_of_a_window_counts() -> None:
