@@ -49,7 +49,7 @@ class Config:
     padded: bool = False
     vocab: int = 8192
     repeats: int = 3
-    # Steps between two readings of the clock; the usual way's are so long that the host never shows.
+    # Steps between two readings of the clock. Steps of the usual way are so long that the host's time does not matter.
     block: int = 8
     usual: bool = True
     seed: int = 0
@@ -131,7 +131,7 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
         small = {"width": 32, "heads": 4} if config.model == "tiny" else {}
         base = named_config("roberta-12" if config.model == "tiny" else config.model)
         made = replace(base, vocab=config.vocab, layers=config.layers, max_length=config.length, **small)
-        # Made where it trains: a CPU would take longer over the random numbers than a GPU over all steps.
+        # Made on the device: drawing random numbers on a CPU would take longer than all steps on a GPU.
         with device:
             model = Transformer(made).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
@@ -221,7 +221,7 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
 
 
 def host_seconds(step: Callable[[], None], device: torch.device) -> float:
-    """How long the host is busy with a step that finds the device idle: the least of three."""
+    """Host time of a step that starts while the device is idle: the least of three."""
     seconds = []
     for _ in range(3):
         if device.type == "cuda":

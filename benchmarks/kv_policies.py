@@ -118,7 +118,7 @@ def together(old: Row | None, new: Row) -> Row:
 
 
 def training(folder: Path) -> Row:
-    """How the model was trained, where its folder says it."""
+    """The record of the model's training, if its folder has one."""
     for path in (folder / "training.json", folder / "run.json"):
         if path.exists():
             return {"training": json.loads(path.read_text(encoding="utf-8"))}

@@ -38,7 +38,7 @@ def _glue(model: str, n: int | None, task: str, *, continued: bool = True) -> Ce
 
 
 def _masked(model: str, n: int | None, *, continued: bool = True) -> Cell:
-    """The loss at masked tokens: what continuing gives back, where small models' accuracies hardly tell."""
+    """The loss at masked tokens, which separates models that are too small to differ in accuracy."""
     return cell("pretraining", "loss", model=model, n=n, continued=continued)
 
 

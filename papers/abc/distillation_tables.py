@@ -1,4 +1,4 @@
-"""What the curves of ``abc-distill`` say: the gap closed after equal times, of a shared device or of one alone."""
+"""Tables from the curves of ``abc-distill``: the gap closed after equal times, as it ran or alone on the device."""
 
 from __future__ import annotations
 

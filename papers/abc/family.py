@@ -47,7 +47,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _depends_on(mech: Any, refused: dict[str, str]) -> str:
-    """The content of tokens where it needs what keys were made from, or changes with the keys; else positions."""
+    """Content, if the control needs the inputs of the keys or changes with the keys; else position."""
     if "no-x" in refused:
         return "content"
     torch.manual_seed(0)

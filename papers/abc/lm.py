@@ -135,7 +135,7 @@ class _Training:
         return _Run(v, seed, build(self.config, self.table, v, vocab=vocab, seed=seed).to(best_device()))
 
     def train(self, runs: Sequence[_Run], *, steps: int | None, seconds: float) -> Fitted:
-        """Train models side by side, with their held-out losses on the way and their sizes at the end."""
+        """Train models side by side, with their held-out losses during training and their sizes at the end."""
         valid = self._windows("valid", context=0)[0]
 
         def on_pause(step: int) -> None:

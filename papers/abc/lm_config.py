@@ -40,7 +40,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """The row in one word."""
+        """A name for the row, such as ABC_MLP-64."""
         return f"{self.model}-{self.n}"
 
 

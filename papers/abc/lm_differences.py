@@ -1,4 +1,4 @@
-"""Which differences between the models of Table 2 can be told: their spread over seeds, pooled over a table."""
+"""Which differences between the models of Table 2 are significant, by their spread over seeds, pooled over a table."""
 
 from __future__ import annotations
 

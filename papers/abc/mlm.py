@@ -64,11 +64,11 @@ NOTES = {
 
 # Tokens of a row, as in the paper.
 LENGTH = 512
-# Updates between looks at the held-out loss.
+# Updates between evaluations of the held-out loss.
 CURVE = 500
-# The share of a task with a large training set in the time for fine-tuning, over that of the others.
+# A task with a large training set gets this many times the fine-tuning time of another task.
 LARGE = 2.0
-# What the speed of softmax attention is without a fused kernel.
+# Softmax attention without a fused kernel: the paper's point of comparison for speed.
 UNFUSED = "unfused"
 # The pretrained model's own attention: nothing is converted.
 SOFTMAX = "softmax"
@@ -96,14 +96,14 @@ class AbcMlmConfig:
     # Four times as many where the training set is large.
     tune_batch: int = 32
     tune_lr: float = 2e-4
-    # Of the time, for fine-tuning.
+    # The share of the time for fine-tuning.
     tune_share: float = 0.45
     # Examples of a task; None: all.
     tune_limit: int | None = None
     streams: int = 3
     # For fine-tuning, of which there are more models, and smaller batches.
     tune_streams: int = 10
-    # On a GPU, while models are continued: what lies between products of matrices is fused.
+    # On a GPU, while models are continued, the operations between products of matrices are fused.
     compile: bool = True
     seed: int = 0
     eval_batches: int | None = None
@@ -153,11 +153,11 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
             part.row("curves", model=v.model, n=v.n, seed=config.seed, step=fitted.steps if continued else 0, loss=loss)
     every = {(v, True): models[v.key] for v in VARIANTS}
-    # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
+    # Directly after conversion, only the larger memory is fine-tuned: the smaller one cannot do better.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
     shares = [LARGE if task == "SST-2" else 1.0 for task in config.tasks]
     for i, task in enumerate(config.tasks):
-        # What one task leaves of its share is for the others.
+        # The time that a task does not use is shared by the tasks after it.
         left = seconds - (time.monotonic() - began)
         if left > 0:
             mine = left * shares[i] / sum(shares[i:])
@@ -331,11 +331,11 @@ def _replayed(run: Callable[[], Any]) -> Callable[[], Any]:
     try:
         return captured(run)
     except RuntimeError:
-        # What asks the host on its way is timed with its launches; the row says so.
+        # A model that waits for the host cannot be captured: it is timed with its launches, as its row notes.
         return run
 
 
 def _on(device: torch.device, kind: torch.dtype, config: TransformerConfig) -> Transformer:
-    # Made where it runs: drawing the weights of so many models on the host takes longer than measuring them.
+    # Made on the device: drawing the weights of so many models on the host takes longer than measuring them.
     with torch.device(device):
         return Transformer(config).to(device, kind).eval()

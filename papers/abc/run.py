@@ -20,7 +20,7 @@ from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
 
-# Of the time for translators: they are trained in it, and translate in the rest.
+# The share of translators' time for training; the rest is for translating.
 TRAINING = 0.9
 Run = TypeVar("Run")
 
@@ -42,7 +42,7 @@ def _config(parser: argparse.ArgumentParser, paper: str) -> None:
 
 
 def _with(config: Any, changes: list[str]) -> Any:
-    """The config with KEY=JSON changes; a dot reaches into a setting that has settings."""
+    """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
     for change in changes:
         key, _, text = change.partition("=")
         outer, dot, inner = key.partition(".")
@@ -59,13 +59,13 @@ def _with(config: Any, changes: list[str]) -> Any:
 
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
     """The part that a run writes into; settings and versions are noted beside it."""
-    # Under MPS a process has few queues unless it asks for more, and the streams of its models stand in line.
+    # Under NVIDIA's MPS a process has few queues by default, and the streams of its models would wait for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
     from papers.common.row_store import Part, begin_work
 
-    # Matrices of float32 go through the tensor cores; everything compared here does so alike.
+    # Products of float32 use the tensor cores, for all models that are compared.
     torch.backends.cuda.matmul.allow_tf32 = True
     work = options.work[0]
     begin_work(work, dataclasses.asdict(config))

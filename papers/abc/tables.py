@@ -68,7 +68,7 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
 
 
 def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
-    """One row for each of ``keys``; ``value`` stands under what ``column`` says, averaged where there are several.
+    """One row for each of ``keys``, with a column for each value of ``column``; several values in a cell are averaged.
 
     >>> spread([{"n": 8, "model": "a", "s": 1.0}, {"n": 8, "model": "b", "s": 2.0}], ["n"], "model", "s")
     [{'n': 8, 'a': 1.0, 'b': 2.0}]
@@ -86,7 +86,7 @@ def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
 def curves(rows: Rows, keys: Sequence[str]) -> Rows:
     """One row for each setting: its loss at doublings of the steps, at the end, and by how much it fell before that.
 
-    ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last look in the first three
+    ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last loss in the first three
     quarters; a curve that fell by little there is flat.
 
     >>> losses = [(250, 7.0), (500, 6.0), (750, 5.5), (1000, 5.25)]
@@ -122,7 +122,7 @@ def _doublings(lines: Sequence[Line]) -> list[int]:
 
 # {seed: {update: loss}}
 ValidationCurves = dict[int, dict[int, float]]
-# A curve is flat whose loss fell by less than this many percent in the last part of the training.
+# A curve is flat if its loss fell by less than this many percent in the last part of the training.
 FLAT = 1.0
 
 
@@ -136,7 +136,7 @@ def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCur
 
 
 def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
-    """What each model was trained beside, by seed; a later training counts."""
+    """The set of models that each was trained with, by seed; of several trainings, the last."""
     sets: dict[str, dict[int, str]] = {}
     for row in rows:
         if data in (None, row["data"]) and "set" in row:
@@ -264,8 +264,8 @@ def _gap(a: np.ndarray, b: np.ndarray) -> float:
 def with_seeds(rows: Rows) -> Rows:
     """The rows with intervals in which trainings differ by chance too, and the ``least`` and ``most`` of the seeds.
 
-    The deviation s of a difference between seeds is pooled over the rows, since three values alone hardly tell it, or
-    the pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
+    The deviation s of a difference between seeds is pooled over the rows, since three values estimate it poorly, or the
+    pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
     sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make the degrees of freedom
     fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown and nothing is added.
     """
@@ -292,10 +292,10 @@ def undecided(
 ) -> dict[str, str]:
     """The claims that are not decided, and why: an interval on both sides, or trainings that were not alike.
 
-    ``curves`` are each model's losses on the validation set by seed and update: a winner that was trained longer, but
-    was ahead after equally many of them, does not owe it to the rest. ``sets`` says what each model was trained beside:
-    the schedule of a run ends where its time does, so that two runs differ in more than their models. Where one pair
-    speaks against a claim, the claim is decided.
+    ``curves`` are each model's losses on the validation set by seed and update. A model that was trained longer may win
+    only if it was ahead after equally many updates, too. ``sets`` are the models that were trained together: the
+    schedule of a run ends when its time does, so that two runs differ in more than their models. One pair that
+    contradicts a claim decides it.
     """
     reasons = {}
     for claim, comparison in comparisons.items():
@@ -308,7 +308,7 @@ def undecided(
 
 
 def _why_undecided(rows: Rows, comparison: Comparison, unlike: Sequence[str | None]) -> str | None:
-    """Why a claim is not decided by its pairs; ``unlike`` says of each how the trainings differed."""
+    """Why a claim is not decided by its pairs; ``unlike`` has for each pair how the trainings differed, or None."""
     verdicts = [_verdict(row, comparison.within) for row in rows]
     if any(verdict is False and why is None for verdict, why in zip(verdicts, unlike, strict=True)):
         return None
@@ -329,7 +329,7 @@ def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str
 
 
 def _longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], close: bool) -> str | None:
-    """Why the difference is not one of the models alone: unequal trainings, and no lead at equal updates."""
+    """Why a difference may be due to the length of training: unequal trainings, and no lead at equal updates."""
     first, second = (curves.get(row[which], {}) for which in ("first", "second"))
     for seed in sorted(first.keys() & second.keys()):
         most = max(first[seed]), max(second[seed])

@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """The row in one word, which is also the name of its file."""
+        """A name for the row, such as ABC_MLP-32-8; its files begin with it."""
         sizes = (self.cross, self.causal) if self.cross is not None else ()
         return "-".join(str(part) for part in (self.model, *sizes))
 

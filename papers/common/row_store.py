@@ -54,7 +54,7 @@ def this_process() -> Source:
 class Part:
     """The rows and facts of one process, written to its file after every row: a kill loses only the row under way.
 
-    ``keys`` names, table by table, the columns that tell rows apart: a new row replaces the row with the same ones. In
+    ``keys`` names, table by table, the columns that identify a row: a new row replaces the row with the same values. In
     a table without keys all rows are kept. A file that is there already is continued.
     """
 
@@ -375,6 +375,6 @@ def _by_row(result: Mapping[str, Any], tables: Mapping[str, Rows]) -> dict[str, 
 
 def _earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
     before, after = ({name: one[name] for name in PROVENANCE if name in one} for one in (old, new))
-    # The command is another with every run.
+    # The command differs with every run.
     same = {k: v for k, v in before.items() if k != "command"} == {k: v for k, v in after.items() if k != "command"}
     return [before] if before and not same else []

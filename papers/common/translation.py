@@ -82,7 +82,7 @@ def _multi30k(folder: Path, task: Task) -> dict[str, Pairs]:
         return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
 
     splits = {"train": read("train"), "valid": read("val"), "test": read("test_2016_flickr")}
-    # Later test sets, where the folder has them: more sentences tell smaller differences.
+    # Later test sets, where the folder has them: with more sentences smaller differences are significant.
     later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
     tests = [splits["test"], *map(read, later)]
     return {**splits, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
@@ -129,7 +129,7 @@ class Corpus:
     ids: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(repr=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of what a model said, on one line."""
+        """The text of some tokens, on one line."""
         special = set(self.tokeniser.specials.ids())
         return " ".join(self.tokeniser.decode([t for t in tokens if t not in special]).split())
 
@@ -222,7 +222,7 @@ def _wide(row: np.ndarray, width: int, fill: int) -> np.ndarray:
     return np.concatenate([row, np.full(width - len(row), fill, row.dtype)])
 
 
-# Batches of a validation set that are looked at on the way.
+# Batches of a validation set that are evaluated during training.
 LOOKED_AT = 8
 
 
@@ -235,7 +235,7 @@ def held_out_nll(model: Transformer, source: ShapedSource) -> float:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], term: Term) -> Tensor:
-    """A term over what it counts in all batches, while the model does not learn."""
+    """The mean of a term over what it counts in all batches, with the model in evaluation mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total, count = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -257,7 +257,7 @@ def translate(
     penalty: float = 0.6,
     batch: int = 250,
 ) -> list[str]:
-    """What the model says for each source, in their order; like lengths are searched together.
+    """The model's translation of each source, in their order; sources of similar length are searched together.
 
     Neither side is longer than ``longest``: of a longer source the end is read. One beam is greedy.
     """
@@ -315,5 +315,5 @@ def _metric(*, effective_order: bool = False) -> Any:
         from sacrebleu.metrics import BLEU
     except ImportError as error:
         raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
-    # Forced: outputs whose full stop stands apart are not asked about.
+    # force: no warning about outputs that look tokenised.
     return BLEU(effective_order=effective_order, force=True)

@@ -1,4 +1,4 @@
-"""What a training curve says: when a loss has converged, left its plateau, or reached another's."""
+"""Readings of a training curve: when a loss has converged, left its plateau, or reached another's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Part (c): replaced-token detection with and without guidance of both halves (Figure 6)."""
+"""Part (c): replaced-token detection with and without guidance of generator and discriminator (Figure 6)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ElectraConfig:
     base: MlmConfig = field(default_factory=MlmConfig)
     generator_width: int = 96
     generator_heads: int = 4
-    # alpha0 beside a loss in which the detector's counts fifty times.
+    # alpha0 is scaled, since the detector's loss is multiplied by fifty.
     alpha_scale: float = 50.0
 
 
 class _Fed(Electra):
-    """Electra that is called as the learner calls a model: labels come with the inputs under another name."""
+    """Electra as the learner calls a model: its labels are among the inputs, under another name."""
 
     def forward(self, input_ids: torch.Tensor, masked_tokens: torch.Tensor) -> ElectraOutput:  # type: ignore[override]
         return super().forward(input_ids, masked_tokens)

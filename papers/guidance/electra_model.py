@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020): a small generator fills masked places, a discriminator finds the tokens it made up."""
+"""ELECTRA (Clark et al., 2020): a generator fills masked places, a discriminator detects the replaced tokens."""
 
 from __future__ import annotations
 

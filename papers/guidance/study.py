@@ -26,7 +26,7 @@ __all__ = ["PARTS", "Places", "StudyConfig", "run_parts"]
 
 # The share of the time in which models that have been pretrained are fine-tuned.
 TUNING = 0.3
-# And the share in which translations are written.
+# The share of the time for translating.
 DECODING = 0.15
 PARTS = {
     "a": "12 layers with and without guidance, tuned alike, three seeds (Figure 5)",
@@ -41,7 +41,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the data lie; a part asks only for its own."""
+    """Where the data lie; each part needs only some of the folders."""
 
     corpus: Path | None = None
     glue: Path | None = None
@@ -50,7 +50,7 @@ class Places:
     tagalog: Path | None = None
 
     def need(self, name: str, part: str) -> Path:
-        """The folder, or an error that says which option to give."""
+        """The folder, or an error that names the missing option."""
         folder = getattr(self, name)
         if folder is None:
             raise ValueError(f"part ({part}) needs --{name}")
@@ -94,7 +94,7 @@ def run_parts(
         raise ValueError(f"no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     work.mkdir(parents=True, exist_ok=True)
     if "a" in only and "b" in only:
-        # What (a) trains is fine-tuned at once, and not trained again.
+        # The models of (a) are fine-tuned in the same run, and not trained again.
         config, only = replace(config, tune_at_once=True), [name for name in only if name != "b"]
     run: dict[str, Callable[..., None]] = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
                                            "g": part_g}  # fmt: skip
