@@ -117,7 +117,7 @@ def test_classifiers_start_alike_and_leave_their_encoder_alone() -> None:
     assert all(torch.equal(before[n], p) for n, p in encoder.named_parameters())
 
 
-def test_the_papers_rows_are_all_there() -> None:
+def test_every_row_of_the_paper_is_trained() -> None:
     from papers.common.folders import paper_table
 
     for table in lm.TABLES:

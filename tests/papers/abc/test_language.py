@@ -81,7 +81,7 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
     assert {(r["model"], r["n"]) for r in tables["training"]} == wanted
     for row in tables["training"]:
         assert row["tokens"] == 3 * 2 * 17
-        # What a model has beyond its embeddings: 12 width^2 and some vectors; Linformer's and ABC's control besides.
+        # Parameters beyond the embeddings: 12 width^2 and some vectors; Linformer's and ABC's control besides.
         assert row["parameters"] - row["without_embeddings"] == 64 * 8
         assert row["tokens_per_parameter"] == row["tokens"] / row["without_embeddings"]
     assert {r["step"] for r in tables["curves"]} == {3}
@@ -117,7 +117,7 @@ def deep(**perplexities: tuple[float, ...]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_differences_that_seeds_leave_open_decide_no_claim() -> None:
+def test_differences_within_the_spread_of_seeds_decide_no_claim() -> None:
     # Logarithms of (0, 0), (0, 2): without the models' and the seeds' means +-1/2 is left, so that s = 1 with one degree
     # of freedom, and the mean difference of 1 is known to t = 12.7.
     [row] = differences(deep(ABC_MLP=(1.0, 1.0), ELU=(1.0, math.exp(2))))
@@ -207,7 +207,7 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["masked", "sampled"])
-def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_every_method_of_distillation_is_measured(kind: str, corpus: Path, tmp_path: Path) -> None:
     own = ("--corpus", corpus) if kind == "masked" else ("--sampled", "--rows", 8)
     name = "bert" if kind == "masked" else "llama"
     tables = run(
@@ -240,7 +240,7 @@ def test_a_method_that_diverges_does_not_stop_the_others(
     assert len(facts) == 4
 
 
-def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> None:
+def test_only_results_that_exist_are_drawn(tmp_path: Path) -> None:
     from papers.__main__ import main
 
     points = [(1.0, 0.2), (3.0, 0.7)]
@@ -260,13 +260,13 @@ def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", decoding.MODELS)
 def test_a_step_of_decoding_begins_with_the_same_tensors_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a captured graph reads has to live as long as the graph."""
+    """The tensors that a captured graph reads must live as long as the graph."""
     config = decoding.AbcDecodingConfig(batch=2, lengths=(4, 8, 16, 32), together=1)
     cross, causal = decoding.MODELS[name]
     model = Transformer(
         replace(named_config("translation-wmt14"), layers=1, cross_attention=cross, causal_attention=causal)
     ).eval()
-    # The tensors themselves, so that no later one gets the name of one that died.
+    # The tensors themselves are kept, since the id of a freed tensor may be used again.
     seen: list[dict[int, Tensor]] = []
     decode = model.decode
 

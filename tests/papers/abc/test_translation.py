@@ -71,7 +71,7 @@ def test_snapshots_are_averaged() -> None:
 
 
 def test_how_flat_a_curve_was_at_its_end() -> None:
-    """Looks at 10, 20, ..., 90 and, at the end, 96: five sixths of it are 80."""
+    """Evaluations at 10, 20, ..., 90 and, at the end, 96: five sixths of it are 80."""
     rows = [{"data": "d", "variant": "a", "seed": 0, "step": s, "nll": 100.0 - s} for s in (*range(10, 100, 10), 96)]
     rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
     first, second = curve_ends(rows)
@@ -80,7 +80,7 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     assert second["nll"] is second["nll_before"] is second["lowest"] is second["fell"] is None
 
 
-def test_how_long_a_row_was_trained_stands_beside_it() -> None:
+def test_rows_have_the_length_of_their_training() -> None:
     """Two seeds that fell by 1/2 and by 2 % in the last sixth: the curve is flat if that of every seed is."""
     ends = {"a": [(0, 1.99), (1, 1.96)], "b": [(0, 1.99)]}
     validation = [
@@ -110,7 +110,7 @@ def noisy(lines: list[str], share: float, seed: int) -> list[str]:
     return [" ".join("xx" if draw.random() < share else word for word in line.split()) for line in lines]
 
 
-def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
+def test_which_differences_are_significant(tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
@@ -135,10 +135,10 @@ def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
     assert (rows[0]["seeds"], rows[0]["sentences"], rows[0]["deviation"]) == (1, 200, None)
-    # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
+    # One pair is not significant; where another pair contradicts the claim, the claim is decided.
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
-    # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
+    # A winner that was trained longer decides nothing, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert undecided(rows, claims, curves=behind)["beats the bad"] == "good had 200 updates and bad 100"
     ahead = {"good": {0: {100: 1.5, 200: 1.0}}, "bad": {0: {100: 2.0}}}
@@ -171,7 +171,7 @@ def test_seeds_that_disagree_widen_every_interval() -> None:
     assert first["high"] == pytest.approx((0.4**2 + 2.776**2 / 3) ** 0.5, abs=1e-3)
     assert (first["least"], first["most"], again["low"]) == (-1.0, 1.0, first["low"])
     assert second["low"] == pytest.approx(3 - reach / 3**0.5, abs=1e-3)
-    # What other pairs tell about seeds holds for one that has no second.
+    # A pair with one seed takes the spread of the other pairs.
     assert (lone["low"], lone["high"]) == (pytest.approx(2 - reach, abs=1e-3), pytest.approx(2 + reach, abs=1e-3))
 
 
@@ -257,7 +257,7 @@ def test_later_test_sets_follow_the_first(captions: Path) -> None:
     assert more["test"] == texts["test"]
 
 
-def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions: Path, tmp_path: Path) -> None:
+def test_a_model_of_two_tables_has_the_seeds_of_each_table(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
     references = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
     trained = {0: ("BASE", "ABC_MLP-8-8", "Window-8-8"), 10: ("BASE", "ABC_MLP-32-8", "Linformer-64-64")}
@@ -275,7 +275,7 @@ def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions:
     ]  # fmt: skip
 
 
-def test_curves_are_drawn_of_the_seed_that_was_trained_longest() -> None:
+def test_the_curves_drawn_are_of_the_seed_trained_longest() -> None:
     data, keys = next(iter(figures.TRANSLATORS.values()))
     # Seed 3 is of a training that shares one model, and seed 1 has also seen other data.
     validation = [
@@ -307,7 +307,7 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     tables = result["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
     assert [r["variant"] for r in tables["table_3a_quarter"]] == [v.key for v in mt.QUARTER]
-    # A look at the end of the training, and each row of Table 5 translates the validation set.
+    # One evaluation, at the end of the training, and each row of Table 5 translates the validation set.
     assert {r["step"] for r in tables["validation"]} == {3}
     assert all(r["sentences"] == 24 for r in tables["table_5"])
     assert [(r["model"], r["updates"]) for r in tables["table_3a_means"]] == [(v.model, 3) for v in mt.TABLE_3A]

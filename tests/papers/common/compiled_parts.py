@@ -26,7 +26,7 @@ CONFIG = replace(
 
 
 def gradients(model: Transformer) -> list[Tensor]:
-    """The loss of some tokens, and what it says to every parameter."""
+    """The loss of some tokens, and its gradient for every parameter."""
     tokens = torch.randint(0, 23, (3, 17), generator=torch.Generator().manual_seed(0))
     total = CausalLM()(model, model(tokens), {"input_ids": tokens}, 0).total
     return [total, *torch.autograd.grad(total, list(model.parameters()))]

@@ -52,7 +52,7 @@ def test_the_losses() -> None:
     assert all(g is None for g in grads)
 
 
-def test_both_halves_are_guided_on_what_they_read() -> None:
+def test_generator_and_discriminator_are_both_guided() -> None:
     electra = model().eval()
     guidance = Guidance(heads={"same": 1, "prev": 1}, reduction="row")
     with guide(electra.generator, guidance) as first, guide(electra.discriminator, guidance) as second:
