@@ -230,13 +230,13 @@ def vocabularies(size: dict[str, Any], repeats: int) -> list[dict[str, Any]]:
 
 def at_a_glance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tokens per second by context, one column per model."""
-    found: dict[int, dict[str, Any]] = {}
+    by_context: dict[int, dict[str, Any]] = {}
     for row in rows:
-        line = found.setdefault(row["context"], {"context": row["context"]})
+        line = by_context.setdefault(row["context"], {"context": row["context"]})
         line[row["model"]] = row["tokens_per_s"]
         if row["model"] == f"abc-mlp:slots={SLOTS}":
             line["abc-mlp over softmax"] = row.get("times_softmax")
-    return list(found.values())
+    return list(by_context.values())
 
 
 def _inputs(length: int) -> tuple[list[Tensor], Tensor, Tensor]:

@@ -100,13 +100,13 @@ def em(sources: list[list[int]], targets: list[list[int]], steps: int, repeats: 
 def table(corpus: Bitext) -> dict[str, Any]:
     """The count table of the whole corpus, and the diagnosis from it."""
     seconds = median_seconds({"ours": lambda: count_table(corpus)}, repeats=1, warmup=0)["ours"]
-    found = learnable_from_cooccurrence(corpus)
+    diagnosed = learnable_from_cooccurrence(corpus)
     return {
         "what": f"count table of {len(corpus)} pairs",
         "seconds": seconds,
         "entries": len(count_table(corpus)),
-        "sharpness in bits": found.bits,
-        "by chance": found.chance,
+        "sharpness in bits": diagnosed.bits,
+        "by chance": diagnosed.chance,
     }
 
 

@@ -80,8 +80,8 @@ def seconds(config: PermutationsConfig) -> list[Row]:
 def float64(config: PermutationsConfig) -> list[Row]:
     """Stacked and one by one in double precision."""
     bench, how = Bench(config, members=3, batch=16), SeedTraining(steps=50)
-    found = _differences(bench.stacked(how, dtype=torch.float64), bench.one_by_one(how, dtype=torch.float64))
-    return [_row("largest difference of a loss, float64, 50 updates, 3 seeds", max(found))]
+    differences = _differences(bench.stacked(how, dtype=torch.float64), bench.one_by_one(how, dtype=torch.float64))
+    return [_row("largest difference of a loss, float64, 50 updates, 3 seeds", max(differences))]
 
 
 def float32(config: PermutationsConfig) -> list[Row]:
@@ -98,10 +98,10 @@ def float32(config: PermutationsConfig) -> list[Row]:
     }
     gain = sum(one.seconds for one in alone) / together.seconds
     rows = []
-    for name, found in kinds.items():
-        same = sum(d <= SAME for d in found)
+    for name, differences in kinds.items():
+        same = sum(d <= SAME for d in differences)
         rows.append(_row(f"float32, 10 updates, seeds of {bench.members} within 1e-5 of {name}", same))
-        rows.append(_row(f"float32, 10 updates, largest difference of a loss to {name}", max(found)))
+        rows.append(_row(f"float32, 10 updates, largest difference of a loss to {name}", max(differences)))
     rows.append(_row(f"{bench.members} stacks of one / a stack of {bench.members}, products in one order", gain))
     return rows
 

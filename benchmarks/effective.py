@@ -79,16 +79,16 @@ def evaluation(size: dict[str, int], device: str, repeats: int, *, padded: bool 
     read = copy.deepcopy(model)
 
     def effective() -> float:
-        found.clear()
+        read_layers.clear()
         read(**batch)
-        return float(torch.stack([layer.residual for layer in found]).max())
+        return float(torch.stack([layer.residual for layer in read_layers]).max())
 
     jobs = {"eager": lambda: model(**batch), "effective": effective}
-    with read_effective(read) as found:
+    with read_effective(read) as read_layers:
         t = median_seconds(jobs, repeats=repeats, warmup=3, device=device)
         largest = effective()
-        error = largest_error(model, batch, found)
-        alone = device_alone(model, read, found, batch, repeats) if torch.device(device).type == "cuda" else {}
+        error = largest_error(model, batch, read_layers)
+        alone = device_alone(model, read, read_layers, batch, repeats) if torch.device(device).type == "cuda" else {}
     return {
         "what": f"evaluation, every map and residual{', padded' if padded else ''}",
         "eager_ms": 1e3 * t["eager"],
@@ -121,31 +121,31 @@ def by_svd(size: dict[str, int], device: str, repeats: int) -> Row:
     }
 
 
-def largest_error(model: nn.Module, batch: dict[str, Tensor], found: EffectiveLayers) -> float:
+def largest_error(model: nn.Module, batch: dict[str, Tensor], read_layers: EffectiveLayers) -> float:
     """The last layer's maps against float64 throughout."""
     with record(model, layers=-1) as trace:
         model(**batch)
     (layer,) = trace
     call = layer.call
     exact = effective_attention(layer.weights().double(), call.v.double(), key_visible=call.key_visible)
-    return float((found[-1].weights - exact.weights).abs().max())
+    return float((read_layers[-1].weights - exact.weights).abs().max())
 
 
 def device_alone(
-    model: nn.Module, read: nn.Module, found: EffectiveLayers, batch: dict[str, Tensor], repeats: int
+    model: nn.Module, read: nn.Module, read_layers: EffectiveLayers, batch: dict[str, Tensor], repeats: int
 ) -> dict[str, float]:
     """What the device takes for the layers of both evaluations when it never waits for the host: CUDA graphs."""
 
     def layers(of: nn.Module) -> Callable[[], object]:
-        given: list[Any] = []
-        # The embeddings and the mask are made on the host's word, and cannot be captured.
-        hook = of.encoder.register_forward_pre_hook(lambda _, *inputs: given.extend(inputs), with_kwargs=True)
+        encoder_inputs: list[Any] = []
+        # Making the embeddings and the mask waits for the host, so it cannot be captured.
+        hook = of.encoder.register_forward_pre_hook(lambda _, *inputs: encoder_inputs.extend(inputs), with_kwargs=True)
         of(**batch)
         hook.remove()
-        args, kwargs = given
+        args, kwargs = encoder_inputs
 
         def go() -> object:
-            found.clear()
+            read_layers.clear()
             return of.encoder(*args, **kwargs)
 
         return go

@@ -49,7 +49,7 @@ class Config:
     padded: bool = False
     vocab: int = 8192
     repeats: int = 3
-    # Steps between two readings of the clock; the usual way's are so long that the host never shows.
+    # Steps between two readings of the clock. Steps of the usual way are so long that the host's time does not matter.
     block: int = 8
     usual: bool = True
     seed: int = 0
@@ -131,7 +131,7 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
         small = {"width": 32, "heads": 4} if config.model == "tiny" else {}
         base = named_config("roberta-12" if config.model == "tiny" else config.model)
         made = replace(base, vocab=config.vocab, layers=config.layers, max_length=config.length, **small)
-        # Made where it trains: a CPU would take longer over the random numbers than a GPU over all steps.
+        # Made on the device: drawing random numbers on a CPU would take longer than all steps on a GPU.
         with device:
             model = Transformer(made).to(device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda" or None)
@@ -147,8 +147,8 @@ def steps_of(config: Config, device: torch.device, kept: ExitStack) -> dict[str,
                 total, count = task(model, output, batch, 0)
                 loss = total / count
                 if term is not None:
-                    found = term(model, output, batch, 0)
-                    loss = loss + term.weight(0) * found.total / found.count
+                    pull = term(model, output, batch, 0)
+                    loss = loss + term.weight(0) * pull.total / pull.count
                 elif way == "usual":
                     loss = loss + 10 * usual_loss(eager, guidance, batch)
                     eager.maps.clear()
@@ -171,11 +171,11 @@ def check(
     ids = torch.randint(3, 31, (2, length), generator=generator)
     seen = torch.arange(length) < torch.tensor([[length], [length - 29]]) if padded else None
     heads = Guidance(fraction=1.0).assign(6)
-    given = [torch.randn(2, 6, length, width, generator=generator).to(dtype) for _ in range(3)]
+    qkv = [torch.randn(2, 6, length, width, generator=generator).to(dtype) for _ in range(3)]
     slopes: list[Tensor] = []
-    found = []
+    by_precision = []
     for precision in (torch.float64, dtype):
-        leaves = [t.to(device, precision).requires_grad_() for t in given]
+        leaves = [t.to(device, precision).requires_grad_() for t in qkv]
         call = AttentionCall(*leaves, key_visible=None if seen is None else seen.to(device), causal=causal)
         targets = {name: layer_targets(name, call, ids.to(device), tokens=TOKENS) for name in heads}
         out, errors = attend_guided(call, Groups(heads, targets))
@@ -183,11 +183,11 @@ def check(
         grads = torch.autograd.grad(
             (out, errors), leaves, [x.to(t) for x, t in zip(slopes, (out, errors), strict=True)]
         )
-        found.append([t.detach().double() for t in (out, errors, *grads)])
+        by_precision.append([t.detach().double() for t in (out, errors, *grads)])
     names = ("output", "row_errors", "dq", "dk", "dv")
-    off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *found, strict=True)}
-    told = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
-    return {**told, "padded": padded, "causal": causal, **off}
+    off = {n: float((a - b).norm() / a.norm()) for n, a, b in zip(names, *by_precision, strict=True)}
+    labels = {"dtype": str(dtype).removeprefix("torch."), "width": width, "length": length}
+    return {**labels, "padded": padded, "causal": causal, **off}
 
 
 def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[str, Any]]:
@@ -221,15 +221,15 @@ def measure(config: Config, device: torch.device, kept: ExitStack) -> list[dict[
 
 
 def host_seconds(step: Callable[[], None], device: torch.device) -> float:
-    """How long the host is busy with a step that finds the device idle: the least of three."""
-    found = []
+    """Host time of a step that starts while the device is idle: the least of three."""
+    seconds = []
     for _ in range(3):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         start = time.perf_counter()
         step()
-        found.append(time.perf_counter() - start)
-    return min(found)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def main() -> None:

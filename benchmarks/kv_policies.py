@@ -118,7 +118,7 @@ def together(old: Row | None, new: Row) -> Row:
 
 
 def training(folder: Path) -> Row:
-    """How the model was trained, where its folder says it."""
+    """The record of the model's training, if its folder has one."""
     for path in (folder / "training.json", folder / "run.json"):
         if path.exists():
             return {"training": json.loads(path.read_text(encoding="utf-8"))}
@@ -128,14 +128,14 @@ def training(folder: Path) -> Row:
 def by_budget(rows: list[Row]) -> list[Row]:
     """Loss above the full cache's with the reach of its interval, a column for each budget."""
     budgets = sorted({row["budget"] for row in rows if row["budget"]})
-    found: dict[tuple[str, ...], Row] = {}
+    by_policy: dict[tuple[str, ...], Row] = {}
     for row in rows:
         if row["budget"]:
             key = (row["model"], row["text"], row["policy"])
             empty = dict(zip(("model", "text", "policy"), key, strict=True)) | {f"{n} keys": None for n in budgets}
             cell = f"{row['loss_over_full']:.3f} ± {row['plus_minus']:.3f}"
-            found.setdefault(key, empty)[f"{row['budget']} keys"] = cell
-    return list(found.values())
+            by_policy.setdefault(key, empty)[f"{row['budget']} keys"] = cell
+    return list(by_policy.values())
 
 
 def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> Iterator[Row]:
@@ -180,16 +180,16 @@ def measure(model: Any, ids: Tensor, named: Row, args: argparse.Namespace) -> It
 def against_mass(rows: list[Row]) -> list[Row]:
     """Each policy's loss less that of attention mass with the same budget, window by window."""
     mass = {(row["text"], row["budget"]): row["losses"] for row in rows if row["policy"] == "mass"}
-    found = []
+    compared = []
     for row in rows:
         if (peer := mass.get((row["text"], row["budget"]))) and row["policy"] != "mass":
             gap, reach = interval([a - b for a, b in zip(row["losses"], peer, strict=True)])
             verdict = "better" if gap + reach < 0 else "worse" if gap - reach > 0 else "no difference"
-            found.append(
+            compared.append(
                 {name: row[name] for name in ("model", "text", "policy", "budget", "windows")}
                 | {"loss_over_mass": gap, "plus_minus": reach, "verdict": verdict}
             )
-    return found
+    return compared
 
 
 def interval(differences: list[float]) -> tuple[float, float]:

@@ -51,7 +51,7 @@ def memory(name: str) -> float:
 
 
 def reset_peak() -> float:
-    """Forget the peak of the imports, and say what is held now."""
+    """Reset the peak of memory after the imports; returns the memory in use."""
     Path("/proc/self/clear_refs").write_text("5")
     return memory("VmRSS")
 

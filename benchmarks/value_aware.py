@@ -68,8 +68,8 @@ def main() -> None:
                 if args.write:
                     write_results(args.write / f"{title}.json", make_results(title, "OVA", {name: rows}, config=config))
                 if not args.json:
-                    told = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
-                    print(", ".join(told), flush=True)
+                    values = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+                    print(", ".join(values), flush=True)
         if args.json:
             print(json.dumps(result, indent=1))
 
@@ -112,7 +112,7 @@ def support(size: dict[str, int], device: str, repeats: int) -> list[dict[str, A
     call = al.AttentionCall(q, k, v)
     alpha = al.Softmax().weights(call)
     exact = alpha @ v
-    found = caratheodory(alpha[0], v[0])
+    weights = caratheodory(alpha[0], v[0])
     some = torch.randperm(size["heads"] * n)[: size["nnls"]].tolist()
     systems = [
         (
@@ -141,8 +141,8 @@ def support(size: dict[str, int], device: str, repeats: int) -> list[dict[str, A
             "nnls_loop_seconds": loop,
             "x_faster_than_nnls": loop / seconds["support"],
             "x_softmax": seconds["support"] / seconds["softmax"],
-            "largest_support": int((found > 0).sum(-1).max()),
-            "largest_output_error": float((found @ v[0] - exact[0]).abs().max()),
+            "largest_support": int((weights > 0).sum(-1).max()),
+            "largest_output_error": float((weights @ v[0] - exact[0]).abs().max()),
         }
     ]
 

@@ -134,7 +134,7 @@ def _lines(
     log: bool = False,
     from_zero: bool = True,
 ) -> str:
-    """Lines with their keys; the y axis begins at zero unless x is logarithmic or it is told not to."""
+    """Lines with their keys; the y axis begins at zero unless x is logarithmic or ``from_zero`` is false."""
     left, top, width, height = 60, 20, 340, 220
     every = sorted({x for s in series for x in s[3]})
     ceiling = max(y for s in series for y in s[4])

@@ -38,7 +38,7 @@ def _glue(model: str, n: int | None, task: str, *, continued: bool = True) -> Ce
 
 
 def _masked(model: str, n: int | None, *, continued: bool = True) -> Cell:
-    """The loss at masked tokens: what continuing gives back, where small models' accuracies hardly tell."""
+    """The loss at masked tokens, which separates models that are too small to differ in accuracy."""
     return cell("pretraining", "loss", model=model, n=n, continued=continued)
 
 
@@ -50,12 +50,12 @@ def _at_longest(table: str, column: str, first: str, second: str, low: float, hi
     """The ratio first / second at the greatest length that both have lies between the bounds."""
 
     def run(result: Result, _: Bounds | None) -> Verdict:
-        found = averages(result, table, column, "model", "length")
-        shared = [n for model, n in found if model == first and (second, n) in found]
+        by_length = averages(result, table, column, "model", "length")
+        shared = [n for model, n in by_length if model == first and (second, n) in by_length]
         if not shared:
             raise Missing(f"table {table} has no length that both {first} and {second} have")
         longest = max(shared)
-        ratio = found[first, longest] / found[second, longest]
+        ratio = by_length[first, longest] / by_length[second, longest]
         ours = f"{number(ratio)} times at {number(longest)} tokens"
         return Verdict(HELD if low <= ratio <= high else NOT_HELD, ours)
 
@@ -67,10 +67,10 @@ def _flat(model: str) -> Predicate:
 
     def run(result: Result, _: Bounds | None) -> Verdict:
         every = averages(result, "figure_1", "tokens_per_second", "model", "length")
-        found = {length: speed for (name, length), speed in every.items() if name == model}
-        if len(found) < 2:
+        speeds = {length: speed for (name, length), speed in every.items() if name == model}
+        if len(speeds) < 2:
             raise Missing(f"table figure_1 needs at least two lengths of {model}")
-        kept = found[max(found)] / found[min(found)]
+        kept = speeds[max(speeds)] / speeds[min(speeds)]
         return Verdict(HELD if kept >= 0.8 else NOT_HELD, f"{model} keeps {number(kept)} of its speed")
 
     return Predicate(run, (cell("figure_1", "tokens_per_second", model=model),))

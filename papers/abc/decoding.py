@@ -1,8 +1,8 @@
 """``python -m papers abc-decoding``: Figures 1 and 2 and Table 6, what a decoded token costs after many others.
 
 A sequence-to-sequence model reads N tokens and writes N, greedily, 16 rows at once. A step's time is measured with its
-cache filled to several lengths; on a GPU the step is one captured graph, so that launches hide nothing. The time of a
-whole sequence is the sum of its steps' times, by the trapezoidal rule between the lengths measured.
+cache filled to several lengths. On a GPU the step is one captured graph, so that its time is not that of its launches.
+The time of a whole sequence is the sum of its steps' times, by the trapezoidal rule between the lengths measured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ KEYS = {
     "exponents": ["model", "quantity"],
 }
 NOTES = {
-    "figure_1": "Tokens a second of all rows over a whole sequence: N tokens read, N written.",
+    "figure_1": "Tokens a second of all rows over a whole sequence: N tokens read, N written. The sequence is not "
+    "decoded as a whole: its time is the sum of its steps' times, which are measured at these lengths and interpolated "
+    "linearly between them.",
     "figure_2": "Megabytes that the caches of self- and cross-attention hold after N tokens, all rows.",
     "exponents": "The slope of log(time of a sequence) and of log(memory) against log N, over the upper half of the "
     "lengths.",
@@ -56,7 +58,7 @@ class AbcDecodingConfig:
     batch: int = 16
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
     repeats: int = 7
-    # Steps timed together, so that a clock's reading is long beside its error.
+    # Steps timed together, so that the clock's error is small beside their time.
     together: int = 10
     models: tuple[str, ...] = tuple(MODELS)
 
@@ -121,7 +123,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
     x, y = [math.log(n) for n in lengths], [math.log(v) for v in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
-    # A constant's slope is nothing but rounding.
+    # The slope of a constant is rounding error.
     return round(slope, 9)
 
 
@@ -149,18 +151,18 @@ def _steps(model: Transformer, config: AbcDecodingConfig, length: int) -> tuple[
     source = EncoderOutput(torch.randn(config.batch, length, model.config.width, device=device, dtype=kind), None)
     cache = model.make_cache(config.batch, length + 1)
     token = torch.zeros(config.batch, 1, dtype=torch.long, device=device)
-    # A first step makes what the source leaves in the cache; then the past is as long as asked.
+    # The first step writes the source's keys and values into the cache; then the past is set to the wanted length.
     model.decode(token, source, cache=cache)
     _lengthen(cache, length)
-    # What is left of the source is in the cache.
+    # From now on the source is read from the cache.
     source = EncoderOutput(source.hidden[:, :1].clone(), None)
     memories = (cache, *cache.layers, *cache.cross, *(m.state for m in cache.cross if m.state is not None))
     past = [dict(vars(memory)) for memory in memories]
 
     @torch.no_grad()
     def step() -> Tensor:
-        # The same position after the same past again: its cost is what is measured, and a captured step goes on reading
-        # the tensors that it began with, so that they must live.
+        # Every step is at the same position after the same past. A captured step reads the tensors that it was captured
+        # with, so they must stay alive.
         for memory, held in zip(memories, past, strict=True):
             vars(memory).update(held)
         head: Any = model.head

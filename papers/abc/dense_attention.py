@@ -2,7 +2,7 @@
 
 Slots: with E = exp(log alpha - its largest), Z = the sums of E over each prefix and A = tril(scale q k^T):
 P = softmax((A E) / Z), W = tril((P / Z) E^T). Kernels: W = tril(phi(q) phi(k)^T), its rows divided by their sums.
-What the linear forms gain in memory they lose in launches.
+The linear forms need less memory, but more launches.
 
 ``short_attention`` goes further, for translators of sentences: softmax attention without checks for empty rows.
 """
@@ -41,7 +41,7 @@ LEAST = torch.finfo(torch.float32).tiny
 
 
 class _Dense(Mechanism, nn.Module):
-    """Another form of a mechanism: what it is and what it refuses stay the same."""
+    """Another form of a mechanism, with the same reference and the same refusals."""
 
     def __init__(self, inner: Any) -> None:
         nn.Module.__init__(self)
@@ -116,10 +116,10 @@ class DenseKernel(_Dense):
 
 
 class ShortSoftmax(Softmax):
-    """Softmax attention for finite keys and for queries that see at least one: nothing is hidden but by the scores."""
+    """Softmax attention for finite keys, and for queries that see at least one: hidden keys only lose their scores."""
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        """SDPA; a call that is causal has no padding, or has it at the end, where no token looks."""
+        """SDPA; a causal call has no padding, or has it at the end, after every token that attends."""
         seen = None if call.causal or call.key_visible is None else call.key_visible[:, None, None, :]
         return scaled_dot_product_attention(
             call.q, call.k, call.v, attn_mask=seen, is_causal=call.causal, scale=call.softmax_scale

@@ -1,4 +1,4 @@
-"""What the curves of ``abc-distill`` say: the gap closed after equal times, of a shared device or of one alone."""
+"""Tables from the curves of ``abc-distill``: the gap closed after equal times, as it ran or alone on the device."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
 def closed_after(curve: Rows) -> Rows:
     """The share of the gap closed after an eighth, a quarter, half and all of the ``seconds`` that every method had.
 
-    ``clock`` says which: those of the device alone where they are known, or as it ran. Between two points of a curve
-    its line counts. ``as_good_after`` is when a method first stood where the best way of continuing stood after all;
-    none where a seed never did. Each is the mean over seeds; ``deviation`` is that of the last share.
+    ``clock`` says which seconds: those of the device alone where they are known, or as it ran. Curves are interpolated
+    linearly. ``as_good_after`` is when a method first reached the end of the best way of continuing; None where a seed
+    never did. Each is the mean over seeds; ``deviation`` is that of the last share.
 
     >>> rows = [dict(subject="s", method="continued", seconds=t, gap_closed=g) for t, g in ((8.0, 0.4), (16.0, 0.6))]
     >>> [row[part] for row in closed_after(rows) for part in ("clock", "seconds", *PARTS, "as_good_after", "seeds")]
@@ -42,13 +42,13 @@ def closed_after(curve: Rows) -> Rows:
     lines = _lines_by_method(curve)
     alone = {row["subject"] for row in curve if "h200_seconds" in row}
     ends = {place: min(points[-1][0] for points in methods.values()) for place, methods in lines.items()}
-    found = []
+    shares = []
     for (subject, seed), methods in lines.items():
-        # All seeds of a subject are asked at the same times.
+        # All seeds of a subject are read at the same times.
         end = min(seconds for (other, _), seconds in ends.items() if other == subject)
         continued = [_between(points, end) for method, points in methods.items() if method.startswith("continued")]
         for method, points in methods.items():
-            found.append(
+            shares.append(
                 {
                     "subject": subject, "method": method, "seed": seed, "seconds": end,
                     "clock": "alone" if subject in alone else "as it ran",
@@ -56,7 +56,7 @@ def closed_after(curve: Rows) -> Rows:
                     "as_good_after": _first_at(points, max(continued)) if continued else None,
                 }
             )  # fmt: skip
-    return _means(found, ["subject", "method", "clock"], spread_of="all")
+    return _means(shares, ["subject", "method", "clock"], spread_of="all")
 
 
 def _lines_by_method(curve: Rows) -> dict[tuple[str, int], dict[str, Line]]:
@@ -75,15 +75,15 @@ def _means(rows: Rows, keys: Sequence[str], *, spread_of: str | None = None) -> 
     settings: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
         settings.setdefault(tuple(row[key] for key in keys), []).append(row)
-    found = []
+    averaged = []
     for setting, some in settings.items():
         numbers = [name for name in some[0] if name not in (*keys, "seed")]
         values: dict[str, list[Any]] = {name: [row.get(name) for row in some] for name in numbers}
         shown = {name: fmean(each) if None not in each else None for name, each in values.items()}
         if spread_of is not None:
             shown["deviation"] = stdev(values[spread_of]) if len(some) > 1 else None
-        found.append({**dict(zip(keys, setting, strict=True)), **shown, "seeds": len(some)})
-    return found
+        averaged.append({**dict(zip(keys, setting, strict=True)), **shown, "seeds": len(some)})
+    return averaged
 
 
 def _between(points: Line, at: float) -> float:

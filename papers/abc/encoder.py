@@ -1,6 +1,6 @@
 """A Hugging Face BERT as our transformer, weight by weight, and its loss at a fixed number of places.
 
-Our own runs as one captured graph with padding in it, which Hugging Face's reading of masks does not allow.
+Ours can be captured as one graph with padding in it; Hugging Face's cannot, because of how it reads masks.
 """
 
 from __future__ import annotations

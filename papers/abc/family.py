@@ -32,9 +32,9 @@ def _row(name: str) -> dict[str, Any]:
     spec = next(spec for spec in all_mechanisms() if spec.partition(":")[0] == name)
     mech = mechanism(spec)
     # The first sentence of a member's docstring is its control in the paper's symbols.
-    said = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
-    where = re.search(r" \((?:[^()]*; )?ABC, ([^()]*)\)", said)
-    control = said[: where.start()] if where else said
+    first_sentence = " ".join((type(mech).__doc__ or "").split("\n\n")[0].split())
+    where = re.search(r" \((?:[^()]*; )?ABC, ([^()]*)\)", first_sentence)
+    control = first_sentence[: where.start()] if where else first_sentence
     refused = mech.cannot()
     return {
         "member": f"`{name}`",
@@ -47,7 +47,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _depends_on(mech: Any, refused: dict[str, str]) -> str:
-    """The content of tokens where it needs what keys were made from, or changes with the keys; else positions."""
+    """Content, if the control needs the inputs of the keys or changes with the keys; else position."""
     if "no-x" in refused:
         return "content"
     torch.manual_seed(0)

@@ -28,13 +28,22 @@ Points = list[tuple[float, float]]
 
 
 def decoding(tables: Tables) -> str:
-    """Tokens a second and megabytes of the caches against the length; lengths and megabytes in powers of two."""
+    """Tokens a second and megabytes of the caches against the length; lengths and megabytes in powers of two.
+
+    The speed of a sequence is summed from timed single steps (see decoding.py), and the panel's title says so.
+    """
     speed = _lines(tables["figure_1"], "model", "length", "tokens_per_second")
     memory = _lines(tables["figure_2"], "model", "length", "memory")
     across = "log2 of the length"
     return line_panels(
         [
-            Panel("Figure 1: decoding speed", _drawn(speed, x=math.log2), across, "tokens a second", low=0),
+            Panel(
+                "Figure 1: decoding speed, from timed steps",
+                _drawn(speed, x=math.log2),
+                across,
+                "tokens a second",
+                low=0,
+            ),
             Panel("Figure 2: memory", _drawn(memory, x=math.log2, y=math.log2), across, "log2 of megabytes"),
         ]
     )
@@ -76,10 +85,10 @@ def _longest_seed(rows: Sequence[Mapping[str, Any]], variants: Sequence[str]) ->
 
 
 def _lines(rows: Sequence[Mapping[str, Any]], key: str, x: str, y: str) -> dict[str, Points]:
-    found: dict[str, Points] = {}
+    lines: dict[str, Points] = {}
     for row in rows:
-        found.setdefault(row[key], []).append((row[x], row[y]))
-    return found
+        lines.setdefault(row[key], []).append((row[x], row[y]))
+    return lines
 
 
 def _drawn(

@@ -21,7 +21,7 @@ from attnlab.models import CausalLM, Transformer, named_config
 from attnlab.training import Schedule
 from attnlab.training.side_by_side import Fitted, fit
 from papers.abc.dense_attention import dense_attention
-from papers.abc.lm_config import KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant
+from papers.abc.lm_config import CONFIGS, KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant, variants_of
 from papers.abc.lm_differences import differences, undecided
 from papers.abc.tables import Rows, curves, means, spread
 from papers.common.compiling import compiled_parts
@@ -30,11 +30,23 @@ from papers.common.wiki_corpus import WikiCorpus
 from papers.value_aware.causal_lm import Score, causal_loss, sliding_windows
 from papers.value_aware.training import uncompiled
 
-__all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "build", "derived", "run_table", "untestable"]
+__all__ = [
+    "CONFIGS",
+    "KEYS",
+    "NAME",
+    "NOTES",
+    "TABLES",
+    "AbcLmConfig",
+    "Variant",
+    "build",
+    "derived",
+    "run_table",
+    "untestable",
+]
 
-# Updates between looks at the clock, and at the held-out loss.
+# Updates between evaluations of the held-out loss.
 CURVE = 250
-# Of the time; the rest is for the test set.
+# The share of the time for training; the rest is for the test set.
 TRAINING = 0.93
 
 
@@ -54,9 +66,9 @@ def build(config: AbcLmConfig, table: str, variant: Variant, *, vocab: int, seed
             hidden=4 * config.width,
             layers=config.deep_layers if deep else config.layers,
             layer_dropout=config.layer_dropout if deep else 0.0,
-            final_norm=True,
+            final_norm=config.final_norm,
             dropout=config.dropout,
-            activation_dropout=0.0,
+            activation_dropout=config.activation_dropout,
             max_length=config.length,
             causal_attention=variant.spec.format(length=config.length),
         )
@@ -68,63 +80,136 @@ def run_table(
 ) -> None:
     """Train the models of a table, all seeds side by side, so that they have equally many updates; then score them.
 
-    ``seconds`` is for both.
+    ``seconds`` is for both. Models that start from another trained one follow when that one is trained.
     """
     began = time.monotonic()
-    rows = [v for v in TABLES[table] if config.models is None or v.key in config.models]
-    seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in rows)]
+    variants = variants_of(table, config)
+    seeds = [s for s in config.seeds if not all(part.has(table, model=v.model, n=v.n, seed=s) for v in variants)]
     if not seeds:
         return
-    stores, device = WikiCorpus(corpus), best_device()
-    tokeniser = stores.tokeniser()
-    vocab = -(-tokeniser.vocab_size // 64) * 64
-    runs = [_Run(v, seed, build(config, table, v, vocab=vocab, seed=seed).to(device)) for seed in seeds for v in rows]
-    sources = {seed: _source(stores, config, seed) for seed in seeds}
-    valid = _windows(stores, "valid", config, device, context=0)[0]
-
-    def look(step: int) -> None:
-        if step % CURVE == 0:
-            for run in runs:
-                _note_loss(table, part, run, valid, step)
-
+    training = _Training(table, config, part, WikiCorpus(corpus))
+    runs = [training.run(v, seed) for seed in seeds for v in variants]
     with ExitStack() as stack:
         for run in runs:
             stack.enter_context(dense_attention(run.model))
-        if config.compile and device.type == "cuda":
+        if config.compile and best_device().type == "cuda":
             stack.enter_context(compiled_parts(run.model for run in runs))
-        found = fit(
+        _train_in_turn(training, runs, steps=steps, ends=began + TRAINING * seconds)
+        training.score(runs)
+
+
+def _train_in_turn(training: _Training, runs: Sequence[_Run], *, steps: int | None, ends: float) -> None:
+    """Train the models that start from scratch, then those that start from one of them, until the time ``ends``."""
+    from_scratch = [run for run in runs if run.variant.start is None]
+    continued = [run for run in runs if run.variant.start is not None]
+    share = training.config.t2r_updates
+    seconds = (ends - time.monotonic()) / (1 + share * len(continued) / len(from_scratch))
+    fitted = training.train(from_scratch, steps=steps, seconds=seconds)
+    if continued:
+        _start_from_trained(continued, from_scratch)
+        updates = max(1, round(share * fitted.steps))
+        training.train(continued, steps=updates, seconds=ends - time.monotonic())
+
+
+def _start_from_trained(runs: Sequence[_Run], trained: Sequence[_Run]) -> None:
+    """Give each model the weights of the trained one that it starts from, of its seed; those of its features stay."""
+    states = {(run.variant.model, run.seed): run.model.state_dict() for run in trained}
+    for run in runs:
+        assert run.variant.start is not None
+        unexpected = run.model.load_state_dict(states[run.variant.start, run.seed], strict=False).unexpected_keys
+        assert not unexpected, unexpected
+
+
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """The models of a table: how they are trained and scored, and where their rows go."""
+
+    table: str
+    config: AbcLmConfig
+    part: Part
+    stores: WikiCorpus
+
+    def run(self, v: Variant, seed: int) -> _Run:
+        """An untrained model of the table, on the device."""
+        vocab = -(-self.stores.tokeniser().vocab_size // 64) * 64
+        return _Run(v, seed, build(self.config, self.table, v, vocab=vocab, seed=seed).to(best_device()))
+
+    def train(self, runs: Sequence[_Run], *, steps: int | None, seconds: float) -> Fitted:
+        """Train models side by side, with their held-out losses during training and their sizes at the end."""
+        valid = self._windows("valid", context=0)[0]
+
+        def on_pause(step: int) -> None:
+            if step % CURVE == 0:
+                for run in runs:
+                    self._note_loss(run, valid, step)
+
+        sources = {seed: self._source(seed) for seed in dict.fromkeys(run.seed for run in runs)}
+        fitted = fit(
             {run.key: run.model for run in runs},
             {run.key: sources[run.seed] for run in runs},
             term=CausalLM(),
-            recipe=config.recipe,
-            schedule=Schedule("cosine", warmup=config.warmup),
+            recipe=self.config.recipe,
+            schedule=Schedule("cosine", warmup=self.config.warmup),
             steps=steps,
-            seconds=TRAINING * seconds - (time.monotonic() - began),
-            streams=min(config.streams, len(runs)),
+            seconds=seconds,
+            streams=min(self.config.streams, len(runs)),
             every=CURVE,
-            on_pause=look,
+            on_pause=on_pause,
         )
         for run in runs:
-            _note_size(table, config, part, run, found)
-            _note_loss(table, part, run, valid, found.steps)
-        _score_all(table, config, part, runs, stores, device)
+            self._note_size(run, fitted)
+            self._note_loss(run, valid, fitted.steps)
+        return fitted
 
+    def score(self, runs: Sequence[_Run]) -> None:
+        """The perplexities of all models on both held-out sets, with every context that the table has."""
+        shallow = self.table == "table_2a"
+        for context in self.config.contexts if shallow else (self.config.deep_context,):
+            test, tokens_per_word = self._windows("wikitext103-test", context=context)
+            dev, dev_tokens_per_word = self._windows("wikitext103-valid", context=context)
+            for run in runs:
+                score = _loss(run.model, test)
+                self.part.row(
+                    self.table,
+                    **run.labels,
+                    **({"context": context} if shallow else {}),
+                    perplexity=math.exp(score.loss * tokens_per_word),
+                    perplexity_dev=math.exp(_loss(run.model, dev).loss * dev_tokens_per_word),
+                    perplexity_per_token=score.perplexity(),
+                    loss=score.loss,
+                    predicted=score.tokens,
+                )
 
-def _source(stores: WikiCorpus, config: AbcLmConfig, seed: int) -> CausalSource:
-    specials = stores.tokeniser().specials
-    blocks = Blocks(stores.store("train"), specials, length=config.length, form="stream", seed=seed)
-    return CausalSource(blocks, config.batch, seed=seed)
+    def _source(self, seed: int) -> CausalSource:
+        specials = self.stores.tokeniser().specials
+        blocks = Blocks(self.stores.store("train"), specials, length=self.config.length, form="stream", seed=seed)
+        return CausalSource(blocks, self.config.batch, seed=seed)
 
+    def _windows(self, name: str, *, context: int) -> tuple[_Batches, float]:
+        """(the windows of a store, its tokens per word); unknown words count on neither side."""
+        config, specials, store = self.config, self.stores.tokeniser().specials, self.stores.store(name)
+        assert specials.eos is not None
+        tokens, labels = sliding_windows(
+            store, specials.eos, length=config.length, context=max(1, context), unknown=specials.unk
+        )
+        words = store.meta["words"] - store.meta["unknown_words"] if "words" in store.meta else None
+        ratio = 1.0 if words is None else int((labels[:, 1:] != IGNORED).sum()) / words
+        every = config.eval_every if context > config.length // 2 else 1
+        chosen = slice(None, None if config.eval_rows is None else every * config.eval_rows, every)
+        return _Batches(tokens[chosen], labels[chosen], config.eval_batch, best_device()), ratio
 
-def _score_all(
-    table: str, config: AbcLmConfig, part: Part, runs: Sequence[_Run], stores: WikiCorpus, device: torch.device
-) -> None:
-    """The perplexities of all models, with every context that the table has."""
-    shallow = table == "table_2a"
-    for context in config.contexts if shallow else (config.deep_context,):
-        windows, tokens_per_word = _windows(stores, "wikitext103-test", config, device, context=context)
-        for run in runs:
-            _score(table, part, run, windows, tokens_per_word, {"context": context} if shallow else {})
+    def _note_loss(self, run: _Run, valid: _Batches, step: int) -> None:
+        self.part.row("curves", setting=self.table, **run.labels, step=step, loss=_loss(run.model, valid).loss)
+
+    def _note_size(self, run: _Run, fitted: Fitted) -> None:
+        tokens = fitted.steps * self.config.batch * self.config.length
+        parameters = sum(p.numel() for p in run.model.parameters())
+        inner = parameters - run.model.tokens.weight.numel()  # type: ignore[operator]
+        self.part.row(
+            "training", setting=self.table, **run.labels, steps=fitted.steps, tokens=tokens,
+            seconds=round(fitted.seconds, 1), parameters=parameters, without_embeddings=inner,
+            tokens_per_parameter=tokens / inner, **({"start": run.variant.start} if run.variant.start else {}),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,88 +227,45 @@ class _Run:
         return {"model": self.variant.model, "n": self.variant.n, "seed": self.seed}
 
 
-def _note_loss(table: str, part: Part, run: _Run, valid: _Batches, step: int) -> None:
-    part.row("curves", setting=table, **run.labels, step=step, loss=_loss(run.model, valid).loss)
-
-
 def _loss(model: Transformer, windows: _Batches) -> Score:
     training = model.training
     with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.device.type == "cuda"), uncompiled():
-        found = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
+        score = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
     model.train(training)
-    return found
-
-
-def _note_size(table: str, config: AbcLmConfig, part: Part, run: _Run, found: Fitted) -> None:
-    tokens = found.steps * config.batch * config.length
-    parameters = sum(p.numel() for p in run.model.parameters())
-    inner = parameters - run.model.tokens.weight.numel()  # type: ignore[operator]
-    part.row(
-        "training", setting=table, **run.labels, steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1),
-        parameters=parameters, without_embeddings=inner, tokens_per_parameter=tokens / inner,
-    )  # fmt: skip
-
-
-def _score(
-    table: str, part: Part, run: _Run, windows: _Batches, tokens_per_word: float, labels: Mapping[str, Any]
-) -> None:
-    found = _loss(run.model, windows)
-    part.row(
-        table,
-        **run.labels,
-        **labels,
-        perplexity=math.exp(found.loss * tokens_per_word),
-        perplexity_per_token=found.perplexity(),
-        loss=found.loss,
-        predicted=found.tokens,
-    )
-
-
-def _windows(
-    stores: WikiCorpus, name: str, config: AbcLmConfig, device: torch.device, *, context: int
-) -> tuple[_Batches, float]:
-    """(the windows, tokens per word of the whole store); unknown words count on neither side."""
-    specials, store = stores.tokeniser().specials, stores.store(name)
-    assert specials.eos is not None
-    tokens, labels = sliding_windows(
-        store, specials.eos, length=config.length, context=max(1, context), unknown=specials.unk
-    )
-    words = store.meta["words"] - store.meta["unknown_words"] if "words" in store.meta else None
-    ratio = 1.0 if words is None else int((labels[:, 1:] != IGNORED).sum()) / words
-    every = config.eval_every if context > config.length // 2 else 1
-    chosen = slice(None, None if config.eval_rows is None else every * config.eval_rows, every)
-    return _Batches(tokens[chosen], labels[chosen], config.eval_batch, device), ratio
+    return score
 
 
 def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """Claims that seeds leave open, and those about a context where no model has learned to use it."""
-    open_ = undecided(differences(tables))
-    found: dict[int, list[float]] = {}
+    """Claims that seeds leave undecided, and those about a context where no model has learned to use it."""
+    reasons = undecided(differences(tables))
+    base: dict[int, list[float]] = {}
     for row in tables.get("table_2a", []):
         if row["model"] == "BASE":
-            found.setdefault(row["context"], []).append(row["perplexity"])
-    if 0 not in found or 480 not in found:
-        return open_
-    gain = 1 - (sum(found[480]) / len(found[480])) / (sum(found[0]) / len(found[0]))
+            base.setdefault(row["context"], []).append(row["perplexity"])
+    if 0 not in base or 480 not in base:
+        return reasons
+    gain = 1 - fmean(base[480]) / fmean(base[0])
     if gain > 0.02:
-        return open_
+        return reasons
     why = f"BASE itself gains {100 * gain:.1f} % of perplexity from a context of 480: too little training to use one"
-    return open_ | {"abc-gap-grows-with-context": why, "abc-linformer-worsens-with-context": why}
+    return reasons | {"abc-gap-grows-with-context": why, "abc-linformer-worsens-with-context": why}
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
     """The tables with their seeds averaged, perplexities over BASE's, and how the models were trained."""
-    found = {"differences": rows} if (rows := differences(tables)) else {}
+    made = {"differences": rows} if (rows := differences(tables)) else {}
     for table, keys in (("table_2a", ["model", "n", "context"]), ("table_2b", ["model", "n"])):
-        rows, over = means(tables.get(table, []), keys, "perplexity"), _over_base(tables.get(table, []))
+        all_rows = tables.get(table, [])
+        dev = ("perplexity_dev",) if all("perplexity_dev" in row for row in all_rows) else ()
+        rows, over = means(all_rows, keys, "perplexity", also=dev), _over_base(all_rows)
         times = {tuple(row[key] for key in keys): row["times_base"] for row in means(over, keys, "times_base")}
         for row in rows:
             row["times_base"] = times.get(tuple(row[key] for key in keys))
         if rows:
-            found[f"{table}_means"] = rows
-            found[f"{table}_training"] = _trained(tables, table)
-            found[f"{table}_seeds"] = _by_seed(tables, table, over)
-    return found
+            made[f"{table}_means"] = rows
+            made[f"{table}_training"] = _trained(tables, table)
+            made[f"{table}_seeds"] = _by_seed(tables, table, over)
+    return made
 
 
 def _over_base(rows: Rows) -> Rows:
@@ -260,10 +302,10 @@ def _trained(tables: dict[str, Rows], table: str) -> Rows:
     """Sizes, the fewest tokens that a seed of a model saw for each of its parameters, and the curves' ends."""
     mine = {name: [row for row in tables.get(name, []) if row["setting"] == table] for name in ("training", "curves")}
     ends = {(row["model"], row["n"]): row for row in curves(mine["curves"], ["model", "n"])}
-    found: dict[tuple[str, int | None], dict[str, Any]] = {}
+    by_model: dict[tuple[str, int | None], dict[str, Any]] = {}
     for row in mine["training"]:
         key = row["model"], row["n"]
-        shown = found.setdefault(
+        shown = by_model.setdefault(
             key,
             {
                 "model": key[0], "n": key[1], "parameters": row["parameters"],
@@ -273,7 +315,7 @@ def _trained(tables: dict[str, Rows], table: str) -> Rows:
         )  # fmt: skip
         shown["seeds"] += 1
         shown["tokens_per_parameter"] = min(shown["tokens_per_parameter"], row["tokens_per_parameter"])
-    return list(found.values())
+    return list(by_model.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from attnlab.training import Recipe
 
-__all__ = ["KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant"]
+__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "TABLES", "AbcLmConfig", "Variant", "variants_of"]
 
 NAME = "abc-lm"
 KEYS = {
@@ -16,7 +16,8 @@ KEYS = {
     "training": ["setting", "model", "n", "seed"],
 }
 NOTES = {
-    "table_2a": "Test perplexity per word of WikiText-103, as the paper's; perplexity_per_token is per token of our 8k "
+    "table_2a": "Perplexity per word of WikiText-103's test set, as the paper's, and of its validation set "
+    "(perplexity_dev); perplexity_per_token is per token of our 8k "
     "vocabulary. Trained on enwik8's text, lower-cased; words that are <unk> in WikiText-103 are context but are not "
     "predicted. With context 0 every token but a segment's first is predicted.",
     "table_2b": "As 2a, with a context of 256, more layers and layer dropout. ELU's memory is as wide as a head: 128 "
@@ -34,16 +35,18 @@ class Variant:
     model: str
     n: int | None
     spec: str
+    # The row whose trained model this one starts from; None: from scratch.
+    start: str | None = None
 
     @property
     def key(self) -> str:
-        """The row in one word."""
+        """A name for the row, such as ABC_MLP-64."""
         return f"{self.model}-{self.n}"
 
 
 @dataclass(frozen=True)
 class AbcLmConfig:
-    """Table 9's settings, scaled down; the paper's are 16 and 32 layers of width 1,024, 64 segments of 512 a batch."""
+    """Table 9's settings, scaled down. ``CONFIGS["paper"]`` has the paper's."""
 
     # Small: what a model sees for each of its parameters counts for more here than how many it has.
     width: int = 192
@@ -56,16 +59,23 @@ class AbcLmConfig:
     batch: int = 32
     # A model this small does not see a text often enough to learn it by heart.
     dropout: float = 0.0
+    activation_dropout: float = 0.0
+    # A last normalisation; Baevski and Auli (2019) have none.
+    final_norm: bool = True
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, betas=(0.9, 0.98)))
     warmup: int = 200
     contexts: tuple[int, ...] = (0, 480)
     deep_context: int = 256
     seeds: tuple[int, ...] = (0,)
+    # With a row T2R-pretrained, which starts from the trained BASE, as the paper's T2R does (Kasai et al., 2021b), and
+    # then has this share of BASE's updates.
+    t2r_pretrained: bool = False
+    t2r_updates: float = 1.0
     # Rows by their keys, so that processes may share a table; None: all of them.
     models: tuple[str, ...] | None = None
     # Models of all seeds learn at once; those on one stream share their memory.
     streams: int = 5
-    # On a GPU: what lies between products of matrices is fused.
+    # On a GPU the operations between products of matrices are fused.
     compile: bool = True
     # With a context that all but fills a segment, every so many windows of the test set are scored.
     eval_every: int = 4
@@ -76,6 +86,30 @@ class AbcLmConfig:
     def __post_init__(self) -> None:
         if not all(0 <= c < self.length for c in (*self.contexts, self.deep_context)):
             raise ValueError(f"contexts must be shorter than a segment of {self.length}, got {self.contexts}")
+        if self.t2r_updates <= 0:
+            raise ValueError(f"t2r_updates must be positive, got {self.t2r_updates}")
+
+
+# Table 9; the momentum, the clipping and the warm-up are those of Baevski and Auli (2019), on which it builds. The
+# vocabulary is the corpus's: pieces, not words, so that embeddings are not adaptive.
+CONFIGS = {
+    "default": AbcLmConfig(),
+    "paper": AbcLmConfig(
+        width=1024,
+        heads=8,
+        layers=16,
+        deep_layers=32,
+        batch=64,
+        dropout=0.3,
+        activation_dropout=0.1,
+        final_norm=False,
+        recipe=Recipe(kind="nesterov", lr=1.0, betas=(0.99, 0.0), weight_decay=0.0, clip=0.1),
+        warmup=16_000,
+        t2r_pretrained=True,
+        streams=1,
+        eval_batch=8,
+    ),
+}
 
 
 TABLES: dict[str, tuple[Variant, ...]] = {
@@ -86,8 +120,8 @@ TABLES: dict[str, tuple[Variant, ...]] = {
         Variant("ABC_MLP", 32, "abc-mlp:slots=32"),
         Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
     ),
-    # ELU's n is the paper's. RFA's is a sine and a cosine for each of 32 random directions; its sums are at least
-    # what they are in its authors' code, about.
+    # ELU's n is the paper's. RFA's is a sine and a cosine for each of 32 random directions; the least value of its
+    # sums is about that of its authors' code.
     "table_2b": (
         Variant("BASE", None, "softmax"),
         Variant("ELU", 128, "kernel:elu"),
@@ -96,3 +130,15 @@ TABLES: dict[str, tuple[Variant, ...]] = {
         Variant("ABC_MLP", 64, "abc-mlp:slots=64"),
     ),
 }
+# The paper's T2R, which is not trained from scratch as the others are.
+T2R_PRETRAINED = Variant("T2R-pretrained", 64, "t2r:features=64", start="BASE")
+
+
+def variants_of(table: str, config: AbcLmConfig) -> list[Variant]:
+    """The rows of a table that a config asks for."""
+    pretrained = (T2R_PRETRAINED,) if table == "table_2b" and config.t2r_pretrained else ()
+    chosen = [v for v in (*TABLES[table], *pretrained) if config.models is None or v.key in config.models]
+    missing = {v.start for v in chosen if v.start} - {v.model for v in chosen}
+    if missing:
+        raise ValueError(f"T2R-pretrained starts from the trained {', '.join(missing)}; name it in models, too")
+    return chosen

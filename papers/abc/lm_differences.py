@@ -1,4 +1,4 @@
-"""Which differences between the models of Table 2 can be told: their spread over seeds, pooled over a table."""
+"""Which differences between the models of Table 2 are significant, by their spread over seeds, pooled over a table."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def differences(tables: Mapping[str, Rows]) -> Rows:
     contexts, since three values alone hardly tell it. The logarithm of a ratio is then known to t s sqrt(2 / seeds),
     with (models - 1) (seeds - 1) degrees of freedom: a model's contexts say nearly the same of a seed.
     """
-    found: Rows = []
+    rows: Rows = []
     spreads = {table: _pooled(tables.get(table, [])) for table in ("table_2a", "table_2b")}
     for claim, (table, pairs) in COMPARISONS.items():
         values, s, degrees = spreads[table]
@@ -59,26 +59,28 @@ def differences(tables: Mapping[str, Rows]) -> Rows:
             gap = fmean(a - b for a, b in zip(values[first], values[second], strict=True))
             seeds = len(values[first])
             reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
-            found.append(
+            rows.append(
                 {
                     "claim": claim, "first": _name(first), "second": _name(second), "ratio": math.exp(gap),
                     "low": math.exp(gap - reach), "high": math.exp(gap + reach), "seeds": seeds,
                     "first_ahead": sum(a < b for a, b in zip(values[first], values[second], strict=True)),
                 }
             )  # fmt: skip
-    return found
+    return rows
 
 
 def undecided(rows: Rows) -> dict[str, str]:
     """Claims that no pair refutes and not all pairs confirm."""
-    found = {}
+    reasons = {}
     for claim in dict.fromkeys(row["claim"] for row in rows):
         mine = [row for row in rows if row["claim"] == claim]
-        open_ = [row for row in mine if row["low"] <= 1 <= row["high"]]
-        if open_ and not any(row["low"] > 1 for row in mine):
-            told = "; ".join(f"{r['first']} over {r['second']}: {r['low']:.2f} to {r['high']:.2f}" for r in open_)
-            found[claim] = f"perplexities with other seeds: {told}"
-    return found
+        undecided_rows = [row for row in mine if row["low"] <= 1 <= row["high"]]
+        if undecided_rows and not any(row["low"] > 1 for row in mine):
+            intervals = "; ".join(
+                f"{r['first']} over {r['second']}: {r['low']:.2f} to {r['high']:.2f}" for r in undecided_rows
+            )
+            reasons[claim] = f"perplexities with other seeds: {intervals}"
+    return reasons
 
 
 def _pooled(rows: Rows) -> tuple[dict[Place, list[float]], float | None, int]:

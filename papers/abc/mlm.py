@@ -64,11 +64,11 @@ NOTES = {
 
 # Tokens of a row, as in the paper.
 LENGTH = 512
-# Updates between looks at the held-out loss.
+# Updates between evaluations of the held-out loss.
 CURVE = 500
-# The share of a task with a large training set in the time for fine-tuning, over that of the others.
+# A task with a large training set gets this many times the fine-tuning time of another task.
 LARGE = 2.0
-# What the speed of softmax attention is without a fused kernel.
+# Softmax attention without a fused kernel: the paper's point of comparison for speed.
 UNFUSED = "unfused"
 # The pretrained model's own attention: nothing is converted.
 SOFTMAX = "softmax"
@@ -97,14 +97,14 @@ class AbcMlmConfig:
     # Four times as many where the training set is large.
     tune_batch: int = 32
     tune_lr: float = 2e-4
-    # Of the time, for fine-tuning.
+    # The share of the time for fine-tuning.
     tune_share: float = 0.45
     # Examples of a task; None: all.
     tune_limit: int | None = None
     streams: int = 3
     # For fine-tuning, of which there are more models, and smaller batches.
     tune_streams: int = 10
-    # On a GPU, while models are continued: what lies between products of matrices is fused.
+    # On a GPU, while models are continued, the operations between products of matrices are fused.
     compile: bool = True
     seed: int = 0
     eval_batches: int | None = None
@@ -126,7 +126,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
     tokeniser = stores.tokeniser()
     blocks = Blocks(stores.store("train"), tokeniser.specials, length=config.length, seed=config.seed)
 
-    def look(step: int) -> None:
+    def on_pause(step: int) -> None:
         for v in VARIANTS if step % CURVE == 0 else ():
             loss = masked_loss(models[v.key], stores, config)
             models[v.key].train()
@@ -134,7 +134,7 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
 
     fused = config.compile and device.type == "cuda"
     with _dense(models.values()), compiled_parts(models.values()) if fused else nullcontext():
-        found = fit(
+        fitted = fit(
             models,
             MlmSource(blocks, config.batch, vocab_size=tokeniser.vocab_size, seed=config.seed),
             term=SomeMasked(),
@@ -143,22 +143,22 @@ def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part
             seconds=(1 - config.tune_share) * seconds - (time.monotonic() - began),
             streams=config.streams,
             every=CURVE,
-            on_pause=look,
+            on_pause=on_pause,
         )
-    tokens = found.steps * config.batch * config.length
-    part.row("training", part="continued", steps=found.steps, tokens=tokens, seconds=round(found.seconds, 1))
+    tokens = fitted.steps * config.batch * config.length
+    part.row("training", part="continued", steps=fitted.steps, tokens=tokens, seconds=round(fitted.seconds, 1))
     for v in VARIANTS:
         for continued, some in ((False, before), (True, models)):
             with _dense([some[v.key]]):
                 loss = masked_loss(some[v.key], stores, config)
             part.row("pretraining", model=v.model, n=v.n, continued=continued, loss=loss)
-            part.row("curves", model=v.model, n=v.n, seed=config.seed, step=found.steps if continued else 0, loss=loss)
+            part.row("curves", model=v.model, n=v.n, seed=config.seed, step=fitted.steps if continued else 0, loss=loss)
     every = {(v, True): models[v.key] for v in VARIANTS}
-    # As converted, with the larger memory only: what is missing there is missing with the smaller one too.
+    # Directly after conversion, only the larger memory is fine-tuned: the smaller one cannot do better.
     every |= {(v, False): before[v.key] for v in VARIANTS if v.n != 64}
     shares = [LARGE if TASKS[task].large else 1.0 for task in config.tasks]
     for i, task in enumerate(config.tasks):
-        # What one task leaves of its share is for the others.
+        # The time that a task does not use is shared by the tasks after it.
         left = seconds - (time.monotonic() - began)
         if left > 0:
             mine = left * shares[i] / sum(shares[i:])
@@ -218,9 +218,9 @@ def _fine_tune(
     )  # fmt: skip
     named = {f"{v.key}-{on}": encoder for (v, on), encoder in encoders.items()}
     with _dense(encoders.values()):
-        found, right = tune_seeds(named, examples, tuning, seeds=config.seeds)
-    epochs = found.steps * tuning.batch / len(examples["train"])
-    part.row("training", part=task, steps=found.steps, tokens=None, epochs=epochs, seconds=round(found.seconds, 1))
+        fitted, right = tune_seeds(named, examples, tuning, seeds=config.seeds)
+    epochs = fitted.steps * tuning.batch / len(examples["train"])
+    part.row("training", part=task, steps=fitted.steps, tokens=None, epochs=epochs, seconds=round(fitted.seconds, 1))
     for (v, on), seed in product(encoders, config.seeds):
         accuracy = 100 * right[f"{v.key}-{on}", seed]
         part.row("table_4", model=v.model, n=v.n, continued=on, task=task, accuracy=accuracy, seed=seed)
@@ -244,13 +244,13 @@ def derived(tables: dict[str, Rows]) -> dict[str, Rows]:
 def noise(rows: Rows) -> Rows:
     """For each task, how much accuracy differs between seeds of fine-tuning, pooled over the models.
 
-    ``told_from`` is the least difference between two models' means that other seeds would not turn round (95 %).
+    ``told_from`` is the least significant difference between two models' means (95 %).
 
     >>> rows = [dict(model="a", n=1, continued=True, task="RTE", seed=i, accuracy=60.0 + i) for i in range(3)]
     >>> [(row["deviation"], round(row["told_from"], 2)) for row in noise(rows)]
     [(1.0, 3.51)]
     """
-    found = []
+    by_task = []
     for task in dict.fromkeys(row["task"] for row in rows):
         settings: dict[tuple[Any, ...], list[float]] = {}
         for row in rows:
@@ -260,15 +260,12 @@ def noise(rows: Rows) -> Rows:
         if s is not None:
             seeds = min(len(each) for each in settings.values() if len(each) > 1)
             reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
-            found.append({"task": task, "seeds": seeds, "deviation": s, "told_from": reach})
-    return found
+            by_task.append({"task": task, "seeds": seeds, "deviation": s, "told_from": reach})
+    return by_task
 
 
 def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Where a model that was converted and never continued does nearly as well, accuracy cannot rank conversions.
-
-    Nor can times that differ by less than what two runs differ by.
-    """
+    """Claims by accuracies that a converted model keeps without continuing, and by times that differ by noise."""
     measured = {row["model"]: row for row in tables.get("speed", []) if row["n"] == 128}
     refused = {}
     if "Linformer" in measured:
@@ -276,11 +273,11 @@ def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
         if abs(ratio - 1) < 0.02:
             refused["abc-mlm-linformer-faster"] = "their times differ by less than 2 %: noise"
     rows = means(tables.get("table_4", []), ["model", "n", "continued", "task"], "accuracy")
-    found = {(row["model"], row["n"], row["continued"], row["task"]): row["accuracy"] for row in rows}
+    mean_accuracy = {(row["model"], row["n"], row["continued"], row["task"]): row["accuracy"] for row in rows}
     behind = [
-        found["RoBERTa-Ours", None, True, task] - accuracy
-        for (model, n, on, task), accuracy in found.items()
-        if (model, n, on) == ("ABC_MLP", 128, False) and ("RoBERTa-Ours", None, True, task) in found
+        mean_accuracy["RoBERTa-Ours", None, True, task] - accuracy
+        for (model, n, on, task), accuracy in mean_accuracy.items()
+        if (model, n, on) == ("ABC_MLP", 128, False) and ("RoBERTa-Ours", None, True, task) in mean_accuracy
     ]
     if not behind or max(behind) > 5:
         return refused
@@ -335,11 +332,11 @@ def _replayed(run: Callable[[], Any]) -> Callable[[], Any]:
     try:
         return captured(run)
     except RuntimeError:
-        # What asks the host on its way is timed with its launches; the row says so.
+        # A model that waits for the host cannot be captured: it is timed with its launches, as its row notes.
         return run
 
 
 def _on(device: torch.device, kind: torch.dtype, config: TransformerConfig) -> Transformer:
-    # Made where it runs: drawing the weights of so many models on the host takes longer than measuring them.
+    # Made on the device: drawing the weights of so many models on the host takes longer than measuring them.
     with torch.device(device):
         return Transformer(config).to(device, kind).eval()

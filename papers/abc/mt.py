@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 NAME = "abc-mt"
-# The task of the tables that stand beside the paper's.
+# The task whose tables are compared with the paper's.
 PRIMARY = "multi30k-en-de"
-# BLEU below which nothing was learned.
+# A model below this BLEU has not learned to translate.
 LEARNED = 1.0
 ROW = ["model", "cross", "causal", "seed"]
 KEYS = {
@@ -117,7 +117,7 @@ QUARTER = (
     Variant("Cluster", 8, 8, "abc-cluster:slots=8", "abc-mlp:slots=8"),
 )
 EXP = tuple(v for v in TABLE_3A if v.model == "ABC_MLP")
-# The rows of each table, and how they translate.
+# The rows of each table, and their search.
 TABLES = {
     "table_3a": (TABLE_3A, "beam"),
     "table_3a_quarter": (QUARTER, "beam"),
@@ -125,7 +125,7 @@ TABLES = {
     "table_7": ((BASE, *EXP, *TABLE_7), "beam"),
 }
 BY_KEY = {v.key: v for variants, _ in TABLES.values() for v in variants}
-# What is trained at once. A model that is in several tables is trained for the first of them.
+# Models that are trained together. A model that is in several tables is trained for the first of them.
 SETS: dict[str, tuple[Variant, ...]] = {
     "3a": TABLE_3A,
     "quarter": tuple(v for v in QUARTER if v != BASE),
@@ -293,14 +293,14 @@ def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:
         # Models that have not learned to translate are not compared.
         if max(row["bleu"] for row in rows) >= LEARNED:
             compared += [{"data": data, **row} for row in _differences_by_claim(hypotheses, seeds, references)]
-    # A corpus with one seed has the spread of the others.
+    # For a corpus with one seed the spread of the other corpora is taken.
     return {**tables, "differences": with_seeds(compared)}
 
 
 def _differences_by_claim(
     hypotheses: Mapping[Place, list[str]], seeds: Mapping[str, set[int]], references: Mapping[str, list[str]]
 ) -> Rows:
-    """The differences that each claim asks for, over its seeds."""
+    """The differences that each claim needs, over its seeds."""
     rows: Rows = []
     for claim, comparison in COMPARISONS.items():
         mine = {place: lines for place, lines in hypotheses.items() if place[1] in seeds[claim]}

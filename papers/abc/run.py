@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from papers.abc import PAPER
-from papers.common.folders import Experiment, add_out
+from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
 
-# Of the time for translators: they are trained in it, and translate in the rest.
+# The share of translators' time for training; the rest is for translating.
 TRAINING = 0.9
 Run = TypeVar("Run")
 
@@ -42,7 +42,7 @@ def _config(parser: argparse.ArgumentParser, paper: str) -> None:
 
 
 def _with(config: Any, changes: list[str]) -> Any:
-    """The config with KEY=JSON changes; a dot reaches into a setting that has settings."""
+    """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
     for change in changes:
         key, _, text = change.partition("=")
         outer, dot, inner = key.partition(".")
@@ -59,13 +59,13 @@ def _with(config: Any, changes: list[str]) -> Any:
 
 def _started(options: argparse.Namespace, module: Any, config: Any, label: str) -> Any:
     """The part that a run writes into; settings and versions are noted beside it."""
-    # Under MPS a process has few queues unless it asks for more, and the streams of its models stand in line.
+    # Under NVIDIA's MPS a process has few queues by default, and the streams of its models would wait for each other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     import torch
 
     from papers.common.row_store import Part, begin_work
 
-    # Matrices of float32 go through the tensor cores; everything compared here does so alike.
+    # Products of float32 use the tensor cores, for all models that are compared.
     torch.backends.cuda.matmul.allow_tf32 = True
     work = options.work[0]
     begin_work(work, dataclasses.asdict(config))
@@ -90,6 +90,7 @@ def _collected(
 
 def _lm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-lm", 900)
+    _config(parser, "paper: Table 9 with Nesterov's momentum and a rate of 1, and a pretrained T2R, for days")
     parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote")
     parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
     parser.add_argument("--steps", type=int, help="at most so many updates (default: what the time allows)")
@@ -99,7 +100,7 @@ def _lm(options: argparse.Namespace) -> Path | None:
     from papers.abc import lm
 
     if not options.collect:
-        config = _with(lm.AbcLmConfig(), options.set)
+        config = _with(lm.CONFIGS[options.config], options.set)
         part = _started(options, lm, config, "-".join([*options.tables, *(config.models or ())]))
         share = options.seconds / len(options.tables)
         for table in options.tables:
@@ -276,11 +277,6 @@ def _family(options: argparse.Namespace) -> Path:
     return options.out
 
 
-def _figures_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
-
-
 def _figures(options: argparse.Namespace) -> None:
     from attnlab.pages.pictures import draw_results
     from papers.abc.figures import PICTURES
@@ -339,7 +335,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",
-        _figures_arguments,
+        add_figures,
         _figures,
         "--out figures",
     ),

@@ -35,8 +35,8 @@ __all__ = ["Stacked", "StackedLearner", "StackedSource", "StackedTranslation", "
 class Stacked(nn.Module):
     """Translators that differ in their weights alone; inputs and logits have the leading axis too.
 
-    All weights, which are matrices, are one parameter: casts, clipping and updates are few launches. While it is
-    trained the model computes in ``dtype``.
+    All weights are one parameter, so that casts, clipping and updates are few launches. While it is trained the model
+    computes in ``dtype``.
     """
 
     def __init__(self, models: Sequence[Transformer], *, dtype: torch.dtype = torch.float32) -> None:
@@ -47,18 +47,18 @@ class Stacked(nn.Module):
             torch.stack([torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models])
         )
         one = _Logits(copy.deepcopy(models[0]))
-        # Parameters may be shared, and modules too: each place is filled once, or torch does not find back.
+        # Parameters and modules may be shared. Each place is filled once, or torch cannot restore the model.
         names = {id(p): name for name, p in one.model.named_parameters()}
         self.places = {
             f"{at}.{name}": names[id(p)]
             for at, module in one.named_modules()
             for name, p in module.named_parameters(recurse=False)
         }
-        # Not a part of this module: it has no weights of its own.
+        # In a tuple, so that it is no submodule: it has no weights of its own.
         self._one = (one.to("meta"),)
 
     def train(self, mode: bool = True) -> Stacked:
-        """Whether dropout drops."""
+        """Switch dropout on or off."""
         self._one[0].train(mode)
         return super().train(mode)
 
@@ -86,7 +86,7 @@ class Stacked(nn.Module):
 
 
 class _Logits(nn.Module):
-    """A call that has to happen while the parameters are in their places: logits are made when they are asked for."""
+    """Makes the logits while ``functional_call`` has the parameters in place; an ``Output`` would make them later."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -117,14 +117,14 @@ class StackedTranslation:
 
 
 class StackedLearner(Learner):
-    """A learner whose models keep to themselves: each has a loss, and gradients of a length of its own."""
+    """A learner for a stack: each model has its own loss, and its gradient is clipped by its own length."""
 
     model: Stacked
-    # vmap takes a tenth of a second to find out what an update is; once will do.
+    # An update under vmap takes a tenth of a second before it is captured, so there is only one.
     warmup = 1
 
     def __init__(self, model: Stacked, *rest: Any, half: bool = False, **options: Any) -> None:
-        # Autocast would cast again and again; the parameters of a stack are cast at once.
+        # Autocast would cast each weight by itself; a stack casts all of them at once.
         super().__init__(model, *rest, half=False, **options)
         vectors = [name for name, shape in model.shapes.items() if len(shape) < 2]
         if vectors and self.recipe.weight_decay:
@@ -145,7 +145,7 @@ class StackedLearner(Learner):
 
 @dataclass(frozen=True, eq=False)
 class StackedSource:
-    """A batch of each source, one on the other; their widths agree at every step."""
+    """A batch of each source, stacked; their widths agree at every step."""
 
     sources: Sequence[Source]
 
@@ -167,8 +167,8 @@ class _Rules(TorchFunctionMode):
         options = dict(kwargs or {})
         if func is linear:
             x, weight, bias = args
-            found = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
-            return found if bias is None else found + bias
+            product = (x.flatten(0, -2) @ weight.mT).unflatten(0, x.shape[:-1])
+            return product if bias is None else product + bias
         if func is embedding:
             return _Rows.apply(*reversed(args[:2]))
         if func is dropout:
@@ -180,7 +180,7 @@ class _Rules(TorchFunctionMode):
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a matrix, whose gradient is added up where it belongs: torch's own sorts the tokens first."""
+    """Rows of a matrix. Its gradient is summed by ``index_add_``; torch's own sorts the tokens first."""
 
     @staticmethod
     def forward(weight: Tensor, ids: Tensor) -> Tensor:
@@ -195,8 +195,8 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (ids,), (shape, dtype) = ctx.saved_tensors, ctx.like
-        found = torch.zeros(shape, dtype=torch.float32, device=grad.device)
-        return found.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
+        total = torch.zeros(shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, ids.flatten(), grad.flatten(0, -2).float()).to(dtype), None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, weight: Tensor, ids: Tensor) -> tuple[Tensor, int]:
@@ -208,7 +208,7 @@ class _Rows(torch.autograd.Function):
 
 
 class _Dropout(torch.autograd.Function):
-    """One kernel instead of three."""
+    """Dropout in one kernel instead of three."""
 
     @staticmethod
     def forward(x: Tensor, p: float) -> Tensor:
@@ -239,8 +239,8 @@ class _Attention(torch.autograd.Function):
             None if t is None else _leading(t, dim, info.batch_size).flatten(0, 1)
             for t, dim in zip(tensors, in_dims, strict=False)
         ]
-        found = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
-        return found.unflatten(0, (info.batch_size, -1)), 0
+        out = scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=rows[3], **dict(options))
+        return out.unflatten(0, (info.batch_size, -1)), 0
 
 
 def _leading(t: Tensor, dim: int | None, size: int) -> Tensor:

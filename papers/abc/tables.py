@@ -59,6 +59,7 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
             value: fmean(row[value] for row in some),
             **({f"{value}_paper": paper} if (paper := some[0].get(f"{value}_paper")) is not None else {}),
             **{name: fmean(row[name] for row in some) for name in also},
+            **{f"{name}_paper": paper for name in also if (paper := some[0].get(f"{name}_paper")) is not None},
             "deviation": stdev(row[value] for row in some) if len(some) > 1 else None,
             "seeds": len(some),
         }
@@ -67,7 +68,7 @@ def means(rows: Rows, keys: Sequence[str], value: str, *, also: Sequence[str] = 
 
 
 def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
-    """One row for each of ``keys``; ``value`` stands under what ``column`` says, averaged where there are several.
+    """One row for each of ``keys``, with a column for each value of ``column``; several values in a cell are averaged.
 
     >>> spread([{"n": 8, "model": "a", "s": 1.0}, {"n": 8, "model": "b", "s": 2.0}], ["n"], "model", "s")
     [{'n': 8, 'a': 1.0, 'b': 2.0}]
@@ -85,7 +86,7 @@ def spread(rows: Rows, keys: Sequence[str], column: str, value: str) -> Rows:
 def curves(rows: Rows, keys: Sequence[str]) -> Rows:
     """One row for each setting: its loss at doublings of the steps, at the end, and by how much it fell before that.
 
-    ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last look in the first three
+    ``rows`` have a step, a loss and a seed. ``fell_in_last_quarter`` counts from the last loss in the first three
     quarters; a curve that fell by little there is flat.
 
     >>> losses = [(250, 7.0), (500, 6.0), (750, 5.5), (1000, 5.25)]
@@ -121,7 +122,7 @@ def _doublings(lines: Sequence[Line]) -> list[int]:
 
 # {seed: {update: loss}}
 ValidationCurves = dict[int, dict[int, float]]
-# A curve is flat whose loss fell by less than this many percent in the last part of the training.
+# A curve is flat if its loss fell by less than this many percent in the last part of the training.
 FLAT = 1.0
 
 
@@ -135,7 +136,7 @@ def curves_of(rows: Rows, *, data: str | None = None) -> dict[str, ValidationCur
 
 
 def sets_of(rows: Rows, *, data: str | None = None) -> dict[str, dict[int, str]]:
-    """What each model was trained beside, by seed; a later training counts."""
+    """The set of models that each was trained with, by seed; of several trainings, the last."""
     sets: dict[str, dict[int, str]] = {}
     for row in rows:
         if data in (None, row["data"]) and "set" in row:
@@ -208,7 +209,7 @@ class Comparison:
 
 
 def differences(
-    said: Mapping[tuple[str, int, str], Sequence[str]],
+    hypotheses: Mapping[tuple[str, int, str], Sequence[str]],
     comparisons: Mapping[str, Comparison],
     references: Mapping[str, Sequence[str]],
     *,
@@ -216,35 +217,38 @@ def differences(
 ) -> Rows:
     """Each pair's difference in BLEU, the mean over seeds, and its 95 % interval when sentences are drawn again.
 
-    That is Koehn's (2004). ``said`` holds translations by variant, seed and search, ``references`` what they should be
-    by search. ``each`` are the seeds' own differences.
+    The interval is Koehn's (2004). ``hypotheses`` are by variant, seed and search, ``references`` by search. ``each``
+    has the seeds' own differences.
     """
     counts: dict[tuple[str, int, str], np.ndarray] = {}
 
-    def counted(key: str, seeds: Sequence[int], how: str) -> np.ndarray:
+    def counted(key: str, seeds: Sequence[int], search: str) -> np.ndarray:
         """(sentences, seeds, counts)."""
-        for place in ((key, seed, how) for seed in seeds):
+        for place in ((key, seed, search) for seed in seeds):
             if place not in counts:
-                counts[place] = bleu_counts(said[place], references[how][: len(said[place])])
-        return np.stack([counts[key, seed, how] for seed in seeds], axis=1)
+                counts[place] = bleu_counts(hypotheses[place], references[search][: len(hypotheses[place])])
+        return np.stack([counts[key, seed, search] for seed in seeds], axis=1)
 
-    found = []
+    rows = []
     for claim, comparison in comparisons.items():
         for pair in comparison.pairs:
-            seeds = [{seed for key, seed, how in said if (key, how) == (name, comparison.search)} for name in pair]
-            shared = sorted(seeds[0] & seeds[1])
+            of_first, of_second = (
+                {seed for key, seed, search in hypotheses if (key, search) == (name, comparison.search)}
+                for name in pair
+            )
+            shared = sorted(of_first & of_second)
             if not shared:
                 continue
             first, second = (counted(key, shared, comparison.search) for key in pair)
             interval = paired_bootstrap(first, second, statistic=_gap, resamples=resamples)
-            found.append(
+            rows.append(
                 {
                     "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,
                     "each": _gaps(first, second),
                     "low": interval.low, "high": interval.high, "seeds": len(shared), "sentences": len(first),
                 }
             )  # fmt: skip
-    return found
+    return rows
 
 
 def _gaps(a: np.ndarray, b: np.ndarray) -> list[float]:
@@ -260,23 +264,23 @@ def _gap(a: np.ndarray, b: np.ndarray) -> float:
 def with_seeds(rows: Rows) -> Rows:
     """The rows with intervals in which trainings differ by chance too, and the ``least`` and ``most`` of the seeds.
 
-    The deviation s of a difference between seeds is pooled over the rows, since three values alone hardly tell it, or
-    the pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
+    The deviation s of a difference between seeds is pooled over the rows, since three values estimate it poorly, or the
+    pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
     sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make the degrees of freedom
     fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown and nothing is added.
     """
     keys = ("data", "first", "second", "sentences")
     pairs = {tuple(row.get(key) for key in keys): row["each"] for row in rows if len(row["each"]) > 1}
     pooled, degrees = pooled_deviation(pairs.values())
-    found = []
+    widened = []
     for row in rows:
         n, mean = len(row["each"]), row["difference"]
         s = max(pooled, stdev(row["each"]) if n > 1 else 0.0) if pooled is not None else None
         reach = student(0.95, degrees) * s / n**0.5 if s is not None else 0.0
         low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
-        told = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
-        found.append({**{k: v for k, v in row.items() if k != "each"}, **told, "deviation": s})
-    return found
+        bounds = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
+        widened.append({**{k: v for k, v in row.items() if k != "each"}, **bounds, "deviation": s})
+    return widened
 
 
 def undecided(
@@ -288,10 +292,10 @@ def undecided(
 ) -> dict[str, str]:
     """The claims that are not decided, and why: an interval on both sides, or trainings that were not alike.
 
-    ``curves`` are each model's losses on the validation set by seed and update: a winner that was trained longer, but
-    was ahead after equally many of them, does not owe it to the rest. ``sets`` says what each model was trained beside:
-    the schedule of a run ends where its time does, so that two runs differ in more than their models. Where one pair
-    speaks against a claim, the claim is decided.
+    ``curves`` are each model's losses on the validation set by seed and update. A model that was trained longer may win
+    only if it was ahead after equally many updates, too. ``sets`` are the models that were trained together: the
+    schedule of a run ends when its time does, so that two runs differ in more than their models. One pair that
+    contradicts a claim decides it.
     """
     reasons = {}
     for claim, comparison in comparisons.items():
@@ -304,7 +308,7 @@ def undecided(
 
 
 def _why_undecided(rows: Rows, comparison: Comparison, unlike: Sequence[str | None]) -> str | None:
-    """Why a claim is not decided by its pairs; ``unlike`` says of each how the trainings differed."""
+    """Why a claim is not decided by its pairs; ``unlike`` has for each pair how the trainings differed, or None."""
     verdicts = [_verdict(row, comparison.within) for row in rows]
     if any(verdict is False and why is None for verdict, why in zip(verdicts, unlike, strict=True)):
         return None
@@ -325,7 +329,7 @@ def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str
 
 
 def _longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], close: bool) -> str | None:
-    """Why the difference is not one of the models alone: unequal trainings, and no lead at equal updates."""
+    """Why a difference may be due to the length of training: unequal trainings, and no lead at equal updates."""
     first, second = (curves.get(row[which], {}) for which in ("first", "second"))
     for seed in sorted(first.keys() & second.keys()):
         most = max(first[seed]), max(second[seed])

@@ -57,7 +57,7 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """The row in one word, which is also the name of its file."""
+        """A name for the row, such as ABC_MLP-32-8; its files begin with it."""
         sizes = (self.cross, self.causal) if self.cross is not None else ()
         return "-".join(str(part) for part in (self.model, *sizes))
 
@@ -363,16 +363,8 @@ def _training_pairs(training: Training, seed: int) -> ShapedSource:
     """The batches of a seed; all seeds have batches of the same width at a step."""
     config, order = training.config, training.seeds[0]
     source, target = training.corpus.ids["train"]
-    return _shaped(training, source, target, tokens=config.tokens, widths=config.widths, seed=seed, order=order)
-
-
-def _shaped(training: Training, source: Sequence[Any], target: Sequence[Any], **options: Any) -> ShapedSource:
     specials = training.corpus.tokeniser.specials
-    pad, bos, eos = specials.pad, specials.bos, specials.eos
-    assert pad is not None
-    assert bos is not None
-    assert eos is not None
-    return ShapedSource(source, target, pad=pad, bos=bos, eos=eos, **options)
+    return ShapedSource(source, target, specials, tokens=config.tokens, widths=config.widths, seed=seed, order=order)
 
 
 def _first_pairs(training: Training) -> dict[str, Tensor]:
@@ -381,7 +373,8 @@ def _first_pairs(training: Training) -> dict[str, Tensor]:
     pairs = [pair for pair in zip(*training.corpus.ids["valid"], strict=True) if max(map(len, pair)) < width]
     pairs = pairs[: max(1, config.tokens_held_out // width)]
     source, target = ([pair[i] for pair in pairs] for i in (0, 1))
-    return _shaped(training, source, target, tokens=width * len(pairs), widths=(width,)).batch(0)
+    specials = training.corpus.tokeniser.specials
+    return ShapedSource(source, target, specials, tokens=width * len(pairs), widths=(width,)).batch(0)
 
 
 def _put_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:

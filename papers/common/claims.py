@@ -71,7 +71,7 @@ class Missing(LookupError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Verdict:
-    """What our results say: the state, our number as text, and the interval of the margin by which the claim holds."""
+    """The outcome for a claim: the state, our number as text, and the interval of the margin by which it holds."""
 
     state: str
     ours: str = ""
@@ -85,7 +85,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Cell:
-    """Which numbers of a results file a claim looks at: a column of a table, in the rows where the settings match."""
+    """The numbers of a results file that a claim reads: a column of a table, in the rows where the settings match."""
 
     table: str
     column: str
@@ -94,7 +94,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Predicate:
-    """A test over one results file; ``cells`` says what it reads, so that experiments know what to write."""
+    """A test over one results file; ``cells`` are the numbers that it reads."""
 
     run: Callable[[Result, Bounds | None], Verdict]
     cells: tuple[Cell, ...] = ()
@@ -128,7 +128,7 @@ def claims_of(prefix: str, paper: str) -> Callable[[str, str, str, str, str, Pre
 def judge(claim: Claim, results: Mapping[str, Result]) -> Verdict:
     """The verdict on a claim given all results by name.
 
-    A results file may say ``not_testable: {claim: reason}``, and ``intervals: {claim: [low, high]}`` where an
+    A results file may have ``not_testable: {claim: reason}``, and ``intervals: {claim: [low, high]}`` where an
     experiment has resampled its items (``paired_bootstrap``).
     """
     result = results.get(claim.results) if claim.results else {}

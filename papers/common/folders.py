@@ -22,8 +22,8 @@ from attnlab.pages.tables import PAPER
 __all__ = [
     "RESULTS",
     "Experiment",
+    "add_figures",
     "add_out",
-    "add_picture_folders",
     "beside_paper",
     "command_of",
     "described_columns",
@@ -91,8 +91,8 @@ def add_out(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--out", type=Path, default=out, help="the results file (default: %(default)s)")
 
 
-def add_picture_folders(parser: argparse.ArgumentParser) -> None:
-    """The options of an experiment that draws pictures: the folder of the results and that of the pictures."""
+def add_figures(parser: argparse.ArgumentParser) -> None:
+    """The options of a command that draws results as pictures."""
     parser.add_argument("--results", type=Path, default=Path("papers/results"), help="(default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the pictures (svg)")
 

@@ -41,7 +41,7 @@ def all_claims() -> tuple[Claim, ...]:
 
 def claims_in(folder: str) -> Iterator[Claim]:
     """The claims that a paper's folder declares."""
-    # The package of this module is called claims, too.
+    # papers/common/claims.py declares no claims.
     if folder != "common":
         for module in modules(folder, "claims"):
             yield from module.CLAIMS

@@ -54,7 +54,7 @@ def this_process() -> Source:
 class Part:
     """The rows and facts of one process, written to its file after every row: a kill loses only the row under way.
 
-    ``keys`` names, table by table, the columns that tell rows apart: a new row replaces the row with the same ones. In
+    ``keys`` names, table by table, the columns that identify a row: a new row replaces the row with the same values. In
     a table without keys all rows are kept. A file that is there already is continued.
     """
 
@@ -215,14 +215,14 @@ def make_results(
     rows. ``made`` has the versions, device, commit and command of another process, instead of those of this one.
     ``more`` are further fields, such as keys, notes and not_testable.
     """
-    here = {**provenance(), "command": command_line()}
-    where = here if made is None else {key: made.get(key) for key in here}
-    result = {"name": name, "paper": paper, "config": dict(config), "seed": seed, **where, **more}
+    now = {**provenance(), "command": command_line()}
+    process = now if made is None else {key: made.get(key) for key in now}
+    result = {"name": name, "paper": paper, "config": dict(config), "seed": seed, **process, **more}
     if paper is None:
         del result["paper"]
     result["tables"] = {table: [dict(row) for row in rows] for table, rows in tables.items()}
     if rows_of is None:
-        source = {"commit": where["commit"], "command": where["command"] or here["command"]}
+        source = {"commit": process["commit"], "command": process["command"] or now["command"]}
         return result | {"sources": [source], "made_by": dict.fromkeys(tables, 0)}
     changed = [table for table in tables if len(tables[table]) != len(rows_of.tables.get(table, tables[table]))]
     assert not changed, f"tables {changed} have not the rows that were gathered, so their sources are not known"
@@ -309,7 +309,7 @@ def collect(
         new = _results_of_work(name, paper, work, keys, notes, (made or {}).get(work, {}))
         result = new if result is None else merge_results(result, new)
     if result is None:
-        raise ValueError("no folder of runs was given; name at least one")
+        raise ValueError("no folder of runs is named; name at least one")
     if derived is not None:
         computed = derived(result["tables"])
         result["tables"] |= computed
@@ -375,6 +375,6 @@ def _by_row(result: Mapping[str, Any], tables: Mapping[str, Rows]) -> dict[str, 
 
 def _earlier(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[dict[str, Any]]:
     before, after = ({name: one[name] for name in PROVENANCE if name in one} for one in (old, new))
-    # The command is another with every run.
+    # The command differs with every run.
     same = {k: v for k, v in before.items() if k != "command"} == {k: v for k, v in after.items() if k != "command"}
     return [before] if before and not same else []

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import FastTokeniser, Pairs, read_parallel, train_bpe
+from attnlab.data import FastTokeniser, Pairs, Specials, read_parallel, train_bpe
 from attnlab.data.batching import generator
 from attnlab.data.masking import IGNORED
 from attnlab.data.parallel import padded
@@ -82,7 +82,7 @@ def _multi30k(folder: Path, task: Task) -> dict[str, Pairs]:
         return read_parallel(*(find_file(folder, f"{name}.{side}") for side in _sides(task)))
 
     splits = {"train": read("train"), "valid": read("val"), "test": read("test_2016_flickr")}
-    # Later test sets, where the folder has them: more sentences tell smaller differences.
+    # Later test sets, where the folder has them: with more sentences smaller differences are significant.
     later = [n for n in ("test_2017_flickr", "test_2018_flickr") if any(folder.glob(f"{n}.{task.source}*"))]
     tests = [splits["test"], *map(read, later)]
     return {**splits, "tests": Pairs([x for t in tests for x in t.source], [y for t in tests for y in t.target])}
@@ -114,10 +114,10 @@ def _sides(task: Task) -> tuple[str, str]:
 
 def find_file(folder: Path, name: str) -> Path:
     """The file of this name, plain or compressed."""
-    for suffix in ("", ".gz", ".xz"):
+    for suffix in ("", ".xz", ".gz"):
         if (folder / f"{name}{suffix}").is_file():
             return folder / f"{name}{suffix}"
-    raise ValueError(f"{folder} holds no {name} (nor .gz, .xz); give the folder that the corpora lie in")
+    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz); name the folder that the files lie in")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class Corpus:
     ids: dict[str, tuple[list[np.ndarray], list[np.ndarray]]] = field(repr=False)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of what a model said, on one line."""
+        """The text of some tokens, on one line."""
         special = set(self.tokeniser.specials.ids())
         return " ".join(self.tokeniser.decode([t for t in tokens if t not in special]).split())
 
@@ -154,9 +154,7 @@ class ShapedSource:
 
     source: Sequence[np.ndarray] = field(repr=False)
     target: Sequence[np.ndarray] = field(repr=False)
-    pad: int
-    bos: int
-    eos: int
+    specials: Specials
     tokens: int
     widths: tuple[int, ...] = (16, 24, 32, 48, 64)
     seed: int = 0
@@ -166,6 +164,9 @@ class ShapedSource:
     _made: dict[int, list[tuple[int, np.ndarray]]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        missing = [name for name in ("pad", "bos", "eos") if getattr(self.specials, name) is None]
+        if missing:
+            raise ValueError(f"the vocabulary has no token for {', '.join(missing)}, which batches of pairs need")
         lengths = np.array([1 + max(len(x), len(y)) for x, y in zip(self.source, self.target, strict=True)])
         at = np.searchsorted(self.widths, lengths)
         members = {width: np.flatnonzero(at == i) for i, width in enumerate(self.widths)}
@@ -196,15 +197,16 @@ class ShapedSource:
         return {name: t[rows] for name, t in self._rows[width].items()}
 
     def _padded(self, width: int) -> dict[str, Tensor]:
-        """All pairs of a width, each made wide once."""
-        x = [_wide(np.append(self.source[i], self.eos), width, self.pad) for i in self._members[width]]
+        """All pairs of a width, each padded once."""
+        pad, bos, eos = (int(getattr(self.specials, name)) for name in ("pad", "bos", "eos"))
+        x = [_wide(np.append(self.source[i], eos), width, pad) for i in self._members[width]]
         y = [self.target[i] for i in self._members[width]]
-        input_ids = padded(x, self.pad)
+        input_ids = padded(x, pad)
         return {
             "input_ids": input_ids,
-            "attention_mask": input_ids != self.pad,
-            "decoder_input_ids": padded([_wide(np.insert(row, 0, self.bos), width, self.pad) for row in y], self.pad),
-            "labels": padded([_wide(np.append(row, self.eos), width, IGNORED) for row in y], IGNORED),
+            "attention_mask": input_ids != pad,
+            "decoder_input_ids": padded([_wide(np.insert(row, 0, bos), width, pad) for row in y], pad),
+            "labels": padded([_wide(np.append(row, eos), width, IGNORED) for row in y], IGNORED),
         }
 
     def _epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
@@ -220,7 +222,7 @@ def _wide(row: np.ndarray, width: int, fill: int) -> np.ndarray:
     return np.concatenate([row, np.full(width - len(row), fill, row.dtype)])
 
 
-# Batches of a validation set that are looked at on the way.
+# Batches of a validation set that are evaluated during training.
 LOOKED_AT = 8
 
 
@@ -233,7 +235,7 @@ def held_out_nll(model: Transformer, source: ShapedSource) -> float:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], term: Term) -> Tensor:
-    """A term over what it counts in all batches, while the model does not learn."""
+    """The mean of a term over what it counts in all batches, with the model in evaluation mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total, count = torch.zeros((), device=device), torch.zeros((), device=device)
@@ -255,7 +257,7 @@ def translate(
     penalty: float = 0.6,
     batch: int = 250,
 ) -> list[str]:
-    """What the model says for each source, in their order; like lengths are searched together.
+    """The model's translation of each source, in their order; sources of similar length are searched together.
 
     Neither side is longer than ``longest``: of a longer source the end is read. One beam is greedy.
     """
@@ -264,7 +266,7 @@ def translate(
     assert specials.eos is not None
     sources = [row[-(longest - 1) :] for row in sources]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    said: dict[int, str] = {}
+    translations: dict[int, str] = {}
     for lo in range(0, len(order), batch):
         chosen = order[lo : lo + batch]
         ids = padded([torch.tensor([*sources[i], specials.eos]).numpy() for i in chosen], specials.pad).to(device)
@@ -278,8 +280,8 @@ def translate(
             max_new=min(longest, int(1.5 * ids.shape[1]) + 10),
             length_penalty=LengthPenalty(alpha=penalty if beams > 1 else 0.0),
         )
-        said |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, beams_of_rows, strict=True)}
-    return [said[i] for i in range(len(sources))]
+        translations |= {i: corpus.decode(best[0].tokens) for i, best in zip(chosen, beams_of_rows, strict=True)}
+    return [translations[i] for i in range(len(sources))]
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -313,5 +315,5 @@ def _metric(*, effective_order: bool = False) -> Any:
         from sacrebleu.metrics import BLEU
     except ImportError as error:
         raise ImportError('scoring needs sacrebleu: pip install "attnlab[train]"') from error
-    # Forced: outputs whose full stop stands apart are not asked about.
+    # force: no warning about outputs that look tokenised.
     return BLEU(effective_order=effective_order, force=True)

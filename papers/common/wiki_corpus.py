@@ -15,6 +15,7 @@ from attnlab.data.tokenisers import Tokeniser
 from attnlab.provenance import write_json
 from papers.common.enwik8 import articles, wikitext_titles
 from papers.common.overlap import Passages
+from papers.common.translation import find_file
 
 __all__ = ["WikiCorpus", "prepare_wiki_corpus", "wikitext_articles"]
 
@@ -45,7 +46,7 @@ def prepare_wiki_corpus(
     ``wikitext`` is the folder of wiki.valid.tokens and wiki.test.tokens (or .xz, .gz); enwik8's articles that share a
     title or thirteen words in a row with them are left out, and one in a hundred of the rest is held out.
     """
-    files = {name: _find(wikitext, f"wiki.{name}.tokens") for name in ("valid", "test")}
+    files = {name: find_file(wikitext, f"wiki.{name}.tokens") for name in ("valid", "test")}
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ValueError(f"{out} is not empty; name a new folder")
@@ -99,10 +100,3 @@ def _split(documents: Iterable[str], held_out: float, seed: int) -> tuple[list[s
     if cut >= len(shuffled):
         raise ValueError(f"{len(shuffled)} articles are too few to hold out {held_out:.0%} of them")
     return shuffled[cut:], shuffled[:cut]
-
-
-def _find(folder: Path, name: str) -> Path:
-    for suffix in ("", ".xz", ".gz"):
-        if (folder / f"{name}{suffix}").is_file():
-            return folder / f"{name}{suffix}"
-    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz)")

@@ -13,7 +13,7 @@ from papers.guidance.tables import ELECTRA_RUN, RUN, made_tables
 
 __all__ = ["KEYS", "NOTES", "assemble"]
 
-# What tells rows of a table apart; of several with the same, the last counts.
+# The columns that identify a row of a table; of several rows with the same values, the last is kept.
 KEYS = {
     "runs": RUN,
     "curves": RUN,

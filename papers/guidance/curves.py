@@ -1,4 +1,4 @@
-"""What a training curve says: when a loss has converged, left its plateau, or reached another's."""
+"""Readings of a training curve: when a loss has converged, left its plateau, or reached another's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONVERGED = 0.95
 
 def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) -> list[float]:
     """At each point of a thinned curve, the mean over the last ``share`` of the whole training."""
-    width, found = max(1.0, share * at[-1]), []
+    width, means = max(1.0, share * at[-1]), []
     for i, end in enumerate(at):
         total = weight = 0.0
         for j in range(i, -1, -1):
@@ -24,8 +24,8 @@ def mean_until(at: Sequence[int], values: Sequence[float], share: float = 0.02) 
                 break
             total += values[j] * (at[j] - begin)
             weight += at[j] - begin
-        found.append(total / weight)
-    return found
+        means.append(total / weight)
+    return means
 
 
 def converged_at(curve: Row) -> int | None:

@@ -1,4 +1,4 @@
-"""Part (c): replaced-token detection with and without guidance of both halves (Figure 6)."""
+"""Part (c): replaced-token detection with and without guidance of generator and discriminator (Figure 6)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class ElectraConfig:
     base: MlmConfig = field(default_factory=MlmConfig)
     generator_width: int = 96
     generator_heads: int = 4
-    # alpha0 beside a loss in which the detector's counts fifty times.
+    # alpha0 is scaled, since the detector's loss is multiplied by fifty.
     alpha_scale: float = 50.0
 
 
 class _Fed(Electra):
-    """Electra that is called as the learner calls a model: labels come with the inputs under another name."""
+    """Electra as the learner calls a model: its labels are among the inputs, under another name."""
 
     def forward(self, input_ids: torch.Tensor, masked_tokens: torch.Tensor) -> ElectraOutput:  # type: ignore[override]
         return super().forward(input_ids, masked_tokens)
@@ -76,11 +76,11 @@ def run_electra(
         steps, spent = train_guided([(source, learners.values())], steps=base.steps, seconds=seconds)
         for arm in arms:
             curve = learners[arm.name].curves()
-            settings = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed}
-            settings |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
-            settings |= {"patterns": arm.guided_patterns, "steps": steps}
-            part.row("electra_runs", **settings, seconds=round(spent, 1), **ended(curve))
-            part.row("electra_curves", **settings, **thinned(curve))
+            labels = {"layers": base.layers, "width": base.width, "arm": arm.name, "seed": base.seed, "steps": steps}
+            labels |= {name: getattr(arm, name) for name in ("guided", "lr", "warmup", "alpha0")}
+            labels |= {"patterns": arm.guided_patterns}
+            part.row("electra_runs", **labels, seconds=round(spent, 1), **ended(curve))
+            part.row("electra_curves", **labels, **thinned(curve))
 
 
 def _learner(

@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al., 2020): a small generator fills masked places, a discriminator finds the tokens it made up."""
+"""ELECTRA (Clark et al., 2020): a generator fills masked places, a discriminator detects the replaced tokens."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ __all__ = ["Electra", "ElectraOutput", "GeneratedTokens", "ReplacedTokens"]
 
 
 class ElectraOutput(NamedTuple):
-    """What both halves said about a batch."""
+    """The outputs of the generator and of the discriminator for a batch."""
 
     # -log p of each masked token by the generator, and which of the places held one.
     nll: Float[Tensor, "b t"]
     masked: Float[Tensor, "b t"]
-    # The text with the generator's words in it, which of its tokens are not real, and the discriminator's opinion.
+    # The text with the generator's tokens in it, which of its tokens are not the original ones, and the discriminator's
+    # logits of that.
     tokens: Int[Tensor, "b q"]
     replaced: Float[Tensor, "b q"]
     logits: Float[Tensor, "b q"]
 
 
 class Electra(nn.Module):
-    """Replaced-token detection: sample x^ from the generator at masked places, and tell x^_t = x_t from x^_t != x_t.
+    """Replaced-token detection: sample x^ from the generator at masked places, and detect where x^_t != x_t.
 
-    The halves have token vectors of their own, and no gradient passes through the sampling. ``labels`` are the masked
-    tokens, -100 elsewhere.
+    Generator and discriminator have token vectors of their own, and no gradient passes through the sampling. ``labels``
+    are the masked tokens, -100 elsewhere.
 
     >>> config = TransformerConfig(kind="encoder", vocab=11, width=8, heads=2, layers=1)
     >>> model = Electra(config, generator_width=4, generator_heads=1)
@@ -47,7 +48,9 @@ class Electra(nn.Module):
     def __init__(self, config: TransformerConfig, *, generator_width: int, generator_heads: int) -> None:
         super().__init__()
         if config.kind != "encoder":
-            raise ValueError(f"both halves of ELECTRA are encoders, got a config of kind {config.kind!r}")
+            raise ValueError(
+                f"generator and discriminator of ELECTRA are encoders, got a config of kind {config.kind!r}"
+            )
         self.config = config
         self.discriminator = Transformer(replace(config, head="none"))
         small = replace(config, width=generator_width, heads=generator_heads, hidden=4 * generator_width, head="mlm")
@@ -79,8 +82,8 @@ class Electra(nn.Module):
             real = torch.where(labels == IGNORED, input_ids, labels)
             tokens = real.scatter(1, at, torch.where(masked, drawn, real.gather(1, at)))
             replaced = (tokens != real).float()
-        told = self.discriminator(tokens, attention_mask=attention_mask).hidden
-        logits = self.decide(gelu(self.dense(told))).squeeze(-1)
+        states = self.discriminator(tokens, attention_mask=attention_mask).hidden
+        logits = self.decide(gelu(self.dense(states))).squeeze(-1)
         return ElectraOutput(nll, masked.float(), tokens, replaced, at_least_float32(logits))
 
 
@@ -104,5 +107,5 @@ class ReplacedTokens:
     def __call__(self, model: nn.Module, output: ElectraOutput, batch: Mapping[str, Any], step: int) -> Loss:
         losses = binary_cross_entropy_with_logits(output.logits, output.replaced, reduction="none")
         mask = batch.get("attention_mask")
-        there = torch.ones_like(losses) if mask is None else mask.to(losses)
-        return Loss(self.weight_of * (losses * there).sum(), there.sum())
+        visible = torch.ones_like(losses) if mask is None else mask.to(losses)
+        return Loss(self.weight_of * (losses * visible).sum(), visible.sum())

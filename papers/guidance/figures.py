@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from attnlab.pages import Html, Series, element, line_chart, page, table
-from attnlab.provenance import write_atomic
 
-__all__ = ["figures_page", "write_figures"]
+__all__ = ["figures_page"]
 
 Row = Mapping[str, Any]
 TABLES = (
@@ -40,16 +38,11 @@ def figures_page(result: Mapping[str, Any]) -> str:
     return page("Attention guidance", body, subtitle="reproduction")
 
 
-def write_figures(result: Mapping[str, Any], out: Path | str) -> Path:
-    """Write ``figures_page``."""
-    return write_atomic(out, figures_page(result))
-
-
 def _figure_5(raw: Mapping[str, Sequence[Row]], tables: Mapping[str, Sequence[Row]]) -> list[Html]:
     curves = [c for c in raw.get("curves", []) if c["part"] == "a"]
     if not curves:
         return []
-    found = [_curves(curves, "task", "figure_5_mlm", "Masked LM: training loss", "MLM loss")]
+    charts = [_curves(curves, "task", "figure_5_mlm", "Masked LM: training loss", "MLM loss")]
     guided = [c for c in curves if c["arm"].startswith("AG")]
     if guided:
         arm = tables["ag_loss"][0]["arm"] if tables.get("ag_loss") else guided[0]["arm"]
@@ -60,8 +53,8 @@ def _figure_5(raw: Mapping[str, Sequence[Row]], tables: Mapping[str, Sequence[Ro
             Series("AG loss, scaled", one["at"], [v / top * max(one["task"]) for v in one["guidance"]], colour=1),
         ]
         title = f"Figure 5: MLM loss and AG loss ({arm})"
-        found.append(line_chart(both, name="figure_5", title=title, x_label="updates", y_label="loss"))
-    return found
+        charts.append(line_chart(both, name="figure_5", title=title, x_label="updates", y_label="loss"))
+    return charts
 
 
 def _curves(rows: Sequence[Row], column: str, name: str, title: str, y_label: str) -> Html:

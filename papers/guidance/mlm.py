@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """What it is known by."""
+        """The arm's name, the seed and the depth, which identify the run."""
         return Key(self.arm.name, self.config.seed, self.config.layers)
 
 
@@ -64,7 +64,7 @@ class Pretrained:
 
 
 def encoder(config: MlmConfig, *, vocab: int, head: Literal["mlm", "none"] = "mlm") -> TransformerConfig:
-    """The model of all arms, its vocabulary rounded up to what a GPU likes."""
+    """The model of all arms, its vocabulary rounded up to a multiple of 64, which is faster on a GPU."""
     return TransformerConfig(
         kind="encoder",
         vocab=-(-vocab // 64) * 64,
@@ -187,7 +187,7 @@ def _note_run(
 def _restored(
     models: Mapping[Key, Transformer], states: Mapping[Key, Mapping[str, torch.Tensor]]
 ) -> dict[Key, Transformer]:
-    """Models of their own with the weights of an earlier step."""
+    """Copies of the models with the weights of an earlier step."""
     earlier = {key: copy.deepcopy(model) for key, model in models.items()}
     for key, model in earlier.items():
         model.load_state_dict(states[key])

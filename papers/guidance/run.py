@@ -49,8 +49,8 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _study(options: argparse.Namespace) -> Path:
-    from attnlab.provenance import check_writable
-    from papers.guidance.figures import write_figures
+    from attnlab.provenance import check_writable, write_atomic
+    from papers.guidance.figures import figures_page
     from papers.guidance.study import Places, StudyConfig, run_parts
 
     check_writable(options.out)
@@ -77,7 +77,7 @@ def _study(options: argparse.Namespace) -> Path:
     only = [] if options.tables_only else options.only.split(",")
     result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
     if options.page is not None:
-        write_figures(result, options.page)
+        write_atomic(options.page, figures_page(result))
         print(f"wrote {options.page.resolve()}")
     return options.out
 

@@ -13,6 +13,7 @@ import numpy as np
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
 from papers.common.row_store import Part, gather
+from papers.common.translation import TASKS, corpus_bleu, find_file, read_task
 from papers.guidance.assemble import KEYS, assemble
 from papers.guidance.config import Arm, MlmConfig, ablations, arms
 from papers.guidance.electra import ElectraConfig, run_electra
@@ -25,8 +26,8 @@ __all__ = ["PARTS", "Places", "StudyConfig", "low_resource_stores", "run_parts",
 
 # The share of the time in which models that have been pretrained are fine-tuned.
 TUNING = 0.3
-# And the share in which translations are written.
-SAYING = 0.15
+# The share of the time for translating.
+DECODING = 0.15
 PARTS = {
     "a": "12 layers with and without guidance, tuned alike, three seeds (Figure 5)",
     "b": "fine-tuned accuracy after a shorter and a longer pretraining (Table 9)",
@@ -40,7 +41,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Places:
-    """Where the data lie; a part asks only for its own."""
+    """Where the data lie; each part needs only some of the folders."""
 
     corpus: Path | None = None
     glue: Path | None = None
@@ -49,7 +50,7 @@ class Places:
     tagalog: Path | None = None
 
     def need(self, name: str, part: str) -> Path:
-        """The folder, or an error that says which option to give."""
+        """The folder, or an error that names the missing option."""
         folder = getattr(self, name)
         if folder is None:
             raise ValueError(f"part ({part}) needs --{name}" if part in PARTS else f"{part} needs --{name}")
@@ -93,7 +94,7 @@ def run_parts(
         raise ValueError(f"no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     work.mkdir(parents=True, exist_ok=True)
     if "a" in only and "b" in only:
-        # What (a) trains is fine-tuned at once, and not trained again.
+        # The models of (a) are fine-tuned in the same run, and not trained again.
         config, only = replace(config, tune_at_once=True), [name for name in only if name != "b"]
     run: dict[str, Callable[..., None]] = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
                                            "g": part_g}  # fmt: skip
@@ -204,10 +205,10 @@ def part_c(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 def part_d(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """Translation, and BLEU where sacrebleu is installed."""
     root = places.need("translation", "d")
-    part, said = Part(work / "d.json", keys=KEYS), work / "translations"
-    training = None if seconds is None else (1 - SAYING) * seconds
-    run_translation(config.translation, root=root, part=part, out=said, seeds=config.seeds, seconds=training)
-    score_translations(config.translation, root=root, said=said, out=work / "bleu.json")
+    part, hypotheses = Part(work / "d.json", keys=KEYS), work / "translations"
+    training = None if seconds is None else (1 - DECODING) * seconds
+    run_translation(config.translation, root=root, part=part, out=hypotheses, seeds=config.seeds, seconds=training)
+    score_translations(config.translation, root=root, hypotheses=hypotheses, out=work / "bleu.json")
 
 
 def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
@@ -226,9 +227,9 @@ def part_e(config: StudyConfig, places: Places, work: Path, seconds: float | Non
 
 def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | None) -> None:
     """The best arms on little text, each language with a vocabulary of its own."""
-    given = [language for language in ("oromo", "tagalog") if getattr(places, language) is not None]
+    languages = [language for language in ("oromo", "tagalog") if getattr(places, language) is not None]
     mlm = replace(config.mlm, dropout=config.low_resource_dropout)
-    for language in given or ["oromo"]:
+    for language in languages or ["oromo"]:
         tokeniser, stores = low_resource_stores(places.need(language, "f"), language, config.low_resource_vocab)
         run_arms(
             [Run(mlm, arm) for arm in _best(config, work).values()],
@@ -236,7 +237,7 @@ def part_f(config: StudyConfig, places: Places, work: Path, seconds: float | Non
             stores=stores,
             part=Part(work / f"f-{language}.json", keys=KEYS),
             label={"part": "f", "language": language},
-            seconds=None if seconds is None else seconds / len(given),
+            seconds=None if seconds is None else seconds / len(languages),
         )
 
 
@@ -269,9 +270,9 @@ def _store(texts: Sequence[str], tokeniser: Tokeniser) -> TokenStore:
 
 def _texts(folder: Path, language: str) -> dict[str, list[str]]:
     if language == "oromo":
-        files = {"train": _there(folder, "train.tsv"), "valid": _there(folder, "dev.tsv")}
+        files = {"train": find_file(folder, "train.tsv"), "valid": find_file(folder, "dev.tsv")}
         return {split: _column(path, "text") for split, path in files.items()}
-    lines = [line for line in read_text(_there(folder, "Tagalog.txt")).splitlines() if line.strip()]
+    lines = [line for line in read_text(find_file(folder, "Tagalog.txt")).splitlines() if line.strip()]
     held_out = len(lines) // 20
     return {"train": lines[held_out:], "valid": lines[:held_out]}
 
@@ -281,20 +282,11 @@ def _column(path: Path, name: str) -> list[str]:
     return [row[name] for _, row in records(path, columns=[name], malformed=Malformed("skip"))]
 
 
-def _there(folder: Path, name: str) -> Path:
-    for suffix in ("", ".xz", ".gz"):
-        if (folder / f"{name}{suffix}").exists():
-            return folder / f"{name}{suffix}"
-    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz)")
-
-
-def score_translations(config: TranslationConfig, *, root: Path, said: Path, out: Path) -> list[dict[str, Any]]:
+def score_translations(config: TranslationConfig, *, root: Path, hypotheses: Path, out: Path) -> list[dict[str, Any]]:
     """SacreBLEU of every file of translations; nothing where sacrebleu is not installed."""
-    from papers.common.translation import TASKS, corpus_bleu, read_task
-
     references = read_task(TASKS[config.task], root)["test"].target
     rows = []
-    for path in sorted(said.glob("*.txt")):
+    for path in sorted(hypotheses.glob("*.txt")):
         name, _, seed = path.stem.rpartition("-")
         lines = path.read_text(encoding="utf-8").splitlines()
         try:

@@ -1,4 +1,4 @@
-"""The tables of papers/results/guidance.json from what the parts of the reproduction noted."""
+"""The tables of papers/results/guidance.json from the rows of the parts of the reproduction."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from papers.guidance.curves import Row, converged_at, drops_at, plateau, reaches
 
 __all__ = ["ELECTRA_RUN", "RUN", "best_arm", "guessing", "made_tables"]
 
-# What tells a run of a masked LM from others.
+# The columns that identify a run of a masked LM.
 RUN = ("part", "depth", "language", "arm", "seed")
-# And one of ELECTRA.
+# The columns that identify a run of ELECTRA.
 ELECTRA_RUN = ("width", "steps", "arm", "seed")
 CONVERGED = (("loss", "held-out loss"), ("steps", "updates to the unguided model's last loss"))
 PRETRAINED = {"short": "half of the planned pretraining", "long": "all of the pretraining"}
@@ -20,7 +20,7 @@ Tables = Mapping[str, list[dict[str, Any]]]
 
 
 def _last_loss(tables: Tables, run: Row) -> float | None:
-    """The held-out loss at a run's last look."""
+    """The held-out loss at a run's last evaluation."""
     looks = _looks(tables, run)
     return looks[max(looks)] if looks else None
 
@@ -30,7 +30,7 @@ def _curve(tables: Tables, run: Row) -> Row | None:
 
 
 def _runs(tables: Tables, part: str) -> list[dict[str, Any]]:
-    """The part's runs; one whose time was over before its first update says nothing."""
+    """The part's runs that made at least one update."""
     return [run for run in tables.get("runs", []) if run["part"] == part and run["steps"] > 0]
 
 

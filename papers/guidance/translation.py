@@ -79,34 +79,29 @@ def run_translation(
     seeds: Sequence[int],
     seconds: float | None = None,
 ) -> None:
-    """Train each model of each seed on the same batches; losses go to ``part``, what they translate to ``out``."""
+    """Train each model of each seed on the same batches; losses go to ``part``, translations to ``out``."""
     corpus = tokenised(read_task(TASKS[config.task], root), vocab=config.vocab)
     part.fact("provenance", provenance())
     part.fact("config", asdict(config))
-    device, specials = best_device(), corpus.tokeniser.specials
-    assert specials.pad is not None
-    assert specials.bos is not None
-    assert specials.eos is not None
+    device = best_device()
     names = {f"{name}-{seed}": (name, seed) for seed in seeds for name in MODELS}
     with ExitStack() as stack:
         learners, made = {}, {}
         for (key, (name, seed)), lane in zip(names.items(), lanes(len(names)), strict=True):
             made[key] = _build(config, corpus, seed).to(device)
             learners[key] = _learner(config, corpus, name, made[key], lane, stack)
-        shaped = partial(
-            ShapedSource, pad=specials.pad, bos=specials.bos, eos=specials.eos, widths=config.widths, seed=seeds[0]
-        )
+        shaped = partial(ShapedSource, specials=corpus.tokeniser.specials, widths=config.widths, seed=seeds[0])
         source = shaped(*corpus.ids["train"], tokens=config.tokens)
         valid = shaped(*corpus.ids["valid"], tokens=min(1024, config.tokens))
 
-        def look(step: int) -> None:
+        def evaluate(step: int) -> None:
             for key, (name, seed) in names.items():
                 loss = held_out_nll(made[key], valid)
                 part.row("translation_evaluations", arm=name, seed=seed, at=step, valid_nll=loss)
 
         points = sorted({round(i * config.steps / config.looks) for i in range(config.looks + 1)})
         steps, spent = train_guided(
-            [(source, learners.values())], steps=config.steps, seconds=seconds, evaluate_at=points, evaluate=look
+            [(source, learners.values())], steps=config.steps, seconds=seconds, evaluate_at=points, evaluate=evaluate
         )
         for key, (name, seed) in names.items():
             curve = learners[key].curves()
@@ -123,8 +118,8 @@ def run_translation(
             part.row("translation_curves", arm=name, seed=seed, **thinned(curve))
         # Gaussian heads must be in place when the model is used, so decoding belongs inside.
         for key in names:
-            said = translate(made[key], corpus, corpus.ids["test"][0][: config.held_out], beams=5, longest=64)
-            write_lines(out / f"{key}.txt", said)
+            lines = translate(made[key], corpus, corpus.ids["test"][0][: config.held_out], beams=5, longest=64)
+            write_lines(out / f"{key}.txt", lines)
 
 
 def _build(config: TranslationConfig, corpus: Corpus, seed: int) -> Transformer:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from papers.common.folders import Experiment, add_out, add_picture_folders
+from papers.common.folders import Experiment, add_figures, add_out
 
 __all__ = ["EXPERIMENTS"]
 
@@ -312,7 +312,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "ktiw-figures": Experiment(
         "KTIW: Figures 1 and 3 to 8 as pictures, from the results files.",
-        add_picture_folders,
+        add_figures,
         _figures,
         "--out figures",
     ),

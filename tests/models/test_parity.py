@@ -31,6 +31,12 @@ def shaken(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
+def assert_same_logits(ours: nn.Module, theirs: nn.Module, tokens: torch.Tensor, mask: torch.Tensor) -> None:
+    """At the positions that the mask shows."""
+    logits, expected = (model(tokens, attention_mask=mask).logits[mask.bool()] for model in (ours, theirs))
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
+
+
 def copy_bert_layers(ours: Transformer, layers: Any) -> None:
     for block, theirs in zip(ours.encoder.blocks, layers, strict=True):
         self = theirs.attention.self
@@ -64,13 +70,6 @@ OURS: dict[str, Any] = {
     "embed_norm": True,
     "head": "mlm",
 }
-
-
-def assert_same_logits(ours: Any, theirs: Any, tokens: torch.Tensor, mask: torch.Tensor) -> None:
-    """The two models answer alike wherever a token is not padding."""
-    seen = mask.bool()
-    logits = (model(tokens, attention_mask=mask).logits[seen] for model in (ours, theirs))
-    torch.testing.assert_close(*logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("side", ["none", "right"])

@@ -15,6 +15,8 @@ from attnlab.reading.effective import effective_attention, effective_from_output
 from attnlab.reading.effective_layers import read_effective
 from tests.reading.effective_cases import CASES
 
+BOTH_PRECISIONS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
 
 def test_a_quantised_model_works_and_one_on_meta_says_what_is_missing() -> None:
     from attnlab.adapters import record
@@ -197,7 +199,7 @@ def test_attention_that_keeps_w_is_softmax_attention(shape: tuple[int, ...], pad
 
 @pytest.mark.gpu
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@BOTH_PRECISIONS
 @pytest.mark.parametrize("shape", [(8, 12, 128, 128, 64), (2, 3, 37, 130, 16)])
 def test_attention_that_keeps_w_is_softmax_attention_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     for padded in (False, True):
@@ -254,7 +256,7 @@ def test_a_gpu_finds_what_a_cpu_finds(padded: bool) -> None:
 
 @pytest.mark.gpu
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@BOTH_PRECISIONS
 @pytest.mark.parametrize(
     "shape", [(8, 12, 12, 128, 128, 64), (3, 4, 2, 5, 37, 7), (2, 4, 1, 165, 300, 48), (1, 2, 2, 1, 1, 1)]
 )

@@ -19,6 +19,7 @@ DDP = ("--multi_gpu",)
 FSDP = ("--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP")
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 CHANGES = {"dropout": 0.0, "log_every": 1, "keep": 9}
+BOTH_KINDS = pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP")])
 
 
 def command(run_dir, kind, *, precision="no", **changes):
@@ -76,7 +77,7 @@ def test_two_processes_train_like_one_and_one_goes_on_from_their_checkpoint(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP")])
+@BOTH_KINDS
 def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path, alone, kind):
     _, path = alone
     two = tmp_path / "two"
@@ -89,7 +90,7 @@ def test_two_processes_go_on_from_the_checkpoint_of_one(tmp_path, alone, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param(DDP, id="DDP"), pytest.param(FSDP, id="FSDP")])
+@BOTH_KINDS
 def test_two_processes_resume_bit_for_bit_each_with_its_own_dropout(tmp_path, kind):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     launch(whole, kind, dropout=0.3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -157,10 +158,11 @@ def test_batches_are_pinned_only_for_streams() -> None:
 
 
 @pytest.mark.gpu
-def test_captured_updates_are_those_that_are_not_captured() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "nesterov"])
+def test_captured_updates_are_those_that_are_not_captured(kind: str) -> None:
     trained = []
     for capture in (True, False):
-        learner = Learner(plain().cuda(), CrossEntropy(), RECIPE, half=False, capture=capture)
+        learner = Learner(plain().cuda(), CrossEntropy(), replace(RECIPE, kind=kind), half=False, capture=capture)
         for step in range(9):
             # Two shapes, so two graphs.
             learner.update(Tokens(rows=12 - step % 2).batch(step), 0.01)

@@ -35,8 +35,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_wordpiece(texts, vocab_size=hf_zoo.VOCABULARY).save(folder / "tokenizer")
     tokeniser = load_tokeniser(folder / "tokenizer")
     assert tokeniser.vocab_size <= hf_zoo.VOCABULARY
-    for name, some in (("train", texts[:8]), ("valid", texts[8:10]), ("wikitext103-test", texts[10:])):
-        write_store(folder / name, some, tokeniser)
+    held_out = {"valid": texts[8:10], "wikitext103-valid": texts[9:11], "wikitext103-test": texts[10:]}
+    for name, lines in {"train": texts[:8], **held_out}.items():
+        write_store(folder / name, lines, tokeniser)
     return folder
 
 
@@ -81,7 +82,7 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
     assert {(r["model"], r["n"]) for r in tables["training"]} == wanted
     for row in tables["training"]:
         assert row["tokens"] == 3 * 2 * 17
-        # What a model has beyond its embeddings: 12 width^2 and some vectors; Linformer's and ABC's control besides.
+        # Parameters beyond the embeddings: 12 width^2 and some vectors; Linformer's and ABC's control besides.
         assert row["parameters"] - row["without_embeddings"] == 64 * 8
         assert row["tokens_per_parameter"] == row["tokens"] / row["without_embeddings"]
     assert {r["step"] for r in tables["curves"]} == {3}
@@ -90,8 +91,13 @@ def test_table_2_from_two_processes(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_perplexities_over_those_of_base_are_of_the_same_seed() -> None:
-    found = ((0, "BASE", None, 10.0), (0, "ABC_MLP", 64, 11.0), (1, "BASE", None, 100.0), (1, "ABC_MLP", 64, 130.0))
-    rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in found]
+    perplexities = (
+        (0, "BASE", None, 10.0),
+        (0, "ABC_MLP", 64, 11.0),
+        (1, "BASE", None, 100.0),
+        (1, "ABC_MLP", 64, 130.0),
+    )
+    rows = [{"model": m, "n": n, "context": 0, "seed": seed, "perplexity": p} for seed, m, n, p in perplexities]
     # A seed that only one of them has counts for neither.
     rows.append({"model": "ABC_MLP", "n": 64, "context": 0, "seed": 2, "perplexity": 7.0})
     tables = lm.derived({"table_2a": rows})
@@ -112,7 +118,7 @@ def deep(**perplexities: tuple[float, ...]) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_differences_that_seeds_leave_open_decide_no_claim() -> None:
+def test_differences_within_the_spread_of_seeds_decide_no_claim() -> None:
     # Logarithms of (0, 0), (0, 2): without the models' and the seeds' means +-1/2 is left, so that s = 1 with one degree
     # of freedom, and the mean difference of 1 is known to t = 12.7.
     [row] = differences(deep(ABC_MLP=(1.0, 1.0), ELU=(1.0, math.exp(2))))
@@ -125,9 +131,9 @@ def test_differences_that_seeds_leave_open_decide_no_claim() -> None:
     ahead, behind, beside = ((10.0, 10.1, 10.0), (40.0, 40.1, 40.0), (30.0, 30.1, 30.2))
     assert lm.untestable(deep(ABC_MLP=ahead, ELU=(20.0, 20.1, 20.1), **others)) == {}
     assert lm.untestable(deep(ABC_MLP=behind, ELU=(20.0, 20.1, 20.1), **others)) == {}
-    told = lm.untestable(deep(ABC_MLP=beside, ELU=(50.0, 50.1, 50.0), **others))
-    assert list(told) == ["abc-beats-kernels"]
-    assert "ABC_MLP-64 over RFA-64" in told["abc-beats-kernels"]
+    reasons = lm.untestable(deep(ABC_MLP=beside, ELU=(50.0, 50.1, 50.0), **others))
+    assert list(reasons) == ["abc-beats-kernels"]
+    assert "ABC_MLP-64 over RFA-64" in reasons["abc-beats-kernels"]
 
 
 def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> None:
@@ -138,6 +144,44 @@ def test_table_2b_has_a_row_for_every_kernel(corpus: Path, tmp_path: Path) -> No
     )  # fmt: skip
     assert {(r["model"], r["n"]) for r in tables["table_2b"]} == {(v.model, v.n) for v in lm.TABLES["table_2b"]}
     assert {r["perplexity_paper"] for r in tables["table_2b"]} == {18.5, 22.8, 21.3, 20.8, 19.1}
+    assert {r["perplexity_dev_paper"] for r in tables["table_2b_means"]} == {17.9, 22.0, 20.4, 20.1, 18.6}
+    assert all(r["perplexity_dev"] not in (1.0, r["perplexity"]) for r in tables["table_2b"])
+
+
+SMALL_DEEP = (
+    "width=8", "heads=1", "deep_layers=2", "batch=2", "deep_context=5", "contexts=[0]", "length=17", "warmup=2",
+)  # fmt: skip
+
+
+def test_table_2b_as_the_paper_trains_it(corpus: Path, tmp_path: Path) -> None:
+    """Nesterov's momentum at a rate of 1, and a T2R that starts from the trained BASE."""
+    tables = run(
+        "abc-lm", "--config", "paper", "--corpus", corpus, "--tables", "table_2b", "--steps", 4, "--work", tmp_path,
+        "--out", tmp_path / "r.json", "--set", *SMALL_DEEP, "t2r_updates=0.5", 'models=["BASE-None","T2R-pretrained-64"]',
+    )  # fmt: skip
+    config = json.loads((tmp_path / "r.json").read_text())["config"]
+    assert (config["recipe"]["kind"], config["recipe"]["lr"], config["final_norm"]) == ("nesterov", 1.0, False)
+    training = {row["model"]: row for row in tables["training"]}
+    assert (training["BASE"]["steps"], training["T2R-pretrained"]["steps"]) == (4, 2)
+    assert training["T2R-pretrained"]["start"] == "BASE"
+    rows = {row["model"]: row for row in tables["table_2b"]}
+    assert rows["T2R-pretrained"]["perplexity_paper"] == 20.8
+    assert all(math.isfinite(row["perplexity"]) for row in rows.values())
+
+
+def test_a_pretrained_t2r_begins_with_the_weights_of_base() -> None:
+    config = replace(lm.AbcLmConfig(), width=8, heads=1, deep_layers=2, t2r_pretrained=True)
+    base, *_, pretrained = lm.variants_of("table_2b", config)
+    runs = [lm._Run(v, 0, lm.build(config, "table_2b", v, vocab=64, seed=0)) for v in (base, pretrained)]
+    torch.nn.init.normal_(runs[0].model.tokens.weight)
+    features = {n: p.clone() for n, p in runs[1].model.named_parameters() if "mechanism" in n}
+    lm._start_from_trained(runs[1:], runs[:1])
+    after = dict(runs[1].model.named_parameters())
+    assert features
+    assert all(torch.equal(after[n], p) for n, p in features.items())
+    assert all(torch.equal(after[n], p) for n, p in runs[0].model.named_parameters())
+    with pytest.raises(ValueError, match="starts from the trained BASE; name it in models, too"):
+        lm.variants_of("table_2b", replace(config, models=("T2R-pretrained-64",)))
 
 
 def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> None:
@@ -148,8 +192,8 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
         "--seconds", 6, "--work", tmp_path / "work", "--out", tmp_path / "r.json", "--set", "length=29", "batch=2",
         "tune_length=13", "tune_batch=4", 'tasks=["MNLI"]', "seeds=[0]", 'epochs={"MNLI":1}',
     )  # fmt: skip
-    found = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
-    assert found == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
+    models = {(r["model"], r["n"], r["continued"]) for r in tables["table_4"]}
+    assert models == {(v.model, v.n, True) for v in mlm.VARIANTS} | {
         (v.model, v.n, False) for v in mlm.VARIANTS if v.n != 64
     }
     assert len(tables["pretraining"]) == 2 * len(mlm.VARIANTS)
@@ -161,7 +205,7 @@ def test_table_4_continued_and_as_converted(corpus: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["masked", "sampled"])
-def test_every_way_of_teaching_is_measured(kind: str, corpus: Path, tmp_path: Path) -> None:
+def test_every_method_of_distillation_is_measured(kind: str, corpus: Path, tmp_path: Path) -> None:
     own = ("--corpus", corpus) if kind == "masked" else ("--sampled", "--rows", 8)
     name = "bert" if kind == "masked" else "llama"
     tables = run(
@@ -194,7 +238,7 @@ def test_a_method_that_diverges_does_not_stop_the_others(
     assert len(facts) == 4
 
 
-def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> None:
+def test_only_results_that_exist_are_drawn(tmp_path: Path) -> None:
     from papers.__main__ import main
 
     points = [(1.0, 0.2), (3.0, 0.7)]
@@ -214,13 +258,13 @@ def test_pictures_are_drawn_of_the_results_that_are_there(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", decoding.MODELS)
 def test_a_step_of_decoding_begins_with_the_same_tensors_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a captured graph reads has to live as long as the graph."""
+    """The tensors that a captured graph reads must live as long as the graph."""
     config = decoding.AbcDecodingConfig(batch=2, lengths=(4, 8, 16, 32), together=1)
     cross, causal = decoding.MODELS[name]
     model = Transformer(
         replace(named_config("translation-wmt14"), layers=1, cross_attention=cross, causal_attention=causal)
     ).eval()
-    # The tensors themselves, so that no later one gets the name of one that died.
+    # The tensors themselves are kept, since the id of a freed tensor may be used again.
     seen: list[dict[int, Tensor]] = []
     decode = model.decode
 
@@ -265,12 +309,12 @@ def test_the_dense_form_of_slots_that_fill_late(logits: float) -> None:
         mech.weight.fill_(1.0)
     outs = [form(call) for form in (mech, DenseSlots(mech))]
     grads = [torch.autograd.grad(out.square().sum(), [q, k, v, x, mech.weight]) for out in outs]
-    for found in (outs[1], *grads[1]):
-        assert found.isfinite().all()
+    for dense in (outs[1], *grads[1]):
+        assert dense.isfinite().all()
     if logits < 87:
         torch.testing.assert_close(outs[1], outs[0], atol=1e-4, rtol=1e-4)
-        for found, expected in zip(grads[1], grads[0], strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+        for dense, expected in zip(grads[1], grads[0], strict=True):
+            torch.testing.assert_close(dense, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_attention_without_a_fused_kernel_is_softmax() -> None:

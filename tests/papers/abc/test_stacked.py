@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import embedding
 
+from attnlab.data import Specials
 from attnlab.models import Transformer, Translation, named_config
 from attnlab.training import Recipe
 from attnlab.training.side_by_side import Learner
@@ -21,6 +22,7 @@ from papers.common.translation import ShapedSource
 
 SMALL = AbcMtConfig(width=24, heads=3, layers=2, hidden=20, dropout=0.0)
 VOCAB = 29
+SPECIALS = Specials(pad=1, bos=0, eos=2)
 # Of each kind of attention one; tied controls are shared modules, the embedding is a shared parameter.
 KEYS = ["BASE", "ABC_MLP-8-2", "ABC_RD-8-8", "Linformer-8-8", "Window-8-8", "Cluster-8-8", "MLP-ReLU-32-8"]
 
@@ -116,15 +118,15 @@ def test_dropout_differs_between_models_and_is_unbiased() -> None:
     for training in (True, False):
         with few_launches():
             layer = torch.nn.Dropout(0.25).train(training)
-            found = torch.func.vmap(layer, randomness="different")(ones)
+            dropped = torch.func.vmap(layer, randomness="different")(ones)
         if not training:
-            assert torch.equal(found, ones)
+            assert torch.equal(dropped, ones)
             continue
-        assert found.unique().tolist() == [0.0, pytest.approx(4 / 3)]
-        assert not torch.equal(found[0], found[1])
-        assert float(found.detach().mean()) == pytest.approx(1, abs=0.05)
-        found.sum().backward()
-        torch.testing.assert_close(ones.grad, found.detach())
+        assert dropped.unique().tolist() == [0.0, pytest.approx(4 / 3)]
+        assert not torch.equal(dropped[0], dropped[1])
+        assert float(dropped.detach().mean()) == pytest.approx(1, abs=0.05)
+        dropped.sum().backward()
+        torch.testing.assert_close(ones.grad, dropped.detach())
 
 
 def test_rows_have_the_gradients_of_an_embedding() -> None:
@@ -133,19 +135,17 @@ def test_rows_have_the_gradients_of_an_embedding() -> None:
     for shape in ((2, 5, 3), (5, 3)):
         table = torch.arange(15.0 * (2 if len(shape) == 3 else 1)).view(shape).requires_grad_()
         with few_launches():
-            found = torch.func.vmap(embedding, in_dims=(0, 0 if len(shape) == 3 else None))(ids, table)
+            rows = torch.func.vmap(embedding, in_dims=(0, 0 if len(shape) == 3 else None))(ids, table)
         right = torch.stack([embedding(i, t) for i, t in zip(ids, table.expand(2, 5, 3), strict=True)])
-        assert torch.equal(found, right)
-        weights = torch.arange(24.0).view(found.shape)
-        (mine,), (theirs,) = (torch.autograd.grad((t * weights).sum(), [table]) for t in (found, right))
+        assert torch.equal(rows, right)
+        weights = torch.arange(24.0).view(rows.shape)
+        (mine,), (theirs,) = (torch.autograd.grad((t * weights).sum(), [table]) for t in (rows, right))
         assert torch.equal(mine, theirs)
 
 
 def test_sources_of_one_order_agree_in_width_and_not_in_pairs() -> None:
     rows = [np.arange(5, 5 + n % 9) for n in range(60)]
-    sources = [
-        ShapedSource(rows, rows, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=s, order=7) for s in (0, 1)
-    ]
+    sources = [ShapedSource(rows, rows, specials=SPECIALS, tokens=20, widths=(5, 10), seed=s, order=7) for s in (0, 1)]
     both = StackedSource(sources)
     seen = []
     for step in range(2 * sources[0].steps_per_epoch):

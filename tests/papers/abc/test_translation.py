@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.data import Pairs
+from attnlab.data import Pairs, Specials
 from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
@@ -27,13 +27,14 @@ from papers.common.translation import (
     write_lines,
 )
 
+SPECIALS = Specials(pad=1, bos=0, eos=2)
 PAIRS = [np.arange(5, 5 + n) for n in (3, 5, 5, 2, 9, 4, 4, 6, 3, 30)]
 
 
 def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
     # The longer sides with their ends: 4 7 6 5 10 5 6 7 4 31, so four are narrow, five wide, and one is left out.
     other = PAIRS[::-1][1:] + PAIRS[-1:]
-    source = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    source = ShapedSource(PAIRS, other, specials=SPECIALS, tokens=20, widths=(5, 10), seed=3)
     assert source.left_out == 1
     assert source.steps_per_epoch == 1 + 2
     first = [source.batch(i) for i in range(source.steps_per_epoch)]
@@ -46,9 +47,14 @@ def test_batches_have_few_shapes_and_hold_each_pair_once() -> None:
             shifted = batch["decoder_input_ids"][row, 1 : end + 1]
             assert torch.equal(shifted, batch["labels"][row, :end])
             assert (batch["labels"][row, end + 1 :] == -100).all()
-    again = ShapedSource(PAIRS, other, pad=1, bos=0, eos=2, tokens=20, widths=(5, 10), seed=3)
+    again = ShapedSource(PAIRS, other, specials=SPECIALS, tokens=20, widths=(5, 10), seed=3)
     for i in (source.steps_per_epoch + 1, 0):
         assert torch.equal(source.batch(i)["input_ids"], again.batch(i)["input_ids"])
+
+
+def test_pairs_need_tokens_for_their_ends() -> None:
+    with pytest.raises(ValueError, match="the vocabulary has no token for bos, eos"):
+        ShapedSource(PAIRS, PAIRS, Specials(pad=1), tokens=20)
 
 
 def test_only_the_last_sentence_of_a_window_counts() -> None:
@@ -65,7 +71,7 @@ def test_snapshots_are_averaged() -> None:
 
 
 def test_how_flat_a_curve_was_at_its_end() -> None:
-    """Looks at 10, 20, ..., 90 and, at the end, 96: five sixths of it are 80."""
+    """Evaluations at 10, 20, ..., 90 and, at the end, 96: five sixths of it are 80."""
     rows = [{"data": "d", "variant": "a", "seed": 0, "step": s, "nll": 100.0 - s} for s in (*range(10, 100, 10), 96)]
     rows.append({"data": "d", "variant": "diverged", "seed": 0, "step": 91, "nll": None})
     first, second = curve_ends(rows)
@@ -74,7 +80,7 @@ def test_how_flat_a_curve_was_at_its_end() -> None:
     assert second["nll"] is second["nll_before"] is second["lowest"] is second["fell"] is None
 
 
-def test_how_long_a_row_was_trained_stands_beside_it() -> None:
+def test_rows_have_the_length_of_their_training() -> None:
     """Two seeds that fell by 1/2 and by 2 % in the last sixth: the curve is flat if that of every seed is."""
     ends = {"a": [(0, 1.99), (1, 1.96)], "b": [(0, 1.99)]}
     validation = [
@@ -104,35 +110,35 @@ def noisy(lines: list[str], share: float, seed: int) -> list[str]:
     return [" ".join("xx" if draw.random() < share else word for word in line.split()) for line in lines]
 
 
-def test_which_differences_the_sentences_can_tell(tmp_path: Path) -> None:
+def test_which_differences_are_significant(tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
-    said = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
-    for key, some in said.items():
+    hypotheses = {"good": noisy(lines, 0.05, 1), "alike": noisy(lines, 0.05, 2), "bad": noisy(lines, 0.3, 3)}
+    for key, some in hypotheses.items():
         write_lines(tmp_path / "first" / "corpus" / f"{key}.0.beam.txt", some)
     # A seed that only one of a pair has is not compared; of two folders the later counts.
     write_lines(tmp_path / "first" / "corpus" / "bad.1.beam.txt", lines)
     write_lines(tmp_path / "first" / "corpus" / "bad.0.beam.txt", lines)
-    write_lines(tmp_path / "second" / "corpus" / "bad.0.beam.txt", said["bad"])
+    write_lines(tmp_path / "second" / "corpus" / "bad.0.beam.txt", hypotheses["bad"])
     files = hypotheses_in([tmp_path / "first", tmp_path / "second"], "corpus")
-    assert bleu_of(bleu_counts(said["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(said["bad"], lines))
+    assert bleu_of(bleu_counts(hypotheses["bad"], lines).sum(0)) == pytest.approx(corpus_bleu(hypotheses["bad"], lines))
     claims = {
         "beats both": Comparison((("good", "bad"), ("good", "alike")), "t"),
         "beats the bad": Comparison((("good", "bad"),), "t"),
         "loses": Comparison((("bad", "good"), ("good", "alike")), "t"),
         "near": Comparison((("good", "bad"),), "t", within=0.5),
-        "not there": Comparison((("good", "nobody"),), "t"),
+        "not there": Comparison((("good", "missing"),), "t"),
     }
     rows = with_seeds(differences(files, claims, {"beam": lines}, resamples=200))
-    gap = corpus_bleu(said["good"], lines) - corpus_bleu(said["bad"], lines)
+    gap = corpus_bleu(hypotheses["good"], lines) - corpus_bleu(hypotheses["bad"], lines)
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
     assert (rows[0]["seeds"], rows[0]["sentences"], rows[0]["deviation"]) == (1, 200, None)
-    # One pair cannot be told apart; where another speaks against the claim, the claim is decided.
+    # One pair is not significant; where another pair contradicts the claim, the claim is decided.
     assert list(undecided(rows, claims)) == ["beats both"]
     assert "good less alike" in undecided(rows, claims)["beats both"]
-    # A winner that was trained longer owes it to that, unless it was ahead after equally many updates.
+    # A winner that was trained longer decides nothing, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
     assert undecided(rows, claims, curves=behind)["beats the bad"] == "good had 200 updates and bad 100"
     ahead = {"good": {0: {100: 1.5, 200: 1.0}}, "bad": {0: {100: 2.0}}}
@@ -165,7 +171,7 @@ def test_seeds_that_disagree_widen_every_interval() -> None:
     assert first["high"] == pytest.approx((0.4**2 + 2.776**2 / 3) ** 0.5, abs=1e-3)
     assert (first["least"], first["most"], again["low"]) == (-1.0, 1.0, first["low"])
     assert second["low"] == pytest.approx(3 - reach / 3**0.5, abs=1e-3)
-    # What other pairs tell about seeds holds for one that has no second.
+    # A pair with one seed takes the spread of the other pairs.
     assert (lone["low"], lone["high"]) == (pytest.approx(2 - reach, abs=1e-3), pytest.approx(2 + reach, abs=1e-3))
 
 
@@ -174,13 +180,15 @@ def test_a_difference_is_the_mean_over_seeds() -> None:
     draw = np.random.default_rng(0)
     lines = [" ".join(draw.choice(["red", "dog", "man", "runs", "blue"], 8)) for _ in range(200)]
     share = {("a", 0): 0.1, ("a", 1): 0.1, ("c", 0): 0.0, ("c", 1): 0.2}
-    said = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
-    (found,) = differences(said, {"x": Comparison((("a", "c"),), "t")}, {"beam": lines}, resamples=200)
-    gaps = [corpus_bleu(said["a", i, "beam"], lines) - corpus_bleu(said["c", i, "beam"], lines) for i in (0, 1)]
-    assert found["each"] == pytest.approx(gaps)
-    assert found["difference"] == pytest.approx(np.mean(gaps))
-    assert found["low"] < found["difference"] < found["high"]
-    assert (found["seeds"], found["sentences"]) == (2, 200)
+    hypotheses = {(key, seed, "beam"): noisy(lines, x, seed + 7) for (key, seed), x in share.items()}
+    (row,) = differences(hypotheses, {"x": Comparison((("a", "c"),), "t")}, {"beam": lines}, resamples=200)
+    gaps = [
+        corpus_bleu(hypotheses["a", i, "beam"], lines) - corpus_bleu(hypotheses["c", i, "beam"], lines) for i in (0, 1)
+    ]
+    assert row["each"] == pytest.approx(gaps)
+    assert row["difference"] == pytest.approx(np.mean(gaps))
+    assert row["low"] < row["difference"] < row["high"]
+    assert (row["seeds"], row["sentences"]) == (2, 200)
 
 
 def test_trainings_of_unequal_length_decide_nothing() -> None:
@@ -188,8 +196,8 @@ def test_trainings_of_unequal_length_decide_nothing() -> None:
     validation = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
     gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
     rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
-    found = mt.untestable({"validation": validation, "differences": rows})
-    assert found["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
+    reasons = mt.untestable({"validation": validation, "differences": rows})
+    assert reasons["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
     # The same comparison on another corpus is a claim of its own.
     other = [{**rows[0], "data": "tatoeba-es-en", "low": -0.9}]
     assert "-0.9 to 0.0" in mt.untestable({"differences": other})["abc-mt-tatoeba-on-par"]
@@ -205,9 +213,9 @@ def test_a_model_that_still_learns_has_not_failed() -> None:
         ]
         return doc_mt.untestable({"validation": validation})
 
-    told = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
-    assert claims(Linformer=(2.67, 2.53)) == told
-    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == told
+    reason = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
+    assert claims(Linformer=(2.67, 2.53)) == reason
+    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == reason
     # Flat, or falling more slowly than the model that it is behind.
     assert claims(Linformer=(2.67, 2.66)) == {}
     assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.8)) == {}
@@ -217,11 +225,11 @@ def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None
     """100 seconds, 40 for each: the third would end after 120, so it is not begun."""
     clock = [0.0]
     monkeypatch.setattr(commands.time, "monotonic", lambda: clock[0])
-    given = []
+    runs = []
     for run in commands._in_time(["a", "b", "c"], 100):
-        given.append(run)
+        runs.append(run)
         clock[0] += 40
-    assert given == [("a", pytest.approx(90)), ("b", pytest.approx(54))]
+    assert runs == [("a", pytest.approx(90)), ("b", pytest.approx(54))]
 
 
 @pytest.fixture
@@ -249,13 +257,13 @@ def test_later_test_sets_follow_the_first(captions: Path) -> None:
     assert more["test"] == texts["test"]
 
 
-def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions: Path, tmp_path: Path) -> None:
+def test_a_model_of_two_tables_has_the_seeds_of_each_table(captions: Path, tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
-    said = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
+    references = read_task(TASKS[mt.PRIMARY], captions)["tests"].target
     trained = {0: ("BASE", "ABC_MLP-8-8", "Window-8-8"), 10: ("BASE", "ABC_MLP-32-8", "Linformer-64-64")}
     for seed, keys in trained.items():
         for key in keys:
-            write_lines(tmp_path / f"run-{seed}" / mt.PRIMARY / f"{key}.{seed}.beam.txt", said)
+            write_lines(tmp_path / f"run-{seed}" / mt.PRIMARY / f"{key}.{seed}.beam.txt", references)
     tables = mt.score([tmp_path / "run-0", tmp_path / "run-10"], captions)
     places = {name: [(r["variant"], r["seed"]) for r in tables[name]] for name in ("table_3a", "table_3a_quarter")}
     assert places["table_3a_quarter"] == [("BASE", 0), ("ABC_MLP-8-8", 0), ("Window-8-8", 0)]
@@ -267,7 +275,7 @@ def test_a_model_of_two_tables_stands_beside_those_it_was_trained_with(captions:
     ]  # fmt: skip
 
 
-def test_curves_are_drawn_of_the_seed_that_was_trained_longest() -> None:
+def test_the_curves_drawn_are_of_the_seed_trained_longest() -> None:
     data, keys = next(iter(figures.TRANSLATORS.values()))
     # Seed 3 is of a training that shares one model, and seed 1 has also seen other data.
     validation = [
@@ -294,12 +302,12 @@ def test_translation_from_the_command_line(captions: Path, tmp_path: Path) -> No
     )  # fmt: skip
     arguments = ("--data", str(captions), "--work", str(work), "--out", str(out), "--set", *small)
     assert main(["abc-mt", *arguments]) == 0
-    found = json.loads(out.read_text())
-    assert not any(found["parts"].values())
-    tables = found["tables"]
+    result = json.loads(out.read_text())
+    assert not any(result["parts"].values())
+    tables = result["tables"]
     assert [len(tables[t]) for t in ("table_3a", "table_5", "table_7")] == [7, 10, 10]
     assert [r["variant"] for r in tables["table_3a_quarter"]] == [v.key for v in mt.QUARTER]
-    # A look at the end of the training, and each row of Table 5 translates the validation set.
+    # One evaluation, at the end of the training, and each row of Table 5 translates the validation set.
     assert {r["step"] for r in tables["validation"]} == {3}
     assert all(r["sentences"] == 24 for r in tables["table_5"])
     assert [(r["model"], r["updates"]) for r in tables["table_3a_means"]] == [(v.model, 3) for v in mt.TABLE_3A]

@@ -26,7 +26,7 @@ CONFIG = replace(
 
 
 def gradients(model: Transformer) -> list[Tensor]:
-    """The loss of some tokens, and what it says to every parameter."""
+    """The loss of some tokens, and its gradient for every parameter."""
     tokens = torch.randint(0, 23, (3, 17), generator=torch.Generator().manual_seed(0))
     total = CausalLM()(model, model(tokens), {"input_ids": tokens}, 0).total
     return [total, *torch.autograd.grad(total, list(model.parameters()))]
@@ -42,8 +42,8 @@ def check(table: str, variant: lm.Variant) -> None:
         expected = gradients(model)
         before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         with compiled_parts([model], backend=backend):
-            for found, wanted in zip(gradients(model), expected, strict=True):
-                torch.testing.assert_close(found, wanted)
+            for compiled, wanted in zip(gradients(model), expected, strict=True):
+                torch.testing.assert_close(compiled, wanted)
             # Two layers that are alike, and the loss.
             assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2
             with uncompiled():

@@ -271,7 +271,7 @@ def as_the_papers_say() -> Results:
     for name, tables in tables_wanted().items():
         made = FIGURES.get(name, {})
         rows = {table: paper_table(name, table) + copy.deepcopy(made.get(table, [])) for table in tables}
-        results[name] = {"name": name, "tables": {table: found for table, found in rows.items() if found}}
+        results[name] = {"name": name, "tables": {table: some for table, some in rows.items() if some}}
     return results
 
 

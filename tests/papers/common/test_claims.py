@@ -122,7 +122,7 @@ def test_close_bounded_and_everywhere() -> None:
         Verdict("maybe")
 
 
-def test_seeds_are_averaged_and_rows_that_cannot_be_told_apart_are_refused() -> None:
+def test_seeds_are_averaged_and_ambiguous_rows_are_refused() -> None:
     results = as_the_papers_say()
     results["abc-decoding"]["tables"]["figure_1"] += [
         {"model": "RFA", "length": 4096, "tokens_per_second": 884.0, "seed": 1}

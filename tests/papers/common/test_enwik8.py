@@ -155,9 +155,9 @@ def test_pages_that_are_no_articles_are_left_out(tmp_path):
         ],
         tail='  <page>\n    <title>Cut</title>\n      <text xml:space="preserve">' + LONG,
     )
-    found = list(articles(path))
-    assert [a.title for a in found] == ['R&D "quoted"', "Portal (film)"]
-    assert found[0].text == LONG.strip()
+    read_articles = list(articles(path))
+    assert [a.title for a in read_articles] == ['R&D "quoted"', "Portal (film)"]
+    assert read_articles[0].text == LONG.strip()
     assert [a.title for a in articles(path, min_words=5)] == ["Short", 'R&D "quoted"', "Portal (film)"]
 
 
@@ -206,12 +206,12 @@ def test_an_article_that_shares_a_passage_is_left_out_under_any_title(tmp_path):
 def test_real_enwik8_reads_like_prose():
     titles = wikitext_titles(SHARED / "wikitext-103" / "wiki.valid.tokens.xz")
     assert len(titles) == pytest.approx(60, abs=2)
-    found = list(islice(articles(SHARED / "enwik8" / "enwik8.xz"), 300))
-    assert found[0].title == "Anarchism"
-    assert found[0].text.startswith(
+    read_articles = list(islice(articles(SHARED / "enwik8" / "enwik8.xz"), 300))
+    assert read_articles[0].title == "Anarchism"
+    assert read_articles[0].text.startswith(
         "Anarchism originated as a term of abuse first used against early working class radicals"
     )
-    text = "\n".join(a.text for a in found)
+    text = "\n".join(a.text for a in read_articles)
     for markup in (r"\[\[", r"\]\]", r"\{\{", r"\}\}", "''", "&[a-z]+;", r"</?(ref|math|br|table)\b", "==", r"\|"):
         assert not re.search(markup, text), markup
     sentences = sum(line[-1] in ".!?:;\"')\u201d\u2019" for line in text.split("\n"))

@@ -90,7 +90,7 @@ def test_notes_and_pages_of_papers_are_filled_too(repository: Path, page: str) -
         ("results/r.json#t rows=3", "unknown option rows"),
     ],
 )
-def test_a_page_that_names_what_is_not_there_is_an_error(repository: Path, region: str, message: str) -> None:
+def test_a_page_that_names_a_missing_table_is_an_error(repository: Path, region: str, message: str) -> None:
     text = f"<!-- table:{region} -->\n<!-- /table -->"
     with pytest.raises(ValueError, match=message):
         fill_tables(text, repository)

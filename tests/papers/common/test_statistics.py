@@ -14,11 +14,11 @@ from papers.common.claims import seed_interval
 @pytest.mark.parametrize(("n", "t"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (21, 2.086), (31, 2.042)])
 def test_seed_interval_is_student_s(n: int, t: float) -> None:
     values = [float(i) for i in range(n)]
-    found = seed_interval(values)
+    interval = seed_interval(values)
     half = t * np.std(values, ddof=1) / math.sqrt(n)
-    assert found.estimate == pytest.approx((n - 1) / 2)
-    assert found.high - found.estimate == pytest.approx(half, rel=2e-4)
-    assert found.estimate - found.low == pytest.approx(half, rel=2e-4)
+    assert interval.estimate == pytest.approx((n - 1) / 2)
+    assert interval.high - interval.estimate == pytest.approx(half, rel=2e-4)
+    assert interval.estimate - interval.low == pytest.approx(half, rel=2e-4)
 
 
 def test_seed_interval_at_another_level_and_of_equal_seeds() -> None:
@@ -34,12 +34,12 @@ def test_paired_bootstrap_matches_the_normal_approximation() -> None:
     rng = np.random.default_rng(3)
     b = rng.normal(size=997) * 50
     difference = rng.normal(0.5, 1.0, size=997)
-    found = paired_bootstrap(b + difference, b, resamples=4000)
+    interval = paired_bootstrap(b + difference, b, resamples=4000)
     half = 1.96 * difference.std() / math.sqrt(997)
-    assert found.estimate == pytest.approx(difference.mean())
-    assert found.high - found.low == pytest.approx(2 * half, rel=0.06)
+    assert interval.estimate == pytest.approx(difference.mean())
+    assert interval.high - interval.low == pytest.approx(2 * half, rel=0.06)
     # Pairing is the point: unpaired, the items' own spread of 50 would hide a difference of 0.5.
-    assert found.low > 0.4
+    assert interval.low > 0.4
 
 
 def test_paired_bootstrap_is_seeded_and_takes_a_corpus_statistic() -> None:

@@ -61,13 +61,13 @@ def sources(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_stores_and_tokeniser(sources: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "stores"
-    told = prepare_wiki_corpus(*sources, out, vocab=120, held_out=0.25)
-    assert told["train"]["documents"] == 9
-    assert told["valid"]["documents"] == 3
-    assert told["wikitext103-test"]["words"] == 1 + 17
+    counts = prepare_wiki_corpus(*sources, out, vocab=120, held_out=0.25)
+    assert counts["train"]["documents"] == 9
+    assert counts["valid"]["documents"] == 3
+    assert counts["wikitext103-test"]["words"] == 1 + 17
     tokeniser = load_tokeniser(out / "tokenizer")
     words = [tokeniser.tokenizer.decode(load_store(out / "train")[i].tolist()) for i in range(9)]
-    # What the test set holds is not trained on, under whatever title.
+    # Texts of the test set are not in the training set, under any title.
     assert not any("fox" in text for text in words)
     with pytest.raises(ValueError, match="is not empty"):
         prepare_wiki_corpus(*sources, out)

@@ -39,20 +39,20 @@ def test_the_losses() -> None:
     batch = {"input_ids": MASKED, "labels": LABELS, "attention_mask": MASK}
     out = electra(MASKED, LABELS, MASK)
     logits = electra.generator(MASKED, attention_mask=MASK).logits
-    found = GeneratedTokens()(electra, out, batch, 0)
+    loss = GeneratedTokens()(electra, out, batch, 0)
     wanted = cross_entropy(logits.flatten(0, 1), LABELS.flatten(), ignore_index=-100, reduction="sum")
-    assert_close(found.total, wanted)
-    assert found.count == 3
-    found = ReplacedTokens(weight_of=7.0)(electra, out, batch, 0)
+    assert_close(loss.total, wanted)
+    assert loss.count == 3
+    loss = ReplacedTokens(weight_of=7.0)(electra, out, batch, 0)
     each = binary_cross_entropy_with_logits(out.logits, out.replaced, reduction="none")
-    assert_close(found.total, 7 * (each * MASK).sum())
-    assert found.count == MASK.sum()
-    # Nothing of the detector's loss reaches the generator: its words are drawn.
-    grads = torch.autograd.grad(found.total, list(electra.generator.parameters()), allow_unused=True)
+    assert_close(loss.total, 7 * (each * MASK).sum())
+    assert loss.count == MASK.sum()
+    # The detector's loss has no gradient for the generator, whose tokens are sampled.
+    grads = torch.autograd.grad(loss.total, list(electra.generator.parameters()), allow_unused=True)
     assert all(g is None for g in grads)
 
 
-def test_both_halves_are_guided_on_what_they_read() -> None:
+def test_generator_and_discriminator_are_both_guided() -> None:
     electra = model().eval()
     guidance = Guidance(heads={"same": 1, "prev": 1}, reduction="row")
     with guide(electra.generator, guidance) as first, guide(electra.discriminator, guidance) as second:
@@ -66,7 +66,7 @@ def test_both_halves_are_guided_on_what_they_read() -> None:
 
 
 def test_a_decoder_is_refused() -> None:
-    with pytest.raises(ValueError, match="both halves of ELECTRA are encoders"):
+    with pytest.raises(ValueError, match="generator and discriminator of ELECTRA are encoders"):
         Electra(
             TransformerConfig(kind="decoder", vocab=5, width=4, heads=1, layers=1), generator_width=4, generator_heads=1
         )

@@ -103,7 +103,7 @@ def test_every_part_and_results_that_grow(tmp_path: Path, places: Places) -> Non
     assert "Figure 7" in figures_page(result)
 
 
-def test_a_part_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_part_names_the_missing_option(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part \(a\) needs --corpus"):
         run_parts(CONFIG, ["a"], places=Places(), work=tmp_path, out=tmp_path / "x.json")
     with pytest.raises(ValueError, match=r"part \(f\) needs --oromo"):
@@ -120,7 +120,7 @@ CURVE = {
 }
 
 
-def test_what_a_curve_says() -> None:
+def test_readings_of_a_curve() -> None:
     assert curves.converged_at(CURVE) == pytest.approx(0.95 * 280, abs=8)
     # Half a nat of three nats in 300 updates.
     assert curves.drops_at(CURVE, 7.0) == pytest.approx(350, abs=8)
