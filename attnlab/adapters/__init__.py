@@ -1,8 +1,8 @@
 """Models made to attend by other mechanisms, recorded, converted and decoded with bounded caches.
 
 ``swap``, ``record``, ``convert``, ``evicting``, ``guide`` and the readings take any model that has an adapter
-(``protocol.adapter_of``): Hugging Face models (``hugging_face``) and modules with our attention layers
-(``own_models``).
+(``protocol.adapter_of``): Hugging Face models (``hugging_face``; ``outside_interface`` for those that attend by code of
+their own) and modules with our attention layers (``own_models``).
 ``load`` reads Hugging Face models, converted ones too, from folders and the hub.
 
 What happens when ``al.convert(model, "abc-mlp")`` is followed by ``model.generate(...)`` on a Hugging Face model:

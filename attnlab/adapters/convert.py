@@ -42,10 +42,11 @@ def convert(
     """
     if bias not in ("refuse", "drop"):
         raise ValueError(f"bias must be 'refuse' or 'drop', got {bias!r}")
-    if any(parameter.is_meta for parameter in model.parameters()):
+    meta = [parameter.is_meta for parameter in model.parameters()]
+    if any(meta) and (not all(meta) or any(hasattr(module, "_hf_hook") for module in model.modules())):
         raise ValueError(
-            f"parameters of this {type(model).__name__} are on the meta device: they are offloaded, or were never "
-            "loaded, so no new ones can be made beside them; load the whole model, convert it, then offload it"
+            f"parameters of this {type(model).__name__} are offloaded, so no new ones can be made beside them; load "
+            "the whole model, convert it, then offload it"
         )
     if copy:
         model = copying.deepcopy(model)

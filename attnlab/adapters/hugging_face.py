@@ -309,6 +309,12 @@ def _run_once(model: nn.Module, example: Mapping[str, Any] | None) -> None:
         raise ValueError(
             f"{type(model).__name__} could not be run on two tokens ({error}); pass example=, a batch it takes"
         ) from error
+    except (NotImplementedError, RuntimeError) as error:
+        if not next(model.parameters()).is_meta:
+            raise
+        raise ValueError(
+            f"{type(model).__name__} is on the meta device and cannot be run there ({error}); load its weights first"
+        ) from error
 
 
 @contextmanager

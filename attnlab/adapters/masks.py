@@ -1,9 +1,10 @@
 """From transformers' masks to padding and causality, where they are no more: mechanisms in linear time need that.
 
-One rule says what an additive mask or bias hides: a value of at most ``HIDING`` (-9,000), minus infinity included. It
-covers 0/-1e4 and 0/-1e9 masks, ``finfo.min`` in every precision, and a position bias (ALiBi) with any of them added.
-Softmax gives such a key exactly zero, unless every value of its row is as low: then nothing of the row is visible. What
-is hidden leaves the bias and becomes part of the mask, so that it is hidden from every mechanism and every reading.
+One rule says what an additive mask or bias hides, that of ``attnlab.attention``: a value of at most -6e4 (minus infinity
+too), or one that lies 5e3 or more below the largest of its row. It covers 0/-1e4 and 0/-1e9 masks, ``finfo.min`` in
+every precision, and a position bias (ALiBi) with any of them added; softmax gives such a key exactly zero. In a mask of
+nothing but zeros and -9e3 or less, the low values hide also where they fill a row. What is hidden leaves the bias and
+becomes part of the mask, so that it is hidden from every mechanism and every reading.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from attnlab.shapes import Bool, Float
 
-__all__ = ["HIDING", "Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
+__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
 
 CARRIED = "_attnlab_seen"
-# Half precision rounds -1e4, the least that models write for minus infinity, to -9,984.
-HIDING = -9_000.0
+# At or below LEAST a value hides, and so does one that is FAR below the largest of its row.
+LEAST, FAR = -6e4, 5e3
+# In a mask of two levels, 0 and a low one; bfloat16 rounds -1e4, the highest that models write, to -9,984.
+LOW = -9e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ def seen_by(mask: Any, *, shape: tuple[int, int, int], causal_module: bool, none
 
 
 def visible_and_bias(additive: Float[Tensor, "#b #h #q k"]) -> tuple[Bool[Tensor, "#b #h #q k"], Tensor | None]:
-    """What an additive mask leaves visible (more than ``HIDING``), and what it adds there; None where that is nothing.
+    """What an additive mask leaves visible, and what it adds there; None where that is nothing.
 
     >>> visible_and_bias(torch.tensor([[[[0.0, 0.5, -1e4, -torch.inf]]]]))
     (tensor([[[[ True,  True, False, False]]]]), tensor([[[[0.0000, 0.5000, 0.0000, 0.0000]]]]))
@@ -88,7 +91,10 @@ def visible_and_bias(additive: Float[Tensor, "#b #h #q k"]) -> tuple[Bool[Tensor
             f"a 4D attention mask is bool (True: may be seen) or floating point (added to the scores), got "
             f"{additive.dtype}; a 0/1 mask becomes bool with .bool()"
         )
-    hidden = additive <= HIDING
+    low = additive <= LOW
+    if bool((low | (additive == 0)).all()):
+        return ~low, None
+    hidden = (additive <= LEAST) | (additive <= additive.amax(-1, keepdim=True) - FAR)
     bias = additive.masked_fill(hidden, 0)
     return ~hidden, bias if bool(bias.any()) else None
 

@@ -269,5 +269,10 @@ def test_half_precision_masks_hide_what_they_hide_in_float32() -> None:
         seen, bias = visible_and_bias(additive)
         assert seen.tolist() == [[[[True, False, False]]]]
         assert bias is None
+    # A mask of two levels hides a whole row; biases of positions are compared within their row.
+    padded = torch.tensor([[[[-1e4, -1e4], [-1e4, 0.0]]]])
+    assert visible_and_bias(padded)[0].tolist() == [[[[False, False], [False, True]]]]
+    far = torch.tensor([[[[-12000.0, -11999.5, -1e9], [-0.5, 0.0, -6000.0]]]])
+    assert visible_and_bias(far)[0].tolist() == [[[[True, True, False], [True, True, False]]]]
     with pytest.raises(ValueError, match=r"got torch.int64.*\.bool\(\)"):
         visible_and_bias(torch.ones(1, 1, 2, 2, dtype=torch.long))
