@@ -102,6 +102,9 @@ def situations(dtype: torch.dtype = torch.float64) -> dict[str, AttentionCall]:
         "masked causal": replace(long, mask=mask, causal=True, key_visible=left_and_middle),
         "biased": replace(long, bias=torch.randn(1, H, K, K, dtype=torch.float64).to(dtype)),
         "biased causal": replace(long, causal=True, bias=torch.randn(B, 1, K, K, dtype=torch.float64).to(dtype)),
+        "masked in the bias": replace(
+            long, causal=True, bias=torch.randn(1, H, K, K).to(dtype).masked_fill(~mask[:1], torch.finfo(dtype).min)
+        ),
         "scaled": replace(plain, scale=0.7),
         "one token": self_call(dtype, length=1),
         "one key": cross_call(dtype, keys=1),

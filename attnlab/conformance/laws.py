@@ -113,6 +113,35 @@ def hidden_keys_get_no_weight(mech: Mechanism) -> None:
         require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
 
 
+def a_mask_hides_however_it_arrives(mech: Mechanism) -> None:
+    """A mask that was added to the bias, by any number that masks are written with, hides what a boolean mask hides."""
+    base = self_call(length=K)
+    mask = torch.rand(1, H, K, K) > 0.4
+    # Every query sees a key; -1e4 in a whole row would be a constant, which softmax does not see.
+    mask = mask | torch.eye(K, dtype=torch.bool)
+    calls = {
+        "encoder": replace(base, mask=mask),
+        "causal": replace(base, mask=mask, causal=True),
+        "padded": replace(base, mask=mask, key_visible=padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])),
+        "a row that sees nothing": replace(base, mask=mask & (torch.arange(K) != 3)[:, None]),
+    }
+    positions = torch.randn(1, H, K, K, dtype=torch.float64)
+    taken(mech, [("biased", replace(base, bias=positions))])
+    for name, call in taken(mech, calls.items()):
+        bias = torch.zeros_like(positions) if name == "encoder" else positions
+        assert call.mask is not None
+        expected, seen = mech(replace(call, bias=bias)), visible(call)
+        assert seen is not None
+        numbers = (-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4)[: 3 if "nothing" in name else 4]
+        # One copy of the call for each number.
+        arrived = stacked([replace(call, mask=None, bias=bias + torch.where(call.mask, 0.0, n)) for n in numbers])
+        out, weights = mech(arrived).split(B), mech.weights(arrived).split(B)
+        for i, number in enumerate(numbers):
+            what = f"{name}, masked by {number} in the bias"
+            assert_close(out[i], expected, what=what)
+            require(bool((weights[i].masked_fill(seen, 0) == 0).all()), f"{what}: a hidden key has weight")
+
+
 def hidden_keys_change_nothing(mech: Mechanism) -> None:
     """The output of a query does not move when a key and value that it may not see change by any finite amount."""
     for name, call, seen in situations_with_hidden_keys(mech):
@@ -326,6 +355,7 @@ LAWS: dict[str, Law] = {
         output_is_weights_times_values,
         long_sequences_equal_the_reference,
         hidden_keys_get_no_weight,
+        a_mask_hides_however_it_arrives,
         hidden_keys_change_nothing,
         keys_hidden_from_all_may_be_nan,
         padded_batch_equals_each_row_alone,

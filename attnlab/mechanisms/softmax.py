@@ -43,10 +43,11 @@ class Softmax(Mechanism):
         plain_causal = call.causal and call.offset == 0 and n_q == n_k
         unmasked = call.key_visible is None and call.mask is None and call.bias is None
         is_causal = plain_causal and unmasked
+        hides_pairs = call.causal or call.mask is not None or call.bias is not None
         seen = None if is_causal else visible(call)
         out = scaled_dot_product_attention(
             call.q,
-            _bounded(call.k) if call.causal or call.mask is not None else call.k,
+            _bounded(call.k) if hides_pairs else call.k,
             call.v,
             attn_mask=_sdpa_mask(call, seen),
             is_causal=is_causal,

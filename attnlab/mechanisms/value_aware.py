@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
-from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, choosable, exact_weights
+from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, exact_weights
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
@@ -113,7 +113,7 @@ def _in_one_pass(mech: ValueAware, call: AttentionCall) -> Float[Tensor, "b h q 
 
 
 def _sees_some(call: AttentionCall) -> Bool[Tensor, "#b #h #q 1"]:
-    seen = choosable(call)
+    seen = visible(call)
     if seen is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.q.device)
     return seen.any(-1, keepdim=True)
@@ -130,7 +130,7 @@ def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q
 
 @torch.no_grad()
 def _nearest(o: Float[Tensor, "b h q e"], call: AttentionCall) -> Int[Tensor, "b h q"]:
-    far, seen = value_aware_distance(o, call.v), choosable(call)
+    far, seen = value_aware_distance(o, call.v), visible(call)
     return (far if seen is None else far.masked_fill(~seen, torch.inf)).argmin(-1)
 
 
@@ -147,7 +147,7 @@ def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Floa
 def _best_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int) -> Float[Tensor, "b h q k"]:
     """W on at most r keys; rows that see no more than r keep alpha."""
     v, w = call.v.flatten(0, 1), _by_values(alpha, call)
-    seen = choosable(call)
+    seen = visible(call)
     open_ = _by_values((alpha > -1) if seen is None else seen.expand(alpha.shape), call)
     o = w.double() @ v.double()
     keys, beta = sparse_simplex(o.detach(), v.detach(), open_ & (w.sum(-1, keepdim=True) > 0), w.detach(), r)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, pair_mask, scores, ungrouped
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -48,6 +48,7 @@ class Window(Mechanism):
         n_q, n_k = call.sizes[2:]
         if n_k == 0 or n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        call = replace(call, mask=pair_mask(call))
         of_keys, of_queries = _places(call)
         # Visible keys first and in order, so that the keys of a window lie side by side.
         order = torch.arange(n_k, device=call.q.device).expand(call.q.shape[0], -1)

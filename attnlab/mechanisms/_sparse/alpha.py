@@ -1,4 +1,4 @@
-"""What every sparse approximation starts from: log kappa or kappa of a call, and the keys that may be chosen."""
+"""What every sparse approximation starts from: log kappa or kappa of a call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, scores, visible
+from attnlab.attention import AttentionCall, scores
 from attnlab.mechanisms.kernelized import KERNELS, Kernelized
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Float
 
-__all__ = ["at_least_float32", "check_kernel", "choosable", "exact_weights", "spread_infinite"]
+__all__ = ["at_least_float32", "check_kernel", "exact_weights", "spread_infinite"]
 
 
 def check_kernel(kernel: str, degree: int) -> None:
@@ -52,12 +52,3 @@ def exact_weights(call: AttentionCall, kernel: str, degree: int) -> Float[Tensor
         empty = (s == -math.inf).all(-1, keepdim=True)
         return torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
     return Kernelized(kernel, degree).reference(call)
-
-
-def choosable(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
-    """``visible``, less the pairs that a bias of minus infinity hides; None when every key may be chosen."""
-    seen = visible(call)
-    if call.bias is None:
-        return seen
-    open_ = call.bias > -math.inf
-    return open_ if seen is None else seen & open_
