@@ -88,8 +88,8 @@ class AttentionCall:
 
     @property
     def softmax_scale(self) -> float:
-        """``scale``, or 1/sqrt(d) where none is given."""
-        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        """``scale``, or 1/sqrt(d) where none is given; 1 for keys without width, whose scores are all zero."""
+        return max(1, self.q.shape[-1]) ** -0.5 if self.scale is None else self.scale
 
 
 @runtime_checkable

@@ -119,7 +119,8 @@ def long_situations() -> dict[str, AttentionCall]:
     seen = torch.rand(1, LONG) > 0.2
     return {
         "long": long,
-        "long causal": replace(long, causal=True),
+        # As in the first layer of a model with rotary positions, where equal tokens have equal values.
+        "long causal with repeated values": replace(long, v=long.v[:, :, torch.randint(11, (LONG,))], causal=True),
         "long padded causal": replace(long, causal=True, key_visible=seen),
         "long masked": replace(long, mask=torch.rand(1, H, LONG, LONG) > 0.4),
         "long biased": replace(long, bias=torch.randn(1, H, LONG, LONG, dtype=torch.float64)),

@@ -6,6 +6,7 @@ where the mechanism refuses every call that the law is about. Its name is the ke
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -37,6 +38,8 @@ Law = Callable[[Mechanism], None]
 
 # Queries or tokens in a chunk where the law about long sequences makes chunks small.
 CHUNK = 23
+
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Parts of a law that a mechanism may be exempt from without being exempt from the rest.
 PARTS = {"half precision"}
@@ -239,15 +242,16 @@ def rows_that_see_nothing_are_zero(mech: Mechanism) -> None:
 
 
 def every_precision_works(mech: Mechanism) -> None:
-    """float32 and bfloat16 come out as float64 does, in their own dtype; the other laws are about float64."""
-    single, half = (accepted_situations(mech, dtype) for dtype in (torch.float32, torch.bfloat16))
-    for name, *calls in ((name, a, b) for (name, a), (_, b) in zip(single, half, strict=True)):
-        exact = mech(stacked([_doubled(call) for call in calls])).chunk(2)
+    """Each precision comes out as float64 does, in its own dtype; the other laws are about float64."""
+    by_precision = [accepted_situations(mech, dtype) for dtype in PRECISIONS]
+    for same_situation in zip(*by_precision, strict=True):
+        name, calls = same_situation[0][0], [call for _, call in same_situation]
+        exact = mech(stacked([_doubled(call) for call in calls])).chunk(len(calls))
         for call, expected in zip(calls, exact, strict=True):
             out, what = mech(call), f"{name} in {call.q.dtype}"
             require(out.dtype == call.q.dtype, f"{what}: the output is {out.dtype}")
             require(bool(torch.isfinite(out).all()), f"{what}: the output is not finite")
-            if not ("half precision" in mech.exempt and call.q.dtype == torch.bfloat16):
+            if not ("half precision" in mech.exempt and call.q.dtype != torch.float32):
                 assert_close(out, expected, what=what)
 
 
@@ -349,6 +353,24 @@ def nothing_to_attend_to(mech: Mechanism) -> None:
     require(bool((out == 0).all()), "the output is not zero")
 
 
+def sizes_of_zero_are_sizes(mech: Mechanism) -> None:
+    """An empty batch, no queries, keys or values without width: an output and a W of that shape."""
+    calls = {
+        "an empty batch": self_call(batch=0),
+        "an empty causal batch": replace(self_call(batch=0), causal=True),
+        "no queries": cross_call(queries=0),
+        "keys without width": self_call(widths=(0, E, M)),
+        "values without width": self_call(widths=(D, 0, M)),
+    }
+    for name, call in taken(mech, calls.items()):
+        # Parameters are made for one width of keys and of x.
+        out, weights = (attend(call) for attend in (copy.deepcopy(mech), copy.deepcopy(mech).weights))
+        require(weights.shape == call.sizes, f"{name}: W is {tuple(weights.shape)}, not {call.sizes}")
+        shape = (*call.sizes[:3], call.v.shape[-1])
+        require(out.shape == shape, f"{name}: the output is {tuple(out.shape)}, not {shape}")
+        require(bool(torch.isfinite(out).all()), f"{name}: the output is not finite")
+
+
 LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
@@ -370,5 +392,6 @@ LAWS: dict[str, Law] = {
         refusals_say_why,
         exemptions_name_laws_and_give_reasons,
         nothing_to_attend_to,
+        sizes_of_zero_are_sizes,
     )
 }

@@ -61,8 +61,8 @@ class Orf(Mechanism):
         call = hide_unseen(call)
         log_q, log_k = self._log_phi(grouped(call.q, call.groups), call), self._log_phi(call.k, call).unsqueeze(2)
         # log <Phi(q), Phi(k)>: the definition needs no stabiliser.
-        rows = [(row.unsqueeze(-2) + log_k).logsumexp(-1) for row in log_q.unbind(3)]
-        s, seen = ungrouped(torch.stack(rows, 3)), visible(call)
+        rows = [(row + log_k.unsqueeze(3)).logsumexp(-1) for row in log_q.unsqueeze(4).split(1, 3)]
+        s, seen = ungrouped(torch.cat(rows, 3)), visible(call)
         if seen is not None:
             s = s.masked_fill(~seen, -torch.inf)
         top = s.amax(-1, keepdim=True) if s.shape[-1] else s
@@ -102,6 +102,8 @@ def random_features(features: int, d: int, variant: str, seed: int) -> Float[Ten
     """R of the two variants, in float64 on the CPU, the same for a seed everywhere."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
+        if d == 0:
+            return torch.zeros(features, 0, dtype=torch.float64)
         if variant == "as-written":
             return torch.nn.init.orthogonal_(torch.empty(features, d, dtype=torch.float64))
         Q, upper = torch.linalg.qr(torch.randn(-(-features // d), d, d, dtype=torch.float64))

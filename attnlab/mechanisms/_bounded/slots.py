@@ -229,8 +229,12 @@ def lengths_unchecked() -> Iterator[None]:
 
 
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
-    """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
+    """log alpha of tokens that write only into their ``slot``, in ``dtype`` or float32 if that cannot hold ``FLOOR``.
+
+    A slot outside 0 to n - 1 means none.
+    """
     own = slot[..., None] == torch.arange(slots, device=slot.device)
+    dtype = torch.float32 if dtype == torch.float16 else dtype
     return torch.zeros(own.shape, dtype=dtype, device=slot.device).masked_fill(~own, FLOOR)
 
 
