@@ -19,6 +19,7 @@ __all__ = [
     "Mechanism",
     "chunk_budget",
     "chunk_length",
+    "dot_products",
     "grouped",
     "hide_unseen",
     "mask_with_bias",
@@ -135,7 +136,7 @@ class Mechanism:
         """W @ v; by default from ``reference``, one chunk of queries after another (``whole_queries``: all at once)."""
         v = repeat_groups(hide_unseen(call).v, call.groups)
         parts = [call] if self.whole_queries else query_chunks(call)
-        return torch.cat([self.reference(part) @ v for part in parts], dim=2)
+        return torch.cat([self.reference(part).to(v.dtype) @ v for part in parts], dim=2)
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache | None:
         """An empty memory of constant size for ``batch`` sequences of at most ``capacity`` tokens (0: any length).
@@ -155,7 +156,7 @@ class Mechanism:
     def weights(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         """The dense W of this call: ``weights(call) @ v`` is the output, always."""
         self.refuse(call)
-        return self.reference(call)
+        return self.reference(call).to(call.q.dtype)
 
     def refuse(self, call: AttentionCall) -> None:
         """Raise a ValueError if the call asks for something in ``cannot``."""
@@ -255,14 +256,21 @@ def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
 
 
 def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """scale <q_i, k_j> + bias, with hidden pairs at minus infinity."""
+    """scale <q_i, k_j> + bias, with hidden pairs at minus infinity; float32 where the call is in half precision."""
     call = hide_unseen(call)
-    s = call.softmax_scale * grouped(call.q, call.groups) @ call.k.unsqueeze(2).mT
-    s = ungrouped(s)
+    s = ungrouped(dot_products(grouped(call.q, call.groups), call.k.unsqueeze(2), scale=call.softmax_scale))
     if call.bias is not None:
         s = s + call.bias
     seen = visible(call)
     return s if seen is None else s.masked_fill(~seen, -math.inf)
+
+
+def dot_products(
+    q: Float[Tensor, "*batch q d"], k: Float[Tensor, "*batch2 k d"], *, scale: float
+) -> Float[Tensor, "*batch3 q k"]:
+    """scale <q_i, k_j> in at least float32: half precision has three digits, too few for scores of some hundred."""
+    kind = torch.promote_types(q.dtype, torch.float32)
+    return scale * q.to(kind) @ k.to(kind).mT
 
 
 def normalise(kappa: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:

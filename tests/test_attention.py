@@ -173,3 +173,20 @@ def test_effective_attention_gives_nothing_to_keys_that_the_bias_hides(number: f
     assert (effective.weights[..., ahead] == 0).all()
     expected = al.effective_attention(replace(layer, call=replace(call, causal=True)))
     assert_close(effective.weights, expected.weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spec", ["softmax", "effective-softmax", "window:r=6", "abc-window:slots=3", "lsh:r=4,rounds=2"]
+)
+@pytest.mark.parametrize("size", [5.0, 300.0])
+def test_half_precision_keeps_scores_that_it_cannot_hold(dtype: torch.dtype, spec: str, size: float) -> None:
+    """Scores of some hundred have no digit after the point in half precision, and 7e5 is beyond float16."""
+    q, k = ((torch.randn(1, 2, 40, 64) * size).to(dtype) for _ in range(2))
+    v = torch.randn(1, 2, 40, 8).to(dtype)
+    mech = al.mechanism(spec)
+    exact = mech(al.AttentionCall(q.double(), k.double(), v.double(), causal=True))
+    call = al.AttentionCall(q, k, v, causal=True)
+    assert_close(mech(call), exact, what="the output")
+    assert_close(mech.weights(call) @ v, exact, what="W @ v")
+    assert mech.weights(call).dtype == dtype

@@ -111,6 +111,18 @@ def long_sequences_equal_the_reference(mech: Mechanism) -> None:
             assert_close(mech(call), expected, what=f"{name}, {CHUNK} at once")
 
 
+def large_scores_keep_the_output(mech: Mechanism) -> None:
+    """Scores that differ by 100 or 1,000, in float32: W @ v is the output up to the rounding of such scores."""
+    for deviation in (100, 1000):
+        base = self_call(torch.float32, length=K)
+        factor = deviation**0.5 * D**-0.25
+        large = replace(base, q=factor * base.q, k=factor * base.k, scale=1.0)
+        for name, call in taken(mech, [("encoder", large), ("causal", replace(large, causal=True))]):
+            # A score of 1,000 is known to 6e-5 in float32, and so are its exponential and its share.
+            off = float((mech(call) - product(mech, call)).abs().max())
+            require(off <= 1e-6 * deviation, f"{name}, scores that differ by {deviation}: W @ v is off by {off:.1e}")
+
+
 def hidden_keys_get_no_weight(mech: Mechanism) -> None:
     for name, call, seen in situations_with_hidden_keys(mech):
         require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
@@ -376,6 +388,7 @@ LAWS: dict[str, Law] = {
     for law in (
         output_is_weights_times_values,
         long_sequences_equal_the_reference,
+        large_scores_keep_the_output,
         hidden_keys_get_no_weight,
         a_mask_hides_however_it_arrives,
         hidden_keys_change_nothing,

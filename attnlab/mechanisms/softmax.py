@@ -33,7 +33,7 @@ class Softmax(Mechanism):
     """alpha_ij = exp(<q_i, k_j>) / sum_j exp(<q_i, k_j>) (Vaswani et al., 2017); the output by torch's SDPA."""
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return softmax(scores(call))
+        return softmax(scores(call)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         call = _without_hidden_columns(hide_unseen(call))

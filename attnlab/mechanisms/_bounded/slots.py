@@ -33,7 +33,7 @@ from attnlab.mechanisms._bounded.slot_memory import (
     read_slots,
     written,
 )
-from attnlab.mechanisms._device import kernels_may_run, no_autocast
+from attnlab.mechanisms._device import host_may_read, kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = [
@@ -208,10 +208,8 @@ def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
 
 def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
     """The number of visible tokens, which lengths are checked by; 0 where the host cannot read it."""
-    if not _lengths_checked or places.is_meta or torch.compiler.is_compiling() or places.numel() == 0:
-        return 0
-    # The call that warmed the graph up was checked.
-    if places.is_cuda and torch.cuda.is_current_stream_capturing():
+    # The call that warmed a captured graph up was checked.
+    if not _lengths_checked or places.numel() == 0 or not host_may_read(places):
         return 0
     return int(places.max()) + 1
 
