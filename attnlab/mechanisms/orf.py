@@ -206,7 +206,7 @@ def _prefixes(phi_q: Tensor, keys: Tensor, values: Tensor, state: Tensor, ceilin
     peak = _finite(keys.detach().amax(-1, keepdim=True))
     # A key that lies ahead may be above the level by any amount.
     rise_to_peak = (peak.mT - level).masked_fill(~seen, -torch.inf)
-    near = (phi_q @ (keys - peak).exp().mT) * rise_to_peak.exp()
+    near = ((phi_q @ (keys - peak).exp().mT) * rise_to_peak.exp()).masked_fill(~seen, 0)
     return near @ values + (ceiling - level).exp() * (phi_q @ state)
 
 
