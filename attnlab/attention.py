@@ -145,6 +145,10 @@ class Mechanism:
         """
         return None
 
+    def in_layer(self, kind: str, layer: int) -> Mechanism:
+        """The mechanism as one layer of a model uses it; itself, unless layers must differ (random draws)."""
+        return self
+
     def memory_after(self, call: AttentionCall) -> Float[Tensor, "b ..."] | None:
         """What the next layer gets as ``call.memory``; None unless ``reads_memory``."""
         return None

@@ -70,8 +70,11 @@ class SlotMechanism(Mechanism):
 
     slots: int
     normalise: str
-    # Whether the control depends only on the number of a token, and has no parameters.
-    by_place = False
+
+    @property
+    def by_place(self) -> bool:
+        """Whether the control depends only on the number of a token, and has no parameters."""
+        return False
 
     @property
     def sparse(self) -> bool:
