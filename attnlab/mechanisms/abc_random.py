@@ -61,11 +61,13 @@ class AbcRandom(SlotMechanism):
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:
         """One slot for each place and head."""
+        return Control(one_hot(self.slots_of(places, call.k.shape[1]), self.slots, call.q.dtype))
+
+    def slots_of(self, places: Int[Tensor, "b k"], heads: int) -> Int[Tensor, "b h k"]:
+        """The slot of each place in each key/value head; h is 1 where all heads have the same."""
         if self.one_draw:
-            slot = random_slot(places, self.slots, seed=self.seed)[:, None]
-        else:
-            slot = drawn_slots(places, call.k.shape[1], self.slots, seed=self.seed, stream=self.stream or 0)
-        return Control(one_hot(slot, self.slots, call.q.dtype))
+            return random_slot(places, self.slots, seed=self.seed)[:, None]
+        return drawn_slots(places, heads, self.slots, seed=self.seed, stream=self.stream or 0)
 
 
 def drawn_slots(
