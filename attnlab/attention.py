@@ -19,9 +19,12 @@ __all__ = [
     "Mechanism",
     "chunk_budget",
     "chunk_length",
+    "dot_products",
     "grouped",
     "hide_unseen",
+    "mask_with_bias",
     "normalise",
+    "pair_mask",
     "query_chunks",
     "repeat_groups",
     "scores",
@@ -30,13 +33,21 @@ __all__ = [
     "visible",
 ]
 
+# What a bias hides (``pair_mask``). Masks are written as 0 and -1e4, -1e9, the least number of a dtype or minus
+# infinity, and may have been added to a bias of positions. At or below LEAST a number hides its pair whatever else the
+# row holds. Above it, the number hides if it is FAR below the largest bias that the query sees: ALiBi's biases reach
+# some thousands, and MPT counts them from the last key, so that a query may see no other biases than such.
+LEAST = -6e4
+FAR = 5e3
+
 
 @dataclass(frozen=True, eq=False)
 class AttentionCall:
     """Everything that one attention computes from.
 
-    Query i sees key j when all of these allow it: ``key_visible[b, j]``, ``j <= i + offset`` if ``causal``, and
-    ``mask[b, h, i, j]``. Keys and values may have fewer heads than queries (grouped-query attention).
+    Query i sees key j when all of these allow it: ``key_visible[b, j]``, ``j <= i + offset`` if ``causal``,
+    ``mask[b, h, i, j]``, and ``bias[b, h, i, j]`` where a mask was added to it (``pair_mask``). Keys and values may
+    have fewer heads than queries (grouped-query attention).
 
     >>> q = k = v = torch.zeros(1, 2, 3, 4)
     >>> AttentionCall(q, k, v, causal=True).causal
@@ -78,8 +89,8 @@ class AttentionCall:
 
     @property
     def softmax_scale(self) -> float:
-        """``scale``, or 1/sqrt(d) where none is given."""
-        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        """``scale``, or 1/sqrt(d) where none is given; 1 for keys without width, whose scores are all zero."""
+        return max(1, self.q.shape[-1]) ** -0.5 if self.scale is None else self.scale
 
 
 @runtime_checkable
@@ -125,7 +136,7 @@ class Mechanism:
         """W @ v; by default from ``reference``, one chunk of queries after another (``whole_queries``: all at once)."""
         v = repeat_groups(hide_unseen(call).v, call.groups)
         parts = [call] if self.whole_queries else query_chunks(call)
-        return torch.cat([self.reference(part) @ v for part in parts], dim=2)
+        return torch.cat([self.reference(part).to(v.dtype) @ v for part in parts], dim=2)
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache | None:
         """An empty memory of constant size for ``batch`` sequences of at most ``capacity`` tokens (0: any length).
@@ -133,6 +144,10 @@ class Mechanism:
         None, the default, means that the model keeps every key and value.
         """
         return None
+
+    def in_layer(self, kind: str, layer: int) -> Mechanism:
+        """The mechanism as one layer of a model uses it; itself, unless layers must differ (random draws)."""
+        return self
 
     def memory_after(self, call: AttentionCall) -> Float[Tensor, "b ..."] | None:
         """What the next layer gets as ``call.memory``; None unless ``reads_memory``."""
@@ -145,7 +160,7 @@ class Mechanism:
     def weights(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         """The dense W of this call: ``weights(call) @ v`` is the output, always."""
         self.refuse(call)
-        return self.reference(call)
+        return self.reference(call).to(call.q.dtype)
 
     def refuse(self, call: AttentionCall) -> None:
         """Raise a ValueError if the call asks for something in ``cannot``."""
@@ -166,20 +181,53 @@ class Mechanism:
 
 def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
     """Which keys each query may see, broadcastable to (b, h, q, k); None when every query sees every key."""
+    return _all_of(pair_mask(call), _seen_by_flags(call))
+
+
+def pair_mask(call: AttentionCall) -> Bool[Tensor, "#b #h q k"] | None:
+    """``mask``, less the pairs that ``bias`` hides; None when the call has neither.
+
+    A bias hides a pair at or below -6e4, or 5e3 or more below the largest bias of the keys that the query sees by the
+    call's flags. So a row of -1e4 everywhere hides nothing, since softmax does not see a constant.
+
+    >>> q = k = v = torch.zeros(1, 1, 2, 4)
+    >>> bias = torch.tensor([[[[0.5, -1e4], [-torch.inf, -30.0]]]])
+    >>> pair_mask(AttentionCall(q, k, v, bias=bias)).tolist()
+    [[[[True, False], [False, True]]]]
+    """
+    if call.bias is None or call.k.shape[2] == 0:
+        return call.mask
+    bias, seen = call.bias.detach(), _all_of(call.mask, _seen_by_flags(call))
+    counted = bias if seen is None else bias.masked_fill(~seen, -math.inf)
+    shown = (bias > LEAST) & (bias > counted.amax(-1, keepdim=True) - FAR)
+    # Plus infinity less a finite number is still infinite.
+    return _all_of(call.mask, shown | (bias == math.inf))
+
+
+def mask_with_bias(call: AttentionCall) -> Bool[Tensor, "#b #h q k"] | None:
+    """``pair_mask``, or ``mask`` where the bias hides no pair: for code that is slower with a mask; waits for a GPU."""
+    mask = pair_mask(call)
+    if mask is None or mask is call.mask or mask.is_meta:
+        return mask
+    return call.mask if bool((mask if call.mask is None else mask == call.mask).all()) else mask
+
+
+def _seen_by_flags(call: AttentionCall) -> Bool[Tensor, "#b 1 #q k"] | None:
+    """Which keys padding and causality show to each query."""
     _, _, n_q, n_k = call.sizes
-    parts = []
-    if call.mask is not None:
-        parts.append(call.mask)
-    if call.key_visible is not None:
-        parts.append(call.key_visible[:, None, None, :])
-    if call.causal:
-        i = torch.arange(n_q, device=call.q.device)
-        j = torch.arange(n_k, device=call.q.device)
-        parts.append((j <= i[:, None] + call.offset)[None, None])
-    seen = None
-    for part in parts:
-        seen = part if seen is None else seen & part
-    return seen
+    unpadded = None if call.key_visible is None else call.key_visible[:, None, None, :]
+    if not call.causal:
+        return unpadded
+    i = torch.arange(n_q, device=call.q.device)
+    j = torch.arange(n_k, device=call.q.device)
+    return _all_of(unpadded, (j <= i[:, None] + call.offset)[None, None])
+
+
+def _all_of(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Where both are true; None is true everywhere."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one & other
 
 
 def hide_unseen(call: AttentionCall) -> AttentionCall:
@@ -201,10 +249,9 @@ def hide_unseen(call: AttentionCall) -> AttentionCall:
 def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
     """Which keys at least one query sees; None when that is all of them."""
     _, _, n_q, n_k = call.sizes
-    if call.mask is not None:
+    if call.mask is not None or call.bias is not None:
         seen = visible(call)
-        assert seen is not None
-        return seen.any(2)
+        return None if seen is None else seen.any(2)
     seen = None if call.key_visible is None else call.key_visible[:, None]
     if call.causal and n_q + call.offset < n_k:
         reached = (torch.arange(n_k, device=call.q.device) < n_q + call.offset)[None, None]
@@ -213,14 +260,21 @@ def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
 
 
 def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """scale <q_i, k_j> + bias, with hidden pairs at minus infinity."""
+    """scale <q_i, k_j> + bias, with hidden pairs at minus infinity; float32 where the call is in half precision."""
     call = hide_unseen(call)
-    s = call.softmax_scale * grouped(call.q, call.groups) @ call.k.unsqueeze(2).mT
-    s = ungrouped(s)
+    s = ungrouped(dot_products(grouped(call.q, call.groups), call.k.unsqueeze(2), scale=call.softmax_scale))
     if call.bias is not None:
         s = s + call.bias
     seen = visible(call)
     return s if seen is None else s.masked_fill(~seen, -math.inf)
+
+
+def dot_products(
+    q: Float[Tensor, "*batch q d"], k: Float[Tensor, "*batch2 k d"], *, scale: float
+) -> Float[Tensor, "*batch3 q k"]:
+    """scale <q_i, k_j> in at least float32: half precision has three digits, too few for scores of some hundred."""
+    kind = torch.promote_types(q.dtype, torch.float32)
+    return scale * q.to(kind) @ k.to(kind).mT
 
 
 def normalise(kappa: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:

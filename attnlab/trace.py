@@ -182,13 +182,34 @@ def _describe(layer: LayerTrace, store: _Store) -> dict[str, Any]:
     return described
 
 
+def _load_parameters(mech: nn.Module, stored: Mapping[str, Tensor]) -> None:
+    """Give a mechanism its parameters, those that it makes at its first call included: their shapes are unknown."""
+    awaited = {name for name, parameter in _declared(mech) if parameter is None}
+    for name in awaited & stored.keys():
+        owner, _, own_name = name.rpartition(".")
+        setattr(mech.get_submodule(owner), own_name, nn.Parameter(torch.empty_like(stored[name])))
+    try:
+        mech.load_state_dict(stored)
+    except RuntimeError as error:
+        raise ValueError(f"the parameters of a saved trace do not fit {mech!r}: {error}") from None
+
+
+def _declared(mech: nn.Module) -> list[tuple[str, nn.Parameter | None]]:
+    """Every parameter by name; None for those not made yet, which ``named_parameters`` leaves out."""
+    return [
+        (f"{owner}.{name}" if owner else name, parameter)
+        for owner, module in mech.named_modules()
+        for name, parameter in module._parameters.items()
+    ]
+
+
 def _restore(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> LayerTrace:
     def get(name: str | None) -> Any:
         return None if name is None else tensors[name]
 
     mech = stored_mechanism(entry["mechanism"])
     if isinstance(mech, nn.Module):
-        mech.load_state_dict({name: tensors[stored] for name, stored in entry["parameters"].items()})
+        _load_parameters(mech, {name: tensors[stored] for name, stored in entry["parameters"].items()})
     numbers = {name: entry[name] for name in ("causal", "offset", "scale")}
     call = AttentionCall(**{name: get(stored) for name, stored in entry["call"].items()}, **numbers)
     shown = {f.name: entry[f.name] for f in dataclasses.fields(LayerTrace) if f.name in ("kind", "layer", "name")}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import attnlab as al
-from attnlab.attention import hide_unseen, query_chunks, scores, visible
+from attnlab.attention import hide_unseen, mask_with_bias, pair_mask, query_chunks, scores, visible
+from attnlab.trace import LayerTrace
 from tests.tolerance import assert_close
 from tests.unchecked import unchecked
 
@@ -120,3 +122,71 @@ def test_a_mechanism_must_define_its_reference() -> None:
     q, k, v = tensors()
     with pytest.raises(NotImplementedError, match="Nothing must define reference"):
         Nothing().weights(al.AttentionCall(q, k, v))
+
+
+HIDING = [-torch.inf, torch.finfo(torch.float32).min, -1e9, -65504.0, -1e4]
+
+
+@pytest.mark.parametrize("number", HIDING)
+def test_a_number_that_masks_are_written_with_hides_its_pair(number: float) -> None:
+    q, k, v = torch.randn(3, 1, 1, 3, 4)
+    bias = torch.tensor([[[[3.0, number, -2.0], [number, number + 40.0, 7.0], [-300.0, 0.0, -900.0]]]])
+    seen = visible(al.AttentionCall(q, k, v, bias=bias))
+    assert seen is not None
+    assert seen.tolist() == [[[[True, False, True], [False, False, True], [True, True, True]]]]
+
+
+def test_a_bias_is_no_mask() -> None:
+    q, k, v = torch.randn(3, 1, 1, 4, 4)
+    # MPT counts ALiBi from the last key, so that the first query sees only biases that are far below zero.
+    far = -0.5 * (20_000.0 + torch.arange(4.0).flip(0))
+    call = al.AttentionCall(q, k, v, bias=far.expand(1, 1, 4, 4), causal=True)
+    assert torch.equal(pair_mask(call), torch.ones(1, 1, 4, 4, dtype=torch.bool))
+    assert mask_with_bias(call) is None
+    assert_close(al.Softmax()(call)[0, 0, 0], v[0, 0, 0], what="the first query sees its own key")
+
+
+def test_biases_of_keys_that_a_query_does_not_see_count_for_nothing() -> None:
+    q, k, v = torch.randn(3, 1, 1, 2, 4)
+    bias = torch.tensor([[[[0.0, 9e9], [0.0, 1.0]]]])
+    seen = visible(al.AttentionCall(q, k, v, bias=bias, causal=True))
+    assert seen is not None
+    assert seen.tolist() == [[[[True, False], [True, True]]]]
+
+
+def test_plus_infinity_in_a_bias_does_not_hide_itself() -> None:
+    q, k, v = torch.randn(3, 1, 1, 2, 4)
+    seen = visible(al.AttentionCall(q, k, v, bias=torch.tensor([[[[torch.inf, 0.0], [0.0, 0.0]]]])))
+    assert seen is not None
+    assert seen[0, 0, :, 0].tolist() == [True, True]
+
+
+@pytest.mark.parametrize("number", HIDING[:3])
+def test_effective_attention_gives_nothing_to_keys_that_the_bias_hides(number: float) -> None:
+    q, k = torch.randn(2, 1, 2, 9, 4)
+    v = torch.randn(1, 2, 9, 3)
+    ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    bias = torch.randn(1, 2, 9, 9).masked_fill(ahead, number)
+    call = al.AttentionCall(q, k, v, bias=bias)
+    layer = LayerTrace(call, al.Softmax(), al.Softmax()(call), None, "decoder", 0, "attention")
+    effective = al.effective_attention(layer)
+    assert (effective.weights[..., ahead] == 0).all()
+    expected = al.effective_attention(replace(layer, call=replace(call, causal=True)))
+    assert_close(effective.weights, expected.weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "spec", ["softmax", "effective-softmax", "window:r=6", "abc-window:slots=3", "lsh:r=4,rounds=2"]
+)
+@pytest.mark.parametrize("size", [5.0, 300.0])
+def test_half_precision_keeps_scores_that_it_cannot_hold(dtype: torch.dtype, spec: str, size: float) -> None:
+    """Scores of some hundred have no digit after the point in half precision, and 7e5 is beyond float16."""
+    q, k = ((torch.randn(1, 2, 40, 64) * size).to(dtype) for _ in range(2))
+    v = torch.randn(1, 2, 40, 8).to(dtype)
+    mech = al.mechanism(spec)
+    exact = mech(al.AttentionCall(q.double(), k.double(), v.double(), causal=True))
+    call = al.AttentionCall(q, k, v, causal=True)
+    assert_close(mech(call), exact, what="the output")
+    assert_close(mech.weights(call) @ v, exact, what="W @ v")
+    assert mech.weights(call).dtype == dtype

@@ -12,8 +12,10 @@ import torch
 import attnlab as al
 from attnlab import registry
 from attnlab.adapters import record, swap
+from attnlab.conformance.calls import accepts, situations
 from attnlab.trace import CALL_TENSORS, LayerTrace, Trace
 from tests.adapters.zoo import build, inputs, padding
+from tests.tolerance import assert_close
 
 
 def layer(kind: str, number: int) -> LayerTrace:
@@ -154,3 +156,25 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     (folder / "trace.json").write_text('{"keep": "last"}')
     with pytest.raises(ValueError, match="holds a damaged trace: 'metadata'"):
         Trace.load(folder)
+
+
+@pytest.mark.parametrize("spec", al.all_mechanisms())
+def test_every_mechanism_is_loaded_as_it_was_saved(spec: str, tmp_path: Path) -> None:
+    mech = al.mechanism(spec)
+    call = next(call for call in situations(torch.float32).values() if accepts(mech, call))
+    output = mech(call)
+    trace = Trace()
+    trace.add(LayerTrace(call, mech, output, None, "encoder", 0, "attention"))
+    loaded = Trace.load(trace.save(tmp_path))[0]
+    assert_close(loaded.weights(), mech.weights(call))
+    assert_close(loaded.mechanism(loaded.call), output)
+
+
+def test_parameters_of_another_shape_are_refused(tmp_path: Path) -> None:
+    one, mech = layer("encoder", 0), al.AbcLinformer(slots=2, length=50)
+    trace = Trace()
+    trace.add(LayerTrace(one.call, mech, mech(one.call), None, "encoder", 0, "a"))
+    index = trace.save(tmp_path) / "trace.json"
+    index.write_text(index.read_text().replace("length=50", "length=51"))
+    with pytest.raises(ValueError, match="do not fit AbcLinformer"):
+        Trace.load(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -38,7 +39,8 @@ def swap(
     sites = adapter.sites()
     if layers is None:
         refuse_partial(model, sites)
-    with adapter.attach(dict.fromkeys(select(sites, layers), frame)):
+    chosen = select(sites, layers)
+    with adapter.attach({site: replace(frame, mechanism=mech.in_layer(site.kind, site.layer)) for site in chosen}):
         yield model
 
 

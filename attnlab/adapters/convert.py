@@ -112,8 +112,8 @@ def _grouped(chosen: list[Site], mechanisms: Mapping[str, Mechanism]) -> dict[st
     """{name: (mechanism, its sites)}; layers of a kind share one that is tied or that learns nothing."""
     groups: dict[str, tuple[Mechanism, list[Site]]] = {}
     for site in chosen:
-        mech = mechanisms[site.kind]
-        tied = mech.tied_across_layers or not isinstance(mech, nn.Module)
+        mech = mechanisms[site.kind].in_layer(site.kind, site.layer)
+        tied = mech.tied_across_layers or (mech is mechanisms[site.kind] and not isinstance(mech, nn.Module))
         name = site.kind if tied else f"{site.kind}_{site.layer}"
         # A copy: another model, or another kind with other shapes, may be converted with the same object.
         groups.setdefault(name, (copying.deepcopy(mech), []))[1].append(site)

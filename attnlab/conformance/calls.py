@@ -102,6 +102,9 @@ def situations(dtype: torch.dtype = torch.float64) -> dict[str, AttentionCall]:
         "masked causal": replace(long, mask=mask, causal=True, key_visible=left_and_middle),
         "biased": replace(long, bias=torch.randn(1, H, K, K, dtype=torch.float64).to(dtype)),
         "biased causal": replace(long, causal=True, bias=torch.randn(B, 1, K, K, dtype=torch.float64).to(dtype)),
+        "masked in the bias": replace(
+            long, causal=True, bias=torch.randn(1, H, K, K).to(dtype).masked_fill(~mask[:1], torch.finfo(dtype).min)
+        ),
         "scaled": replace(plain, scale=0.7),
         "one token": self_call(dtype, length=1),
         "one key": cross_call(dtype, keys=1),
@@ -116,7 +119,8 @@ def long_situations() -> dict[str, AttentionCall]:
     seen = torch.rand(1, LONG) > 0.2
     return {
         "long": long,
-        "long causal": replace(long, causal=True),
+        # As in the first layer of a model with rotary positions, where equal tokens have equal values.
+        "long causal with repeated values": replace(long, v=long.v[:, :, torch.randint(11, (LONG,))], causal=True),
         "long padded causal": replace(long, causal=True, key_visible=seen),
         "long masked": replace(long, mask=torch.rand(1, H, LONG, LONG) > 0.4),
         "long biased": replace(long, bias=torch.randn(1, H, LONG, LONG, dtype=torch.float64)),

@@ -6,6 +6,7 @@ where the mechanism refuses every call that the law is about. Its name is the ke
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -37,6 +38,8 @@ Law = Callable[[Mechanism], None]
 
 # Queries or tokens in a chunk where the law about long sequences makes chunks small.
 CHUNK = 23
+
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Parts of a law that a mechanism may be exempt from without being exempt from the rest.
 PARTS = {"half precision"}
@@ -108,9 +111,50 @@ def long_sequences_equal_the_reference(mech: Mechanism) -> None:
             assert_close(mech(call), expected, what=f"{name}, {CHUNK} at once")
 
 
+def large_scores_keep_the_output(mech: Mechanism) -> None:
+    """Scores that differ by 100 or 1,000, in float32: W @ v is the output up to the rounding of such scores."""
+    for deviation in (100, 1000):
+        base = self_call(torch.float32, length=K)
+        factor = deviation**0.5 * D**-0.25
+        large = replace(base, q=factor * base.q, k=factor * base.k, scale=1.0)
+        for name, call in taken(mech, [("encoder", large), ("causal", replace(large, causal=True))]):
+            # A score of 1,000 is known to 6e-5 in float32, and so are its exponential and its share.
+            off = float((mech(call) - product(mech, call)).abs().max())
+            require(off <= 1e-6 * deviation, f"{name}, scores that differ by {deviation}: W @ v is off by {off:.1e}")
+
+
 def hidden_keys_get_no_weight(mech: Mechanism) -> None:
     for name, call, seen in situations_with_hidden_keys(mech):
         require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
+
+
+def a_mask_hides_however_it_arrives(mech: Mechanism) -> None:
+    """A mask that was added to the bias, by any number that masks are written with, hides what a boolean mask hides."""
+    base = self_call(length=K)
+    mask = torch.rand(1, H, K, K) > 0.4
+    # Every query sees a key; -1e4 in a whole row would be a constant, which softmax does not see.
+    mask = mask | torch.eye(K, dtype=torch.bool)
+    calls = {
+        "encoder": replace(base, mask=mask),
+        "causal": replace(base, mask=mask, causal=True),
+        "padded": replace(base, mask=mask, key_visible=padding([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 0]])),
+        "a row that sees nothing": replace(base, mask=mask & (torch.arange(K) != 3)[:, None]),
+    }
+    positions = torch.randn(1, H, K, K, dtype=torch.float64)
+    taken(mech, [("biased", replace(base, bias=positions))])
+    for name, call in taken(mech, calls.items()):
+        bias = torch.zeros_like(positions) if name == "encoder" else positions
+        assert call.mask is not None
+        expected, seen = mech(replace(call, bias=bias)), visible(call)
+        assert seen is not None
+        numbers = (-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4)[: 3 if "nothing" in name else 4]
+        # One copy of the call for each number.
+        arrived = stacked([replace(call, mask=None, bias=bias + torch.where(call.mask, 0.0, n)) for n in numbers])
+        out, weights = mech(arrived).split(B), mech.weights(arrived).split(B)
+        for i, number in enumerate(numbers):
+            what = f"{name}, masked by {number} in the bias"
+            assert_close(out[i], expected, what=what)
+            require(bool((weights[i].masked_fill(seen, 0) == 0).all()), f"{what}: a hidden key has weight")
 
 
 def hidden_keys_change_nothing(mech: Mechanism) -> None:
@@ -210,15 +254,16 @@ def rows_that_see_nothing_are_zero(mech: Mechanism) -> None:
 
 
 def every_precision_works(mech: Mechanism) -> None:
-    """float32 and bfloat16 come out as float64 does, in their own dtype; the other laws are about float64."""
-    single, half = (accepted_situations(mech, dtype) for dtype in (torch.float32, torch.bfloat16))
-    for name, *calls in ((name, a, b) for (name, a), (_, b) in zip(single, half, strict=True)):
-        exact = mech(stacked([_doubled(call) for call in calls])).chunk(2)
+    """Each precision comes out as float64 does, in its own dtype; the other laws are about float64."""
+    by_precision = [accepted_situations(mech, dtype) for dtype in PRECISIONS]
+    for same_situation in zip(*by_precision, strict=True):
+        name, calls = same_situation[0][0], [call for _, call in same_situation]
+        exact = mech(stacked([_doubled(call) for call in calls])).chunk(len(calls))
         for call, expected in zip(calls, exact, strict=True):
             out, what = mech(call), f"{name} in {call.q.dtype}"
             require(out.dtype == call.q.dtype, f"{what}: the output is {out.dtype}")
             require(bool(torch.isfinite(out).all()), f"{what}: the output is not finite")
-            if not ("half precision" in mech.exempt and call.q.dtype == torch.bfloat16):
+            if not ("half precision" in mech.exempt and call.q.dtype != torch.float32):
                 assert_close(out, expected, what=what)
 
 
@@ -320,12 +365,32 @@ def nothing_to_attend_to(mech: Mechanism) -> None:
     require(bool((out == 0).all()), "the output is not zero")
 
 
+def sizes_of_zero_are_sizes(mech: Mechanism) -> None:
+    """An empty batch, no queries, keys or values without width: an output and a W of that shape."""
+    calls = {
+        "an empty batch": self_call(batch=0),
+        "an empty causal batch": replace(self_call(batch=0), causal=True),
+        "no queries": cross_call(queries=0),
+        "keys without width": self_call(widths=(0, E, M)),
+        "values without width": self_call(widths=(D, 0, M)),
+    }
+    for name, call in taken(mech, calls.items()):
+        # Parameters are made for one width of keys and of x.
+        out, weights = (attend(call) for attend in (copy.deepcopy(mech), copy.deepcopy(mech).weights))
+        require(weights.shape == call.sizes, f"{name}: W is {tuple(weights.shape)}, not {call.sizes}")
+        shape = (*call.sizes[:3], call.v.shape[-1])
+        require(out.shape == shape, f"{name}: the output is {tuple(out.shape)}, not {shape}")
+        require(bool(torch.isfinite(out).all()), f"{name}: the output is not finite")
+
+
 LAWS: dict[str, Law] = {
     law.__name__: law
     for law in (
         output_is_weights_times_values,
         long_sequences_equal_the_reference,
+        large_scores_keep_the_output,
         hidden_keys_get_no_weight,
+        a_mask_hides_however_it_arrives,
         hidden_keys_change_nothing,
         keys_hidden_from_all_may_be_nan,
         padded_batch_equals_each_row_alone,
@@ -340,5 +405,6 @@ LAWS: dict[str, Law] = {
         refusals_say_why,
         exemptions_name_laws_and_give_reasons,
         nothing_to_attend_to,
+        sizes_of_zero_are_sizes,
     )
 }

@@ -168,7 +168,9 @@ def _checked(u: Tensor, v: Tensor, lengths: Tensor | None) -> tuple[Int[Tensor, 
 
 
 def _as_float(x: Tensor) -> Tensor:
-    """x as a float that can hold NaN and compares as x does."""
+    """x as a float that can hold NaN, compares as x does, and that numpy has: there is no bfloat16 in it."""
+    if x.dtype == torch.bfloat16:
+        return x.float()
     return x if x.is_floating_point() else x.double()
 
 

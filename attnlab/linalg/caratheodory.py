@@ -4,7 +4,8 @@ Points are first merged into 2(e+1) clusters, whose sums need only e + 1 of the 
 merged anew, which halves the points each time (Maalouf et al., 2019). Which points survive is found in float32; their
 weights are then solved for in float64. Rows whose weights come out negative or inexact are done again in float64, and
 those that fail once more, because their points are dependent, by a slower way that any points will do for; the rounding
-it gathers on its way is taken out at its end.
+it gathers on its way is taken out at its end. Every row is checked. One that still differs, as may happen where points
+repeat, is solved alone (``linalg.basic_solution``); if that fails too, the row keeps the weights that it came with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
 from attnlab.attention import chunk_budget
+from attnlab.linalg.basic_solution import basic_solution
 from attnlab.linalg.tableau import Survivors, by_any_basis, by_heaviest_basis
 from attnlab.shapes import Bool, Float, Int
 
@@ -23,6 +25,8 @@ __all__ = ["caratheodory"]
 
 # The largest difference of a weighted sum that is accepted, relative to the largest number in it.
 EXACT = 1e-13
+# The same for rows with dependent points, before they are solved alone.
+VERIFIED = 1e-12
 # Relative to the points' largest norm: what makes products of dependent points invertible.
 RIDGE = 1e-12
 
@@ -61,8 +65,24 @@ def caratheodory(
     for part in _blocks(rows, block):
         first = part // n * n_k
         keys, beta = _survivors(out[part], lifted, first, by_any_basis)
-        _write(out, part, keys - first.unsqueeze(1), _corrected(beta, lifted[keys], sums[part]))
+        beta = _corrected(beta, lifted[keys], sums[part])
+        good = _off(beta, lifted[keys], sums[part]) <= VERIFIED * lifted[keys].abs().amax((1, 2))
+        _write(out, part[good], (keys - first.unsqueeze(1))[good], beta[good])
+        for row in part[~good].tolist():
+            _solve_alone(out[row], lifted[row // n * n_k : row // n * n_k + n_k])
     return out.reshape(groups, n, n_k)
+
+
+def _solve_alone(w: Float[Tensor, " k"], points: Float[Tensor, "k a"]) -> None:
+    """Rewrite one row's weights in place; they stay as they are if no exact ones are found."""
+    used = (w > 0).nonzero().squeeze(1)
+    # Largest number 1, so that coordinates weigh alike in a least-squares step.
+    scale = points[used].abs().amax(0).clamp_min(torch.finfo(points.dtype).tiny)
+    scaled = (points[used] / scale).cpu()
+    total = w[used].cpu() @ scaled
+    beta = basic_solution(scaled, total, tolerance=VERIFIED * float(w.sum()))
+    if beta is not None:
+        w.zero_()[used] = beta.to(w.device)
 
 
 def _blocks(rows: Int[Tensor, " m"], block: int) -> tuple[Tensor, ...]:
@@ -106,9 +126,14 @@ def _solved(
     """Non-negative weights of the chosen points, and whether they give the sums."""
     beta, _ = torch.linalg.solve_ex(chosen, sums.unsqueeze(1), left=False)
     beta = beta.clamp_min(0)
-    off = ((beta @ chosen).squeeze(1) - sums).abs().amax(-1)
+    beta = beta.squeeze(1)
     # Not-a-number compares as false.
-    return beta.squeeze(1), off <= EXACT * chosen.abs().amax((1, 2))
+    return beta, _off(beta, chosen, sums) <= EXACT * chosen.abs().amax((1, 2))
+
+
+def _off(beta: Float[Tensor, "m a"], chosen: Float[Tensor, "m a a"], sums: Float[Tensor, "m a"]) -> Float[Tensor, " m"]:
+    """The largest difference between what the weights sum up to and what they should."""
+    return ((beta.unsqueeze(1) @ chosen).squeeze(1) - sums).abs().amax(-1)
 
 
 def _corrected(

@@ -79,7 +79,8 @@ def sparse_simplex(
     # A row's effort depends on that row alone, whatever it shares a batch with.
     for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
         at_once = max(1, chunk_budget(limit // (2 * effort.chains)) // max(1, points.shape[0] * points.shape[1]))
-        for columns in rows.any(0).nonzero().squeeze(1).split(at_once):
+        chosen = rows.any(0).nonzero().squeeze(1)
+        for columns in chosen.split(at_once) if len(chosen) else ():
             at = (slice(None), columns)
             best = _search(target[at].double(), points.double(), seen[at], alpha[at], r, effort)
             take = rows[at].unsqueeze(-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import Mechanism
 
-__all__ = ["kernels_may_run", "no_autocast", "to_model_device", "without_kernels"]
+__all__ = ["host_may_read", "kernels_may_run", "no_autocast", "to_model_device", "without_kernels"]
 
 # Lowered by ``without_kernels``.
 _kernels_allowed = True
@@ -42,6 +42,13 @@ def no_autocast(t: Tensor) -> AbstractContextManager[Any]:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
+
+
+def host_may_read(t: Tensor) -> bool:
+    """Whether a number can be read from the tensor now: not while a graph is compiled or captured, nor on meta."""
+    if t.is_meta or torch.compiler.is_compiling():
+        return False
+    return not (t.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def kernels_may_run() -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, scores, ungrouped
 from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -38,7 +38,7 @@ class QueueMechanism(Mechanism):
         places, newest = _places(call)
         age = newest[:, :, None] - places[:, None, :]
         queued = (age >= 0) & (age < self.slots * self.stride) & (age % self.stride == 0)
-        return softmax(scores(call).masked_fill(~queued[:, None], -torch.inf))
+        return softmax(scores(call).masked_fill(~queued[:, None], -torch.inf)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Each chunk of queries gathers its queues: memory linear in the keys, forward and backward."""
@@ -70,9 +70,9 @@ class QueueMechanism(Mechanism):
         empty = (wanted < 0)[:, None, None, :, None, :]
         index = order.gather(1, wanted.clamp(min=0).flatten(1)).view_as(wanted)
         k, v = (_gathered(t, index) for t in (call.k, call.v))
-        s = call.softmax_scale * grouped(q, call.groups).unsqueeze(-2) @ k.mT
+        s = dot_products(grouped(q, call.groups).unsqueeze(-2), k, scale=call.softmax_scale)
         s = s.masked_fill(empty, torch.finfo(s.dtype).min)
-        return ungrouped((s.softmax(-1).masked_fill(empty, 0) @ v).squeeze(-2))
+        return ungrouped((s.softmax(-1).masked_fill(empty, 0).to(v.dtype) @ v).squeeze(-2))
 
 
 @register("abc-window", examples=("abc-window:slots=3",))

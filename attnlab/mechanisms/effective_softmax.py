@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, Mechanism, mask_with_bias
 from attnlab.mechanisms._effective import effective_map
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
@@ -30,7 +30,7 @@ class EffectiveSoftmax(Mechanism):
             key_visible=call.key_visible,
             causal=call.causal,
             offset=call.offset,
-            mask=call.mask,
+            mask=mask_with_bias(call),
         )
         return weights
 

@@ -72,7 +72,7 @@ def _weights(
     for query_chunk, key_chunk in zip(of_queries, of_keys, strict=True):
         behind = query_chunk.unsqueeze(-1) - key_chunk.unsqueeze(-2)
         hits += (behind >= 0) & (behind <= 1)
-    return softmax(s + hits.log_())
+    return softmax(s + hits.log_()).to(call.q.dtype)
 
 
 @torch.no_grad()

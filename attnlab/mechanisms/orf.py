@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,13 @@ from attnlab.attention import (
     grouped,
     hide_unseen,
     normalise,
+    repeat_groups,
     ungrouped,
     visible,
 )
+from attnlab.mechanisms._device import host_may_read
 from attnlab.registry import register
-from attnlab.shapes import Float
+from attnlab.shapes import Bool, Float
 
 __all__ = ["Orf", "random_features"]
 
@@ -38,7 +40,8 @@ class Orf(Mechanism):
     ``corrected`` stacks orthogonal d x d blocks whose rows have the norms of Gaussian vectors, which makes the estimate
     unbiased (Choromanski et al., 2021). ``as-written`` takes R as torch's orthogonal initialisation of an F x d matrix,
     whose rows have norm 1 at most: it estimates another kernel. The same R serves every head, batch and call. The
-    stabiliser max(R K) is taken over the keys a query sees, prefix by prefix when causal; it cancels in W.
+    stabiliser max(R K) is taken over the keys a query sees, prefix by prefix when causal; it cancels in W. What is left
+    is the rounding of log Phi, whose size is that of |x|^2: at logits of some thousand, float32 gives four digits of W.
     """
 
     features: int = 256
@@ -61,8 +64,8 @@ class Orf(Mechanism):
         call = hide_unseen(call)
         log_q, log_k = self._log_phi(grouped(call.q, call.groups), call), self._log_phi(call.k, call).unsqueeze(2)
         # log <Phi(q), Phi(k)>: the definition needs no stabiliser.
-        rows = [(row.unsqueeze(-2) + log_k).logsumexp(-1) for row in log_q.unbind(3)]
-        s, seen = ungrouped(torch.stack(rows, 3)), visible(call)
+        rows = [(row + log_k.unsqueeze(3)).logsumexp(-1) for row in log_q.unsqueeze(4).split(1, 3)]
+        s, seen = ungrouped(torch.cat(rows, 3)), visible(call)
         if seen is not None:
             s = s.masked_fill(~seen, -torch.inf)
         top = s.amax(-1, keepdim=True) if s.shape[-1] else s
@@ -87,7 +90,31 @@ class Orf(Mechanism):
 
         top = _causal(queries, keys, call) if call.causal else _whole(queries, keys, call)
         total = top[..., -1:]
-        return ungrouped(top[..., :-1] / total.masked_fill(total == 0, 1)).to(call.q.dtype)
+        # Each product of features that is too small for the dtype is lost: at most one for a key and a feature.
+        kind = torch.finfo(total.dtype)
+        small = total < kind.tiny / kind.eps * self.features * max(1, call.k.shape[2])
+        out = ungrouped(top[..., :-1] / total.masked_fill(small, 1)).to(call.q.dtype)
+        return self._with_lost_rows(call, out, ungrouped(small))
+
+    def _with_lost_rows(
+        self, call: AttentionCall, out: Float[Tensor, "b h q e"], small: Bool[Tensor, "b h q 1"]
+    ) -> Float[Tensor, "b h q e"]:
+        """The output with the queries whose sums were ``small`` computed from W, which needs no product of features.
+
+        The features of a query and of a key may be largest in different places, so that all of their products are too
+        small for the dtype: in float32 where logits differ by some hundred.
+        """
+        if not host_may_read(small) or not bool(small.any()):
+            return out
+        seen = visible(call)
+        lost = small if seen is None else small & seen.any(-1, keepdim=True)
+        rows = lost.any(1).any(0).squeeze(-1).nonzero().squeeze(1)
+        if len(rows) == 0:
+            return out
+        mask = None if seen is None else seen.expand(-1, -1, call.q.shape[2], -1)[:, :, rows]
+        W = self.reference(replace(call, q=call.q[:, :, rows], causal=False, offset=0, mask=mask))
+        exact = W @ repeat_groups(call.v, call.groups)
+        return out.index_copy(2, rows, torch.where(lost[:, :, rows], exact, out[:, :, rows]))
 
     def _log_phi(self, t: Tensor, call: AttentionCall) -> Tensor:
         """R x - |x|^2 / 2 of queries or keys, x being sqrt(scale) times them; at least float32."""
@@ -102,6 +129,8 @@ def random_features(features: int, d: int, variant: str, seed: int) -> Float[Ten
     """R of the two variants, in float64 on the CPU, the same for a seed everywhere."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
+        if d == 0:
+            return torch.zeros(features, 0, dtype=torch.float64)
         if variant == "as-written":
             return torch.nn.init.orthogonal_(torch.empty(features, d, dtype=torch.float64))
         Q, upper = torch.linalg.qr(torch.randn(-(-features // d), d, d, dtype=torch.float64))
@@ -175,8 +204,9 @@ def _prefixes(phi_q: Tensor, keys: Tensor, values: Tensor, state: Tensor, ceilin
     seen = torch.ones(n_q, n_k, dtype=torch.bool, device=phi_q.device).tril()
     # A key's own features are bounded by its own maximum; what a row adds is the difference to the row's level.
     peak = _finite(keys.detach().amax(-1, keepdim=True))
-    near = (phi_q @ (keys - peak).exp().mT) * (peak.mT - level).exp()
-    near = near.masked_fill(~seen, 0)
+    # A key that lies ahead may be above the level by any amount.
+    rise_to_peak = (peak.mT - level).masked_fill(~seen, -torch.inf)
+    near = ((phi_q @ (keys - peak).exp().mT) * rise_to_peak.exp()).masked_fill(~seen, 0)
     return near @ values + (ceiling - level).exp() * (phi_q @ state)
 
 

@@ -33,7 +33,7 @@ class Softmax(Mechanism):
     """alpha_ij = exp(<q_i, k_j>) / sum_j exp(<q_i, k_j>) (Vaswani et al., 2017); the output by torch's SDPA."""
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return softmax(scores(call))
+        return softmax(scores(call)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         call = _without_hidden_columns(hide_unseen(call))
@@ -43,10 +43,11 @@ class Softmax(Mechanism):
         plain_causal = call.causal and call.offset == 0 and n_q == n_k
         unmasked = call.key_visible is None and call.mask is None and call.bias is None
         is_causal = plain_causal and unmasked
+        hides_pairs = call.causal or call.mask is not None or call.bias is not None
         seen = None if is_causal else visible(call)
         out = scaled_dot_product_attention(
             call.q,
-            _bounded(call.k) if call.causal or call.mask is not None else call.k,
+            _bounded(call.k) if hides_pairs else call.k,
             call.v,
             attn_mask=_sdpa_mask(call, seen),
             is_causal=is_causal,

@@ -75,7 +75,7 @@ class T2R(Mechanism, nn.Module):
         shape = (call.k.shape[1], self.features, call.k.shape[3])
         if self.weight is None or self.bias is None:
             generator = torch.Generator("cpu").manual_seed(self.seed)
-            start = torch.randn(shape, generator=generator, device="cpu") * shape[-1] ** -0.5
+            start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
             self.weight = nn.Parameter(start.to(call.q.device))
             self.bias = nn.Parameter(torch.zeros(shape[:2], device=call.q.device))
         if self.weight.shape != shape:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores, visible
-from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, spread_infinite
+from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, check_r, keys_kept, spread_infinite
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -22,27 +22,26 @@ CPU_CHUNK = 1 << 21
 GROUP = 8
 
 
-@register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm"))
+@register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm", "top-r:r=d+1"))
 @dataclass(frozen=True)
 class TopR(Mechanism):
     """sum_{i in S} kappa(q, k_i) v_i / sum_{i in S} kappa(q, k_i), S the r keys of largest alpha (OVA, Eq. 2).
 
     ``by="alpha-norm"`` ranks by alpha_i |v_i| (Kobayashi et al., 2020), the baseline the paper argues against; the
-    weights are those of alpha all the same. Equal ranks go to the lowest index. Fewer than r visible keys: all are
-    used. The choice of S has no gradient; the weights on it have.
+    weights are those of alpha all the same. ``r="d+1"`` is one more than the width of a value. Equal ranks go to the
+    lowest index. Fewer than r visible keys: all are used. The choice of S has no gradient; the weights on it have.
 
     >>> TopR(r=2, by="alpha-norm")
     TopR(r=2, kernel='exp', degree=2, by='alpha-norm')
     """
 
-    r: int = 65
+    r: int | str = 65
     kernel: str = "exp"
     degree: int = 2
     by: str = "alpha"
 
     def __post_init__(self) -> None:
-        if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
-            raise ValueError(f"r must be an int of at least 1 (the keys each query keeps), got {self.r!r}")
+        check_r(self.r)
         if self.by not in ("alpha", "alpha-norm"):
             raise ValueError(f"by must be alpha or alpha-norm, got {self.by!r}")
         check_kernel(self.kernel, self.degree)
@@ -69,21 +68,21 @@ def _weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         if mech.by == "alpha-norm":
             norms = _norms(call).clamp_min(torch.finfo(s.dtype).tiny)
             rank = (rank + norms.log()).masked_fill(rank == -math.inf, -math.inf)
-        return softmax(s.masked_fill(~top_r_mask(rank, mech.r), -math.inf))
+        return softmax(s.masked_fill(~top_r_mask(rank, keys_kept(mech.r, call)), -math.inf))
     kappa = kernel_matrix(Kernelized(mech.kernel, mech.degree), call)
     rank, seen = kappa.detach(), visible(call)
     if mech.by == "alpha-norm":
         rank = rank * _norms(call)
     if seen is not None:
         rank = rank.masked_fill(~seen, -math.inf)
-    kept = kappa.masked_fill(~top_r_mask(rank, mech.r), 0)
+    kept = kappa.masked_fill(~top_r_mask(rank, keys_kept(mech.r, call)), 0)
     total = kept.sum(-1, keepdim=True)
     return kept / total.masked_fill(total == 0, 1)
 
 
 def _sparse_weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]:
     """``_weights`` with the softmax over the kept scores alone; a tie at the last place goes through ``_weights``."""
-    s, r = scores(call), mech.r
+    s, r = scores(call), keys_kept(mech.r, call)
     if r >= s.shape[-1]:
         return _weights(mech, call)
     top, keys = _largest(s, r + 1)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
-from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, choosable, exact_weights
+from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, check_r, exact_weights, keys_kept
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
@@ -31,10 +31,11 @@ class ValueAware(Mechanism):
     """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).
 
     r = 1 is Eq. 3. From r = d + 1 on (d the width of a value) the output is exact by Caratheodory's theorem, so that
-    ``forward`` computes it as such; the at most d + 1 keys that carry it are computed by ``weights`` only. Between the
-    two, which the paper leaves open, a search finds the support (``linalg.sparse_simplex``): its error never grows with
-    r and is never above that of r = 1 or of the top r keys weighted best. Only visible keys are chosen;
-    fewer than r of them: all are used. Between equally near values the lowest index wins.
+    ``forward`` computes it as such; the at most d + 1 keys that carry it are computed by ``weights`` only, and without
+    a gradient to q and k: differentiate the output. Between the two, which the paper leaves open, a search finds the
+    support (``linalg.sparse_simplex``): its error never grows with r and is never above that of r = 1 or of the top r
+    keys weighted best. Only visible keys are chosen; fewer than r of them: all are used. Between equally near values
+    the lowest index wins.
 
     >>> ValueAware(r=1)
     ValueAware(r=1, kernel='exp', degree=2)
@@ -45,8 +46,7 @@ class ValueAware(Mechanism):
     degree: int = 2
 
     def __post_init__(self) -> None:
-        if self.r != "d+1" and (isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1):
-            raise ValueError(f'r must be an int of at least 1 or "d+1", got {self.r!r}')
+        check_r(self.r)
         check_kernel(self.kernel, self.degree)
 
     def cannot(self) -> dict[str, str]:
@@ -76,7 +76,8 @@ class ValueAware(Mechanism):
         return torch.cat(out, dim=2).to(call.q.dtype)
 
     def _exact(self, call: AttentionCall) -> bool:
-        return self.r == "d+1" or int(self.r) > call.v.shape[-1] or int(self.r) >= call.k.shape[2]
+        r = keys_kept(self.r, call)
+        return r > call.v.shape[-1] or r >= call.k.shape[2]
 
     def _chunks(self, call: AttentionCall) -> list[AttentionCall]:
         searched = self.r != 1 and not self._exact(call)
@@ -113,7 +114,7 @@ def _in_one_pass(mech: ValueAware, call: AttentionCall) -> Float[Tensor, "b h q 
 
 
 def _sees_some(call: AttentionCall) -> Bool[Tensor, "#b #h #q 1"]:
-    seen = choosable(call)
+    seen = visible(call)
     if seen is None:
         return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=call.q.device)
     return seen.any(-1, keepdim=True)
@@ -130,7 +131,7 @@ def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q
 
 @torch.no_grad()
 def _nearest(o: Float[Tensor, "b h q e"], call: AttentionCall) -> Int[Tensor, "b h q"]:
-    far, seen = value_aware_distance(o, call.v), choosable(call)
+    far, seen = value_aware_distance(o, call.v), visible(call)
     return (far if seen is None else far.masked_fill(~seen, torch.inf)).argmin(-1)
 
 
@@ -147,7 +148,7 @@ def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Floa
 def _best_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int) -> Float[Tensor, "b h q k"]:
     """W on at most r keys; rows that see no more than r keep alpha."""
     v, w = call.v.flatten(0, 1), _by_values(alpha, call)
-    seen = choosable(call)
+    seen = visible(call)
     open_ = _by_values((alpha > -1) if seen is None else seen.expand(alpha.shape), call)
     o = w.double() @ v.double()
     keys, beta = sparse_simplex(o.detach(), v.detach(), open_ & (w.sum(-1, keepdim=True) > 0), w.detach(), r)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, pair_mask, scores, ungrouped
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -40,7 +40,7 @@ class Window(Mechanism):
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         of_keys, of_queries = _places(call)
         near = self._near(call, of_queries[:, :, None], of_keys[:, None, :])
-        return softmax(scores(call).masked_fill(~near[:, None], -math.inf))
+        return softmax(scores(call).masked_fill(~near[:, None], -math.inf)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Blocks of queries against the keys in their reach: time and memory grow with L r, not with L^2."""
@@ -48,6 +48,7 @@ class Window(Mechanism):
         n_q, n_k = call.sizes[2:]
         if n_k == 0 or n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        call = replace(call, mask=pair_mask(call))
         of_keys, of_queries = _places(call)
         # Visible keys first and in order, so that the keys of a window lie side by side.
         order = torch.arange(n_k, device=call.q.device).expand(call.q.shape[0], -1)
@@ -76,14 +77,15 @@ class Window(Mechanism):
         reach = order.gather(1, first + torch.arange(width, device=order.device))
         near = self._near(call, query_places[:, :, None], of_keys.gather(1, reach)[:, None, :])[:, None]
         k, v = (t.gather(2, reach[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (call.k, call.v))
-        s = ungrouped(call.softmax_scale * grouped(call.q[:, :, lo:hi], call.groups) @ k.unsqueeze(2).mT)
+        s = dot_products(grouped(call.q[:, :, lo:hi], call.groups), k.unsqueeze(2), scale=call.softmax_scale)
+        s = ungrouped(s)
         if call.bias is not None:
             s = s + _columns(call.bias[:, :, lo:hi], reach)
         if call.mask is not None:
             near = near & _columns(call.mask[:, :, lo:hi], reach)
         if call.key_visible is not None:
             near = near & call.key_visible.gather(1, reach)[:, None, None, :]
-        W = softmax(s.masked_fill(~near, -math.inf))
+        W = softmax(s.masked_fill(~near, -math.inf)).to(v.dtype)
         return ungrouped(grouped(W, call.groups) @ v.unsqueeze(2))
 
     def _near(self, call: AttentionCall, query_places: Tensor, key_places: Tensor) -> Tensor:

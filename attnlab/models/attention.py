@@ -183,8 +183,8 @@ def make_mechanisms(config: TransformerConfig, kind: Kind) -> list[Mechanism]:
     """
     tied: dict[str, Mechanism] = {}
     made = []
-    for spec in specs_per_layer(config, kind):
-        mech = tied.get(spec) or mechanism(spec)
+    for layer, spec in enumerate(specs_per_layer(config, kind)):
+        mech = tied.get(spec) or mechanism(spec).in_layer(kind, layer)
         if mech.tied_across_layers:
             tied[spec] = mech
         made.append(mech)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
+from attnlab.attention import mask_with_bias
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
@@ -78,7 +79,7 @@ class ReadingInput:
             call.key_visible,
             call.causal,
             call.offset,
-            call.mask,
+            mask_with_bias(call),
             projection=source.projection,
             recorded=True,
         )

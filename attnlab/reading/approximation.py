@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
+from attnlab.attention import (
+    AttentionCall,
+    Mechanism,
+    grouped,
+    hide_unseen,
+    mask_with_bias,
+    query_chunks,
+    repeat_groups,
+    visible,
+)
 from attnlab.mechanisms.value_aware import value_aware_distance
 from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
@@ -179,9 +188,10 @@ def _grams(part: AttentionCall) -> Float[Tensor, "b g n e e"]:
     """v^T v over the keys each query may see, with a ridge far below what float64 resolves of outputs in its range."""
     v, seen = part.v.double(), visible(part)
     e = v.shape[-1]
-    if seen is None or (part.mask is None and not part.causal):
+    mask = mask_with_bias(part)
+    if seen is None or (mask is None and not part.causal):
         gram = (v.mT @ v).unsqueeze(2)
-    elif part.mask is None:
+    elif mask is None:
         gram = _prefix_grams(v, part.q.shape[2], part.offset)
     else:
         outer = (v.unsqueeze(-1) * v.unsqueeze(-2)).flatten(-2)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.protocol import Frame, Layers, adapter_of, refuse_partial, select
-from attnlab.attention import AttentionCall, Mechanism, grouped, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, grouped, mask_with_bias, ungrouped
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._input import ReadingInput
 from attnlab.reading._stacked import Padding, Stack, padding_of, serves
@@ -151,7 +151,9 @@ class _Reader(Mechanism):
 
     def forward(self, call: AttentionCall) -> Tensor:
         w = self.reference(call)
-        source = ReadingInput(w, call.v, call.key_visible, call.causal, call.offset, call.mask, recorded=True)
+        source = ReadingInput(
+            w, call.v, call.key_visible, call.causal, call.offset, mask_with_bias(call), recorded=True
+        )
         source = replace(source, values=source.clean_values())
         output = weighed(w, source.values)
         self.maps.add(source, output)

@@ -24,7 +24,7 @@ from attnlab.mechanisms._bounded.pooled import attend_pooled, pooling
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, one_hot
 from attnlab.mechanisms._device import no_autocast
 from attnlab.mechanisms._linear import LinearCache, divided
-from attnlab.mechanisms.abc_random import AbcRandom, random_slot
+from attnlab.mechanisms.abc_random import AbcRandom
 from attnlab.mechanisms.kernelized import Kernelized
 from attnlab.mechanisms.rfa import Rfa
 from attnlab.mechanisms.softmax import Softmax
@@ -151,14 +151,19 @@ def _written(c: Control, dtype: torch.dtype) -> tuple[Float[Tensor, "b g k n"], 
 
 
 def _drawn(mech: AbcRandom, call: AttentionCall) -> Control:
-    slot = _slots_of(mech.slots, mech.seed, call.k.shape[2], call.k.device)
-    return Control(one_hot(slot.expand(call.k.shape[0], -1), mech.slots, call.q.dtype)[:, None])
+    draw = (mech.slots, mech.seed, mech.stream, mech.one_draw)
+    slot = _slots_of(draw, call.k.shape[1], call.k.shape[2], call.k.device)
+    return Control(one_hot(slot.expand(call.k.shape[0], -1, -1), mech.slots, call.q.dtype))
 
 
 @torch.compiler.assume_constant_result
-def _slots_of(slots: int, seed: int, length: int, device: torch.device) -> Int[Tensor, "1 k"]:
+def _slots_of(
+    draw: tuple[int, int, int | None, bool], heads: int, length: int, device: torch.device
+) -> Int[Tensor, "1 h k"]:
     # Not compiled: a graph would hash places in int32, which their products do not fit into.
-    return random_slot(torch.arange(length, device=device)[None], slots, seed=seed)
+    slots, seed, stream, one_draw = draw
+    mech = AbcRandom(slots=slots, seed=seed, stream=stream, one_draw=one_draw)
+    return mech.slots_of(torch.arange(length, device=device)[None], heads)
 
 
 def _prefix_sums(t: Tensor) -> Float[Tensor, "b g k n"]:

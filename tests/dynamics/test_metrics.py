@@ -181,3 +181,10 @@ def test_xi_refuses_what_has_no_meaning() -> None:
         contextualised(0.5, curve=[], performance=[])
     with pytest.raises(ValueError, match="NaN"):
         contextualised(math.nan, curve=[0.1], performance=[1])
+
+
+def test_tau_of_half_precision() -> None:
+    u, v = torch.randn(2, 3, 11).bfloat16()
+    expected = kendall_tau(u.float(), v.float())
+    assert torch.equal(kendall_tau(u, v), expected)
+    assert torch.equal(kendall_tau(u.float().half(), v.float().half()), expected)

@@ -16,7 +16,7 @@ from tests.kernels.abc.cases import relative
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SPECS = (
-    "abc-random:slots=5",
+    "abc-random:slots=5,normalise=read",
     "abc-global:slots=7,stride=3",
     "abc-mlp:slots=5,activation=relu",
 )

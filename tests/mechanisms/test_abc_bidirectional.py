@@ -21,7 +21,8 @@ SPECS = (
     "abc-linformer:slots=3,length=7",
     "abc-random:slots=3",
     "abc-random:slots=29",
-    "abc-random:slots=3,normalise=none",
+    "abc-random:slots=29,normalise=read,one_draw=true",
+    "abc-random:slots=3,normalise=none,one_draw=true",
     "abc-random:slots=3,normalise=write",
     "abc-compressive:slots=3",
     "abc-compressive:slots=5,length=7,normalise=read",
@@ -82,7 +83,7 @@ def test_pooling_equals_the_definition(spec: str, place: str) -> None:
 
 def test_slots_that_stay_empty_are_left_out() -> None:
     """Known on the host: nothing need be hidden from the queries."""
-    mech = al.AbcRandom(slots=29)
+    mech = al.AbcRandom(slots=29, normalise="read", one_draw=True)
     phi, empty, _ = pooling_by_place(mech, 7, torch.float32, torch.device("cpu"))
     used = random_slot(torch.arange(7)[None], 29, seed=0).unique()
     assert phi.shape == (1, 1, len(used), 7)
@@ -91,7 +92,7 @@ def test_slots_that_stay_empty_are_left_out() -> None:
 
 
 def test_a_first_call_in_inference_mode_does_not_spoil_a_training() -> None:
-    mech = al.AbcRandom(slots=4, seed=97)
+    mech = al.AbcRandom(slots=4, seed=97, one_draw=True)
     q, k, v = torch.randn(3, 1, 2, 6, 5).unbind()
     with torch.inference_mode():
         mech(al.AttentionCall(q, k, v))

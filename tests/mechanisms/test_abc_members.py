@@ -16,9 +16,10 @@ from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_linformer import AbcLinformer
 from attnlab.mechanisms.abc_luna import AbcLuna
 from attnlab.mechanisms.abc_mlp import AbcMlp
-from attnlab.mechanisms.abc_random import random_slot
+from attnlab.mechanisms.abc_random import drawn_slots, random_slot
 from attnlab.mechanisms.abc_workspace import AbcWorkspace
 from attnlab.mechanisms.t2r import T2R
+from attnlab.models import Transformer, TransformerConfig
 from tests.tolerance import assert_close
 
 
@@ -70,6 +71,51 @@ def test_compressive_is_mean_pooling() -> None:
         al.mechanism("abc-compressive:slots=2,length=2")(even(1, 3, 7))
 
 
+def test_random_slots_hold_sums_and_are_drawn_for_each_head_layer_and_seed() -> None:
+    places = torch.arange(20_000)[None]
+    draws = torch.cat(
+        [drawn_slots(places, 3, 7, seed=seed, stream=stream)[0] for seed in (0, 1) for stream in (0, 1, 5)]
+    )
+    counts = torch.nn.functional.one_hot(draws, 7).sum(1)
+    # Multinomial: a count's standard deviation is 50 around 2857.
+    assert (counts - 20_000 / 7).abs().max() < 5 * math.sqrt(20_000 / 7)
+    for i, j in itertools.combinations(range(len(draws)), 2):
+        # Two independent draws agree at one place in seven, also where one is shifted against the other.
+        for shift in range(-3, 4):
+            agree = (draws[i] == draws[j].roll(shift)).double().mean()
+            assert abs(float(agree) - 1 / 7) < 0.02
+    for head in draws[:3]:
+        assert abs(float((head[1:] == head[:-1]).double().mean()) - 1 / 7) < 0.02
+    assert torch.equal(drawn_slots(places[:, :50], 2, 7, seed=0, stream=0)[0], draws[:2, :50])
+
+
+def test_random_control_is_eq_3_with_its_own_slots_in_each_head() -> None:
+    call, mech = self_call(length=9), al.AbcRandom(slots=3, seed=5, stream=2)
+    slots = drawn_slots(torch.arange(9)[None], 3, 3, seed=5, stream=2)[0]
+    assert not torch.equal(slots[0], slots[1])
+    for head, own in enumerate(slots):
+        phi = torch.nn.functional.one_hot(own, 3).double()
+        phi = phi[:, phi.any(0)]
+        memory_k, memory_v = phi.mT @ call.k[:, head], phi.mT @ call.v[:, head]
+        expected = (call.q[:, head] @ memory_k.mT * 11**-0.5).softmax(-1) @ memory_v
+        assert_close(mech(call)[:, head], expected, what=f"head {head}")
+
+
+def test_layers_of_a_model_draw_their_own_slots() -> None:
+    config = TransformerConfig(
+        kind="decoder", vocab=11, width=8, heads=2, layers=2, causal_attention="abc-random:slots=5"
+    )
+    model, tokens = Transformer(config).eval(), torch.randint(11, (1, 13))
+    with torch.no_grad(), al.record(model) as trace:
+        model(tokens)
+    assert [layer.mechanism.stream for layer in trace] == [1, 4]
+    softmax = Transformer(replace(config, causal_attention="softmax")).eval()
+    with torch.no_grad(), al.swap(softmax, "abc-random:slots=5"), al.record(softmax) as trace:
+        softmax(tokens)
+    assert [layer.mechanism.stream for layer in trace] == [1, 4]
+    assert al.AbcRandom(stream=7).in_layer("cross", 3).stream == 7
+
+
 def test_random_slots_hold_means_and_are_uniform() -> None:
     places = torch.arange(30_000)[None]
     counts = torch.bincount(random_slot(places, 7, seed=3)[0], minlength=7)
@@ -81,7 +127,10 @@ def test_random_slots_hold_means_and_are_uniform() -> None:
     values = torch.randn(11, dtype=torch.float64)
     slots_of_places = random_slot(places[:, :11], 3, seed=0)[0]
     means = [values[slots_of_places == i].mean() for i in range(3) if (slots_of_places == i).any()]
-    assert_close(al.mechanism("abc-random:slots=3")(even(*values.tolist()))[0, 0, 0, 0], torch.stack(means).mean())
+    assert_close(
+        al.mechanism("abc-random:slots=3,normalise=read,one_draw=true")(even(*values.tolist()))[0, 0, 0, 0],
+        torch.stack(means).mean(),
+    )
 
 
 def test_linformer_projects_along_the_length() -> None:

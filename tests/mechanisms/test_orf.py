@@ -69,3 +69,20 @@ def test_many_features_come_close_to_softmax() -> None:
 def test_bad_settings_are_refused(bad: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         al.mechanism(f"orf:{bad}")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("size", [25, 250, 2500])
+def test_float32_keeps_rows_whose_features_have_no_product_that_it_can_hold(size: float, causal: bool) -> None:
+    """Scores that differ by 100, 1,000 and 10,000; products of features as small as exp(-200) used to be lost."""
+    q, k = (torch.randn(1, 2, 40, 16) * size**0.5 for _ in range(2))
+    v = torch.randn(1, 2, 40, 8).requires_grad_()
+    call = al.AttentionCall(q, k.requires_grad_(), v, causal=causal)
+    wide = al.AttentionCall(q.double(), k.double(), v.double(), causal=causal)
+    mech = al.mechanism("orf:features=64")
+    out = mech(call)
+    # log Phi is as large as the scores, so that its rounding grows with them.
+    torch.testing.assert_close(out.double(), mech(wide), rtol=5e-4, atol=5e-4)
+    torch.testing.assert_close(out, mech.weights(call) @ v, rtol=5e-4, atol=5e-4)
+    for gradient in torch.autograd.grad(out.sum(), (k, v)):
+        assert torch.isfinite(gradient).all()

@@ -87,3 +87,13 @@ def test_gradient_flows_through_the_kept_scores_only() -> None:
 def test_bad_settings_say_what_to_do(spec: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         al.mechanism(spec)
+
+
+def test_r_may_be_one_more_than_the_width_of_a_value() -> None:
+    q, k, v = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 2)
+    call = al.AttentionCall(q, k, v)
+    W = al.mechanism("top-r:r=d+1").weights(call)
+    assert ((W > 0).sum(-1) == 3).all()
+    assert torch.equal(W, al.mechanism("top-r:r=3").weights(call))
+    with pytest.raises(ValueError, match="or \"d\\+1\", got 'd-1'"):
+        al.mechanism("top-r:r=d-1")

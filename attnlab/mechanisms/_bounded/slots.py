@@ -33,7 +33,7 @@ from attnlab.mechanisms._bounded.slot_memory import (
     read_slots,
     written,
 )
-from attnlab.mechanisms._device import kernels_may_run, no_autocast
+from attnlab.mechanisms._device import host_may_read, kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
 __all__ = [
@@ -70,8 +70,11 @@ class SlotMechanism(Mechanism):
 
     slots: int
     normalise: str
-    # Whether the control depends only on the number of a token, and has no parameters.
-    by_place = False
+
+    @property
+    def by_place(self) -> bool:
+        """Whether the control depends only on the number of a token, and has no parameters."""
+        return False
 
     @property
     def sparse(self) -> bool:
@@ -208,10 +211,8 @@ def places_of(call: AttentionCall) -> Int[Tensor, "b k"]:
 
 def tokens_so_far(places: Int[Tensor, "b k"]) -> int:
     """The number of visible tokens, which lengths are checked by; 0 where the host cannot read it."""
-    if not _lengths_checked or places.is_meta or torch.compiler.is_compiling() or places.numel() == 0:
-        return 0
-    # The call that warmed the graph up was checked.
-    if places.is_cuda and torch.cuda.is_current_stream_capturing():
+    # The call that warmed a captured graph up was checked.
+    if not _lengths_checked or places.numel() == 0 or not host_may_read(places):
         return 0
     return int(places.max()) + 1
 
@@ -229,8 +230,12 @@ def lengths_unchecked() -> Iterator[None]:
 
 
 def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[Tensor, "*b k n"]:
-    """log alpha of tokens that write only into their ``slot``; a slot outside 0 to n - 1 means none."""
+    """log alpha of tokens that write only into their ``slot``, in ``dtype`` or float32 if that cannot hold ``FLOOR``.
+
+    A slot outside 0 to n - 1 means none.
+    """
     own = slot[..., None] == torch.arange(slots, device=slot.device)
+    dtype = torch.float32 if dtype == torch.float16 else dtype
     return torch.zeros(own.shape, dtype=dtype, device=slot.device).masked_fill(~own, FLOOR)
 
 

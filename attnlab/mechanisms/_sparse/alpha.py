@@ -1,4 +1,4 @@
-"""What every sparse approximation starts from: log kappa or kappa of a call, and the keys that may be chosen."""
+"""What every sparse approximation starts from: log kappa or kappa of a call."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, scores, visible
+from attnlab.attention import AttentionCall, scores
 from attnlab.mechanisms.kernelized import KERNELS, Kernelized
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Float
 
-__all__ = ["at_least_float32", "check_kernel", "choosable", "exact_weights", "spread_infinite"]
+__all__ = ["at_least_float32", "check_kernel", "check_r", "exact_weights", "keys_kept", "spread_infinite"]
 
 
 def check_kernel(kernel: str, degree: int) -> None:
@@ -24,6 +24,17 @@ def check_kernel(kernel: str, degree: int) -> None:
             f"degree must be even and at least 0, got {degree}: an odd power is negative at some keys, "
             "so that alpha is no distribution to choose keys from"
         )
+
+
+def check_r(r: int | str) -> None:
+    """Refuse what is no number of keys."""
+    if r != "d+1" and (isinstance(r, bool) or not isinstance(r, int) or r < 1):
+        raise ValueError(f'r must be an int of at least 1 (the keys that each query keeps) or "d+1", got {r!r}')
+
+
+def keys_kept(r: int | str, call: AttentionCall) -> int:
+    """r as a number of keys; d + 1 is the width of a value plus one."""
+    return call.v.shape[-1] + 1 if r == "d+1" else int(r)
 
 
 def at_least_float32(call: AttentionCall) -> AttentionCall:
@@ -52,12 +63,3 @@ def exact_weights(call: AttentionCall, kernel: str, degree: int) -> Float[Tensor
         empty = (s == -math.inf).all(-1, keepdim=True)
         return torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
     return Kernelized(kernel, degree).reference(call)
-
-
-def choosable(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
-    """``visible``, less the pairs that a bias of minus infinity hides; None when every key may be chosen."""
-    seen = visible(call)
-    if call.bias is None:
-        return seen
-    open_ = call.bias > -math.inf
-    return open_ if seen is None else seen & open_

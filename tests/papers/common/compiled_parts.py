@@ -44,8 +44,9 @@ def check(table: str, variant: lm.Variant) -> None:
         with compiled_parts([model], backend=backend):
             for compiled, wanted in zip(gradients(model), expected, strict=True):
                 torch.testing.assert_close(compiled, wanted)
-            # Two layers that are alike, and the loss.
-            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2
+            # Two layers that are alike, unless each draws its own slots, and the loss.
+            graphs = 3 if variant.model == "ABC_RD" else 2
+            assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + graphs
             with uncompiled():
                 assert torch.equal(gradients(model)[0], expected[0])
     assert "nll" not in vars(model.head)
