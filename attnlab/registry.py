@@ -9,20 +9,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import importlib
-import importlib.metadata
-import importlib.util
-import pkgutil
 import re
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from attnlab.attention import Mechanism
+from attnlab.discovery import import_all, run_file
 
 __all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of", "stored_mechanism"]
 
@@ -152,7 +147,9 @@ def _entry_in_file(path: str, name: str) -> Entry:
             f"a saved file asks for the mechanism {name} in {path}, which would run that file; if you trust it, "
             f'call attnlab.mechanism("{path}:{name}") first'
         )
-    cls = getattr(_run_file(file, file.stat().st_mtime_ns), name, None)
+    # Entry points and attnlab's own mechanisms first, so that a name that is taken is an error in the user's file.
+    _load()
+    cls = getattr(run_file(file), name, None)
     if not (isinstance(cls, type) and issubclass(cls, Mechanism)):
         raise ValueError(f"{path} has no mechanism named {name!r}: a mechanism is a subclass of attnlab.Mechanism")
     entry = Entry(f"{path}:{name}", cls, (f"{path}:{name}",))
@@ -161,27 +158,8 @@ def _entry_in_file(path: str, name: str) -> Entry:
 
 
 @functools.cache
-def _run_file(file: Path, changed: int) -> ModuleType:
-    """The file as a module; it is run again after it has ``changed``."""
-    # Entry points and attnlab's own mechanisms first, so that a name that is taken is an error in the user's file.
-    _load()
-    spec = importlib.util.spec_from_file_location(f"attnlab_user_{file.stem}", file)
-    assert spec is not None, f"{file} ends with .py"
-    assert spec.loader is not None, f"{file} ends with .py"
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up here.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
 def _load() -> dict[str, Entry]:
-    package = importlib.import_module("attnlab.mechanisms")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        point.load()
+    import_all("attnlab.mechanisms", ENTRY_POINT_GROUP)
     return _entries
 
 

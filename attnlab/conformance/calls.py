@@ -39,13 +39,10 @@ def self_call(
     dtype: torch.dtype = torch.float64,
     *,
     length: int = Q,
-    heads: int = H,
-    groups: int = 1,
-    batch: int = B,
-    widths: tuple[int, int, int] = (D, E, M),
+    **sizes: Any,
 ) -> AttentionCall:
-    """Self-attention over ``length`` tokens, nothing hidden; ``widths`` are those of keys, values and x."""
-    return cross_call(dtype, queries=length, keys=length, heads=heads, groups=groups, batch=batch, widths=widths)
+    """Self-attention over ``length`` tokens, nothing hidden; ``sizes`` are those of ``cross_call``."""
+    return cross_call(dtype, queries=length, keys=length, **sizes)
 
 
 def cross_call(
@@ -58,7 +55,10 @@ def cross_call(
     batch: int = B,
     widths: tuple[int, int, int] = (D, E, M),
 ) -> AttentionCall:
-    """Attention of ``queries`` over ``keys`` of another sequence, nothing hidden."""
+    """Attention of ``queries`` over ``keys`` of another sequence, nothing hidden.
+
+    ``widths`` are those of keys, values and x.
+    """
     d, e, m = widths
 
     def draw(*shape: int) -> Tensor:

@@ -12,7 +12,22 @@ from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, h
 from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
-__all__ = ["FeatureMap", "Gate", "LinearCache", "StepMap", "divided", "linear_attention"]
+__all__ = [
+    "FEATURES_CANNOT",
+    "FeatureMap",
+    "Gate",
+    "LinearCache",
+    "StepMap",
+    "check_features",
+    "divided",
+    "linear_attention",
+]
+
+# What attention by features refuses, and why.
+FEATURES_CANNOT = {
+    "bias": "features of q and of k alone have no place for a bias of the pair",
+    "mask": "the sums over keys are shared by all queries, or by prefixes; a general mask needs one for each",
+}
 
 FeatureMap = Callable[[Tensor], Tensor]
 
@@ -31,6 +46,12 @@ class StepMap(NamedTuple):
     factor: float = 1.0
     weight: Tensor | None = None
     bias: Tensor | None = None
+
+
+def check_features(features: int) -> None:
+    """Raise a ValueError unless this is a number of features."""
+    if isinstance(features, bool) or not isinstance(features, int) or features < 1:
+        raise ValueError(f"features must be an int of at least 1, got {features!r}")
 
 
 def linear_attention(

@@ -22,6 +22,7 @@ from attnlab.attention import (
     visible,
 )
 from attnlab.mechanisms._device import host_may_read
+from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
 
@@ -49,16 +50,12 @@ class Orf(Mechanism):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
-            raise ValueError(f"features must be an int of at least 1, got {self.features!r}")
+        check_features(self.features)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
 
     def cannot(self) -> dict[str, str]:
-        return {
-            "bias": "features of q and of k alone have no place for a bias of the pair",
-            "mask": "the sums over keys are shared by all queries, or by prefixes; a general mask needs one for each",
-        }
+        return dict(FEATURES_CANNOT)
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

@@ -18,7 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import Gate, LinearCache, StepMap, divided, linear_attention
+from attnlab.mechanisms._linear import Gate, LinearCache, StepMap, check_features, divided, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -51,8 +51,7 @@ class Rfa(Mechanism, nn.Module):
     least: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
-            raise ValueError(f"features must be an int of at least 1, got {self.features!r}")
+        check_features(self.features)
         if not self.least >= 0:
             raise ValueError(f"least must be a number of at least 0, got {self.least!r}")
         if self.least and self.gate:

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
-from attnlab.mechanisms._linear import FeatureMap, LinearCache, StepMap, linear_attention
+from attnlab.mechanisms._linear import (
+    FEATURES_CANNOT,
+    FeatureMap,
+    LinearCache,
+    StepMap,
+    check_features,
+    linear_attention,
+)
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -32,8 +39,7 @@ class T2R(Mechanism, nn.Module):
     }
 
     def __post_init__(self) -> None:
-        if isinstance(self.features, bool) or not isinstance(self.features, int) or self.features < 1:
-            raise ValueError(f"features must be an int of at least 1, got {self.features!r}")
+        check_features(self.features)
         nn.Module.__init__(self)
         self.weight: nn.Parameter | None
         self.bias: nn.Parameter | None
@@ -41,10 +47,7 @@ class T2R(Mechanism, nn.Module):
         self.register_parameter("bias", None)
 
     def cannot(self) -> dict[str, str]:
-        return {
-            "bias": "features of q and of k alone have no place for a bias of the pair",
-            "mask": "the sums over keys are shared by all queries, or by prefixes; a general mask needs one for each",
-        }
+        return dict(FEATURES_CANNOT)
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
-import importlib.metadata
-import importlib.util
-import pkgutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from attnlab.discovery import import_all, run_file
 from attnlab.trace import LayerTrace
 
 __all__ = ["NEEDS", "Reading", "named_reading", "reading", "reading_names", "recorded_reading"]
@@ -161,11 +156,7 @@ def reading_names(*, maps: bool = False, controls: bool = True) -> list[str]:
 
 @functools.cache
 def _load() -> dict[str, Reading]:
-    package = importlib.import_module("attnlab.reading")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        point.load()
+    import_all("attnlab.reading", ENTRY_POINT_GROUP)
     return _readings
 
 
@@ -174,7 +165,9 @@ def _in_file(path: str, name: str) -> Reading:
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ValueError(f"there is no file {path}; a reading is a name or ./file.py:function")
-    function = getattr(_run_file(file, file.stat().st_mtime_ns), name, None)
+    # The registered readings first, so that a name that is taken is an error in the user's file.
+    _load()
+    function = getattr(run_file(file), name, None)
     if not callable(function):
         raise ValueError(f"{path} has no function {name!r}")
     for known in _readings.values():
@@ -182,17 +175,3 @@ def _in_file(path: str, name: str) -> Reading:
             return known
     summary = (function.__doc__ or f"What {name} in {file.name} says.").strip().splitlines()[0]
     return Reading(f"{file.name}:{name}", summary, function)
-
-
-@functools.cache
-def _run_file(file: Path, changed: int) -> ModuleType:
-    """The file as a module; it is run again after it has ``changed``."""
-    # The registered readings first, so that a name that is taken is an error in the user's file.
-    _load()
-    spec = importlib.util.spec_from_file_location(f"attnlab_user_{file.stem}", file)
-    assert spec is not None, f"{file} ends with .py"
-    assert spec.loader is not None, f"{file} ends with .py"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
