@@ -1,10 +1,10 @@
 """From transformers' masks to padding and causality, where they are no more: mechanisms in linear time need that.
 
 One rule says what an additive mask or bias hides, that of ``attnlab.attention``: a value of at most -6e4 (or minus
-infinity), or one that lies 5e3 or more below the largest of its row. It covers 0/-1e4 and 0/-1e9 masks,
-``finfo.min`` in every precision, and a position bias (ALiBi) with any of them added; softmax gives such a key exactly
-zero. In a mask of nothing but zeros and -9e3 or less, the low values hide also where they fill a row. What is hidden
-leaves the bias and becomes part of the mask, so that it is hidden from every mechanism and every reading.
+infinity), or one that lies 5e3 or more below the largest of its row. It covers 0/-1e4 and 0/-1e9 masks, ``finfo.min``
+in every precision, and a position bias (ALiBi) with any of them added; softmax gives such a key exactly zero. In a
+mask of nothing but zeros and -9e3 or less, the low values hide also where they fill a row. What is hidden leaves the
+bias and becomes part of the mask, so that it is hidden from every mechanism and every reading.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.attention import FAR, LEAST
 from attnlab.shapes import Bool, Float
 
 __all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
 
 CARRIED = "_attnlab_seen"
-# At or below LEAST a value hides, and so does one that is FAR below the largest of its row.
-LEAST, FAR = -6e4, 5e3
 # In a mask of two levels, 0 and a low one; bfloat16 rounds -1e4, the highest that models write, to -9,984.
 LOW = -9e3
 

@@ -52,7 +52,6 @@ def fresh_registry() -> Iterator[None]:
     registry._readings.clear()
     registry._readings.update(known)
     registry._load.cache_clear()
-    registry._run_file.cache_clear()
 
 
 @pytest.fixture
