@@ -174,7 +174,8 @@ def _note(result: Mapping[str, Any]) -> str:
     values = (
         "" if share is None else f" For {share:.0%} of the queries the nearest value is not the heaviest (OVA, Eq. 3)."
     )
-    return f"Click a heading to sort by it.{values}"
+    warnings = "".join(f" Warning: {warning}." for warning in result.get("warnings", []))
+    return f"Click a heading to sort by it.{values}{warnings}"
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:

@@ -134,6 +134,12 @@ def test_errors_of_readings_are_columns_of_the_comparison_and_none_without_them(
     assert "0.123" in shown
 
 
+def test_warnings_of_a_comparison_stand_on_its_page() -> None:
+    assert "Warning" not in compare_page(a_comparison())
+    shown = compare_page(a_comparison() | {"warnings": ["lsh:r=4 sees later tokens"]})
+    assert "Warning: lsh:r=4 sees later tokens." in shown
+
+
 def test_comparison_page_of_the_smallest_result() -> None:
     tree = parse(compare_page({"name": "compare", "rows": [{"mechanism": "kernel:elu", "output_error": 0.25}]}))
     assert "kernel:elu replaces exact attention: output error 0.25." in tree.one("p", "lead").text
