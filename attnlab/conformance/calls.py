@@ -85,6 +85,7 @@ def situations(dtype: torch.dtype = torch.float64) -> dict[str, AttentionCall]:
     mask = torch.rand(B, H, K, K) > 0.4
     mask[0, 0, 1] = False
     mask[1, :, :, 2] = False
+    hiding_bias = torch.randn(B, 1, K, K).to(dtype).masked_fill(~mask[:, :1], torch.finfo(dtype).min)
     cached = replace(cross, causal=True, offset=K - Q)
     return {
         "encoder": plain,
@@ -101,10 +102,7 @@ def situations(dtype: torch.dtype = torch.float64) -> dict[str, AttentionCall]:
         "masked": replace(long, mask=mask),
         "masked causal": replace(long, mask=mask, causal=True, key_visible=left_and_middle),
         "biased": replace(long, bias=torch.randn(1, H, K, K, dtype=torch.float64).to(dtype)),
-        "biased causal": replace(long, causal=True, bias=torch.randn(B, 1, K, K, dtype=torch.float64).to(dtype)),
-        "masked in the bias": replace(
-            long, causal=True, bias=torch.randn(1, H, K, K).to(dtype).masked_fill(~mask[:1], torch.finfo(dtype).min)
-        ),
+        "masked in the bias": replace(long, causal=True, bias=hiding_bias),
         "scaled": replace(plain, scale=0.7),
         "one token": self_call(dtype, length=1),
         "one key": cross_call(dtype, keys=1),

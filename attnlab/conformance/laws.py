@@ -119,7 +119,7 @@ def large_scores_keep_the_output(mech: Mechanism) -> None:
         large = replace(base, q=factor * base.q, k=factor * base.k, scale=1.0)
         for name, call in taken(mech, [("encoder", large), ("causal", replace(large, causal=True))]):
             # A score of 1,000 is known to 6e-5 in float32, and so are its exponential and its share.
-            off = float((mech(call) - product(mech, call)).abs().max())
+            off = float((mech(call) - product(mech, call)).detach().abs().max())
             require(off <= 1e-6 * deviation, f"{name}, scores that differ by {deviation}: W @ v is off by {off:.1e}")
 
 
