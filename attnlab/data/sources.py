@@ -16,17 +16,28 @@ from attnlab.data.packing import Blocks
 __all__ = ["CausalSource", "MlmSource"]
 
 
-class _Epochs:
-    """How long an epoch of a source over ``blocks`` is."""
+class _BlockSource:
+    """What sources over ``blocks`` share: the order of their rows, and batches made of them."""
 
     @property
     def steps_per_epoch(self: Any) -> int:
         """Steps after which every row has been seen."""
         return _order(self).steps_per_epoch
 
+    def batch(self: Any, step: int) -> dict[str, Tensor]:
+        """The global batch of a step, a pure function of (seed, step)."""
+        tokens, documents = self.blocks.rows(_order(self).indices(step))
+        inputs, labels = self._examples(tokens, documents, step)
+        batch = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+        if self.blocks.form == "separate":
+            batch["attention_mask"] = torch.from_numpy((documents >= 0).astype(np.int64))
+        if self.documents:
+            batch["documents"] = torch.from_numpy(documents)
+        return batch
+
 
 @dataclass(frozen=True)
-class MlmSource(_Epochs):
+class MlmSource(_BlockSource):
     """Rows of ``blocks`` with tokens masked; every epoch in a new order and with new masks.
 
     With ``shuffle=False`` it is an evaluation: ``steps_per_epoch`` batches, always the same, the last one short.
@@ -40,20 +51,18 @@ class MlmSource(_Epochs):
     shuffle: bool = True
     documents: bool = False
 
-    def batch(self, step: int) -> dict[str, Tensor]:
-        tokens, documents = self.blocks.rows(_order(self).indices(step))
-        inputs, labels = mask_tokens(
+    def _examples(self, tokens: np.ndarray, documents: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return mask_tokens(
             tokens,
             specials=self.blocks.specials,
             vocab_size=self.vocab_size,
             rng=generator(self.seed, step, 1),
             masking=self.masking,
         )
-        return _tensors(self, inputs, labels, documents)
 
 
 @dataclass(frozen=True)
-class CausalSource(_Epochs):
+class CausalSource(_BlockSource):
     """Rows of ``blocks`` to be predicted from left to right; labels equal the inputs, as the model shifts them."""
 
     blocks: Blocks
@@ -62,21 +71,9 @@ class CausalSource(_Epochs):
     shuffle: bool = True
     documents: bool = False
 
-    def batch(self, step: int) -> dict[str, Tensor]:
-        tokens, documents = self.blocks.rows(_order(self).indices(step))
-        return _tensors(self, tokens, np.where(documents < 0, IGNORED, tokens), documents)
+    def _examples(self, tokens: np.ndarray, documents: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return tokens, np.where(documents < 0, IGNORED, tokens)
 
 
 def _order(source: MlmSource | CausalSource) -> Order:
     return Order(n=len(source.blocks), batch_size=source.batch_size, seed=source.seed, shuffle=source.shuffle)
-
-
-def _tensors(
-    source: MlmSource | CausalSource, inputs: np.ndarray, labels: np.ndarray, documents: np.ndarray
-) -> dict[str, Tensor]:
-    batch = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
-    if source.blocks.form == "separate":
-        batch["attention_mask"] = torch.from_numpy((documents >= 0).astype(np.int64))
-    if source.documents:
-        batch["documents"] = torch.from_numpy(documents)
-    return batch

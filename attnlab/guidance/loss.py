@@ -103,10 +103,12 @@ def layer_targets(
     *,
     attention_mask: Shaped[Tensor, "b k"] | None = None,
     queries: Int[Tensor, "b q"] | None = None,
-    query_mask: Shaped[Tensor, "b q"] | None = None,
-    tokens: SpecialTokens | None = None,
+    **texts: Any,
 ) -> Targets:
-    """The pattern over a call's keys, cut to what the call lets each query see."""
+    """The pattern over a call's keys, cut to what the call lets each query see.
+
+    ``texts`` are those of ``pattern_targets``: query_mask and tokens.
+    """
     n_q, n_k = call.sizes[2:]
     if input_ids.shape[1] != n_k:
         raise ValueError(f"input_ids must name the {n_k} keys of this layer, got {input_ids.shape[1]} ids a text")
@@ -120,8 +122,7 @@ def layer_targets(
         offset=call.offset,
         mask=call.mask,
         queries=queries,
-        query_mask=query_mask,
-        tokens=tokens,
+        **texts,
     )
 
 

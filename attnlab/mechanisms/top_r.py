@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores, visible
-from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, check_r, keys_kept, spread_infinite
+from attnlab.attention import AttentionCall, hide_unseen, query_chunks, repeat_groups, scores, visible
+from attnlab.mechanisms._sparse.alpha import SparseMechanism, at_least_float32, keys_kept, spread_infinite
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -24,7 +24,7 @@ GROUP = 8
 
 @register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm", "top-r:r=d+1"))
 @dataclass(frozen=True)
-class TopR(Mechanism):
+class TopR(SparseMechanism):
     """sum_{i in S} kappa(q, k_i) v_i / sum_{i in S} kappa(q, k_i), S the r keys of largest alpha (OVA, Eq. 2).
 
     ``by="alpha-norm"`` ranks by alpha_i |v_i| (Kobayashi et al., 2020), the baseline the paper argues against; the
@@ -35,19 +35,12 @@ class TopR(Mechanism):
     TopR(r=2, kernel='exp', degree=2, by='alpha-norm')
     """
 
-    r: int | str = 65
-    kernel: str = "exp"
-    degree: int = 2
     by: str = "alpha"
 
     def __post_init__(self) -> None:
-        check_r(self.r)
+        super().__post_init__()
         if self.by not in ("alpha", "alpha-norm"):
             raise ValueError(f"by must be alpha or alpha-norm, got {self.by!r}")
-        check_kernel(self.kernel, self.degree)
-
-    def cannot(self) -> dict[str, str]:
-        return Kernelized(self.kernel, self.degree).cannot()
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return _weights(self, at_least_float32(hide_unseen(call))).to(call.q.dtype)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, query_chunks, repeat_groups, visible
+from attnlab.attention import AttentionCall, grouped, hide_unseen, query_chunks, repeat_groups, visible
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
-from attnlab.mechanisms._sparse.alpha import at_least_float32, check_kernel, check_r, exact_weights, keys_kept
-from attnlab.mechanisms.kernelized import Kernelized
+from attnlab.mechanisms._sparse.alpha import SparseMechanism, at_least_float32, exact_weights, keys_kept
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
@@ -27,7 +26,7 @@ GPU_SEARCH = 1 << 25
 
 @register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
 @dataclass(frozen=True)
-class ValueAware(Mechanism):
+class ValueAware(SparseMechanism):
     """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).
 
     r = 1 is Eq. 3. From r = d + 1 on (d the width of a value) the output is exact by Caratheodory's theorem, so that
@@ -42,15 +41,6 @@ class ValueAware(Mechanism):
     """
 
     r: int | str = "d+1"
-    kernel: str = "exp"
-    degree: int = 2
-
-    def __post_init__(self) -> None:
-        check_r(self.r)
-        check_kernel(self.kernel, self.degree)
-
-    def cannot(self) -> dict[str, str]:
-        return Kernelized(self.kernel, self.degree).cannot()
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         wide = at_least_float32(hide_unseen(call))

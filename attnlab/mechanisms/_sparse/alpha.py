@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, scores
+from attnlab.attention import AttentionCall, Mechanism, scores
 from attnlab.mechanisms.kernelized import KERNELS, Kernelized
 from attnlab.shapes import Float
 
-__all__ = ["at_least_float32", "check_kernel", "check_r", "exact_weights", "keys_kept", "spread_infinite"]
+__all__ = ["SparseMechanism", "at_least_float32", "exact_weights", "keys_kept", "spread_infinite"]
 
 
 def check_kernel(kernel: str, degree: int) -> None:
@@ -30,6 +30,22 @@ def check_r(r: int | str) -> None:
     """Refuse what is no number of keys."""
     if r != "d+1" and (isinstance(r, bool) or not isinstance(r, int) or r < 1):
         raise ValueError(f'r must be an int of at least 1 (the keys that each query keeps) or "d+1", got {r!r}')
+
+
+@dataclass(frozen=True)
+class SparseMechanism(Mechanism):
+    """A mechanism that keeps r keys of the attention with a kernel (OVA, Eq. 2)."""
+
+    r: int | str = 65
+    kernel: str = "exp"
+    degree: int = 2
+
+    def __post_init__(self) -> None:
+        check_r(self.r)
+        check_kernel(self.kernel, self.degree)
+
+    def cannot(self) -> dict[str, str]:
+        return Kernelized(self.kernel, self.degree).cannot()
 
 
 def keys_kept(r: int | str, call: AttentionCall) -> int:
