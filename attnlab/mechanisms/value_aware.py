@@ -24,7 +24,7 @@ CPU_SEARCH = 1 << 17
 GPU_SEARCH = 1 << 25
 
 
-@register("value-aware", examples=("value-aware:r=1", "value-aware:r=3", "value-aware:r=d+1"))
+@register("value-aware", examples=("value-aware:r=1", "value-aware:r=2", "value-aware:r=d+1"))
 @dataclass(frozen=True)
 class ValueAware(SparseMechanism):
     """argmin |o - sum_i beta_i v_i|^2, o the exact output, over beta >= 0, sum 1, on at most r keys (OVA, section 3).

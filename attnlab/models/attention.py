@@ -53,8 +53,10 @@ class AttentionLayer(nn.Module):
     def run_mechanism(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """The mechanism's output for a call, which observers see too."""
         mech = self.current_mechanism()
-        replaced = mech if self.replacements else None
-        refuse_replica(self, f"{self.kind} layer {self.layer}", notes=bool(self.observers), mechanism=replaced)
+        if getattr(self, "_is_replica", False):
+            # Only here, since a compiled graph that reads the layer's number serves that layer alone.
+            replaced = mech if self.replacements else None
+            refuse_replica(self, f"{self.kind} layer {self.layer}", notes=bool(self.observers), mechanism=replaced)
         output = mech(call)
         self.tell_observers(call, mech, output)
         return output

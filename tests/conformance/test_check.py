@@ -103,3 +103,9 @@ def test_a_check_needs_no_test_tools() -> None:
         "al.check('window:r=3').raise_if_failed()\n"
     )
     subprocess.run([sys.executable, "-O", "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_wider_search_obeys_the_laws() -> None:
+    """The laws run over ``value-aware:r=2``; three keys take the same search several times as long."""
+    al.check("value-aware:r=3").raise_if_failed()

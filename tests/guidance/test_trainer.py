@@ -116,7 +116,8 @@ def assert_same(left: dict[str, Any], model: Any, logs: list[dict[str, float]]) 
         assert (a["guidance"], a["alpha"]) == pytest.approx((b["guidance"], b["alpha"]), rel=LOGGED)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled(tmp_path: Path, backend: str) -> None:
     assert_same(*ended(tmp_path, "tests.guidance.trained", str(tmp_path), "4", backend))
 

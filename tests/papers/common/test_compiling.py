@@ -9,5 +9,5 @@ from pathlib import Path
 
 def test_compiled_parts_give_the_same_loss_and_gradients() -> None:
     """In a process of its own, since the checks of shapes in tests cannot be compiled."""
-    script = Path(__file__).parent / "compiled_parts.py"
-    subprocess.run([sys.executable, script], check=True, timeout=120)
+    root = Path(__file__).resolve().parents[3]
+    subprocess.run([sys.executable, "-m", "tests.papers.common.compiled_parts"], cwd=root, check=True, timeout=120)
