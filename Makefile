@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JSCPD := npx --yes jscpd@5.3.3
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: demo test test-all test-gpu check duplicates format bench docs browser clean
@@ -30,8 +31,8 @@ check: $(VENV)/.dev
 
 # Lines that stand twice, counted by jscpd (npm) with the settings and the limit in .jscpd.json.
 duplicates:
-	if command -v npx >/dev/null; then npx --yes jscpd@5.3.3 --config .jscpd.json; \
-	else echo "no npm here: duplicated lines are not counted"; fi
+	if $(JSCPD) --version >/dev/null 2>&1; then $(JSCPD) --config .jscpd.json; \
+	else echo "jscpd cannot be had here (npm): duplicated lines are not counted"; fi
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attnlab.pages.pictures import COLOURS, Drawing, Line, Panel, Tables, line_panels
+from papers.common.pictures import COLOURS, Drawing, Line, Panel, Tables, line_panels
 
 __all__ = ["PICTURES", "decoding", "distillation", "translation"]
 

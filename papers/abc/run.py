@@ -278,8 +278,8 @@ def _family(options: argparse.Namespace) -> Path:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from attnlab.pages.pictures import draw_results
     from papers.abc.figures import PICTURES
+    from papers.common.pictures import draw_results
 
     for path in draw_results(PICTURES, options.results, options.out):
         print(f"wrote {path.resolve()}")

@@ -10,8 +10,8 @@ import numpy as np
 
 from attnlab.dynamics import bitext, count_table
 from attnlab.pages import Html, element, page, table
-from attnlab.pages.pictures import COLOURS, Drawing, Line, Matrix, Panel, Tables, draw_results, line_panels, matrices
 from attnlab.provenance import write_atomic
+from papers.common.pictures import COLOURS, Drawing, Line, Matrix, Panel, Tables, draw_results, line_panels, matrices
 
 __all__ = ["PICTURES", "write_page", "write_pictures"]
 
