@@ -77,7 +77,12 @@ PATTERNS = ("next", "prev", "first", "delim")
 
 @pytest.mark.parametrize(
     ("model", "task"),
-    [("bert-4x64", "mlm"), ("llama-3x64", "causal"), ("attnlab-mlm", "mlm"), ("attnlab-lm", "causal")],
+    [
+        ("bert-4x64", "mlm"),
+        ("llama-3x64", "causal"),
+        pytest.param("attnlab-mlm", "mlm", marks=pytest.mark.slow),
+        ("attnlab-lm", "causal"),
+    ],
 )
 def test_a_guided_model(model: str, task: str, tokeniser: Tokeniser, tmp_path: Path) -> None:
     """The guidance loss falls, alpha is 0 at the last step, and the watched value is the task's loss."""

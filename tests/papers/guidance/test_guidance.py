@@ -164,7 +164,14 @@ def test_the_papers_settings() -> None:
     assert {named_config(s.model).layers for s in PAPER_SETTINGS.values()} == {8, 12, 16}
 
 
-@pytest.mark.parametrize("row", ["english-roberta-8-ag", "filipino-roberta-12-mlm", "oromo-roberta-16-ag"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "english-roberta-8-ag",
+        pytest.param("filipino-roberta-12-mlm", marks=pytest.mark.slow),
+        pytest.param("oromo-roberta-16-ag", marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_of_table_11_runs(row: str, places: Places, tmp_path: Path) -> None:
     """At a tiny width, with the layers and heads of Table 10."""
     setting, out = PAPER_SETTINGS[row], tmp_path / "guidance.json"
