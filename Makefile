@@ -11,7 +11,7 @@ demo: $(VENV)/.core
 	$(BIN)/attnlab demo --out demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"
 
 # The longer checks: kills at twenty random points, two-process training, whole reproductions in the small.
 test-all: $(VENV)/.dev

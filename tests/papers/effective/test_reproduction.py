@@ -160,6 +160,7 @@ def test_patterns_of_any_encoder_and_texts(encoder: Path, tmp_path: Path) -> Non
         patterns_of_texts(load_model(encoder), [], name="tiny")
 
 
+@pytest.mark.slow
 def test_scores_are_averaged_over_seeds_and_confusions_are_summed(tmp_path: Path) -> None:
     entries = [
         {"model": m, "label": name, "passes": [name, name if i % 4 else "block"]}
