@@ -71,7 +71,7 @@ def main() -> None:
                     values = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
                     print(", ".join(values), flush=True)
         if args.json:
-            print(json.dumps(result, indent=1))
+            print(json.dumps(make_results(title, "OVA", {name: rows}, config=config), indent=1))
 
 
 def speed(size: dict[str, int], device: str, repeats: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, visible
+from attnlab.attention import AttentionCall, Mechanism, visible
 from attnlab.mechanisms.softmax import softmax
 from attnlab.shapes import Float
 
@@ -54,6 +54,3 @@ class GaussianHeads(Mechanism):
         s = -far.to(call.q.dtype).square() / (2 * self.std**2)
         seen = visible(call)
         return softmax(s if seen is None else s.masked_fill(~seen, -math.inf))
-
-    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        return self.reference(call) @ repeat_groups(hide_unseen(call).v, call.groups)
