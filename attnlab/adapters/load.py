@@ -12,7 +12,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnlab.adapters.convert import is_converted
+from attnlab.adapters.gguf import is_gguf, load_gguf
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
+from attnlab.adapters.named_models import named_model_file
 
 __all__ = [
     "SHIPPED",
@@ -53,14 +55,20 @@ def load_model(
     trust_remote_code: bool = False,
     dtype: torch.dtype | None = torch.float32,
 ) -> LoadedModel:
-    """Load safetensors weights only; a missing or damaged file is a ValueError of one sentence.
+    """Load a folder or a hub name with safetensors weights, a GGUF file, or a model by its short name ("smollm2").
 
-    ``dtype=None`` keeps the checkpoint's own. A model that was converted comes back converted.
+    A missing or damaged file is a ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights
+    are dequantised to float32 then. A model that was converted comes back converted.
     """
     import transformers
 
     name = str(path_or_hub_name)
     local = Path(name).expanduser()
+    file = local if local.exists() else named_model_file(name)
+    if file is not None and is_gguf(file):
+        with _quiet(False):
+            model, tokenizer = load_gguf(file, dtype=dtype)
+        return LoadedModel(model.eval(), tokenizer, "seq2seq" if model.config.is_encoder_decoder else "causal")
     if local.exists():
         _check_folder(local)
         name = str(local)
