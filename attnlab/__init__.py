@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         Plan,
         convert,
         distill,
+        generate,
         is_converted,
         load_model,
         record,
+        save_model,
         shipped_model,
         swap,
         swap_plan,
@@ -108,6 +110,7 @@ __all__ = [
     "evicting",
     "explore",
     "faithfulness",
+    "generate",
     "guide",
     "guide_trainer",
     "is_converted",
@@ -120,6 +123,7 @@ __all__ = [
     "reading_names",
     "record",
     "register",
+    "save_model",
     "shipped_model",
     "spec_of",
     "swap",
@@ -128,7 +132,7 @@ __all__ = [
 
 # Which module offers which public names.
 _OFFERED = {
-    "adapters": "LoadedModel Plan convert is_converted load_model record shipped_model swap swap_plan",
+    "adapters": "LoadedModel Plan convert generate is_converted load_model record save_model shipped_model swap swap_plan",
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "attention": "AttentionCall Mechanism",

@@ -32,14 +32,14 @@ BELOW: dict[str, set[str]] = {
     "conformance": {"attention", "registry", "mechanisms"},
     "data": set(),
     "models": CORE,
-    "adapters": CORE | {"models", "training"},
+    "adapters": CORE | {"data", "models", "training"},
     "reading": CORE | {"adapters"},
     "guidance": CORE | {"adapters"},
     "dynamics": CORE | {"adapters", "training"},
     "training": set(),
     "pages": set(),
 }
-BELOW["pretraining"] = {"data", "guidance", "models", "patterns", "training"}
+BELOW["pretraining"] = {"adapters", "data", "guidance", "models", "patterns", "training"}
 BELOW["evaluation"] = set(BELOW)
 BELOW["commands"] = set(BELOW)
 BELOW["cli"] = set(BELOW)
