@@ -132,7 +132,8 @@ __all__ = [
 
 # Which module offers which public names.
 _OFFERED = {
-    "adapters": "LoadedModel Plan convert generate is_converted load_model record save_model shipped_model swap swap_plan",
+    "adapters": "Plan convert generate is_converted record swap swap_plan",
+    "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "attention": "AttentionCall Mechanism",

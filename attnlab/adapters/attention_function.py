@@ -229,14 +229,17 @@ def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     opened, installed = _open_site(module), installed_in(module)
     names = argument_names(type(module).forward)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    for holder in (opened, installed):
-        if holder is None:
-            continue
-        own_states = None if holder.kind == "cross" else arguments.get(names[0])
-        x = next((arguments[name] for name in KEY_SOURCES if arguments.get(name) is not None), own_states)
+    holders = [holder for holder in (opened, installed) if holder is not None]
+    if not holders:
+        return
+    own_states = None if holders[0].kind == "cross" else arguments.get(names[0])
+    x = next((arguments[name] for name in KEY_SOURCES if arguments.get(name) is not None), own_states)
+    cache = next((arguments[name] for name in CACHES if name in arguments), None)
+    if opened is not None:
+        x = _past_and_new_states(module, opened, cache, x)
+    for holder in holders:
         inputs = {"x": x, "output_attentions": arguments.get("output_attentions")}
         if isinstance(holder, Installed):
-            cache = next((arguments[name] for name in CACHES if name in arguments), None)
             swapped = opened is not None and opened.replacement() is not None
             inputs["memory"] = _bounded_memory(module, holder, cache, swapped=swapped)
         holder.inputs[threading.get_ident()] = inputs
@@ -246,6 +249,18 @@ def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def argument_names(forward: Callable[..., Any]) -> list[str]:
     """The names of a forward pass's arguments, the module itself left out."""
     return list(inspect.signature(forward).parameters)[1:]
+
+
+def _past_and_new_states(module: nn.Module, opened: _OpenSite, cache: Any, x: Any) -> Any:
+    """The hidden states of all tokens for a swapped mechanism that reads them, those of the new ones for others."""
+    frame = opened.replacement()
+    if cache is None or frame is None or frame.mechanism is None or "no-x" not in frame.mechanism.cannot():
+        return x
+    if opened.kind == "cross" or opened.evicts or not isinstance(x, Tensor):
+        return x
+    from attnlab.adapters.states_cache import with_past_states
+
+    return with_past_states(x, cache, getattr(module, "layer_idx", None), opened.site.kind, opened.site.name)
 
 
 def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:

@@ -274,8 +274,11 @@ class _Rows:
         if tokenizer is None:
             raise ValueError("texts are strings, so tokenizer= is needed; or pass an object with batch(step)")
         self.settings = settings
-        own = isinstance(model, Transformer)
-        masked_lm = own_task(model.config) == "mlm" if own else type(model).__name__.endswith("ForMaskedLM")
+        masked_lm = (
+            own_task(model.config) == "mlm"
+            if isinstance(model, Transformer)
+            else type(model).__name__.endswith("ForMaskedLM")
+        )
         self.mask = tokenizer.mask_token_id if masked_lm and settings.masked else None
         end = next((i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id) if i is not None), None)
         first = next((i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None), None)

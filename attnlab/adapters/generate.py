@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from attnlab.adapters.load import LoadedModel
 from attnlab.models import Transformer
 
-__all__ = ["generate"]
+__all__ = ["generate", "target_ends"]
 
 
 @torch.no_grad()
@@ -30,22 +32,33 @@ def generate(
             f"max_new_tokens must be positive and temperature at least 0, got {max_new_tokens}, {temperature}"
         )
     ids = tokenizer(text, return_tensors="pt")["input_ids"].to(next(model.parameters()).device)
-    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    end = _end(tokenizer)
     if task == "causal" and end is not None and ids.shape[1] > 1 and ids[0, -1] == end:
         # Some tokenizers end every text, and nothing continues an ended one.
         ids = ids[:, :-1]
     if ids.shape[1] == 0:
         raise ValueError("there is no token to continue: give some text")
-    settings = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
+    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature > 0}
     if temperature > 0:
         settings["temperature"] = temperature
     if isinstance(model, Transformer):
-        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
-        begin = {"bos_token_id": start} if task == "seq2seq" else {}
-        written = model.generate(ids, eos_token_id=end, seed=seed, **settings, **begin)
+        first = target_ends(tokenizer)[0] if task == "seq2seq" else None
+        written = model.generate(ids, bos_token_id=first, eos_token_id=end, seed=seed, **settings)
     else:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end
         with torch.random.fork_rng(devices=[ids.device] if ids.is_cuda else []):
             torch.manual_seed(seed)
             written = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=pad, **settings)
     return tokenizer.decode(written[0].tolist(), skip_special_tokens=True)
+
+
+def target_ends(tokenizer: Any) -> tuple[int, int | None]:
+    """The tokens with which the targets of our encoder-decoders begin and end."""
+    first = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+    if first is None:
+        raise ValueError("the tokenizer has no token with which a target begins (bos or cls)")
+    return first, _end(tokenizer)
+
+
+def _end(tokenizer: Any) -> int | None:
+    return tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id

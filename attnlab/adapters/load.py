@@ -34,7 +34,15 @@ SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "mlm"
 Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "words.json", "*.model", "*.spm")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "words.json",
+    "*.model",
+    "*.spm",
+)
 
 
 class LoadedModel(NamedTuple):

@@ -37,8 +37,8 @@ class PlainTokenizer:
         text: str | Sequence[str],
         *,
         return_tensors: str | None = None,
-        add_special_tokens: bool = True,  # noqa: ARG002 - there are none to add
-        verbose: bool = True,  # noqa: ARG002 - there is nothing to warn of
+        add_special_tokens: bool = True,
+        verbose: bool = True,
     ) -> dict[str, Any]:
         """{"input_ids", "attention_mask"} of one text, or of several where no tensors are asked for."""
         rows = self.tokeniser.encode_batch([text] if isinstance(text, str) else list(text))

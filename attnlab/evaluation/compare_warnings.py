@@ -1,4 +1,4 @@
-"""What a reader must know before believing a comparison's rows: untrained mechanisms, and a model not made of softmax."""
+"""What a reader must know before believing a comparison: untrained mechanisms, a model that was not made of softmax."""
 
 from __future__ import annotations
 

@@ -93,10 +93,10 @@ def explore(
         raise ValueError("explore shows maps: name a reading that has them, such as standard")
     mechs = {one if isinstance(one, str) else spec_of(one): mechanism(one) for one in mechanisms}
     net = load_classifier()
-    for layer in list(subjects[0].trace)[:1]:
+    _kept(subjects[0])
+    for mech in mechs.values():
         # Mechanisms make their parameters at their first call.
-        for mech in mechs.values():
-            mech(_single(layer, subjects[0].item).call)
+        mech(_single(next(iter(subjects[0].trace)), subjects[0].item).call)
     packed = pack(
         [Item(s.name or f"text {i + 1}", _texts(s), _layers(s, chosen, mechs, net)) for i, s in enumerate(subjects)],
         title=title or str(subjects[0].trace.metadata.get("model", "attention")),

@@ -1,4 +1,4 @@
-"""Sampling, greedy and beam search with caches, for decoders and encoder-decoders; a batch gives what its rows give alone."""
+"""Sampling, greedy and beam search with caches, for decoders and encoder-decoders; rows do not change one another."""
 
 from __future__ import annotations
 
