@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attnlab.hooks import register_hooks
+
 if TYPE_CHECKING:
     from attnlab.adapters import (
         Distillation,
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
         Plan,
         convert,
         distill,
+        generate,
         is_converted,
         load_model,
         record,
+        save_model,
         shipped_model,
         swap,
         swap_plan,
@@ -108,6 +112,7 @@ __all__ = [
     "evicting",
     "explore",
     "faithfulness",
+    "generate",
     "guide",
     "guide_trainer",
     "is_converted",
@@ -120,6 +125,7 @@ __all__ = [
     "reading_names",
     "record",
     "register",
+    "save_model",
     "shipped_model",
     "spec_of",
     "swap",
@@ -128,7 +134,8 @@ __all__ = [
 
 # Which module offers which public names.
 _OFFERED = {
-    "adapters": "LoadedModel Plan convert is_converted load_model record shipped_model swap swap_plan",
+    "adapters": "Plan convert generate is_converted record swap swap_plan",
+    "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "attention": "AttentionCall Mechanism",
@@ -168,6 +175,9 @@ _OFFERED = {
     "trace": "LayerTrace Trace",
 }
 _MODULE_OF = {name: module for module, names in _OFFERED.items() for name in names.split()}
+
+
+register_hooks()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,11 +17,12 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 
 # Everybody may import the leaves; they import only each other.
-LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery"}
+LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery", "hooks"}
 # A room below needs no model of a particular kind; the core is the one idea and what is made from it.
 CORE = {"attention", "registry", "mechanisms", "linalg", "trace", "patterns"}
 BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
+    # What is added to other packages is imported when they ask for it.
     "attention": set(),
     "linalg": {"attention"},
     "registry": {"attention", "mechanisms"},
@@ -32,14 +33,14 @@ BELOW: dict[str, set[str]] = {
     "conformance": {"attention", "registry", "mechanisms"},
     "data": set(),
     "models": CORE,
-    "adapters": CORE | {"models", "training"},
+    "adapters": CORE | {"data", "models", "training"},
     "reading": CORE | {"adapters"},
     "guidance": CORE | {"adapters"},
     "dynamics": CORE | {"adapters", "training"},
     "training": set(),
     "pages": set(),
 }
-BELOW["pretraining"] = {"data", "guidance", "models", "patterns", "training"}
+BELOW["pretraining"] = {"adapters", "data", "guidance", "models", "patterns", "training"}
 BELOW["evaluation"] = set(BELOW)
 BELOW["commands"] = set(BELOW)
 BELOW["cli"] = set(BELOW)

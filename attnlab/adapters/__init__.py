@@ -3,7 +3,8 @@
 ``swap``, ``record``, ``convert``, ``evicting``, ``guide`` and the readings take any model that has an adapter
 (``protocol.adapter_of``): Hugging Face models (``hugging_face``; ``outside_interface`` for those that attend by code of
 their own) and modules with our attention layers (``own_models``).
-``load`` reads Hugging Face models, converted ones too, from folders and the hub.
+``load`` reads Hugging Face models, converted ones too, from folders and the hub, and our own from folders
+(``own_checkpoints``); ``generate`` continues a text with either.
 
 What happens when ``al.convert(model, "abc-mlp")`` is followed by ``model.generate(...)`` on a Hugging Face model:
 
@@ -28,7 +29,8 @@ from attnlab.adapters.contexts import record, swap
 from attnlab.adapters.convert import convert, is_converted
 from attnlab.adapters.distill import Distillation, distill
 from attnlab.adapters.evict import KVPolicy, evicting
-from attnlab.adapters.load import LoadedModel, load_model, reconvert, shipped_model
+from attnlab.adapters.generate import generate
+from attnlab.adapters.load import LoadedModel, load_model, reconvert, save_model, shipped_model
 from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.adapters.protocol import adapter_of
 
@@ -41,10 +43,12 @@ __all__ = [
     "convert",
     "distill",
     "evicting",
+    "generate",
     "is_converted",
     "load_model",
     "reconvert",
     "record",
+    "save_model",
     "shipped_model",
     "swap",
     "swap_plan",

@@ -2,7 +2,8 @@
 
 transformers looks the function up by a name in the model's config, for each call. Ours is named after the one whose
 place it takes, "attnlab|sdpa": a module that is neither in a context nor converted (of another model that shares the
-config) attends as before.
+config) attends as before. A name that a user gives, "attnlab:top-r:r=64" (``adapters.implementation``), stands for the
+mechanism after the colon, and may be the one whose place is taken.
 """
 
 from __future__ import annotations
@@ -26,12 +27,16 @@ from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Sit
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.open_contexts import OpenContexts, refuse_replica
+from attnlab.registry import mechanism
+from attnlab.trace import Kind
 
 __all__ = [
+    "ADOPTED",
     "INTERFACE",
     "PREFIX",
     "Installed",
     "add_frame",
+    "adopted_mechanism",
     "argument_names",
     "current_mechanism",
     "evicts",
@@ -45,6 +50,8 @@ __all__ = [
 ]
 
 PREFIX = "attnlab|"
+# The beginning of an attn_implementation that names a mechanism.
+ADOPTED = "attnlab:"
 # The object of transformers through which a module finds its attention function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # The attribute of a converted module.
@@ -195,19 +202,54 @@ def current_mechanism(module: nn.Module) -> Mechanism:
     frame = None if opened is None else opened.replacement()
     if frame is not None and frame.mechanism is not None:
         return frame.mechanism
-    return Softmax() if installed is None else installed.mechanism
+    if installed is not None:
+        return installed.mechanism
+    own = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
+    return _adopted_by(module, own.removeprefix(PREFIX)) or Softmax()
 
 
 def registered_name(own: str) -> str:
     """The name of our function in place of ``own``; a kernel that is neither SDPA nor eager gives way to SDPA."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    own = own if own in ("sdpa", "eager") else "sdpa"
+    own = own if own in ("sdpa", "eager") or own.startswith(ADOPTED) else "sdpa"
     name = PREFIX + own
     if name not in AttentionInterface():
-        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[own]))
+        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[_plain(own)]))
         AttentionInterface.register(name, function_in_place_of(own))
     return name
+
+
+def _plain(own: str) -> str:
+    """The attention of transformers that ``own`` is, or by whose masks an adopted mechanism attends."""
+    return "sdpa" if own.startswith(ADOPTED) else own
+
+
+@functools.cache
+def adopted_mechanism(own: str) -> Mechanism | None:
+    """The mechanism that an attn_implementation names; None for "sdpa" and "eager"."""
+    return mechanism(own.removeprefix(ADOPTED)) if own.startswith(ADOPTED) else None
+
+
+def _adopted_by(module: nn.Module, own: str) -> Mechanism | None:
+    """The mechanism that ``own`` names, as this module's layer uses it."""
+    mech = adopted_mechanism(own)
+    if mech is None:
+        return None
+    place = _place_of_adopted(module)
+    if place.layer < 0 and mech.in_layer(place.kind, 0) is not mech:
+        raise ValueError(
+            f"{mech!r} differs from layer to layer, and {type(module).__name__} does not know the number of its layer; "
+            "use al.swap"
+        )
+    return mech.in_layer(place.kind, place.layer)
+
+
+def _place_of_adopted(module: nn.Module) -> Site:
+    """The site of a module outside of contexts; its layer is -1 where the module does not know it."""
+    kind: Kind = "decoder" if getattr(module, "is_causal", False) else "encoder"
+    layer = getattr(module, "layer_idx", None)
+    return Site(module, kind, -1 if layer is None else layer, type(module).__name__, None)
 
 
 def forward_of(module: nn.Module) -> Any:
@@ -229,14 +271,17 @@ def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     opened, installed = _open_site(module), installed_in(module)
     names = argument_names(type(module).forward)
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    for holder in (opened, installed):
-        if holder is None:
-            continue
-        own_states = None if holder.kind == "cross" else arguments.get(names[0])
-        x = next((arguments[name] for name in KEY_SOURCES if arguments.get(name) is not None), own_states)
+    holders = [holder for holder in (opened, installed) if holder is not None]
+    if not holders:
+        return
+    own_states = None if holders[0].kind == "cross" else arguments.get(names[0])
+    x = next((arguments[name] for name in KEY_SOURCES if arguments.get(name) is not None), own_states)
+    cache = next((arguments[name] for name in CACHES if name in arguments), None)
+    if opened is not None:
+        x = _past_and_new_states(module, opened, cache, x)
+    for holder in holders:
         inputs = {"x": x, "output_attentions": arguments.get("output_attentions")}
         if isinstance(holder, Installed):
-            cache = next((arguments[name] for name in CACHES if name in arguments), None)
             swapped = opened is not None and opened.replacement() is not None
             inputs["memory"] = _bounded_memory(module, holder, cache, swapped=swapped)
         holder.inputs[threading.get_ident()] = inputs
@@ -246,6 +291,18 @@ def _keep_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 def argument_names(forward: Callable[..., Any]) -> list[str]:
     """The names of a forward pass's arguments, the module itself left out."""
     return list(inspect.signature(forward).parameters)[1:]
+
+
+def _past_and_new_states(module: nn.Module, opened: _OpenSite, cache: Any, x: Any) -> Any:
+    """The hidden states of all tokens for a swapped mechanism that reads them, those of the new ones for others."""
+    frame = opened.replacement()
+    if cache is None or frame is None or frame.mechanism is None or "no-x" not in frame.mechanism.cannot():
+        return x
+    if opened.kind == "cross" or opened.evicts or not isinstance(x, Tensor):
+        return x
+    from attnlab.adapters.states_cache import with_past_states
+
+    return with_past_states(x, cache, getattr(module, "layer_idx", None), opened.site.kind, opened.site.name)
 
 
 def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swapped: bool) -> Any:
@@ -259,7 +316,7 @@ def _bounded_memory(module: nn.Module, installed: Installed, cache: Any, *, swap
 
 @functools.cache
 def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    """Our attention function in place of ``own``, "sdpa" or "eager"."""
+    """Our attention function in place of ``own``: "sdpa", "eager" or an adopted mechanism's."""
 
     def attention_function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
@@ -270,9 +327,9 @@ def function_in_place_of(own: str) -> Callable[..., tuple[Tensor, Tensor | None]
             if answer is not None:
                 return answer
         installed = installed_in(module)
-        if opened is None and installed is None:
+        if opened is None and installed is None and adopted_mechanism(own) is None:
             return _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
-        with _errors_explained(_place(opened, installed).name, query):
+        with _errors_explained(_place(module, opened, installed).name, query):
             return _attend(opened, installed, own, module, query, key, value, attention_mask, kwargs)
 
     return _uncompiled(attention_function)
@@ -291,9 +348,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as the contexts around a module, or its conversion, say; (output, W where it was asked for)."""
     holders = [holder for holder in (opened, installed) if holder is not None]
-    inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1]
+    inputs = [holder.inputs.pop(threading.get_ident(), {}) for holder in holders][-1] if holders else {}
     memory = inputs.get("memory")
-    place = _place(opened, installed)
+    place = _place(module, opened, installed)
     call = make_call(
         module,
         place,
@@ -302,18 +359,20 @@ def _attend(
         value,
         attention_mask,
         x=inputs.get("x"),
-        own=own,
+        own=_plain(own),
         memory=memory,
         cached_keys=None if opened is None else opened.cached_keys(),
         **kwargs,
     )
-    mech, by_model = _mechanism_of_call(opened, installed, kwargs.get("dropout") or 0.0)
+    mech, by_model = _mechanism_of_call(
+        opened, installed, _adopted_by(module, own), place.name, kwargs.get("dropout") or 0.0
+    )
     frames = [] if opened is None else list(opened.frames)
     notes = any(frame.note or frame.direct for frame in frames)
     refuse_replica(module, place.name, notes=notes, mechanism=mech)
     weights = None
     if by_model:
-        out, weights = _own_attention(module, own)(module, query, key, value, attention_mask, **kwargs)
+        out, weights = _own_attention(module, _plain(own))(module, query, key, value, attention_mask, **kwargs)
         output = out.transpose(1, 2)
     else:
         mech, call, output = _run_mechanism(mech, call, installed, memory)
@@ -339,26 +398,29 @@ def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]
     return function
 
 
-def _place(opened: _OpenSite | None, installed: Installed | None) -> Site | Installed:
+def _place(module: nn.Module, opened: _OpenSite | None, installed: Installed | None) -> Site | Installed:
     if installed is not None:
         return installed
-    assert opened is not None
-    return opened.site
+    return _place_of_adopted(module) if opened is None else opened.site
 
 
-def _mechanism_of_call(opened: _OpenSite | None, installed: Installed | None, dropped: float) -> tuple[Mechanism, bool]:
-    """The innermost mechanism, and whether the model's own attention computes it: always where none was swapped in."""
+def _mechanism_of_call(
+    opened: _OpenSite | None, installed: Installed | None, adopted: Mechanism | None, place: str, dropped: float
+) -> tuple[Mechanism, bool]:
+    """The innermost mechanism, and whether the model's own attention computes it: always where none was put in."""
     frame = None if opened is None else opened.replacement()
-    if frame is None or frame.mechanism is None:
-        return (Softmax(), True) if installed is None else (installed.mechanism, False)
-    assert opened is not None
-    if not dropped or frame.skip_dropout or opened.evicts:
-        return frame.mechanism, False
-    if isinstance(frame.mechanism, Softmax):
-        return frame.mechanism, True
+    mech = adopted if frame is None else frame.mechanism
+    if frame is None and installed is not None:
+        return installed.mechanism, False
+    if mech is None:
+        return Softmax(), True
+    if not dropped or (frame is not None and frame.skip_dropout) or (opened is not None and opened.evicts):
+        return mech, False
+    if isinstance(mech, Softmax):
+        return mech, True
     raise ValueError(
-        f"{opened.site.name} drops attention weights with p={dropped} in training, which {frame.mechanism!r} does "
-        "not do; call model.eval(), set the model's attention dropout to 0, or swap with dropout='skip'"
+        f"{place} drops attention weights with p={dropped} in training, which {mech!r} does not do; call model.eval(), "
+        "set the model's attention dropout to 0, or swap with dropout='skip'"
     )
 
 

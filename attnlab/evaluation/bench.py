@@ -98,7 +98,9 @@ def _call(config: BenchConfig, length: int) -> AttentionCall:
     generator = torch.Generator().manual_seed(config.seed)
     shape = (3, config.batch, config.heads, length, config.width)
     q, k, v = to_device(config.device, torch.randn(shape, generator=generator)).requires_grad_(config.backward)
-    return AttentionCall(q, k, v, causal=config.causal)
+    # As of a model whose heads together are as wide as its layers.
+    x = torch.randn(config.batch, length, config.heads * config.width, generator=generator)
+    return AttentionCall(q, k, v, x=to_device(config.device, x), causal=config.causal)
 
 
 def _job(mech: Mechanism, call: AttentionCall, backward: bool) -> None:

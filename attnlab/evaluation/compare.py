@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.evaluation.compare_warnings import own_attention_warnings, untrained_warnings
 from attnlab.evaluation.quality import Windows, batches, cut_windows, model_inputs, quality
 from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
@@ -86,9 +87,9 @@ def compare(
     windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
     trace = _traced(loaded, windows, config.traced)
     rows, layers = _mechanism_rows(loaded, windows, trace, mechanisms, config)
-    warnings = _future_warnings(
-        trace, {row["mechanism"]: mechanisms[row["mechanism"]] for row in rows if not row["refused"]}
-    )
+    shown = {row["mechanism"]: mechanisms[row["mechanism"]] for row in rows if not row["refused"]}
+    warnings = _future_warnings(trace, shown) + untrained_warnings(shown)
+    warnings += own_attention_warnings(loaded, windows, batch=config.batch)
     result = {
         "name": "compare",
         "model": _describe(loaded, trace, model_name),

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
+from attnlab.evaluation.compare_warnings import untrained_warnings
 from attnlab.guidance import pattern_audit
 from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
 from attnlab.pages.explorer.payload import AXES
@@ -92,6 +93,10 @@ def explore(
         raise ValueError("explore shows maps: name a reading that has them, such as standard")
     mechs = {one if isinstance(one, str) else spec_of(one): mechanism(one) for one in mechanisms}
     net = load_classifier()
+    _kept(subjects[0])
+    for mech in mechs.values():
+        # Mechanisms make their parameters at their first call.
+        mech(_single(next(iter(subjects[0].trace)), subjects[0].item).call)
     packed = pack(
         [Item(s.name or f"text {i + 1}", _texts(s), _layers(s, chosen, mechs, net)) for i, s in enumerate(subjects)],
         title=title or str(subjects[0].trace.metadata.get("model", "attention")),
@@ -102,11 +107,7 @@ def explore(
         precise=precise,
         layers=layers,
         heads=sum(layer.call.q.shape[1] for s in subjects for layer in s.trace),
-        notes=[
-            f"{spec} has parameters of its own, which no training has touched here: it shows how it starts."
-            for spec, mech in mechs.items()
-            if isinstance(mech, nn.Module)
-        ],
+        notes=[f"{note}." for note in untrained_warnings(mechs)],
         about=about,
     )
     return Exploration(packed)

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
+from attnlab.adapters.generate import target_ends
 from attnlab.adapters.load import max_length
 from attnlab.evaluation.explore import Subject, explore
+from attnlab.models import Transformer
 from attnlab.pages.explorer import Exploration
 from attnlab.pages.explorer.tokens import guess_words
 from attnlab.patterns import SpecialTokens, special_tokens
@@ -132,6 +134,8 @@ def _takes(model: Any, name: str) -> bool:
 
 def _target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str | None) -> Tensor:
     model, tokenizer, _ = loaded
+    if isinstance(model, Transformer):
+        return _own_target(loaded, inputs, target)
     start = getattr(model.generation_config, "decoder_start_token_id", None)
     if start is None:
         start = model.config.decoder_start_token_id
@@ -140,6 +144,17 @@ def _target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str | Non
         return written[:, :-1] if written.shape[1] > 2 else written
     ids = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(inputs["input_ids"].device)
     return torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
+
+
+def _own_target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str | None) -> Tensor:
+    model, tokenizer, _ = loaded
+    first, end = target_ends(tokenizer)
+    if target is None:
+        longest = min(LONGEST_TARGET, max_length(model) or LONGEST_TARGET)
+        written = model.generate(**inputs, max_new_tokens=longest, bos_token_id=first, eos_token_id=end)
+        return written[:, :-1] if written.shape[1] > 2 else written
+    ids = tokenizer(target, add_special_tokens=False, return_tensors="pt")["input_ids"].to(inputs["input_ids"].device)
+    return torch.cat([torch.full_like(ids[:, :1], first), ids], 1)
 
 
 def _words(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[int]]:

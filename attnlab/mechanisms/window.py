@@ -1,4 +1,4 @@
-"""Sliding-window attention: each query sees the keys around it."""
+"""Sliding-window attention: each query sees the keys around it, and the first ones where they are kept as sinks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from attnlab.shapes import Float, Int
 __all__ = ["Window"]
 
 
-@register("window", examples=("window:r=4", "window:r=3"))
+@register("window", examples=("window:r=4", "window:r=3", "window:r=2,sinks=2"))
 @dataclass(frozen=True)
 class Window(Mechanism):
     """Softmax over the keys at most r // 2 places away on either side; causal: over the last r (OVA, section 4).
 
     The query's own key always counts: an even r means r neighbours and the own key, an odd r means r keys with it, and
-    causally the own key is one of the last r. Places count visible keys only, so padding never eats the window.
+    causally the own key is one of the last r. Places count visible keys only, so padding never eats the window. The
+    first ``sinks`` keys are seen from everywhere (attention sinks: Xiao et al., 2024).
     """
 
     r: int = 64
+    sinks: int = 0
 
     # The place of a query is its row; a chunk of rows has lost it.
     whole_queries = True
@@ -33,13 +35,16 @@ class Window(Mechanism):
     def __post_init__(self) -> None:
         if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 1:
             raise ValueError(f"r must be an int of at least 1 (the width of the window), got {self.r!r}")
+        if isinstance(self.sinks, bool) or not isinstance(self.sinks, int) or self.sinks < 0:
+            raise ValueError(f"sinks must be an int of at least 0 (first keys that stay), got {self.sinks!r}")
 
     def cannot(self) -> dict[str, str]:
         return {"cross": "a query has no place among the keys of another sequence, so no window around it"}
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         of_keys, of_queries = _places(call)
-        near = self._near(call, of_queries[:, :, None], of_keys[:, None, :])
+        query_places, key_places = of_queries[:, :, None], of_keys[:, None, :]
+        near = self._near(call, query_places, key_places) | self._sinks(call, query_places, key_places)
         return softmax(scores(call).masked_fill(~near[:, None], -math.inf)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
@@ -76,6 +81,13 @@ class Window(Mechanism):
         first = (query_places[:, :1] - before).clamp(0, n_k - width)
         reach = order.gather(1, first + torch.arange(width, device=order.device))
         near = self._near(call, query_places[:, :, None], of_keys.gather(1, reach)[:, None, :])[:, None]
+        if self.sinks:
+            first_keys = order[:, : self.sinks]
+            places = of_keys.gather(1, first_keys)[:, None, :]
+            # A sink inside the window stands there already.
+            apart = ~self._near(call, query_places[:, :, None], places)
+            near = torch.cat([(self._sinks(call, query_places[:, :, None], places) & apart)[:, None], near], -1)
+            reach = torch.cat([first_keys, reach], 1)
         k, v = (t.gather(2, reach[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (call.k, call.v))
         s = dot_products(grouped(call.q[:, :, lo:hi], call.groups), k.unsqueeze(2), scale=call.softmax_scale)
         s = ungrouped(s)
@@ -92,6 +104,10 @@ class Window(Mechanism):
         if call.causal:
             return (key_places <= query_places) & (key_places > query_places - self.r)
         return (key_places - query_places).abs() <= self.r // 2
+
+    def _sinks(self, call: AttentionCall, query_places: Tensor, key_places: Tensor) -> Tensor:
+        first = key_places < self.sinks
+        return first & (key_places <= query_places) if call.causal else first.expand(-1, query_places.shape[1], -1)
 
 
 def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:

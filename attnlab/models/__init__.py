@@ -7,7 +7,7 @@ from attnlab.models.config import TransformerConfig, config_from_dict, config_to
 from attnlab.models.losses import CausalLM, MaskedLM, Translation, token_loss
 from attnlab.models.named import CONFIGS, named_config
 from attnlab.models.saving import load_transformer, save_transformer
-from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search
+from attnlab.models.search import Hypothesis, LengthPenalty, beam_search, greedy_search, sample
 from attnlab.models.transformer import EncoderOutput, Output, Transformer, count_parameters
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "greedy_search",
     "load_transformer",
     "named_config",
+    "sample",
     "save_transformer",
     "token_loss",
 ]

@@ -13,9 +13,11 @@ from attnlab.models.transformer import Transformer
 from attnlab.provenance import write_atomic, write_json
 from attnlab.registry import stored_mechanism
 
-__all__ = ["CONFIG", "load_transformer", "save_transformer"]
+__all__ = ["CONFIG", "MODEL_TYPE", "load_transformer", "save_transformer"]
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+# What config.json says it is, so that it is not taken for a model of transformers.
+MODEL_TYPE = "attnlab"
 
 
 def save_transformer(model: Transformer, folder: Path | str) -> Path:
@@ -28,7 +30,7 @@ def save_transformer(model: Transformer, folder: Path | str) -> Path:
     tensors = {name: t.detach().cpu().contiguous() for name, t in _tensors(model).items()}
     # The weights name the config they belong to, so that loading notices a kill between the two files.
     write_atomic(folder / WEIGHTS, save(tensors, metadata={"config": json.dumps(config)}))
-    write_json(folder / CONFIG, config)
+    write_json(folder / CONFIG, {"model_type": MODEL_TYPE, **config})
     return folder
 
 
@@ -49,6 +51,8 @@ def load_transformer(
             stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{folder} holds a damaged model: {error}; save it again") from None
+    if not isinstance(values, dict) or values.pop("model_type", MODEL_TYPE) != MODEL_TYPE:
+        raise ValueError(f"{folder / CONFIG} is not that of a model of attnlab.models; attnlab.load_model opens others")
     config = config_from_dict(values)
     if written_for is not None and config_from_dict(json.loads(written_for)) != config:
         raise ValueError(f"{folder}: {WEIGHTS} was written for another config than {CONFIG}; save the model again")

@@ -1,4 +1,4 @@
-"""Greedy and beam search with caches, for decoders and encoder-decoders; a batch gives what its rows give alone."""
+"""Sampling, greedy and beam search with caches, for decoders and encoder-decoders; rows do not change one another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnlab.models.transformer import EncoderOutput, Transformer
 from attnlab.models.vocabulary import at_least_float32
 from attnlab.shapes import Float, Int
 
-__all__ = ["Hypothesis", "LengthPenalty", "beam_search", "greedy_search"]
+__all__ = ["Hypothesis", "LengthPenalty", "beam_search", "greedy_search", "sample"]
 
 
 class Hypothesis(NamedTuple):
@@ -120,6 +120,53 @@ def beam_search(
     penalty = length_penalty or LengthPenalty()
     ranked = [[Hypothesis(tuple(t), p, p / penalty(len(t))) for t, p in row] for row in finished]
     return [sorted(row, key=lambda hypothesis: -hypothesis.score)[:n_best] for row in ranked]
+
+
+@torch.no_grad()
+def sample(
+    model: Transformer,
+    input_ids: Int[Tensor, "b k"],
+    *,
+    eos: int | None,
+    max_new: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    bos: int | None = None,
+    attention_mask: Tensor | None = None,
+    cached: bool | None = None,
+) -> list[tuple[int, ...]]:
+    """The tokens that continue each row, drawn one after the other from p^(1 / temperature), up to ``eos``.
+
+    At temperature 0 the most probable token is taken; other than in ``greedy_search`` the last need not be ``eos``.
+    """
+    if max_new < 1 or not temperature >= 0:
+        raise ValueError(f"max_new must be positive and temperature at least 0, got {max_new}, {temperature}")
+    draw = torch.Generator(device=input_ids.device).manual_seed(seed)
+    training = model.training
+    model.eval()
+    try:
+        past = _Past(model, input_ids, bos=bos, mask=attention_mask, max_new=max_new, cached=cached, cache=None)
+        log_probs = past.first()
+        rows = torch.arange(len(log_probs), device=log_probs.device)
+        new: list[Tensor] = []
+        ended = torch.zeros_like(rows, dtype=torch.bool)
+        while True:
+            if temperature == 0:
+                token = log_probs.argmax(-1)
+            else:
+                token = torch.multinomial((log_probs / temperature).softmax(-1), 1, generator=draw)[:, 0]
+            new.append(token)
+            ended |= token == (-1 if eos is None else eos)
+            if len(new) == max_new or bool(ended.all()):
+                break
+            log_probs = past.next(rows, token, same_source=True)
+    finally:
+        model.train(training)
+    return [_up_to(row, eos) for row in torch.stack(new, 1).tolist()]
+
+
+def _up_to(tokens: list[int], eos: int | None) -> tuple[int, ...]:
+    return tuple(tokens[: tokens.index(eos) + 1] if eos in tokens else tokens)
 
 
 Finished = list[tuple[list[int], float]]

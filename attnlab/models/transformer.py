@@ -249,6 +249,41 @@ class Transformer(nn.Module):
             capacity=capacity,
         )
 
+    def generate(
+        self,
+        input_ids: Int[Tensor, "b k"],
+        *,
+        attention_mask: Tensor | None = None,
+        max_new_tokens: int = 20,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        seed: int = 0,
+        eos_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        use_cache: bool = True,
+    ) -> Int[Tensor, "b n"]:
+        """Rows and what continues them, ended rows filled up with ``eos_token_id``, by the names of transformers.
+
+        An encoder-decoder's rows begin with ``bos_token_id``. ``attnlab.models.beam_search`` searches.
+        """
+        from attnlab.models.search import sample
+
+        new = sample(
+            self,
+            input_ids,
+            eos=eos_token_id,
+            max_new=max_new_tokens,
+            temperature=temperature if do_sample else 0.0,
+            seed=seed,
+            bos=bos_token_id,
+            attention_mask=attention_mask,
+            cached=None if use_cache else False,
+        )
+        longest = max(map(len, new))
+        filled = [[*row, *[eos_token_id or 0] * (longest - len(row))] for row in new]
+        start = input_ids if bos_token_id is None else torch.full_like(input_ids[:, :1], bos_token_id)
+        return torch.cat([start, torch.tensor(filled, device=input_ids.device)], dim=1)
+
     def _output(self, hidden: Float[Tensor, "b q m"]) -> Output:
         return Output(hidden, cast("Head | None", self.head))
 

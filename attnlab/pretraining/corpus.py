@@ -10,9 +10,9 @@ import numpy as np
 
 from attnlab.data import TokenStore, load_tokeniser, texts, tokenise, train_bpe, train_wordpiece
 from attnlab.data.readers import Unit
-from attnlab.data.tokenisers import Tokeniser
+from attnlab.data.tokenisers import FastTokeniser, Tokeniser
 
-__all__ = ["CorpusConfig", "prepare_corpus", "split_store"]
+__all__ = ["CorpusConfig", "for_model", "prepare_corpus", "split_store"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,23 @@ def prepare_corpus(config: CorpusConfig, *, run_dir: Path, task: str) -> tuple[T
     store = tokenise(config.text, tokeniser, cache=run_dir / "tokens", unit=config.unit, column=config.column)
     train, valid = split_store(store, config.held_out)
     return tokeniser, {"train": train, "valid": valid}
+
+
+def for_model(tokeniser: Tokeniser, *, task: str) -> Tokeniser:
+    """The tokeniser as it lies beside a trained model: for a causal one a text begins where the last document ended.
+
+    A causal model learns from a stream of documents, each followed by the end token, and never sees one enclosed.
+    """
+    if task != "causal" or not isinstance(tokeniser, FastTokeniser) or tokeniser.specials.eos is None:
+        return tokeniser
+    from tokenizers import Tokenizer, processors
+
+    own = Tokenizer.from_str(tokeniser.tokenizer.to_str())
+    end = str(own.id_to_token(tokeniser.specials.eos))
+    own.post_processor = processors.TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokeniser.specials.eos)]
+    )
+    return FastTokeniser(own, tokeniser.specials)
 
 
 def split_store(store: TokenStore, held_out: float) -> tuple[TokenStore, TokenStore]:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from attnlab.adapters import convert
 from attnlab.data import IGNORED, Specials
 from attnlab.training import Loss
 
@@ -16,17 +17,18 @@ __all__ = ["BertMaskedLM", "bert_states", "hugging_face_model"]
 
 
 def hugging_face_model(name: str, *, task: str, attention: str, length: int, specials: Specials, vocab: int) -> Any:
-    """A BERT or a Llama of the size its name says, such as bert-6x256: 6 layers of width 256, heads of 32."""
-    from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
+    """A BERT or a Llama of the size its name says, such as bert-6x256: 6 layers of width 256, heads of 32.
 
+    With another ``attention`` than softmax it is converted before it has learned anything.
+    """
     family, _, size = name.partition("-")
     try:
         layers, width = (int(n) for n in size.split("x"))
     except ValueError:
         raise ValueError(f"it is named {family}-LAYERSxWIDTH, such as {family}-6x256, got {name!r}") from None
     family_task, kind = {"bert": ("mlm", "masked"), "llama": ("causal", "causal")}[family]
-    if task != family_task or attention != "softmax":
-        raise ValueError(f"{name} is trained as a {kind} language model with softmax attention")
+    if task != family_task:
+        raise ValueError(f"{name} is trained as a {kind} language model: its task is {family_task!r}, got {task!r}")
     if layers < 1 or width < 1 or width % 32:
         raise ValueError(f"{name} must have layers, and a width that is a multiple of 32, the width of a head")
     shape: dict[str, Any] = {
@@ -35,22 +37,33 @@ def hugging_face_model(name: str, *, task: str, attention: str, length: int, spe
         "num_hidden_layers": layers,
         "num_attention_heads": width // 32,
     }
-    if family == "bert":
-        return BertForMaskedLM(
-            BertConfig(
-                **shape,
-                intermediate_size=4 * width,
-                max_position_embeddings=max(512, length),
-                attention_probs_dropout_prob=0.0,
-                pad_token_id=specials.pad,
-                type_vocab_size=1,
-            )
+    model = _bert(shape, length, specials) if family == "bert" else _llama(shape, length, specials)
+    return model if attention == "softmax" else convert(model, attention)
+
+
+def _bert(shape: dict[str, Any], length: int, specials: Specials) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(
+        BertConfig(
+            **shape,
+            intermediate_size=4 * shape["hidden_size"],
+            max_position_embeddings=max(512, length),
+            attention_probs_dropout_prob=0.0,
+            pad_token_id=specials.pad,
+            type_vocab_size=1,
         )
+    )
+
+
+def _llama(shape: dict[str, Any], length: int, specials: Specials) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     return LlamaForCausalLM(
         LlamaConfig(
             **shape,
             # Three matrices instead of two: as many parameters as with 4 x the width, in a multiple of 16.
-            intermediate_size=-(-8 * width // 48) * 16,
+            intermediate_size=-(-8 * shape["hidden_size"] // 48) * 16,
             max_position_embeddings=length,
             tie_word_embeddings=True,
             # Every document ends with </s>, so a new one begins after it.

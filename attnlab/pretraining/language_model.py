@@ -44,7 +44,7 @@ class PretrainConfig:
     # A name of attnlab.models, or bert-LAYERSxWIDTH or llama-LAYERSxWIDTH: Hugging Face's, with heads of 32.
     model: str = "attnlab-mlm"
     task: str = "mlm"
-    # For models of attnlab: the mechanism of every layer.
+    # The mechanism of every layer, as a spec.
     attention: str = "softmax"
     # Steps alternate between these lengths; each has ``tokens`` tokens in a batch.
     lengths: tuple[int, ...] = (512,)

@@ -12,7 +12,7 @@ from torch import nn
 
 from attnlab.guidance import Guidance
 from attnlab.models import Transformer, save_transformer
-from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
+from attnlab.pretraining.corpus import CorpusConfig, for_model, prepare_corpus
 from attnlab.pretraining.language_model import PretrainConfig, pretrain
 from attnlab.training import Outcome
 
@@ -36,7 +36,7 @@ def train_language_model(
         track=track,
         config_extra={"corpus": asdict(corpus)},
     )
-    tokeniser.save(run_dir / "model")
+    for_model(tokeniser, task=config.task).save(run_dir / "model")
     _save(model, run_dir / "model")
     return outcome
 
