@@ -1,0 +1,177 @@
+"""lm-eval's model for anything attnlab can put into a model: a mechanism, a plan, a conversion or a cache policy.
+
+``attnlab evaluate`` hands it to lm-eval. The other way round, lm-eval's own command line takes it as the model
+"attnlab"; lm-eval 0.4 has no entry points for models, so its command line starts by this module:
+
+    python -m attnlab.evaluation.harness --model attnlab --tasks lambada_openai \\
+        --model_args "pretrained=smollm2,mechanism=top-r:r=64"
+
+In a mechanism's settings a semicolon stands for the comma there, which separates the model's arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lm_eval import utils
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+from attnlab.adapters import LoadedModel, Plan, load_model, swap, swap_plan
+from attnlab.adapters.evict import KVPolicy, evicting
+from attnlab.adapters.protocol import adapter_of
+from attnlab.attention import Mechanism
+from attnlab.devices import to_device
+from attnlab.evaluation.answers import AnswerFile
+from attnlab.registry import mechanism as mechanism_of
+
+__all__ = ["AttnlabLM"]
+
+
+class AttnlabLM(HFLM):
+    """lm-eval's HFLM whose model attends by a mechanism, a plan, or with a cache that evicts keys.
+
+    ``window`` is the length of the windows into which a text is cut where its loss is asked for (by default the
+    model's own length, as HFLM does), ``stride`` how many new tokens each window scores; a smaller one gives every
+    token a longer past and costs as much more. ``answers`` keeps every answer in a file, and takes from it those that
+    are there.
+    """
+
+    def __init__(
+        self,
+        pretrained: Any,
+        *,
+        tokenizer: Any = None,
+        mechanism: Mechanism | str | None = None,
+        plan: Plan | str | Path | None = None,
+        policy: KVPolicy | None = None,
+        window: int | None = None,
+        stride: int | None = None,
+        answers: AnswerFile | None = None,
+        device: str | None = None,
+        dtype: str | torch.dtype | None = torch.float32,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(pretrained, (str, Path)):
+            loaded = load_model(pretrained, dtype=getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+            pretrained, tokenizer = loaded.model, tokenizer or loaded.tokenizer
+        if isinstance(pretrained, LoadedModel):
+            pretrained, tokenizer = pretrained.model, tokenizer or pretrained.tokenizer
+        if device is not None:
+            to_device(device, pretrained)
+        self.mechanism = None if mechanism is None else mechanism_of(_with_commas(mechanism))
+        self.plan = Plan.load(plan) if isinstance(plan, (str, Path)) else plan
+        self.policy = policy
+        if sum(each is not None for each in (mechanism, plan, policy)) > 1:
+            raise ValueError("one of mechanism, plan and policy at a time")
+        super().__init__(pretrained, tokenizer=tokenizer, **kwargs)
+        self.window = window or self.max_length
+        self.stride = stride or self.window
+        if not 1 <= self.stride <= self.window <= self.max_length:
+            raise ValueError(
+                f"a window of {self.window} tokens with a stride of {self.stride}: the stride is at most the window, and "
+                f"the window at most the model's length of {self.max_length} tokens"
+            )
+        self.answers = answers
+        if answers is not None:
+            # HFLM tells its hook of every answer, as soon as it has it.
+            self.cache_hook = answers
+        # For each text whose loss was asked for: (log likelihood, tokens) of its windows.
+        self.windows: list[list[tuple[float, int]]] = []
+
+    @contextmanager
+    def attending(self) -> Iterator[None]:
+        """Inside, the model attends as it was asked to; a cache policy works call by call instead."""
+        if self.mechanism is not None:
+            with swap(self.model, self.mechanism):
+                yield
+        elif self.plan is not None:
+            with swap_plan(self.model, self.plan):
+                yield
+        else:
+            yield
+
+    def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+        if self.policy is not None:
+            return self._logits_token_by_token(inps)
+        with self.attending():
+            return super()._model_call(inps, attn_mask, labels)
+
+    def _logits_token_by_token(self, ids: Tensor) -> Tensor:
+        """The logits of each token where keys are evicted after every token."""
+        adapter = adapter_of(self.model)
+        with torch.no_grad(), evicting(self.model, self.policy) as cache:
+            return torch.cat([adapter.logits(ids[:, t : t + 1], cache=cache) for t in range(ids.shape[1])], 1)
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
+        # A generation config's own limit would stand beside max_length, and transformers warns of the two.
+        options.setdefault("max_new_tokens", max_length - context.shape[1])
+        if self.policy is not None:
+            with evicting(self.model, self.policy) as cache:
+                return super()._model_generate(context, None, stop, past_key_values=cache, **options)
+        with self.attending():
+            return super()._model_generate(context, None, stop, **options)
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """HFLM's, for the requests whose answers are not in the file."""
+        ask = super().loglikelihood
+        return self._answered("loglikelihood", requests, lambda left: ask(left, disable_tqdm=disable_tqdm))
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """HFLM's, for the requests whose answers are not in the file; an evicting cache takes no padding."""
+        ask, batch = super().generate_until, self.batch_size_per_gpu
+        try:
+            if self.policy is not None:
+                self.batch_size_per_gpu = 1
+            return self._answered("generate_until", requests, lambda left: ask(left, disable_tqdm=disable_tqdm))
+        finally:
+            self.batch_size_per_gpu = batch
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log likelihood of whole texts, by lm-eval's rolling windows; those of each window stay in ``windows``."""
+        sums = []
+        for (text,) in (request.args for request in requests):
+            pairs = [
+                utils.make_disjoint_window(pair)
+                for pair in utils.get_rolling_token_windows(
+                    token_list=self.tok_encode(text),
+                    prefix_token=self.prefix_token_id,
+                    max_seq_len=self.window,
+                    context_len=self.window - self.stride + 1,
+                )
+            ]
+            asked = [((f"window {i}", *map(str, pair)), *pair) for i, pair in enumerate(pairs)]
+            answers = self._answered_tokens(asked, disable_tqdm=disable_tqdm)
+            self.windows.append([(answer[0], len(pair[1])) for answer, pair in zip(answers, pairs, strict=True)])
+            sums.append(sum(answer[0] for answer in answers))
+        return sums
+
+    def _answered_tokens(self, asked: Sequence[Any], *, disable_tqdm: bool) -> list[Any]:
+        known = [self.answers.get("loglikelihood", key) if self.answers else None for key, *_ in asked]
+        left = [request for request, answer in zip(asked, known, strict=True) if answer is None]
+        batch = None if self.batch_size == "auto" else self.batch_size
+        fresh = iter(self._loglikelihood_tokens(left, disable_tqdm=disable_tqdm, override_bs=batch) if left else [])
+        return [next(fresh) if answer is None else answer for answer in known]
+
+    def _answered(self, kind: str, requests: list[Instance], ask: Any) -> list[Any]:
+        known = [self.answers.get(kind, request.args) if self.answers else None for request in requests]
+        left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
+        fresh = iter(ask(left) if left else [])
+        return [next(fresh) if answer is None else answer for answer in known]
+
+
+def _with_commas(spec: Mechanism | str) -> Mechanism | str:
+    per_head = isinstance(spec, str) and spec.startswith("per-head:")
+    return spec.replace(";", ",") if isinstance(spec, str) and not per_head else spec
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.exit(cli_evaluate())
