@@ -16,6 +16,7 @@ from attnlab.adapters.gguf import is_gguf, load_gguf
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
 from attnlab.adapters.named_models import named_model_file
 from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length
+from attnlab.adapters.tokenizer_files import load_tokenizer
 from attnlab.models import Transformer, save_transformer
 
 __all__ = [
@@ -121,10 +122,7 @@ def load_model(
             reconvert(model, name)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer, task)
 
 

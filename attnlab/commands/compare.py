@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Compare, and write the page and the plans."""
     from attnlab.adapters import load_model
-    from attnlab.data import bundled_text, read_text
+    from attnlab.data import TextFile, bundled_text
     from attnlab.devices import to_device
     from attnlab.evaluation.compare import compare
     from attnlab.evaluation.recommend import write_plans
@@ -54,7 +54,10 @@ def run(options: argparse.Namespace) -> None:
     if options.plans is not None:
         options.plans.mkdir(parents=True, exist_ok=True)
     config = replace(comparison_config(options), sweep=options.sweep == "r", recommend=options.recommend)
-    text = bundled_text() if options.text is None else read_text(options.text)
+    text = bundled_text() if options.text is None else TextFile(options.text)
+    if isinstance(text, TextFile):
+        # What is wrong with the file is said before a large model is loaded.
+        text.beginning(1)
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
     to_device(options.device, loaded.model)
     text_name = "shipped" if options.text is None else options.text.name

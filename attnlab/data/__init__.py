@@ -1,6 +1,7 @@
 """Corpora, tokenisers, batches: text from files in, a pure function of (seed, step) out."""
 
 from attnlab.data.batching import Buckets, Order
+from attnlab.data.beginnings import TextFile
 from attnlab.data.bundled import bundled_text
 from attnlab.data.labelled import Labelled, LabelledSource, read_labelled, read_trees
 from attnlab.data.malformed import Malformed
@@ -37,6 +38,7 @@ __all__ = [
     "ParallelSource",
     "SentencePieceTokeniser",
     "Specials",
+    "TextFile",
     "TokenStore",
     "Tokeniser",
     "WordTokeniser",

@@ -34,16 +34,19 @@ def read_parallel(
     *,
     columns: tuple[int, int] = (0, 1),
     malformed: Malformed | None = None,
+    most: int | None = None,
 ) -> Pairs:
     """Two files whose lines correspond, or, without ``target``, two ``columns`` of one tsv.
 
     Sides of different length are always an error, which names the first line without a partner. A pair with an empty
-    side, or a tsv line with too few fields, is malformed.
+    side, or a tsv line with too few fields, is malformed. With ``most`` no more than the first so many pairs are read.
     """
     malformed = malformed or Malformed("fail")
     pairs = Pairs([], [])
     rows = _tsv_rows(source, columns, malformed) if target is None else _two_files(source, target)
     for number, left, right in rows:
+        if most is not None and len(pairs.source) >= most:
+            break
         if left.strip() and right.strip():
             pairs.source.append(left.strip())
             pairs.target.append(right.strip())

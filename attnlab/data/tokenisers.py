@@ -257,7 +257,7 @@ def _sentencepiece() -> Any:
     try:
         import sentencepiece
     except ImportError:
-        raise ImportError('SentencePiece is not installed: pip install "attnlab[train]"') from None
+        raise ImportError("SentencePiece is not installed: pip install sentencepiece") from None
     return sentencepiece
 
 

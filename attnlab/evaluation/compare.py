@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.data import TextFile
 from attnlab.evaluation.compare_warnings import own_attention_warnings, untrained_warnings
 from attnlab.evaluation.quality import Windows, batches, cut_windows, model_inputs, quality
 from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
@@ -79,7 +80,7 @@ class CompareConfig:
 
 @torch.no_grad()
 def compare(
-    loaded: LoadedModel, text: str, *, config: CompareConfig, model_name: str, text_name: str
+    loaded: LoadedModel, text: str | TextFile, *, config: CompareConfig, model_name: str, text_name: str
 ) -> dict[str, Any]:
     """The comparison as JSON: one row per mechanism, each beside exact softmax attention in the same model and run."""
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}

@@ -41,8 +41,8 @@ def diagnose_files(
     if lines is not None and lines < 2:
         raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
     bad = Malformed("skip")
-    pairs = read_parallel(source, target, malformed=bad)
-    sides = [_ids(side[:lines]) for side in pairs]
+    pairs = read_parallel(source, target, malformed=bad, most=lines)
+    sides = [_ids(side) for side in pairs]
     if len(sides[0]) < 2:
         raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")
     name = Path(source).name if target is None else f"{Path(source).name} / {Path(target).name}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.generate import target_ends
 from attnlab.adapters.load import max_length
+from attnlab.data import TextFile
 from attnlab.evaluation.explore import Subject, explore
 from attnlab.models import Transformer
 from attnlab.pages.explorer import Exploration
@@ -25,6 +26,8 @@ __all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject", "texts_
 
 # The most tokens that a sequence-to-sequence model writes where no target text is given.
 LONGEST_TARGET = 64
+# A file with more characters is not read further: the maps of so many tokens fit no page.
+LONGEST_PASSAGE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,14 @@ def _short(text: str) -> str:
 
 def texts_of(texts: Sequence[str], files: Sequence[Path]) -> list[str]:
     """The texts of the command line, then those of the files."""
-    from attnlab.data import read_text
+    return [*texts, *map(_passage, files)]
 
-    return [*texts, *(read_text(file).strip() for file in files)]
+
+def _passage(file: Path) -> str:
+    text, whole = TextFile(file).beginning(LONGEST_PASSAGE)
+    if not whole:
+        raise ValueError(
+            f"{file} has more than {LONGEST_PASSAGE:,} characters, and a page shows the attention over one passage; "
+            "cut it"
+        )
+    return text.strip()

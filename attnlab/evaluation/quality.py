@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
-from attnlab.data import IGNORED
+from attnlab.data import IGNORED, TextFile
+from attnlab.data.beginnings import first_tokens
 
 __all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
 
@@ -31,9 +32,17 @@ class Windows:
 
 
 def cut_windows(
-    loaded: LoadedModel, text: str, *, length: int | None = None, most_tokens: int | None = None, seed: int = 0
+    loaded: LoadedModel,
+    text: str | TextFile,
+    *,
+    length: int | None = None,
+    most_tokens: int | None = None,
+    seed: int = 0,
 ) -> Windows:
-    """``text`` cut into windows of ``length`` tokens; an MLM is to predict 15 % of them."""
+    """``text`` cut into windows of ``length`` tokens; an MLM is to predict 15 % of them.
+
+    Of a file only as much is read and tokenised as ``most_tokens`` need.
+    """
     tokenizer = loaded.tokenizer
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
@@ -43,7 +52,9 @@ def cut_windows(
     if room < 1:
         raise ValueError(f"a window of {length} tokens leaves no room beside the {len(before + after)} special ones")
     # The tokenizer warns that the whole text is longer than the model; it is cut here.
-    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most_tokens]
+    ids = first_tokens(
+        text, most_tokens, lambda part: tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
+    )
     if not ids:
         raise ValueError("the text has no tokens for this model's tokenizer")
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]

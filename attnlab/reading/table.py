@@ -47,7 +47,7 @@ class ReadingTable:
         try:
             import pandas as pd
         except ImportError:
-            raise ValueError('to_pandas needs pandas: pip install "attnlab[notebook]"') from None
+            raise ValueError("to_pandas needs pandas: pip install pandas") from None
         return pd.DataFrame(list(self.rows()))
 
     def to_json(self, path: Path | str) -> Path:

@@ -25,7 +25,7 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
     except ImportError as error:
-        raise ImportError('training needs accelerate: pip install "attnlab[train]"') from error
+        raise ImportError("training needs accelerate: pip install accelerate") from error
     precision = settings.precision
     if precision == "auto":
         gpu = settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()

@@ -46,7 +46,7 @@ def map_runs(
     try:
         import joblib
     except ImportError as error:
-        raise ImportError('many runs need joblib: pip install "attnlab[train]"') from error
+        raise ImportError("many runs need joblib: pip install joblib") from error
     if backend == "ray":
         _register_ray()
     folder = Path(root).resolve()
@@ -91,5 +91,5 @@ def _register_ray() -> None:
     try:
         from ray.util.joblib import register_ray
     except ImportError as error:
-        raise ImportError('backend="ray" needs Ray: pip install "attnlab[ray]"') from error
+        raise ImportError('backend="ray" needs Ray and joblib: pip install ray joblib') from error
     register_ray()

@@ -355,7 +355,7 @@ def test_a_missing_package_is_named(text: Path, tmp_path: Path, fails: Fails, mo
     text.write_text(LINES)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     error = fails("train", "--text", text, *TRAINING, "--out", tmp_path / "run")
-    assert 'pip install "attnlab[train]"' in error
+    assert "pip install accelerate" in error
 
 
 def test_a_diagnosis_needs_lines(text: Path, fails: Fails) -> None:

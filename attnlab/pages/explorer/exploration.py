@@ -35,9 +35,7 @@ class Exploration:
             import anywidget
             import traitlets
         except ImportError:
-            raise ValueError(
-                'widget() needs anywidget: pip install "attnlab[notebook]"; save() needs nothing'
-            ) from None
+            raise ValueError("widget() needs anywidget: pip install anywidget; save() needs nothing") from None
 
         class Explorer(anywidget.AnyWidget):
             _esm = script("widget")

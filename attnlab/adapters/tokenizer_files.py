@@ -1,0 +1,56 @@
+"""Tokenizers of model folders, and which packages their files need that transformers does not bring along."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+__all__ = ["load_tokenizer"]
+
+# For each kind of file: packages as pip names them, and as Python imports them.
+NEEDED = {
+    "SentencePiece": {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"},
+    "tiktoken": {"tiktoken": "tiktoken"},
+}
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a folder or a hub name; packages that its files need and that are missing are a ValueError."""
+    import transformers
+
+    _refuse_missing(Path(name))
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        raise ValueError(f"{name}: its tokenizer cannot be loaded ({reason})") from None
+
+
+def _refuse_missing(folder: Path) -> None:
+    """Raise a ValueError if a folder has only a tokenizer file that needs packages which are not installed."""
+    if not folder.is_dir() or (folder / "tokenizer.json").is_file():
+        return
+    for file in sorted([*folder.glob("*.model"), *folder.glob("*.spm")]):
+        kind = _kind(file)
+        missing = [package for package, module in NEEDED[kind].items() if not _installed(module)]
+        if missing:
+            are = "is not installed" if len(missing) == 1 else "are not installed"
+            raise ValueError(
+                f"{folder}: its tokenizer is a {kind} file ({file.name}), which needs {' and '.join(NEEDED[kind])}; "
+                f"{' and '.join(missing)} {are}: pip install {' '.join(missing)}"
+            )
+
+
+def _kind(file: Path) -> str:
+    """A SentencePiece model is a protocol buffer whose first field is a piece; a tiktoken file is lines of base64."""
+    with open(file, "rb") as opened:
+        return "SentencePiece" if opened.read(1) == b"\n" else "tiktoken"
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # The package that would hold the module is missing.
+        return False
