@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from attnlab.adapters.evict import KVPolicy, evicting
     from attnlab.attention import AttentionCall, Mechanism
     from attnlab.conformance.check import check
+    from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
+    from attnlab.evaluation.tasks import TaskSettings
     from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
     from attnlab.mechanisms.abc_cluster import AbcCluster
     from attnlab.mechanisms.abc_compressive import AbcCompressive
@@ -81,6 +83,7 @@ __all__ = [
     "Distillation",
     "EffectiveAttention",
     "EffectiveSoftmax",
+    "EvaluateConfig",
     "Guidance",
     "KVPolicy",
     "Kernelized",
@@ -95,6 +98,7 @@ __all__ = [
     "Rfa",
     "Softmax",
     "Subject",
+    "TaskSettings",
     "TopR",
     "Trace",
     "Uniform",
@@ -109,6 +113,7 @@ __all__ = [
     "distill",
     "effective_attention",
     "effective_from_output",
+    "evaluate",
     "evicting",
     "explore",
     "faithfulness",
@@ -140,7 +145,9 @@ _OFFERED = {
     "adapters.evict": "KVPolicy evicting",
     "attention": "AttentionCall Mechanism",
     "conformance.check": "check",
+    "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
+    "evaluation.tasks": "TaskSettings",
     "guidance": "Guidance guide guide_trainer pattern_audit",
     "mechanisms.abc_cluster": "AbcCluster",
     "mechanisms.abc_compressive": "AbcCompressive",

@@ -36,6 +36,10 @@ COMMANDS: dict[str, Command] = {
         "Look at a model's attention over a text, or at a run's over training: one offline page.",
         'attnlab explore ./my-model "The old ferry stayed in the harbour." --all -o page.html',
     ),
+    "evaluate": Command(
+        "A language model's loss, LAMBADA, needles and lm-eval's tasks under other kinds of attention, with intervals.",
+        "attnlab evaluate smollm2 -m window:r=124,sinks=4 -m top-r:r=64",
+    ),
     "train": Command(
         "Train a masked or causal language model, with any mechanism as its attention, on your text.",
         "attnlab train --text corpus.txt --model attnlab-lm --task causal --attention kernel:elu --out runs/elu",

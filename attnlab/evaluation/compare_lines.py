@@ -9,7 +9,7 @@ from attnlab.evaluation.quality import quality_label, quality_text
 from attnlab.evaluation.recommend import MIX
 from attnlab.pages.audit import audit_lines
 
-__all__ = ["comparison_lines", "recommend_lines", "sweep_lines", "table_lines"]
+__all__ = ["aligned", "comparison_lines", "recommend_lines", "sweep_lines", "table_lines"]
 
 # Columns, and the fields of a row that they show.
 ERRORS = {
@@ -40,11 +40,11 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     header = ["mechanism", label, *ERRORS, *(f"{name} map" for name in readings), "time", "memory"]
     cells = [_cells(row, readings) for row in result["rows"] if not row["refused"]]
     width = max(map(len, ["mechanism", *(row["mechanism"] for row in result["rows"])]))
-    aligned = iter(_aligned([header, *cells], left=1, first=width))
-    lines = [next(aligned)]
+    rest = iter(aligned([header, *cells], left=1, first=width))
+    lines = [next(rest)]
     for row in result["rows"]:
         reason = (row["refused"] or "").partition("\n")[0]
-        lines.append(f"{row['mechanism'].ljust(width)}  refused: {reason}" if row["refused"] else next(aligned))
+        lines.append(f"{row['mechanism'].ljust(width)}  refused: {reason}" if row["refused"] else next(rest))
     differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
     warnings = [f"warning: {warning}" for warning in result.get("warnings", [])]
     return [*lines, *warnings, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
@@ -61,7 +61,7 @@ def sweep_lines(result: Mapping[str, Any]) -> list[str]:
         pairs = [_sweep_cells(rows.get((family, r)), measure) for family in sweeps]
         table.append([str(r), *(cell for pair in pairs for cell in pair)])
     title = f"{quality_label(measure)} and output error against the number of keys per query, r"
-    return [title, *_aligned(table, left=0), *result["sweep_notes"]]
+    return [title, *aligned(table, left=0), *result["sweep_notes"]]
 
 
 def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
@@ -69,7 +69,7 @@ def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
     measure, candidates = recommendation["exact"]["name"], recommendation["candidates"]
     header = ["budget", "mechanism", recommendation["by"], quality_label(measure), "loss", "held out", "time", "memory"]
     table = [header, *(_plan_cells(row, measure) for row in recommendation["rows"])]
-    lines = [line.rstrip() for line in _aligned(table, left=len(header))]
+    lines = [line.rstrip() for line in aligned(table, left=len(header))]
     lines.append("*: no other plan is as good in loss, time and memory and better in one of them")
     for row in recommendation["rows"]:
         if row["mechanism"] == (MIX if len(candidates) > 1 else candidates[0]):
@@ -78,7 +78,7 @@ def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:
+def aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:
     """Rows as lines: the first ``left`` columns to the left, the others to the right, column 0 at least ``first``."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     widths[0] = max(widths[0], first)

@@ -75,8 +75,8 @@ class AttnlabLM(HFLM):
         self.stride = stride or self.window
         if not 1 <= self.stride <= self.window <= self.max_length:
             raise ValueError(
-                f"a window of {self.window} tokens with a stride of {self.stride}: the stride is at most the window, and "
-                f"the window at most the model's length of {self.max_length} tokens"
+                f"a window of {self.window} tokens with a stride of {self.stride}: the stride is at most the window, "
+                f"and the window at most the model's length of {self.max_length} tokens"
             )
         self.answers = answers
         if answers is not None:
@@ -99,14 +99,14 @@ class AttnlabLM(HFLM):
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         if self.policy is not None:
-            return self._logits_token_by_token(inps)
+            return self._logits_token_by_token(inps, self.policy)
         with self.attending():
             return super()._model_call(inps, attn_mask, labels)
 
-    def _logits_token_by_token(self, ids: Tensor) -> Tensor:
+    def _logits_token_by_token(self, ids: Tensor, policy: KVPolicy) -> Tensor:
         """The logits of each token where keys are evicted after every token."""
         adapter = adapter_of(self.model)
-        with torch.no_grad(), evicting(self.model, self.policy) as cache:
+        with torch.no_grad(), evicting(self.model, policy) as cache:
             return torch.cat([adapter.logits(ids[:, t : t + 1], cache=cache) for t in range(ids.shape[1])], 1)
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **options: Any) -> Tensor:
@@ -120,16 +120,17 @@ class AttnlabLM(HFLM):
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """HFLM's, for the requests whose answers are not in the file."""
-        ask = super().loglikelihood
-        return self._answered("loglikelihood", requests, lambda left: ask(left, disable_tqdm=disable_tqdm))
+        ask, quiet = super().loglikelihood, disable_tqdm or not sys.stderr.isatty()
+        return self._answered("loglikelihood", requests, lambda left: ask(left, disable_tqdm=quiet))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's, for the requests whose answers are not in the file; an evicting cache takes no padding."""
-        ask, batch = super().generate_until, self.batch_size_per_gpu
+        ask, batch = super().generate_until, int(self.batch_size_per_gpu)  # type: ignore[has-type]
+        quiet = disable_tqdm or not sys.stderr.isatty()
         try:
             if self.policy is not None:
                 self.batch_size_per_gpu = 1
-            return self._answered("generate_until", requests, lambda left: ask(left, disable_tqdm=disable_tqdm))
+            return self._answered("generate_until", requests, lambda left: ask(left, disable_tqdm=quiet))
         finally:
             self.batch_size_per_gpu = batch
 
@@ -147,7 +148,7 @@ class AttnlabLM(HFLM):
                 )
             ]
             asked = [((f"window {i}", *map(str, pair)), *pair) for i, pair in enumerate(pairs)]
-            answers = self._answered_tokens(asked, disable_tqdm=disable_tqdm)
+            answers = self._answered_tokens(asked, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
             self.windows.append([(answer[0], len(pair[1])) for answer, pair in zip(answers, pairs, strict=True)])
             sums.append(sum(answer[0] for answer in answers))
         return sums

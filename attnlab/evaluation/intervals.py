@@ -66,6 +66,9 @@ def _student(freedom: int) -> float:
     if freedom in exact:
         return exact[freedom]
     z, f = Z, freedom
-    return z + (z**3 + z) / (4 * f) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2) + (
-        3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
-    ) / (384 * f**3)
+    return (
+        z
+        + (z**3 + z) / (4 * f)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
+    )

@@ -12,6 +12,7 @@ table of length and depth has no empty cell, and only as many tokens are generat
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import string
@@ -22,18 +23,18 @@ from typing import Any
 __all__ = ["RULER_TASKS", "RulerCase", "RulerTask", "make_cases", "recall"]
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-ADJECTIVES = (
-    "amber ancient brave bright calm clever cold crimson curious damp eager early faint fancy gentle golden grand happy "
-    "hollow honest humble icy jolly keen kind late lively lonely loud lucky mellow mighty misty modern noble odd pale "
-    "patient plain polite proud quiet rapid rare rough royal rusty shy silent silver smooth stern strange sunny swift "
-    "tall tender tidy vivid warm wild wise young"
-).split()
-NOUNS = (
+# The words of keys: an adjective and a noun.
+WORDS_OF_KEYS = (
+    "amber ancient brave bright calm clever cold crimson curious damp eager early faint fancy gentle golden grand "
+    "happy hollow honest humble icy jolly keen kind late lively lonely loud lucky mellow mighty misty modern noble odd "
+    "pale patient plain polite proud quiet rapid rare rough royal rusty shy silent silver smooth stern strange sunny "
+    "swift tall tender tidy vivid warm wild wise young",
     "anchor apple arrow badge basket beacon bell bridge candle canyon castle cloud compass copper cradle desert dragon "
     "engine feather ferry flute forest fountain garden glacier hammer harbor island jacket kettle ladder lantern lemon "
     "marble market meadow mirror mountain needle ocean orchard otter palace pepper piano pillow planet prairie river "
-    "rocket saddle shadow shelter signal spider station temple thunder tunnel valley violin wagon window winter"
-).split()
+    "rocket saddle shadow shelter signal spider station temple thunder tunnel valley violin wagon window winter",
+)
+ADJECTIVES, NOUNS = (words.split() for words in WORDS_OF_KEYS)
 # Tokens that an answer of one number or name takes, and those of a sentence around it.
 ANSWER_TOKENS, SENTENCE_TOKENS = 12, 16
 
@@ -184,7 +185,7 @@ def _chain(rng: random.Random, hay: _Haystack, amount: int, hops: int = 4) -> tu
     names = ["".join(rng.choices(string.ascii_uppercase, k=5)) for _ in range(hops + 1)]
     value = rng.randrange(10_000, 100_000)
     lines = [f"VAR {names[0]} = {value}"]
-    lines += [f"VAR {later} = VAR {earlier}" for earlier, later in zip(names, names[1:], strict=False)]
+    lines += [f"VAR {later} = VAR {earlier}" for earlier, later in itertools.pairwise(names)]
     sentences = hay.take(rng, amount)
     places = sorted((rng.randint(0, amount) for _ in lines), reverse=True)
     for line, at in zip(reversed(lines), places, strict=True):
@@ -195,7 +196,10 @@ def _chain(rng: random.Random, hay: _Haystack, amount: int, hops: int = 4) -> tu
         "they are:"
     )
     text = " ".join(sentences)
-    return f"Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{text}\n{question}", names
+    return (
+        f"Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{text}\n{question}",
+        names,
+    )
 
 
 def _common_words(rng: random.Random, amount: int, depth: float, hay: _Haystack) -> tuple[str, list[str]]:
@@ -208,7 +212,9 @@ def _common_words(rng: random.Random, amount: int, depth: float, hay: _Haystack)
 
 def _word_list(rng: random.Random, hay: _Haystack, *, rare: int, repeats: int) -> tuple[str, list[str]]:
     if len(hay.words) < 10 + rare:
-        raise ValueError(f"common-words needs {10 + rare} different words at this length, its text has {len(hay.words)}")
+        raise ValueError(
+            f"common-words needs {10 + rare} different words at this length, its text has {len(hay.words)}"
+        )
     drawn = rng.sample(list(hay.words), 10 + rare)
     common, others = drawn[:10], drawn[10:]
     words = common * repeats + others

@@ -1,0 +1,204 @@
+"""The tasks of ``attnlab evaluate`` as lm-eval tasks: those whose data is a file or is generated, and lm-eval's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlab.data import TextFile, bundled_text
+from attnlab.data.readers import numbered_lines
+from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall, ruler_document
+
+__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskSettings", "make_tasks"]
+
+LOSS, LAMBADA = "loss", "lambada"
+OWN_TASKS = (LOSS, LAMBADA, *RULER_TASKS)
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What the tasks are made from.
+
+    ``text`` is the file of ``loss`` (None: the text shipped with attnlab), cut into at most ``windows`` windows of
+    ``window`` tokens that score ``stride`` new tokens each (None: all of them). ``lambada`` is a file of JSON lines
+    with a field ``text``, of which the first ``passages`` count. The generated tasks have ``cases`` cases of each of
+    ``lengths`` tokens; ``haystack`` is the file of a text for them (None: noise).
+    """
+
+    text: Path | None = None
+    window: int = 1024
+    stride: int | None = None
+    windows: int | None = 8
+    lambada: Path | None = None
+    passages: int | None = 100
+    haystack: Path | None = None
+    lengths: tuple[int, ...] = (512,)
+    cases: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        stride = self.window if self.stride is None else self.stride
+        for name, value in (("windows", self.windows), ("passages", self.passages)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.window < 2 or not 1 <= stride <= self.window:
+            raise ValueError(
+                f"a window has at least 2 tokens and a stride of 1 to its length, got {self.window}, {stride}"
+            )
+        if self.cases < 1 or not self.lengths or min(self.lengths) < 1:
+            raise ValueError(f"lengths and cases are at least 1, got {self.lengths} and {self.cases}")
+
+
+def make_tasks(names: Sequence[str], settings: TaskSettings, tokenizer: Any, *, limit: int) -> dict[str, Any]:
+    """lm-eval's task objects by name; ``limit`` is the model's length. A generated task has one for each length."""
+    makers: dict[str, Callable[[], dict[str, Any]]] = {
+        LOSS: lambda: {LOSS: _loss(settings, tokenizer, limit)},
+        LAMBADA: lambda: {LAMBADA: _lambada(settings)},
+        **{name: lambda name=name: _generated(name, settings, tokenizer, limit) for name in RULER_TASKS},  # type: ignore[misc]
+    }
+    tasks: dict[str, Any] = {}
+    for name in dict.fromkeys(names):
+        tasks |= makers[name]() if name in makers else _of_lm_eval(name)
+    return tasks
+
+
+def _configured(name: str, documents: Sequence[Mapping[str, Any]], **config: Any) -> Any:
+    """An lm-eval task over documents that are at hand."""
+    import datasets
+    from lm_eval.api.task import ConfigurableTask
+
+    dataset = datasets.Dataset.from_list([dict(document) for document in documents])
+    return ConfigurableTask(
+        config={"task": name, "test_split": "test", "custom_dataset": lambda **_: {"test": dataset}, **config}
+    )
+
+
+def _metric(name: str, aggregation: str, *, higher: bool) -> dict[str, Any]:
+    return {"metric": name, "aggregation": aggregation, "higher_is_better": higher}
+
+
+def _loss(settings: TaskSettings, tokenizer: Any, limit: int) -> Any:
+    """The loss of a text: lm-eval's rolling log likelihood, whose windows ``AttnlabLM`` cuts."""
+    if settings.window > limit:
+        raise ValueError(
+            f"a window of {settings.window} tokens is longer than the model's {limit}; ask for a shorter one"
+        )
+    stride = settings.stride or settings.window
+    name = "the shipped text" if settings.text is None else str(settings.text)
+    most = None if settings.windows is None else settings.window + (settings.windows - 1) * stride
+    text, tokens = _cut(bundled_text() if settings.text is None else TextFile(settings.text), most, tokenizer)
+    if tokens < settings.window:
+        raise ValueError(f"{name} has {tokens} tokens, fewer than one window of {settings.window}")
+    return _configured(
+        LOSS,
+        [{"text": text}],
+        output_type="loglikelihood_rolling",
+        doc_to_text="",
+        doc_to_target="{{text}}",
+        metric_list=[_metric("bits_per_byte", "bits_per_byte", higher=False)],
+    )
+
+
+def _cut(source: str | TextFile, most: int | None, tokenizer: Any) -> tuple[str, int]:
+    """The beginning of a text that has ``most`` tokens, or all of it, and how many tokens it has."""
+    from attnlab.data.beginnings import first_tokens
+
+    def encode(part: str) -> list[int]:
+        return tokenizer(part, add_special_tokens=False, verbose=False).input_ids
+
+    ids = first_tokens(source, most, encode)
+    text = source if isinstance(source, str) else source.beginning(None if most is None else 0)[0]
+    if most is None or len(ids) < most:
+        return text, len(ids)
+    # The characters of so many tokens, found by halving: not every tokenizer says where its tokens stand.
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if len(encode(text[:middle])) <= most else (low, middle - 1)
+    return text[:low], most
+
+
+def _lambada(settings: TaskSettings) -> Any:
+    """LAMBADA's last word given its passage: lm-eval's own task ``lambada_openai``, from a file."""
+    if settings.lambada is None:
+        raise ValueError('the task lambada needs its file, JSON lines of {"text": ...}: give it with --lambada')
+    documents: list[dict[str, str]] = []
+    for number, line in numbered_lines(settings.lambada):
+        if settings.passages is not None and len(documents) == settings.passages:
+            break
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)["text"]
+            assert isinstance(text, str)
+        except (ValueError, KeyError, TypeError, AssertionError):
+            raise ValueError(
+                f'{settings.lambada}, line {number}: expected JSON such as {{"text": "a passage"}}'
+            ) from None
+        if " " not in text.strip():
+            raise ValueError(f"{settings.lambada}, line {number}: a passage has at least two words")
+        documents.append({"text": text.strip()})
+    if not documents:
+        raise ValueError(f"{settings.lambada} holds no passage")
+    return _configured(
+        LAMBADA,
+        documents,
+        output_type="loglikelihood",
+        doc_to_text="{{text.split(' ')[:-1]|join(' ')}}",
+        doc_to_target="{{' '+text.split(' ')[-1]}}",
+        metric_list=[_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean", higher=True)],
+    )
+
+
+def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) -> dict[str, Any]:
+    """One task of the generator for each length."""
+    too_long = [length for length in settings.lengths if length > limit]
+    if too_long:
+        raise ValueError(f"{name} at {too_long[0]} tokens is longer than the model's {limit}; ask for shorter ones")
+    haystack = None if settings.haystack is None else TextFile(settings.haystack).beginning(None)[0]
+    return {
+        f"{name} {length}": _configured(
+            f"{name} {length}",
+            [
+                ruler_document(case)
+                for case in make_cases(
+                    name,
+                    length=length,
+                    cases=settings.cases,
+                    count_tokens=lambda prompt: len(tokenizer(prompt, verbose=False).input_ids),
+                    haystack=haystack,
+                    words=bundled_text(),
+                    seed=settings.seed,
+                )
+            ],
+            output_type="generate_until",
+            doc_to_text="{{input}}",
+            doc_to_target="{{answers}}",
+            process_results=lambda document, texts: {"recall": recall(texts[0], document["answers"])},
+            metric_list=[_metric("recall", "mean", higher=True)],
+            generation_kwargs={"do_sample": False, "max_gen_toks": RULER_TASKS[name].new_tokens, "until": []},
+        )
+        for length in settings.lengths
+    }
+
+
+def _of_lm_eval(name: str) -> dict[str, Any]:
+    """A task of lm-eval by its name; its data must be at hand."""
+    from lm_eval.tasks import TaskManager, get_task_dict
+
+    try:
+        manager = TaskManager()
+        if not manager.match_tasks([name]):
+            raise ValueError(
+                f"there is no task named {name!r}: here are {', '.join(OWN_TASKS)}, and lm-eval's own "
+                "(`lm_eval ls tasks` lists them)"
+            )
+        return dict(get_task_dict([name], manager))
+    except ValueError:
+        raise
+    except Exception as error:
+        line = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ValueError(f"lm-eval's task {name}: its data is not at hand ({line})") from None
