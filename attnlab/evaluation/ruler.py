@@ -13,6 +13,7 @@ table of length and depth has no empty cell, and only as many tokens are generat
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 import string
@@ -35,6 +36,8 @@ WORDS_OF_KEYS = (
     "rocket saddle shadow shelter signal spider station temple thunder tunnel valley violin wagon window winter",
 )
 ADJECTIVES, NOUNS = (words.split() for words in WORDS_OF_KEYS)
+# From this length on RULER repeats the words of its list more often.
+LONG = 4096
 # Tokens that an answer of one number or name takes, and those of a sentence around it.
 ANSWER_TOKENS, SENTENCE_TOKENS = 12, 16
 
@@ -65,10 +68,11 @@ class RulerTask:
 
 @dataclass(frozen=True)
 class _Haystack:
-    """Sentences that fill a prompt, and the words of ``common-words``."""
+    """Sentences that fill a prompt, the words of ``common-words``, and whether RULER counts its length as long."""
 
     sentences: Sequence[str]
     words: Sequence[str]
+    long: bool
 
     def take(self, rng: random.Random, amount: int) -> list[str]:
         """``amount`` sentences in their order, from a random one on and round the end."""
@@ -92,16 +96,16 @@ def make_cases(
     cases: int,
     count_tokens: Callable[[str], int],
     haystack: str | None = None,
-    words: str = "",
+    words: Sequence[str] = (),
     seed: int = 0,
 ) -> list[RulerCase]:
     """Cases whose prompt and answer together take at most ``length`` tokens, and nearly as many.
 
-    ``haystack`` is a text; None means noise. ``words`` is a text from which ``common-words`` draws its words. A case
-    depends on the seed, its length and its number only.
+    ``haystack`` is a text; None means noise. ``words`` are those of ``common-words``. A case depends on the seed, its
+    length, its number and how many cases there are.
     """
     task = RULER_TASKS[name]
-    hay = _Haystack(_sentences(haystack), _distinct_words(words))
+    hay = _Haystack(_sentences(haystack), words, long=length >= LONG)
     room = length - task.new_tokens
     drawn = []
     for i in range(cases):
@@ -135,10 +139,6 @@ def _sentences(text: str | None) -> list[str]:
     if not sentences:
         raise ValueError("the haystack has no sentence (nothing ends with a full stop)")
     return [sentence.strip() for sentence in sentences]
-
-
-def _distinct_words(text: str) -> list[str]:
-    return sorted(set(re.findall(r"\b[a-z]{4,10}\b", text)))
 
 
 def _keys(rng: random.Random, count: int) -> list[str]:
@@ -203,21 +203,23 @@ def _chain(rng: random.Random, hay: _Haystack, amount: int, hops: int = 4) -> tu
 
 
 def _common_words(rng: random.Random, amount: int, depth: float, hay: _Haystack) -> tuple[str, list[str]]:
-    """Ten words six times each among words that stand once; an example with three repetitions comes before it."""
-    example, shown = _word_list(rng, hay, rare=10, repeats=3)
-    prompt, common = _word_list(rng, hay, rare=amount, repeats=6)
+    """Ten words among words that stand more seldom; a short example shows the form of the answer."""
+    example, shown = _word_list(rng, hay, others=10, repeats=(3, 1))
+    prompt, common = _word_list(rng, hay, others=amount, repeats=(30, 3) if hay.long else (6, 1))
     listed = " ".join(f"{i}. {word}" for i, word in enumerate(shown, 1))
     return f"{example} {listed}\n{prompt}", common
 
 
-def _word_list(rng: random.Random, hay: _Haystack, *, rare: int, repeats: int) -> tuple[str, list[str]]:
-    if len(hay.words) < 10 + rare:
+def _word_list(rng: random.Random, hay: _Haystack, *, others: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
+    """A list in which ten words stand ``repeats[0]`` times each, ``others`` words ``repeats[1]`` times."""
+    if len(hay.words) < 10 + others:
         raise ValueError(
-            f"common-words needs {10 + rare} different words at this length, its text has {len(hay.words)}"
+            f"common-words needs {10 + others} different words at this length, and has {len(hay.words)}: ask for a "
+            "shorter one"
         )
-    drawn = rng.sample(list(hay.words), 10 + rare)
-    common, others = drawn[:10], drawn[10:]
-    words = common * repeats + others
+    drawn = rng.sample(list(hay.words), 10 + others)
+    common = drawn[:10]
+    words = common * repeats[0] + drawn[10:] * repeats[1]
     rng.shuffle(words)
     listed = " ".join(f"{i}. {word}" for i, word in enumerate(words, 1))
     return (
@@ -229,11 +231,12 @@ def _word_list(rng: random.Random, hay: _Haystack, *, rare: int, repeats: int) -
 
 def _frequent_words(rng: random.Random, amount: int, depth: float, hay: _Haystack) -> tuple[str, list[str]]:
     """Coded words of which the k-th stands 1 / k^2 of the time; the most frequent is a row of dots to be ignored."""
-    coded = ["..."] + ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(2000)]
     # The sum of all 1 / k^2.
     total = 1.6449
     # Three words must lead clearly even in the shortest text.
     draws = 60 + amount
+    distinct = math.isqrt(int(draws / total)) + 1
+    coded = ["..."] + ["".join(rng.choices(string.ascii_lowercase, k=6)) for _ in range(max(3, distinct))]
     words = [word for k, word in enumerate(coded, 1) for _ in range(int(draws / (total * k * k)))]
     rng.shuffle(words)
     return (

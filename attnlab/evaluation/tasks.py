@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnlab.adapters.load import SHIPPED
 from attnlab.data import TextFile, bundled_text
 from attnlab.data.readers import numbered_lines
 from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall, ruler_document
 
-__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskSettings", "make_tasks"]
+__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskSettings", "make_tasks", "shipped_words"]
 
 LOSS, LAMBADA = "loss", "lambada"
 OWN_TASKS = (LOSS, LAMBADA, *RULER_TASKS)
@@ -170,7 +173,7 @@ def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) ->
                     cases=settings.cases,
                     count_tokens=lambda prompt: len(tokenizer(prompt, verbose=False).input_ids),
                     haystack=haystack,
-                    words=bundled_text(),
+                    words=shipped_words(),
                     seed=settings.seed,
                 )
             ],
@@ -183,6 +186,13 @@ def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) ->
         )
         for length in settings.lengths
     }
+
+
+@functools.cache
+def shipped_words() -> list[str]:
+    """Words of the vocabulary that is shipped with attnlab, the same for every model that is evaluated."""
+    vocabulary = json.loads((SHIPPED / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    return sorted(word for word in vocabulary if re.fullmatch("[a-z]{4,10}", word))
 
 
 def _of_lm_eval(name: str) -> dict[str, Any]:

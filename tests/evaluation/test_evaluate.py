@@ -1,0 +1,258 @@
+"""``attnlab evaluate``: lm-eval's numbers, every kind of subject, resuming, bad input."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import transformers as tf
+
+import attnlab as al
+from attnlab.cli import main
+from attnlab.evaluation.answers import AnswerFile, fingerprint
+from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
+from attnlab.evaluation.intervals import mean_interval, paired_interval, wilson
+from attnlab.evaluation.tasks import TaskSettings
+from attnlab.pages.evaluate import evaluate_page
+
+pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
+
+WORDS = ("the cat sat on a mat and looked at birds in trees while rain fell softly over hills near the old town where "
+         "magic numbers hide").split()  # fmt: skip
+
+
+def write_word_tokenizer(folder):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    pieces = ["[PAD]", "[BOS]", "[EOS]", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = tf.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="[PAD]", bos_token="[BOS]", eos_token="[EOS]", clean_up_tokenization_spaces=False
+    )
+    tokenizer.save_pretrained(folder)
+    return len(pieces)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny Llama over bytes, saved, with a text and a few passages."""
+    path = tmp_path_factory.mktemp("tiny")
+    vocabulary = write_word_tokenizer(path)
+    torch.manual_seed(0)
+    config = tf.LlamaConfig(
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    tf.LlamaForCausalLM(config).save_pretrained(path)
+    (path / "text.txt").write_text(" ".join(WORDS * 40))
+    rows = [json.dumps({"text": " ".join(WORDS[i : i + 8])}) for i in range(6)]
+    (path / "lambada.jsonl").write_text("\n".join(rows))
+    return path
+
+
+@pytest.fixture
+def settings(folder):
+    return TaskSettings(
+        text=folder / "text.txt", window=64, windows=5, lambada=folder / "lambada.jsonl", lengths=(600,), cases=3
+    )
+
+
+def config_of(settings, *tasks):
+    return EvaluateConfig(tasks=tasks or ("loss", "lambada", "needle"), settings=settings, batch=2)
+
+
+def test_the_loss_is_that_of_lm_evals_own_model(folder, settings):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    result = evaluate(folder, config=config_of(settings, "loss"))
+    loss = result["rows"][0]["tasks"]["loss"]
+    loaded = al.load_model(folder)
+    own = HFLM(loaded.model, tokenizer=loaded.tokenizer, max_length=64, batch_size=3)
+    text = (folder / "text.txt").read_text()[: 5 * 64]
+    likelihood = own.loglikelihood_rolling([Instance("loglikelihood_rolling", {}, (text,), 0)], disable_tqdm=True)[0]
+    assert loss["tokens"] == 5 * 64
+    assert loss["loss"] == pytest.approx(-likelihood / (5 * 64), abs=1e-6)
+    assert loss["perplexity"] == pytest.approx(math.exp(loss["loss"]))
+
+
+def test_lambada_is_that_of_lm_evals_own_model(folder, settings):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    result = evaluate(folder, config=config_of(settings, "lambada"))
+    scores = result["rows"][0]["tasks"]["lambada"]
+    loaded = al.load_model(folder)
+    own = HFLM(loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
+    passages = [json.loads(line)["text"].rsplit(" ", 1) for line in (folder / "lambada.jsonl").read_text().splitlines()]
+    asked = [Instance("loglikelihood", {}, (before, f" {last}"), 0) for before, last in passages]
+    answers = own.loglikelihood(asked, disable_tqdm=True)
+    assert scores["acc"] == sum(right for _, right in answers) / 6
+    assert scores["perplexity"] == pytest.approx(math.exp(-sum(value for value, _ in answers) / 6), rel=1e-6)
+
+
+def test_generated_text_is_that_of_the_model(folder, settings):
+    result = evaluate(folder, config=config_of(settings, "needle"))
+    case = result["rows"][0]["tasks"]["needle 600"]["cases"][1]
+    from attnlab.evaluation.tasks import make_tasks
+
+    loaded = al.load_model(folder)
+    task = make_tasks(["needle"], settings, loaded.tokenizer, limit=2048)["needle 600"]
+    ids = loaded.tokenizer(task.dataset["test"][1]["input"], return_tensors="pt").input_ids
+    written = loaded.model.generate(ids, max_new_tokens=28, do_sample=False)[0, ids.shape[1] :]
+    assert case["text"] == loaded.tokenizer.decode(written, skip_special_tokens=True)[:200]
+    assert ids.shape[1] <= 600 - 28
+
+
+def test_every_subject_is_measured_on_the_same_cases(folder, settings, tmp_path):
+    al.Plan({0: "top-r:r=8"}).save(tmp_path / "mine.json")
+    result = evaluate(
+        folder, mechanisms=["softmax", "top-r:r=10000", "uniform"], plans=[tmp_path / "mine.json"],
+        policies=["budget=5000", "budget=8,by=recency"], config=config_of(settings),
+    )  # fmt: skip
+    rows = {row["subject"]: row for row in result["rows"]}
+    assert list(rows) == ["softmax", "top-r:r=10000", "uniform", "plan mine", "cache budget=5000,by=leave-one-out",
+                          "cache budget=8,by=recency"]  # fmt: skip
+    own = rows["softmax"]["tasks"]
+    for exact in ("top-r:r=10000", "cache budget=5000,by=leave-one-out"):
+        for task in own:
+            for key in ("loss", "acc", "recall"):
+                if key in own[task]:
+                    assert rows[exact]["tasks"][task][key] == pytest.approx(own[task][key], abs=1e-5)
+        texts = [case["text"] for case in rows[exact]["tasks"]["needle 600"]["cases"]]
+        assert texts == [case["text"] for case in own["needle 600"]["cases"]]
+    assert rows["uniform"]["tasks"]["loss"]["over_own"]["value"] == pytest.approx(
+        rows["uniform"]["tasks"]["loss"]["loss"] - own["loss"]["loss"]
+    )
+    for other in ("uniform", "plan mine", "cache budget=8,by=recency"):
+        assert rows[other]["tasks"]["loss"]["loss"] != pytest.approx(own["loss"]["loss"], abs=1e-7)
+    page = evaluate_page(result)
+    assert all(name in page for name in rows)
+
+
+def test_a_swapped_loss_is_that_of_swap(folder, settings):
+    result = evaluate(folder, mechanisms=["window:r=6,sinks=2"], config=config_of(settings, "loss"))
+    loaded = al.load_model(folder)
+    ids = torch.tensor([[1, *loaded.tokenizer((folder / "text.txt").read_text()).input_ids[:64]]])
+    with torch.no_grad(), al.swap(loaded.model, "window:r=6,sinks=2"):
+        logits = loaded.model(ids[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits[0], ids[0, 1:]).item()
+    assert result["rows"][1]["tasks"]["loss"]["values"][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_stride_gives_each_token_a_longer_past(folder, settings):
+    from dataclasses import replace
+
+    strided = replace(settings, stride=16, windows=9)
+    loss = evaluate(folder, config=config_of(strided, "loss"))["rows"][0]["tasks"]["loss"]
+    loaded = al.load_model(folder)
+    ids = loaded.tokenizer((folder / "text.txt").read_text()).input_ids[: 64 + 8 * 16]
+    assert loss["tokens"] == len(ids) and loss["windows"] == 9
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([ids[15:79]])).logits[0, -16:]
+    expected = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[64:80])).item()
+    assert loss["values"][1] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_stopped_evaluation_goes_on(folder, settings, tmp_path, monkeypatch):
+    from attnlab.evaluation.harness import AttnlabLM
+
+    answers = tmp_path / "answers.jsonl"
+    whole = evaluate(folder, mechanisms=["top-r:r=4"], config=config_of(settings))
+    calls = []
+    asked = AttnlabLM._model_call
+
+    def stops(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return asked(self, *args, **kwargs)
+
+    monkeypatch.setattr(AttnlabLM, "_model_call", stops)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(folder, mechanisms=["top-r:r=4"], config=config_of(settings), answers=answers)
+    kept = answers.read_bytes()
+    answers.write_bytes(kept + b'{"key": "torn')
+    resumed = evaluate(folder, mechanisms=["top-r:r=4"], config=config_of(settings), answers=answers)
+    before = len(calls)
+    again = evaluate(folder, mechanisms=["top-r:r=4"], config=config_of(settings), answers=answers)
+    assert len(calls) == before, "every answer was in the file"
+    assert answers.read_bytes().startswith(kept)
+    for result in (resumed, again):
+        assert [row["tasks"] for row in result["rows"]] == [row["tasks"] for row in whole["rows"]]
+
+
+def test_answers_of_another_model_or_subject_are_not_taken(tmp_path):
+    file = AnswerFile(tmp_path / "a.jsonl", subject="one")
+    file.add_partial("loglikelihood", ("a", " b"), (-1.5, True))
+    assert AnswerFile(tmp_path / "a.jsonl", subject="one").get("loglikelihood", ("a", " b")) == (-1.5, True)
+    assert AnswerFile(tmp_path / "a.jsonl", subject="two").get("loglikelihood", ("a", " b")) is None
+    model = torch.nn.Linear(3, 3)
+    before = fingerprint(model)
+    with torch.no_grad():
+        model.weight[1, 1] += 1
+    assert fingerprint(model) != before
+
+
+def test_the_models_own_refusals_are_rows(folder, settings):
+    result = evaluate(folder, mechanisms=["abc-luna:slots=4"], config=config_of(settings, "loss"))
+    assert "causal" in result["rows"][1]["refused"] and result["rows"][0]["refused"] is None
+
+
+def test_lm_eval_finds_the_model_by_name(folder):
+    from lm_eval.api.registry import get_model
+
+    lm = get_model("attnlab").create_from_arg_string(f"pretrained={folder},mechanism=top-r:r=4;kernel=exp")
+    assert al.spec_of(lm.mechanism) == al.spec_of(al.mechanism("top-r:r=4"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "no-such-task"], "there is no task named 'no-such-task'"),
+        (["--window", "4096"], "longer than the model's 2048"),
+        (["--window", "1024"], "fewer than one window of 1024"),
+        (["--tasks", "needle", "--lengths", "9000"], "longer than the model's 2048"),
+        (["--tasks", "needle", "--lengths", "40"], "ask for a greater length"),
+        (["--tasks", "lambada"], "--lambada"),
+        (["--plan", "absent.json"], "absent.json"),
+        (["--policy", "by=mass"], "needs its budget"),
+        (["-m", "top-r:r=4", "-m", "top-r:r=4"], "twice"),
+        (["--batch", "0"], "--batch"),
+    ],
+)
+def test_bad_input_is_one_line(folder, tmp_path, capsys, words, said):
+    short = tmp_path / "short.txt"
+    short.write_text("a few words.")
+    text = ["--text", str(short if "1024" in words else folder / "text.txt")]
+    assert main(["evaluate", str(folder), "--out", str(tmp_path / "p.html"), "--window", "64", *text, *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert said in error[-1] and error[-1].startswith("attnlab:")
+
+
+def test_the_command_writes_a_page_and_json(folder, tmp_path, capsys):
+    page = tmp_path / "p.html"
+    words = ["evaluate", str(folder), "-m", "top-r:r=4", "--text", str(folder / "text.txt"), "--window", "64"]
+    words += ["--windows", "3", "--lengths", "600", "--cases", "2", "-o", str(page)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "top-r:r=4" in shown and "needle 600" in shown and page.stat().st_size > 5000
+    assert (tmp_path / "p.answers.jsonl").exists()
+    assert main([*words, "--json"]) == 0
+    assert [row["subject"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["softmax", "top-r:r=4"]
+
+
+def test_intervals():
+    assert wilson(0, 10)[:2] == (0.0, 0.0) and wilson(0, 10).high == pytest.approx(0.2775, abs=1e-3)
+    value, low, high, n = mean_interval([1.0, 3.0], [3.0, 1.0])
+    assert (value, n) == (1.5, 2) and low < value < high
+    assert mean_interval([2.0])[1:3] == (None, None)
+    assert paired_interval([1.0, 2.0, 4.0], [0.0, 1.0, 3.0])[:3] == (1.0, 1.0, 1.0)
+    # Student's quantiles, from tables.
+    for n, quantile in ((6, 2.5706), (11, 2.2281), (31, 2.0423), (121, 1.9799)):
+        interval = mean_interval([float(i % 2) for i in range(n)])
+        spread = torch.tensor([float(i % 2) for i in range(n)]).double().std().item() / n**0.5
+        assert (interval.high - interval.value) / spread == pytest.approx(quantile, rel=2e-3)
