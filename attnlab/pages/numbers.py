@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["MISSING", "TIMES", "Scale", "number", "percent", "scale_over", "short", "times"]
+__all__ = ["MISSING", "TIMES", "Scale", "number", "percent", "scale_over", "short", "times", "with_interval"]
 
 # An en dash and a multiplication sign, escaped since an editor shows them like other characters.
 MISSING = "\u2013"
@@ -37,6 +37,30 @@ def percent(value: float | None) -> str:
     '41.2 %'
     """
     return MISSING if value is None else f"{100 * value:.1f} %"
+
+
+def with_interval(
+    value: float, low: float | None, high: float | None, *, scale: float = 1, unit: str = "", sign: bool = False
+) -> str:
+    """A number and its interval, with the digits that the interval can carry: one that is uncertain.
+
+    >>> with_interval(0.3831, 0.3578, 0.4105, scale=100, unit="%"), with_interval(21.23, 20.93, 21.61)
+    ('38% [36, 41]', '21.2 [20.9, 21.6]')
+    >>> with_interval(0.0213, 0.0132, 0.0291, sign=True), with_interval(2592.4, 2300.0, 2810.0)
+    ('+0.021 [+0.013, +0.029]', '2,600 [2,300, 2,800]')
+    >>> with_interval(0.5, None, None), with_interval(0.0, 0.0, 0.0, sign=True)
+    ('0.5', '0')
+    """
+    if low is None or high is None or not high > low:
+        return number(value * scale) + unit
+    places = -math.floor(math.log10((high - low) / 2 * scale))
+
+    def written(x: float) -> str:
+        # Adding zero turns the -0.0 that rounding may leave into 0.0.
+        rounded = round(x * scale, places) + 0.0
+        return f"{rounded:{'+' if sign else ''},.{max(0, places)}f}"
+
+    return f"{written(value)}{unit} [{written(low)}, {written(high)}]"
 
 
 def times(value: float | None) -> str:
