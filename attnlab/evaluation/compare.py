@@ -114,22 +114,7 @@ def compare(
     progress.expect((1 + len(mechanisms)) * (batch_count(loaded, windows, config.batch) + 1) + 1)
     progress.stage("recording the model's own attention")
     bench = _Bench(loaded, windows, config, progress)
-    result: dict[str, Any] = {
-        "name": "compare",
-        "complete": False,
-        "model": _describe(loaded, bench.trace, model_name),
-        "text": _describe_text(config, windows, text_name, tokens),
-        "config": asdict(config) | {"tokens": tokens, "length": windows.input_ids.shape[1]},
-        "seed": config.seed,
-        **provenance(),
-        # A property of the model's own attention, which no mechanism changes.
-        "ranking_differs": bench.exact_error.summary()["ranking_differs"],
-        "errors_over": bench.errors_over,
-        "rows": [],
-        "layers": {},
-        "warnings": [],
-        "patterns": [],
-    }
+    result = _nothing_measured(bench, model_name, text_name, tokens)
     for spec, mech in mechanisms.items():
         progress.stage(spec)
         row, by_head = bench.measure(spec, mech)
@@ -147,10 +132,6 @@ def compare(
         keep(result)
     if recommend_config is not None:
         choosing, held_out = choosing_and_held_out(windows)
-
-        def keep_plans(recommendation: dict[str, Any]) -> None:
-            keep(result | {"recommendation": recommendation})
-
         result["recommendation"] = recommend(
             loaded,
             choosing,
@@ -158,12 +139,33 @@ def compare(
             config=recommend_config,
             held_out=held_out,
             progress=progress,
-            on_result=keep_plans,
+            on_result=lambda plans: keep(result | {"recommendation": plans}),
         )
     result["complete"] = True
     keep(result)
     progress.close()
     return result
+
+
+def _nothing_measured(bench: _Bench, model_name: str, text_name: str, tokens: int) -> dict[str, Any]:
+    """The result before the first mechanism: what is compared, on what."""
+    windows, config = bench.windows, bench.config
+    return {
+        "name": "compare",
+        "complete": False,
+        "model": _describe(bench.loaded, bench.trace, model_name),
+        "text": _describe_text(config, windows, text_name, tokens),
+        "config": asdict(config) | {"tokens": tokens, "length": windows.input_ids.shape[1]},
+        "seed": config.seed,
+        **provenance(),
+        # A property of the model's own attention, which no mechanism changes.
+        "ranking_differs": bench.exact_error.summary()["ranking_differs"],
+        "errors_over": bench.errors_over,
+        "rows": [],
+        "layers": {},
+        "warnings": [],
+        "patterns": [],
+    }
 
 
 class _Bench:

@@ -100,23 +100,38 @@ def recommend(
         "rows": [],
         "left_out": [],
     }
-    rows = [{"budget": None, "mechanism": "softmax", **_row(meter, [], increase, len(units))}]
-    for budget in config.budgets:
-        for name in effort.choices:
-            progress.stage(f"{name}, {100 * budget:g} % of the loss")
-            # Estimates give an order; how many of the moves the budget bears is measured.
-            allowance = (budget + ROUNDING) * exact["loss"] if effort.measured else math.inf
-            moves = greedy(increase, wanted=effort.choices[name], allowance=allowance)
-            moves = _verified(meter, moves, most=(1 + budget + ROUNDING) * exact["loss"], checks=effort.checks)
-            rows.append({"budget": budget, "mechanism": name, **_row(meter, moves, increase, len(units))})
-            progress.finished(f"{name} within +{100 * budget:g} %: {rows[-1]['replaced']} of {len(units)} {config.by}")
-            keep(result | {"rows": list(rows)})
+    rows = _plans(meter, effort, increase, exact["loss"], config, lambda rows: keep(result | {"rows": rows}))
     progress.stage("timing the plans")
     meter.add_times(rows)
     result["rows"], result["left_out"] = unbeaten(rows)
     result |= recommended(result)
     keep(result)
     return result
+
+
+def _plans(
+    meter: PlanMeter,
+    effort: _Effort,
+    increase: Mapping[Move, float],
+    exact: float,
+    config: RecommendConfig,
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> list[dict[str, Any]]:
+    """Exact attention, and the plan of each budget and choice of mechanisms; ``keep`` gets them as they come."""
+    units = len(_units(meter.trace, config.by))
+    rows = [{"budget": None, "mechanism": "softmax", **_row(meter, [], increase, units)}]
+    for budget in config.budgets:
+        for name, wanted in effort.choices.items():
+            meter.progress.stage(f"{name}, {100 * budget:g} % of the loss")
+            # Estimates give an order; how many of the moves the budget bears is measured.
+            allowance = (budget + ROUNDING) * exact if effort.measured else math.inf
+            moves = greedy(increase, wanted=wanted, allowance=allowance)
+            moves = _verified(meter, moves, most=(1 + budget + ROUNDING) * exact, checks=effort.checks)
+            rows.append({"budget": budget, "mechanism": name, **_row(meter, moves, increase, units)})
+            replaced = f"{rows[-1]['replaced']} of {units} {config.by}"
+            meter.progress.finished(f"{name} within +{100 * budget:g} %: {replaced}")
+            keep(list(rows))
+    return rows
 
 
 @dataclass(frozen=True)

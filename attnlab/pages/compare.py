@@ -146,9 +146,7 @@ def _stated(row: Row, *, with_exact: bool = True) -> str:
 def _table(result: Mapping[str, Any]) -> list[Html | None]:
     measured = [row for row in result["rows"] if not row.get("refused")]
     flat = [_flat(row) for row in measured]
-    axis = quality_axis(measured)
-    texts = {quality_of(row): quality_with_interval(row["quality"]) for row in measured if row.get("quality")}
-    known = _columns(None if axis is None else axis.name, lambda value: texts.get(value, MISSING))
+    known = _columns(measured)
     extra = [c for c in columns_of(flat) if c.key not in {*(c.key for c in known), "refused"}]
     used = [c for c in (*known, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
     title = f"{len(measured)} mechanisms" if len(measured) != 1 else "One mechanism"
@@ -169,11 +167,18 @@ def _flat(row: Row) -> dict[str, Any]:
     return plain | shown | {f"{name} error": error for name, error in by_reading.items()}
 
 
-def _columns(quality: str | None, shown: Callable[[Any], str]) -> list[Column]:
-    """The columns of the mechanisms' table, where ``quality`` is the measure of quality, written by ``shown``."""
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of the mechanisms' table; quality is written with its row's interval."""
+    axis = quality_axis(rows)
+    texts = {quality_of(row): quality_with_interval(row["quality"]) for row in rows if row.get("quality")}
     return [
         Column("mechanism", "Mechanism", show=breakable),
-        Column("quality", quality_title(str(quality)), show=shown, help="with its 95 % interval"),
+        Column(
+            "quality",
+            quality_title(str(axis and axis.name)),
+            show=lambda value: texts.get(value, MISSING),
+            help="with its 95 % interval",
+        ),
         Column("loss_above", "Loss above exact", show=str, help="on the same tokens, with its 95 % interval"),
         Column("output_error", "Output error", bar=True),
         Column("score_error", "Score error", bar=True),

@@ -14,7 +14,7 @@ import torch
 
 import attnlab
 from attnlab import AttentionCall, mechanism, record
-from attnlab.adapters import LoadedModel, swap
+from attnlab.adapters import LoadedModel, convert, swap
 from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.cli import main
 from attnlab.evaluation.compare import CompareConfig, compare
@@ -62,6 +62,22 @@ def test_a_plan_of_softmax_changes_nothing_and_one_of_others_is_nested_swaps() -
         assert torch.equal(planned, logits(model))
     assert (planned - own).abs().max() > 1e-3
     assert torch.equal(logits(model), own)
+
+
+def test_swap_and_convert_take_a_plan() -> None:
+    model = hf_zoo.build("bert")
+    plan = Plan({0: "top-r:r=2", ("encoder", 2): "per-head:heads=softmax/softmax/window:r=3/top-r:r=1"})
+    with swap_plan(model, plan):
+        planned = logits(model)
+    with swap(model, plan):
+        assert torch.equal(logits(model), planned)
+    with pytest.raises(ValueError, match="a plan names its layers"), swap(model, plan, layers=[0]):
+        pass
+    with pytest.raises(ValueError, match="a plan names its layers"):
+        convert(model, plan, layers=[0])
+    with pytest.raises(ValueError, match="names no layer"):
+        convert(model, Plan({}), copy=True)
+    assert_close(logits(convert(model, plan, copy=True)), planned)
 
 
 def test_a_plan_is_undone_after_an_error() -> None:
