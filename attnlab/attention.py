@@ -153,6 +153,14 @@ class Mechanism:
         """What the next layer gets as ``call.memory``; None unless ``reads_memory``."""
         return None
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        """Whether the output is that of softmax attention, by construction, in every call of these sizes."""
+        return False
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        """The bytes of keys, values or memory that the last query reads, as a share of all keys and values."""
+        return 1.0
+
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         self.refuse(call)
         return self.forward(call)

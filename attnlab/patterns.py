@@ -70,6 +70,16 @@ class Targets:
         return self.uniform | (self.values > 0).any(-1)
 
     @property
+    def followed(self) -> Bool[Tensor, "b s q"]:
+        """The rows in which a head can follow the pattern: a key that the pattern names is visible.
+
+        The last row of Next and the first of Prev have no such key. Their target is uniform, which says nothing of the
+        pattern; in a causal call the last row would be all that Next has.
+        """
+        points = (self.values > 0).any(-1)
+        return points if self.positions.shape[-1] else self.uniform
+
+    @property
     def squares(self) -> Float[Tensor, "b s q"]:
         """sum_j t_ij^2; in a uniform row of c columns that is c / c^2, its share."""
         return self.values.square().sum(-1) + self.share

@@ -17,12 +17,13 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 
 # Everybody may import the leaves; they import only each other.
-LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery", "hooks"}
+LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery", "hooks", "progress"}
 # A room below needs no model of a particular kind; the core is the one idea and what is made from it.
 CORE = {"attention", "registry", "mechanisms", "linalg", "trace", "patterns"}
 BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
-    # What is added to other packages is imported when they ask for it.
+    # What it adds to other packages is imported when they ask for it.
+    "hooks": {"adapters"},
     "attention": set(),
     "linalg": {"attention"},
     "registry": {"attention", "mechanisms"},

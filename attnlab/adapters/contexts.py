@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -14,13 +15,16 @@ from attnlab.mechanisms._device import to_model_device
 from attnlab.registry import mechanism
 from attnlab.trace import LayerTrace, Trace
 
+if TYPE_CHECKING:
+    from attnlab.adapters.plan import Plan
+
 __all__ = ["record", "swap"]
 
 
 @contextmanager
 def swap(
     model: nn.Module,
-    mech: Mechanism | str,
+    mech: Mechanism | str | Plan,
     *,
     layers: Layers = None,
     dropout: str = "refuse",
@@ -29,8 +33,16 @@ def swap(
 
     Any Hugging Face model, and any with attention layers of ``attnlab.models``. Other layers keep the model's own
     attention. A model in training mode that drops attention weights is refused unless ``mech`` is softmax, whose
-    dropout is the model's own, or ``dropout="skip"``.
+    dropout is the model's own, or ``dropout="skip"``. A ``Plan`` names a mechanism for each of its layers.
     """
+    from attnlab.adapters.plan import Plan, swap_plan
+
+    if isinstance(mech, Plan):
+        if layers is not None:
+            raise ValueError("a plan names its layers itself; leave layers= out")
+        with swap_plan(model, mech, dropout=dropout):
+            yield model
+        return
     mech = to_model_device(model, mechanism(mech))
     if dropout not in ("refuse", "skip"):
         raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")

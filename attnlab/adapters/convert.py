@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from attnlab.adapters.plan import Plan
 from attnlab.adapters.protocol import Layers, ModelAdapter, Site, adapter_of, refuse_partial, select
 from attnlab.attention import Mechanism
 from attnlab.registry import mechanism
@@ -22,7 +23,7 @@ Mechanisms = Mechanism | str | Mapping[str, Mechanism | str]
 
 def convert(
     model: Model,
-    mech: Mechanisms,
+    mech: Mechanisms | Plan,
     *,
     layers: Layers = None,
     kinds: Iterable[str] | None = None,
@@ -33,7 +34,8 @@ def convert(
     """Make ``model`` attend by ``mech`` from now on, in place unless ``copy``; returns the converted model.
 
     ``mech`` is a mechanism or spec, for the attention of all ``kinds`` ("encoder", "causal", "cross": those that the
-    model has), or one for each kind: {"causal": "abc-mlp:slots=8", "cross": "abc-mlp:slots=32"}.
+    model has), or one for each kind: {"causal": "abc-mlp:slots=8", "cross": "abc-mlp:slots=32"}, or a ``Plan``, which
+    names one for each of its layers.
     The pretrained weights stay. New parameters are part of the model and of its state dict, one set for all layers of a
     kind where the mechanism is tied: in ``model.attnlab`` of a Hugging Face model, in the layers of our Transformer,
     whose config then names the mechanisms. ``bias="drop"`` leaves out T5's position bias, which slots cannot take.
@@ -53,6 +55,9 @@ def convert(
     adapter = adapter_of(model)
     _refuse_converted(model, adapter)
     sites = adapter.sites()
+    if isinstance(mech, Plan):
+        adapter.convert(_planned(sites, mech, layers, kinds), drop_bias=bias == "drop", example=example)
+        return model
     if layers is None:
         refuse_partial(model, sites)
     mechanisms = _by_kind(mech, kinds)
@@ -106,6 +111,21 @@ def _by_kind(mech: Mechanisms, kinds: Iterable[str] | None) -> dict[str, Mechani
     if not mechanisms:
         raise ValueError("no kind of attention to convert was given")
     return {KINDS[kind]: mechanism(m) for kind, m in mechanisms.items()}
+
+
+def _planned(
+    sites: list[Site], plan: Plan, layers: Layers, kinds: Iterable[str] | None
+) -> dict[str, tuple[Mechanism, list[Site]]]:
+    """{name: (mechanism, its one layer)}."""
+    if layers is not None or kinds is not None:
+        raise ValueError("a plan names its layers itself; leave layers= and kinds= out")
+    if not plan.layers:
+        raise ValueError("the plan names no layer, so there is nothing to convert")
+    groups = {}
+    for key, spec in plan.layers.items():
+        for site in select(sites, [key]):
+            groups[f"{site.kind}_{site.layer}"] = (mechanism(spec).in_layer(site.kind, site.layer), [site])
+    return groups
 
 
 def _grouped(chosen: list[Site], mechanisms: Mapping[str, Mechanism]) -> dict[str, tuple[Mechanism, list[Site]]]:

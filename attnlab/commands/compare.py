@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.progress import Progress
 
 if TYPE_CHECKING:
     from attnlab.evaluation.compare import CompareConfig
 
-__all__ = ["arguments", "comparison_arguments", "comparison_config", "run", "show_comparison"]
+__all__ = ["arguments", "comparison_arguments", "comparison_config", "run", "show_as_it_comes", "show_comparison"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,20 +34,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="layers",
         choices=("layers", "heads"),
-        help="also find which layers (or heads) can take which mechanism, per loss of quality",
+        help="also find which layers (or heads) can take which mechanism, per loss of quality, and write the plan that "
+        "is recommended beside the page",
     )
-    parser.add_argument("--plans", type=Path, metavar="DIR", help="write the recommended plans as JSON files here")
+    parser.add_argument("--plans", type=Path, metavar="DIR", help="write every plan that pays as a JSON file here")
 
 
 def run(options: argparse.Namespace) -> None:
     """Compare, and write the page and the plans."""
+    progress = Progress("comparing", plain=True)
+    progress.stage("reading the model and the text")
     from attnlab.adapters import load_model
     from attnlab.data import TextFile, bundled_text
     from attnlab.devices import to_device
     from attnlab.evaluation.compare import compare
-    from attnlab.evaluation.recommend import write_plans
+    from attnlab.evaluation.plans import write_plans
     from attnlab.pages import compare_page
-    from attnlab.provenance import check_writable, write_atomic
+    from attnlab.provenance import check_writable, write_atomic, write_json
 
     check_writable(options.out)
     if options.plans is not None and options.recommend is None:
@@ -61,13 +65,51 @@ def run(options: argparse.Namespace) -> None:
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
     to_device(options.device, loaded.model)
     text_name = "shipped" if options.text is None else options.text.name
-    result = compare(loaded, text, config=config, model_name=Path(options.model).name, text_name=text_name)
-    write_atomic(options.out, compare_page(result))
-    written = [options.out]
-    if options.plans is not None:
-        write_plans(options.plans, result["recommendation"])
-        written.append(options.plans)
-    show_comparison(result, options, written=written)
+    names = {"model_name": Path(options.model).name, "text_name": text_name}
+
+    def write(result: dict[str, Any]) -> list[Path]:
+        """The page and the plans of what there is; what was written."""
+        write_atomic(options.out, compare_page(result))
+        written = [options.out]
+        recommendation = result.get("recommendation") or {}
+        # Which plans pay is known at the end.
+        if "recommended" in recommendation and options.plans is not None:
+            write_plans(options.plans, recommendation)
+            written.append(options.plans)
+        if recommendation.get("recommended"):
+            written.append(write_json(options.out.with_suffix(".plan.json"), recommendation["recommended"]))
+        return written
+
+    def measure(keep: Callable[[dict[str, Any]], None]) -> None:
+        compare(loaded, text, config=config, progress=progress, on_result=keep, **names)
+
+    show_as_it_comes(measure, options, write=write, progress=progress)
+
+
+def show_as_it_comes(
+    measure: Callable[[Callable[[dict[str, Any]], None]], Any],
+    options: argparse.Namespace,
+    *,
+    write: Callable[[dict[str, Any]], list[Path]],
+    progress: Progress,
+) -> None:
+    """Write what there is each time that ``measure`` has more of it, and show it at the end, or where it is stopped."""
+    last: list[tuple[dict[str, Any], list[Path]]] = []
+
+    def keep(result: dict[str, Any]) -> None:
+        last[:] = [(result, write(result))]
+
+    try:
+        measure(keep)
+    except KeyboardInterrupt:
+        progress.close()
+        if not last:
+            raise KeyboardInterrupt("stopped before the first mechanism was finished") from None
+        show_comparison(last[0][0], options, written=last[0][1])
+        raise KeyboardInterrupt("stopped; what was finished is kept") from None
+    finally:
+        progress.close()
+    show_comparison(last[0][0], options, written=last[0][1])
 
 
 def comparison_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +123,11 @@ def comparison_arguments(parser: argparse.ArgumentParser) -> None:
         help="also the error of each mechanism's map by this reading (attnlab explore --list-readings); repeatable",
     )
     parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of the text to read (default: %(default)s)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help="tokens of the text to read (default: 8192, fewer for a model of over 24 million weights)",
+    )
     parser.add_argument("--batch", type=int, default=8, help="windows in a batch (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="which tokens are masked (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands.compare import comparison_arguments, comparison_config, show_comparison
+from attnlab.commands.compare import comparison_arguments, comparison_config, show_as_it_comes
+from attnlab.progress import Progress
 
 if TYPE_CHECKING:
-    from attnlab.adapters import LoadedModel
     from attnlab.evaluation.compare import CompareConfig
     from attnlab.pages.explorer import Exploration
 
-__all__ = ["arguments", "demo", "demo_exploration", "run"]
+__all__ = ["arguments", "demo", "demo_exploration", "demo_maps", "run"]
 
 # Longer than a head is wide: a shorter text has no effective attention of its own (every weight reaches the output).
 PASSAGE = (
@@ -38,25 +39,50 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.pages import compare_page
     from attnlab.provenance import check_writable, write_atomic, write_json
 
+    progress = Progress("demo", plain=True)
+    progress.stage("reading the model and the text")
     options.out.mkdir(parents=True, exist_ok=True)
     page, numbers, explorer = (options.out / name for name in ("index.html", "results.json", "explorer.html"))
     check_writable(page)
-    result, maps = demo(comparison_config(options))
-    write_json(numbers, result)
-    demo_exploration().save(explorer)
-    write_atomic(page, compare_page(result | maps | {"explorer": explorer.name}))
-    show_comparison(result, options, written=[page, explorer, numbers])
+    config = comparison_config(options)
+    maps = demo_maps()
+
+    def write(result: dict[str, Any]) -> list[Path]:
+        """The numbers and the page so far; the explorer with the last of them."""
+        if result["complete"]:
+            progress.stage("the explorer")
+            demo_exploration().save(explorer)
+        linked = [explorer] if result["complete"] else []
+        write_json(numbers, result)
+        write_atomic(page, compare_page(result | maps | ({"explorer": explorer.name} if linked else {})))
+        return [page, *linked, numbers]
+
+    def measure(keep: Callable[[dict[str, Any]], None]) -> None:
+        demo(config, progress=progress, on_result=keep)
+
+    show_as_it_comes(measure, options, write=write, progress=progress)
 
 
-def demo(config: CompareConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the comparison, the tokens and attention maps of ``PASSAGE``)."""
+def demo(
+    config: CompareConfig,
+    *,
+    progress: Progress | None = None,
+    on_result: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The comparison on the shipped model and text; ``on_result`` as for ``compare``."""
     from attnlab.adapters import shipped_model
     from attnlab.data import bundled_text
     from attnlab.evaluation.compare import compare
 
-    loaded = shipped_model()
-    result = compare(loaded, bundled_text(), config=config, model_name="attnlab's shipped MLM", text_name="Shakespeare")
-    return result | {"name": "demo", "introduction": INTRODUCTION}, _maps(loaded)
+    about = {"name": "demo", "introduction": INTRODUCTION}
+
+    def keep(result: dict[str, Any]) -> None:
+        if on_result is not None:
+            on_result(result | about)
+
+    names = {"model_name": "attnlab's shipped MLM", "text_name": "Shakespeare"}
+    result = compare(shipped_model(), bundled_text(), config=config, progress=progress, on_result=keep, **names)
+    return result | about
 
 
 def demo_exploration() -> Exploration:
@@ -69,12 +95,14 @@ def demo_exploration() -> Exploration:
     return explore_models({"attnlab's shipped MLM": shipped_model()}, [PASSAGE], config=config)
 
 
-def _maps(loaded: LoadedModel) -> dict[str, Any]:
+def demo_maps() -> dict[str, Any]:
+    """The tokens and attention maps of ``PASSAGE``."""
     import torch
 
-    from attnlab.adapters import record
+    from attnlab.adapters import record, shipped_model
     from attnlab.reading import read
 
+    loaded = shipped_model()
     inputs = loaded.tokenizer(PASSAGE, return_tensors="pt")
     with torch.no_grad(), record(loaded.model) as trace:
         loaded.model(**inputs)

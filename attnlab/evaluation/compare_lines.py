@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from attnlab.evaluation.plans import plan_name
 from attnlab.evaluation.quality import quality_label, quality_text
-from attnlab.evaluation.recommend import MIX
 from attnlab.pages.audit import audit_lines
+from attnlab.pages.numbers import with_interval
 
 __all__ = ["aligned", "comparison_lines", "recommend_lines", "sweep_lines", "table_lines"]
 
@@ -37,7 +38,7 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
     measured = _measured(result)
     label = quality_label(measured["name"]) if measured else "quality"
     readings = result.get("config", {}).get("readings", ())
-    header = ["mechanism", label, *ERRORS, *(f"{name} map" for name in readings), "time", "memory"]
+    header = ["mechanism", label, "loss above exact", *ERRORS, *(f"{name} map" for name in readings), "time", "memory"]
     cells = [_cells(row, readings) for row in result["rows"] if not row["refused"]]
     width = max(map(len, ["mechanism", *(row["mechanism"] for row in result["rows"])]))
     rest = iter(aligned([header, *cells], left=1, first=width))
@@ -47,7 +48,8 @@ def table_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(f"{row['mechanism'].ljust(width)}  refused: {reason}" if row["refused"] else next(rest))
     differs = f"the nearest value is not that of largest weight for {result['ranking_differs']:.0%} of the queries"
     warnings = [f"warning: {warning}" for warning in result.get("warnings", [])]
-    return [*lines, *warnings, *_exact_line(measured, label), differs, *audit_lines(result.get("patterns", []))]
+    notes = [*warnings, *_exact_rows(result["rows"]), *_exact_line(measured, label), *_text_line(result), differs]
+    return [*lines, *notes, *audit_lines(result.get("patterns", []))]
 
 
 def sweep_lines(result: Mapping[str, Any]) -> list[str]:
@@ -65,17 +67,19 @@ def sweep_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
-    """The table of plans, and which mechanism the mixed ones put in which layer."""
-    measure, candidates = recommendation["exact"]["name"], recommendation["candidates"]
-    header = ["budget", "mechanism", recommendation["by"], quality_label(measure), "loss", "held out", "time", "memory"]
-    table = [header, *(_plan_cells(row, measure) for row in recommendation["rows"])]
-    lines = [line.rstrip() for line in aligned(table, left=len(header))]
-    lines.append("*: no other plan is as good in loss, time and memory and better in one of them")
+    """The table of the plans that pay, what each puts in which layer, and the recommendation in one sentence."""
+    measure = recommendation["exact"]["name"]
+    header = ["plan", recommendation["by"], quality_label(measure), "loss", "held out", "attention bytes", "time"]
+    table = [header, *(_plan_cells(row) for row in recommendation["rows"])]
+    lines = [line.rstrip() for line in aligned(table, left=2)]
     for row in recommendation["rows"]:
-        if row["mechanism"] == (MIX if len(candidates) > 1 else candidates[0]):
+        if row["replaced"]:
             placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
-            lines.append(f"{_budget(row)}: {placed or 'softmax everywhere'}")
-    return lines
+            lines.append(f"{plan_name(row)}: {placed}")
+    if recommendation["left_out"]:
+        lines.append(f"left out: {len(recommendation['left_out'])} plans that softmax or one of these beats or equals")
+    # The last line is what to do.
+    return [*lines, *filter(None, [recommendation.get("sentence")])]
 
 
 def aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:
@@ -96,39 +100,58 @@ def _measured(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _cells(row: Mapping[str, Any], readings: Sequence[str]) -> list[str]:
-    quality, errors = row["quality"], [row[field] for field in ERRORS.values()]
+    errors = [row[field] for field in ERRORS.values()]
     errors += [row["reading_errors"][name] for name in readings]
     return [
         row["mechanism"],
-        "-" if quality is None else quality_text(quality["name"], quality["value"]),
+        quality_text(row["quality"]),
+        loss_above_text(row["quality"]),
         *("-" if error is None else f"{error:.4f}" for error in errors),
-        f"{row['time_ratio']:.2f} x",
-        f"{row['memory_ratio']:.2f} x",
+        *("exact" if row[ratio] is None else f"{row[ratio]:.2f} x" for ratio in ("time_ratio", "memory_ratio")),
     ]
+
+
+def loss_above_text(quality: Mapping[str, Any] | None) -> str:
+    """How much the loss is above exact attention's on the same tokens, with its interval."""
+    if quality is None or quality.get("loss_above") is None:
+        return "-"
+    above, low, high = (quality[f"loss_above{part}"] for part in ("", "_low", "_high"))
+    return with_interval(above, low, high, sign=True)
 
 
 def _sweep_cells(row: Mapping[str, Any] | None, measure: str) -> tuple[str, str]:
     if row is None:
         return "-", "-"
-    return quality_text(measure, row["quality"]), f"{row['output_error']:.4f}"
+    return quality_text({"name": measure, "value": row["quality"]}), f"{row['output_error']:.4f}"
 
 
-def _plan_cells(row: Mapping[str, Any], measure: str) -> list[str]:
+def _plan_cells(row: Mapping[str, Any]) -> list[str]:
     held_out = row["held_out_increase"]
     return [
-        _budget(row),
-        row["mechanism"],
+        plan_name(row),
         f"{row['replaced']}/{row['units']}",
-        quality_text(measure, row["quality"]["value"]),
+        quality_text(row["quality"]),
         f"{100 * row['loss_increase']:+.2f} %",
         "-" if held_out is None else f"{100 * held_out:+.2f} %",
-        f"{row['time_ratio']:.2f} x",
-        f"{row['memory_ratio']:.2f} x" + (" *" if row["pareto"] else ""),
+        f"{row['attention_bytes']:.2f}",
+        "-" if row["time_ratio"] is None else f"{row['time_ratio']:.2f} x",
     ]
 
 
-def _budget(row: Mapping[str, Any]) -> str:
-    return "-" if row["budget"] is None else f"+{100 * row['budget']:g} %"
+def _exact_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Which mechanisms are softmax attention in other words, so that no time is compared."""
+    exact = [row["mechanism"] for row in rows if row.get("exact") and row["mechanism"] != "softmax"]
+    return [f"exact: {', '.join(exact)} gives softmax attention's own output here, by construction"] if exact else []
+
+
+def _text_line(result: Mapping[str, Any]) -> list[str]:
+    """How much text this is about, and why not more."""
+    text = result.get("text")
+    if not text or "why" not in text:
+        return []
+    line = f"text: {text['tokens']:,} tokens in {text['windows']} windows ({text['why']}); brackets are 95 % intervals"
+    rows, asked = len(result["rows"]), len(result["config"]["mechanisms"])
+    return [line, *([f"stopped early: {rows} of {asked} mechanisms"] if rows < asked else [])]
 
 
 def _exact_line(measured: dict[str, Any] | None, label: str) -> list[str]:
@@ -136,7 +159,8 @@ def _exact_line(measured: dict[str, Any] | None, label: str) -> list[str]:
     if measured is None:
         return []
     exact = measured["exact"]
-    line = f"with exact attention the {label} on this text is {quality_text(measured['name'], exact)}"
+    shown = {key: measured.get(f"exact_{key}") for key in ("low", "high")} | {"name": measured["name"], "value": exact}
+    line = f"with exact attention the {label} on this text is {quality_text(shown)}"
     if exact <= TOO_HARD[measured["name"]]:
         return [line]
     return [

@@ -272,7 +272,8 @@ def _audit(subject: Subject, layer: LayerTrace) -> dict[str, Any]:
     best: dict[int, tuple[float, str]] = {}
     mask = layer.call.key_visible
     for row in pattern_audit([layer], one, attention_mask=mask, tokens=subject.special):
-        if row["closeness"] is not None:
+        # What hardly any token can follow is no description of a head.
+        if row["closeness"] is not None and not row["few"]:
             best[row["head"]] = max(best.get(row["head"], (-1.0, "")), (row["closeness"], row["pattern"]))
     heads = range(layer.call.q.shape[1])
     return {

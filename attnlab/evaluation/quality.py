@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,31 @@ from torch.nn.functional import cross_entropy
 from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens
+from attnlab.pages.numbers import with_interval
+from attnlab.reading.correlation import bootstrap_interval
 
-__all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
+__all__ = [
+    "Predictions",
+    "Windows",
+    "batch_count",
+    "batches",
+    "cut_windows",
+    "default_tokens",
+    "model_inputs",
+    "predict",
+    "quality",
+    "quality_label",
+    "quality_summary",
+    "quality_text",
+]
+
+# Tokens in a piece of text; the fewest pieces that an interval is made of, and the most.
+PIECE, LEAST_PIECES, MOST_PIECES = 64, 5, 512
+# The most numbers that the logits of one batch hold: 1 GB in float32.
+LOGITS = 1 << 28
+# Tokens that are read where no number is given: a forward pass costs about parameters times tokens, and with some ten
+# mechanisms this much takes minutes on two cores.
+MOST_TOKENS, LEAST_TOKENS, WORK = 8192, 1024, 2e11
 
 # The measures of quality, as a table's header names them.
 LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
@@ -89,29 +112,101 @@ def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:
         }
 
 
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Summed losses, wrong guesses and the number of predicted tokens in every piece of the text.
+
+    A piece is up to 64 neighbouring tokens of a window: what intervals resample, since neighbours are alike.
+    """
+
+    task: str
+    loss: list[float]
+    wrong: list[int]
+    count: list[int]
+
+    @property
+    def mean_loss(self) -> float:
+        return sum(self.loss) / sum(self.count)
+
+    def loss_above(self, other: Predictions) -> tuple[float, float | None, float | None]:
+        """(mean, low, high) of the loss above another's on the same tokens, by a paired bootstrap over pieces."""
+        return _interval([a - b for a, b in zip(self.loss, other.loss, strict=True)], self.count)
+
+
 @torch.no_grad()
-def quality(loaded: LoadedModel, windows: Windows, *, batch: int) -> dict[str, Any] | None:
-    """Perplexity of the next token, or the share of masked tokens predicted wrongly, with the attention that the model
-    has at the moment; None for a model that predicts no tokens."""
+def predict(
+    loaded: LoadedModel, windows: Windows, *, batch: int, on_batch: Callable[[], None] | None = None
+) -> Predictions | None:
+    """The model's predictions of the text with the attention that it has at the moment; None if it predicts none."""
     if loaded.task not in ("mlm", "causal"):
         return None
-    loss, wrong, count = 0.0, 0, 0
-    for part in batches(windows, size=batch):
+    sums: list[tuple[float, int, int]] = []
+    for part in batches(windows, size=_fitting(loaded, windows, batch)):
         labels = part["labels"]
         logits = loaded.model(**model_inputs(loaded, part)).logits
         if loaded.task == "causal":
             logits, labels = logits[:, :-1], labels[:, 1:]
-        chosen = labels != IGNORED
-        logits, labels = logits[chosen].double(), labels[chosen]
-        loss += float(cross_entropy(logits, labels, reduction="sum"))
-        wrong += int((logits.argmax(-1) != labels).sum())
-        count += len(labels)
-    if count == 0:
+        for row_logits, row in zip(logits, labels, strict=True):
+            sums += [_piece(row_logits[i : i + PIECE], row[i : i + PIECE]) for i in range(0, len(row), PIECE)]
+        if on_batch is not None:
+            on_batch()
+    sums = [one for one in sums if one[2]]
+    if not sums:
         return None
-    mean = loss / count
-    if loaded.task == "mlm":
-        return {"name": "mlm_error", "value": wrong / count, "loss": mean, "predicted": count}
-    return {"name": "perplexity", "value": math.exp(min(mean, 700.0)), "loss": mean, "predicted": count}
+    loss, wrong, count = zip(*sums, strict=True)
+    return Predictions(loaded.task, list(loss), list(wrong), list(count))
+
+
+def _piece(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
+    """(summed loss, wrong guesses, predicted tokens) of neighbouring tokens."""
+    chosen = labels != IGNORED
+    logits, labels = logits[chosen].double(), labels[chosen]
+    wrong = int((logits.argmax(-1) != labels).sum()) if len(labels) else 0
+    return float(cross_entropy(logits, labels, reduction="sum")), wrong, len(labels)
+
+
+def batch_count(loaded: LoadedModel, windows: Windows, batch: int) -> int:
+    """How many batches ``predict`` makes of the windows."""
+    return -(-len(windows.input_ids) // _fitting(loaded, windows, batch))
+
+
+def _fitting(loaded: LoadedModel, windows: Windows, batch: int) -> int:
+    """Windows in a batch, at most ``batch``, and fewer where their logits would take more than some GB."""
+    config = getattr(loaded.model, "config", None)
+    vocabulary = getattr(config, "vocab_size", None) or getattr(config, "vocab", None) or 1
+    return max(1, min(batch, LOGITS // max(1, windows.input_ids.shape[1] * vocabulary)))
+
+
+def quality(loaded: LoadedModel, windows: Windows, *, batch: int) -> dict[str, Any] | None:
+    """Perplexity of the next token, or the share of masked tokens predicted wrongly, with the attention that the model
+    has at the moment; None for a model that predicts no tokens."""
+    predictions = predict(loaded, windows, batch=batch)
+    return None if predictions is None else quality_summary(predictions)
+
+
+def quality_summary(predictions: Predictions) -> dict[str, Any]:
+    """The measure of quality with a 95 % interval, and the loss; no interval (None) where there is too little text."""
+    mean, count = predictions.mean_loss, sum(predictions.count)
+    bounds: tuple[float | None, ...]
+    if predictions.task == "mlm":
+        name, bounds = "mlm_error", _interval([float(n) for n in predictions.wrong], predictions.count)
+    else:
+        bounds = _interval(predictions.loss, predictions.count)
+        name, bounds = "perplexity", tuple(None if x is None else math.exp(min(x, 700.0)) for x in bounds)
+    return {"name": name, **dict(zip(("value", "low", "high"), bounds, strict=True)), "loss": mean, "predicted": count}
+
+
+def _interval(sums: Sequence[float], counts: Sequence[int]) -> tuple[float, float | None, float | None]:
+    """(mean, low, high) of the mean per token, resampling pieces of the text."""
+    if len(sums) < LEAST_PIECES or not all(map(math.isfinite, sums)):
+        return sum(sums) / sum(counts), None, None
+    # Many pieces are joined to some hundred, so that resampling them stays cheap.
+    joined = -(-len(sums) // MOST_PIECES)
+    tops = [sum(sums[i : i + joined]) for i in range(0, len(sums), joined)]
+    below = [sum(counts[i : i + joined]) for i in range(0, len(sums), joined)]
+    mean, low, high = bootstrap_interval([t / n for t, n in zip(tops, below, strict=True)], weights=below)
+    assert mean is not None
+    return mean, low, high
 
 
 def model_inputs(loaded: LoadedModel, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -128,15 +223,25 @@ def quality_label(name: str) -> str:
     return LABELS.get(name, name)
 
 
-def quality_text(name: str, value: float | None) -> str:
-    """A measured quality as a table's cell shows it.
+def quality_text(quality: Mapping[str, Any] | None) -> str:
+    """A measured quality as a table's cell shows it, with its interval.
 
-    >>> quality_text("mlm_error", 0.25), quality_text("perplexity", 12.3456), quality_text("perplexity", None)
-    ('25.0%', '12.35', '-')
+    >>> quality_text({"name": "mlm_error", "value": 0.253, "low": 0.231, "high": 0.278})
+    '25% [23, 28]'
+    >>> quality_text({"name": "perplexity", "value": 12.3456}), quality_text(None)
+    ('12.3', '-')
     """
-    if value is None:
+    if quality is None or quality["value"] is None:
         return "-"
-    return f"{value:.1%}" if name == "mlm_error" else f"{value:.4g}"
+    share = quality["name"] == "mlm_error"
+    bounds = (quality.get("low"), quality.get("high"))
+    return with_interval(quality["value"], *bounds, scale=100 if share else 1, unit="%" if share else "")
+
+
+def default_tokens(loaded: LoadedModel) -> int:
+    """How many tokens of a text are read where no number is given: fewer for large models."""
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    return int(min(MOST_TOKENS, max(LEAST_TOKENS, WORK / max(1, parameters))))
 
 
 def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnlab.attention import AttentionCall, pair_mask
 from attnlab.guidance.loss import layer_targets
 from attnlab.patterns import SpecialTokens, Targets, overlap
 from attnlab.shapes import Float, Int, Shaped
 from attnlab.trace import LayerTrace
 
 __all__ = ["pattern_audit"]
+
+# A pattern that fewer of a text's tokens than this can follow says little of a head: First in a narrow window.
+FEW = 0.1
 
 
 @torch.no_grad()
@@ -27,9 +32,11 @@ def pattern_audit(
 ) -> list[dict[str, Any]]:
     """A table, one row for each self-attention head and pattern: kind, layer, head, pattern, closeness, mass, rows.
 
-    closeness is 1 - sum (w - t)^2 / sum (w^2 + t^2) over the rows with a target: 1 for the pattern itself, 0 for a head
-    that puts nothing there. mass is the mean weight on the target's positions, boundary rows left out, since all their
-    weight is there. Both are None where no row has a target. Without ``patterns``: next, prev, first, same, and
+    closeness is 1 - sum (w - t)^2 / sum (w^2 + t^2) over the rows that can follow the pattern: 1 for the pattern
+    itself, 0 for a head that puts nothing there. mass is the mean weight on the pattern's keys in these rows. A row
+    counts if it is no padding and sees a key that the pattern names, so the last row of Next does not, nor has Next
+    any row in a causal model: both numbers are None there, and rows is 0. ``of`` is the number of rows without
+    padding, and ``few`` says that under a tenth of them count. Without ``patterns``: next, prev, first, same, and
     period and delim where their ``tokens`` are known.
     """
     if patterns is None:
@@ -47,32 +54,39 @@ def pattern_audit(
         if layer.kind == "cross" or layer.call.k.shape[2] != input_ids.shape[1]:
             continue
         W = layer.weights().float()
+        # A mask may be inside a bias, as a sliding window's or a padded text's often is.
+        call = replace(layer.call, mask=pair_mask(layer.call))
+        of = _texts_rows(call, attention_mask)
         for name in patterns:
-            targets = layer_targets(name, layer.call, input_ids, attention_mask=attention_mask, tokens=tokens)
+            targets = layer_targets(name, call, input_ids, attention_mask=attention_mask, tokens=tokens)
             for head, (closeness, mass, rows) in enumerate(_scores(W, targets)):
-                place = {"kind": layer.kind, "layer": layer.layer, "head": head}
-                table.append({**place, "pattern": name, "closeness": closeness, "mass": mass, "rows": rows})
+                place = {"kind": layer.kind, "layer": layer.layer, "head": head, "pattern": name}
+                counts = {"rows": rows, "of": of, "few": rows < FEW * of}
+                table.append({**place, "closeness": closeness, "mass": mass, **counts})
     if not table:
         raise ValueError(f"no self-attention over {input_ids.shape[1]} keys was recorded; pass the ids the model read")
     return table
 
 
+def _texts_rows(call: AttentionCall, attention_mask: Tensor | None) -> int:
+    """How many queries are no padding."""
+    flags = call.key_visible if attention_mask is None else attention_mask
+    return call.q.shape[0] * call.q.shape[2] if flags is None else int(flags[:, call.offset :].bool().sum())
+
+
 def _scores(W: Float[Tensor, "b h q k"], targets: Targets) -> list[tuple[float | None, float | None, int]]:
-    rows = targets.rows.expand(W.shape[:3])
+    """(closeness, mass, rows) of each head over the rows that can follow the pattern."""
+    rows = targets.followed.expand(W.shape[:3])
     size = (W.square().sum(-1) + targets.squares) * rows
     closeness = (2 * overlap(W, targets) * rows).sum((0, 2)) / size.sum((0, 2))
-    inside, counted = _mass(W, targets)
-    counted = counted.expand(W.shape[:3])
-    mass = (inside * counted).sum((0, 2)) / counted.sum((0, 2))
-    columns = (closeness, mass, rows.sum((0, 2)), counted.sum((0, 2)))
-    per_head = zip(*(column.tolist() for column in columns), strict=True)
-    return [(c if n else None, m if of_mass else None, n) for c, m, n, of_mass in per_head]
+    mass = (_mass(W, targets) * rows).sum((0, 2)) / rows.sum((0, 2))
+    per_head = zip(*(column.tolist() for column in (closeness, mass, rows.sum((0, 2)))), strict=True)
+    return [(c, m, n) if n else (None, None, 0) for c, m, n in per_head]
 
 
-def _mass(W: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """(weight on the target's positions, the rows it is read in)."""
+def _mass(W: Tensor, targets: Targets) -> Tensor:
+    """The weight on the keys that the pattern names."""
     if targets.positions.shape[-1] == 0 and targets.columns is not None:
-        return (W @ targets.columns[:, None, :, None].to(W)).squeeze(-1), targets.uniform
+        return (W @ targets.columns[:, None, :, None].to(W)).squeeze(-1)
     at = W.gather(3, targets.positions[:, None].expand(-1, W.shape[1], -1, -1))
-    on = targets.values > 0
-    return (at * on).sum(-1), on.any(-1)
+    return (at * (targets.values > 0)).sum(-1)

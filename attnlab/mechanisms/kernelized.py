@@ -72,6 +72,16 @@ class Kernelized(Mechanism):
             return linear_attention(call, _pairs, chunk=256)
         return super().forward(call)
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return self.kernel == "exp"
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        """elu: a sum over keys of phi(k) v^T and of phi(k), whatever the length."""
+        n_k, width, value_width = call.k.shape[2], call.k.shape[3], call.v.shape[3]
+        if self.kernel != "elu" or n_k == 0:
+            return 1.0
+        return min(1.0, width * (value_width + 1) / (n_k * max(1, width + value_width)))
+
     def make_cache(self, batch: int, capacity: int) -> LinearCache | None:
         """An empty memory of constant size for elu; the other kernels need every key."""
         if self.kernel != "elu":

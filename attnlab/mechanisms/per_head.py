@@ -53,6 +53,13 @@ class PerHead(Mechanism):
             raise ValueError(f"{len(self.parts)} specs cannot be shared out among {heads} heads: give one per head")
         super().refuse(call)
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return all(part.is_exact(call) for part in self.parts)
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        """The mean over heads, as if each read keys and values of its own."""
+        return sum(part.bytes_read(call) for part in self.parts) / len(self.parts)
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return self._side_by_side(call, lambda part, own: part.weights(own))
 

@@ -32,6 +32,9 @@ def softmax(s: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
 class Softmax(Mechanism):
     """alpha_ij = exp(<q_i, k_j>) / sum_j exp(<q_i, k_j>) (Vaswani et al., 2017); the output by torch's SDPA."""
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return True
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return softmax(scores(call)).to(call.q.dtype)
 

@@ -42,6 +42,15 @@ class TopR(SparseMechanism):
         if self.by not in ("alpha", "alpha-norm"):
             raise ValueError(f"by must be alpha or alpha-norm, got {self.by!r}")
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return self.kernel == "exp" and keys_kept(self.r, call) >= call.k.shape[2]
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        """Every key is scored; the values of r keys are read."""
+        n_k, width, value_width = call.k.shape[2], call.k.shape[3], call.v.shape[3]
+        kept = min(1.0, keys_kept(self.r, call) / max(1, n_k))
+        return (width + kept * value_width) / max(1, width + value_width)
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return _weights(self, at_least_float32(hide_unseen(call))).to(call.q.dtype)
 

@@ -42,6 +42,9 @@ class ValueAware(SparseMechanism):
 
     r: int | str = "d+1"
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return self.kernel == "exp" and self._exact(call)
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         wide = at_least_float32(hide_unseen(call))
         return torch.cat([self._weights(part) for part in self._chunks(wide)], dim=2).to(call.q.dtype)

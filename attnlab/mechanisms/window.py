@@ -41,6 +41,12 @@ class Window(Mechanism):
     def cannot(self) -> dict[str, str]:
         return {"cross": "a query has no place among the keys of another sequence, so no window around it"}
 
+    def is_exact(self, call: AttentionCall) -> bool:
+        return (self.r if call.causal else self.r // 2 + 1) >= call.k.shape[2]
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        return min(1.0, (self.r if call.causal else self.r // 2 * 2 + 1) / max(1, call.k.shape[2]))
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         of_keys, of_queries = _places(call)
         query_places, key_places = of_queries[:, :, None], of_keys[:, None, :]

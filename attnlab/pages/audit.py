@@ -29,8 +29,16 @@ def closest_heads(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def audit_lines(rows: Sequence[Row]) -> list[str]:
     """One line for a terminal."""
-    heads = [f"{r['pattern']} {r['closeness']:.2f} (layer {r['layer']}, head {r['head']})" for r in closest_heads(rows)]
+    heads = [
+        f"{r['pattern']} {r['closeness']:.2f} (layer {r['layer']}, head {r['head']}{_few(r)})"
+        for r in closest_heads(rows)
+    ]
     return [f"closest heads to the patterns of attention guidance: {', '.join(heads)}"] if heads else []
+
+
+def _few(row: Row) -> str:
+    """That few tokens can follow the pattern, where that is so."""
+    return f"; only {row['rows']} of {row['of']} tokens can" if row.get("few") else ""
 
 
 def audit_section(rows: Sequence[Row] | None) -> Html | None:
@@ -73,7 +81,8 @@ def _closeness_maps(rows: Sequence[Row]) -> Html | None:
         name="pattern-audit",
         title="Closeness of each head to each pattern",
         high=1.0,
-        note="1 is the pattern itself, 0 a head that puts no weight there. Rows are layers, columns heads.",
+        note="1 is the pattern itself, 0 a head that puts no weight there. Rows are layers, columns heads. A pattern "
+        "that no token can follow, as the next token in a causal model, has no map.",
     )
 
 
@@ -89,4 +98,5 @@ def _followers_table(followers: Sequence[Row]) -> Html | None:
         return None
     columns = [Column(key, key.capitalize()) for key in ("kind", "layer", "head", "pattern")]
     columns += [Column("closeness", "Closeness", bar=True), Column("mass", "Weight on the pattern's tokens")]
+    columns += [Column("rows", "Tokens that can", help="tokens that see a key of the pattern; the others do not count")]
     return table(followers, name="pattern-followers", title="Heads that follow a pattern", columns=columns)

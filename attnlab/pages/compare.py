@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 from attnlab.pages.audit import audit_section
@@ -12,8 +11,14 @@ from attnlab.pages.fragments import config_list, download_json, explained, facts
 from attnlab.pages.heatmaps import heat_maps
 from attnlab.pages.html import Html, breakable, element, page
 from attnlab.pages.maps import map_viewer
-from attnlab.pages.numbers import number, times
-from attnlab.pages.quality import QualityAxis, quality_axis, quality_of, quality_title, show_quality
+from attnlab.pages.numbers import MISSING, number, times, with_interval
+from attnlab.pages.quality import (
+    QualityAxis,
+    quality_axis,
+    quality_of,
+    quality_title,
+    quality_with_interval,
+)
 from attnlab.pages.recommend import recommendation_section
 from attnlab.pages.tables import Column, columns_of, table
 
@@ -82,62 +87,66 @@ def compare_page(result: Mapping[str, Any]) -> str:
 
 
 def finding(result: Mapping[str, Any]) -> Html:
-    """The numbers in plain words: which mechanism comes closest, which is furthest, and which error predicts it."""
+    """The numbers in plain words: which mechanism comes closest, which is furthest, and which are exact anyway."""
     rows = [row for row in result["rows"] if not row.get("refused") and not _is_exact(row)]
     distance = _distance_measure(rows)
     measured = [row for row in rows if distance(row) is not None]
+    exact = _exact_sentence(result["rows"])
     if not measured:
+        if exact:
+            return element("span", exact)
         return Html("None of the mechanisms could be compared on this model; the table says why.")
     best = min(measured, key=lambda row: (distance(row), row.get("output_error") or 0.0))
     worst = max(measured, key=distance)
     several = len(measured) > 1
-    sentences = [_mech(best), " comes closest to exact attention" if several else " replaces exact attention", ": "]
-    sentences += [_stated(best), "."]
+    sentences: list[object] = [
+        _mech(best),
+        " comes closest to exact attention" if several else " replaces exact attention",
+        ": ",
+    ]
+    sentences += [_stated(best), ".", *_as_close(best, measured)]
     if several and distance(worst) > distance(best):
         sentences += [" ", _mech(worst), " is furthest from it: ", _stated(worst, with_exact=False), "."]
-    return element("span", sentences, _predictive_error(measured))
+    return element("span", sentences, exact)
 
 
-def _predictive_error(rows: Sequence[Row]) -> list[object]:
-    """Which error orders the mechanisms as their quality does: the share of pairs that agree (ties left out)."""
-    if any(quality_of(row) is None for row in rows) or len(rows) < 3:
+def _exact_sentence(rows: Sequence[Row]) -> list[object]:
+    """That some mechanisms are exact attention under another name."""
+    exact = [row["mechanism"] for row in rows if row.get("exact") and row["mechanism"] != "softmax"]
+    if not exact:
         return []
-    agreements = [_agreement(rows, key) for key in ("output_error", "score_error")]
-    if not all(pairs for _, pairs in agreements):
+    names = " and ".join(exact)
+    return [f" {names} {'give' if len(exact) > 1 else 'gives'} exact attention's own output here, by construction."]
+
+
+def _as_close(best: Row, rows: Sequence[Row]) -> list[object]:
+    """That the text is too short to tell the closest from others, where their intervals overlap."""
+    high = (best.get("quality") or {}).get("loss_above_high")
+    if high is None:
         return []
-    (output, output_pairs), (score, score_pairs) = agreements
-    return [
-        f" The output error orders {output} of {output_pairs} pairs of mechanisms as the model's quality does, "
-        f"the score error {score} of {score_pairs}."
-    ]
-
-
-def _agreement(rows: Sequence[Row], key: str) -> tuple[int, int]:
-    """(pairs of rows that the error ``key`` orders as quality does, pairs that both order)."""
-    known = [row for row in rows if row.get(key) is not None]
-    signs = [(_distance(a) - _distance(b)) * (a[key] - b[key]) for a, b in combinations(known, 2)]
-    decided = [sign for sign in signs if sign != 0]
-    return sum(sign > 0 for sign in decided), len(decided)
+    lows = {row["mechanism"]: (row.get("quality") or {}).get("loss_above_low") for row in rows if row is not best}
+    alike = [name for name, low in lows.items() if low is not None and low <= high]
+    return [f" This text cannot tell it from {' and '.join(alike)}."] if alike else []
 
 
 def _stated(row: Row, *, with_exact: bool = True) -> str:
     if quality_of(row) is None:
         return f"output error {number(row.get('output_error'))}"
     quality = row["quality"]
-    show = show_quality(quality["name"])
     title = quality_title(quality["name"])
     title = title if title.startswith("MLM") else title[:1].lower() + title[1:]
-    stated = f"{title} {show(quality['value'])}"
+    stated = f"{title} {quality_with_interval(quality)}"
     if not with_exact or quality.get("exact") is None:
         return stated
-    return f"{stated}, where exact attention has {show(quality['exact'])}"
+    exact = {"name": quality["name"], "value": quality["exact"]}
+    exact |= {key: quality.get(f"exact_{key}") for key in ("low", "high")}
+    return f"{stated}, where exact attention has {quality_with_interval(exact)}"
 
 
 def _table(result: Mapping[str, Any]) -> list[Html | None]:
     measured = [row for row in result["rows"] if not row.get("refused")]
     flat = [_flat(row) for row in measured]
-    axis = quality_axis(measured)
-    known = _columns(None if axis is None else axis.name)
+    known = _columns(measured)
     extra = [c for c in columns_of(flat) if c.key not in {*(c.key for c in known), "refused"}]
     used = [c for c in (*known, *extra) if any(row.get(c.key) not in (None, "") for row in flat)]
     title = f"{len(measured)} mechanisms" if len(measured) != 1 else "One mechanism"
@@ -150,15 +159,27 @@ def _table(result: Mapping[str, Any]) -> list[Html | None]:
 def _flat(row: Row) -> dict[str, Any]:
     """A row with one value in each column: the errors of readings get columns of their own."""
     by_reading = row.get("reading_errors") or {}
-    plain = {key: value for key, value in row.items() if key != "reading_errors"}
-    return plain | {"quality": quality_of(row)} | {f"{name} error": error for name, error in by_reading.items()}
+    quality = row.get("quality")
+    plain = {key: value for key, value in row.items() if key not in ("reading_errors", "exact")}
+    shown = {"quality": quality_of(row)}
+    if quality and quality.get("loss_above") is not None:
+        shown["loss_above"] = with_interval(*(quality[f"loss_above{p}"] for p in ("", "_low", "_high")), sign=True)
+    return plain | shown | {f"{name} error": error for name, error in by_reading.items()}
 
 
-def _columns(quality: str | None) -> list[Column]:
-    """The columns of the mechanisms' table, where ``quality`` is the measure of quality."""
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of the mechanisms' table; quality is written with its row's interval."""
+    axis = quality_axis(rows)
+    texts = {quality_of(row): quality_with_interval(row["quality"]) for row in rows if row.get("quality")}
     return [
         Column("mechanism", "Mechanism", show=breakable),
-        Column("quality", quality_title(str(quality)), best="low", show=show_quality(quality)),
+        Column(
+            "quality",
+            quality_title(str(axis and axis.name)),
+            show=lambda value: texts.get(value, MISSING),
+            help="with its 95 % interval",
+        ),
+        Column("loss_above", "Loss above exact", show=str, help="on the same tokens, with its 95 % interval"),
         Column("output_error", "Output error", bar=True),
         Column("score_error", "Score error", bar=True),
         Column("after_projection", "After projection"),
@@ -175,7 +196,20 @@ def _note(result: Mapping[str, Any]) -> str:
         "" if share is None else f" For {share:.0%} of the queries the nearest value is not the heaviest (OVA, Eq. 3)."
     )
     warnings = "".join(f" Warning: {warning}." for warning in result.get("warnings", []))
-    return f"Click a heading to sort by it.{values}{warnings}"
+    exact = "".join(map(str, _exact_sentence(result["rows"])))
+    cost = f"{exact} No time or memory is shown for that." if exact else ""
+    return f"Click a heading to sort by it.{_how_much(result)}{values}{cost}{warnings}"
+
+
+def _how_much(result: Mapping[str, Any]) -> str:
+    """How much text the numbers are about, and why not more; that the comparison was stopped, where it was."""
+    text, over = result.get("text") or {}, result.get("errors_over")
+    read = f" The model read {text['tokens']:,} tokens ({text['why']})." if "why" in text else ""
+    if over:
+        read += f" Errors are over {over['queries']} queries in each of {over['windows']} windows of {over['tokens']}."
+    asked = len((result.get("config") or {}).get("mechanisms", ()))
+    stopped = f" Stopped early: {len(result['rows'])} of {asked} mechanisms." if len(result["rows"]) < asked else ""
+    return read + stopped
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:
@@ -337,7 +371,7 @@ def _distance(row: Row) -> Any:
 
 
 def _is_exact(row: Row) -> bool:
-    return row["mechanism"] == "softmax"
+    return bool(row["mechanism"] == "softmax" or row.get("exact"))
 
 
 def _mech(row: Row) -> Html:

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab.pages.numbers import number, percent
+from attnlab.pages.numbers import number, percent, with_interval
 
-__all__ = ["QualityAxis", "quality_axis", "quality_of", "quality_title", "show_quality"]
+__all__ = [
+    "QualityAxis",
+    "quality_axis",
+    "quality_of",
+    "quality_title",
+    "quality_with_interval",
+    "show_quality",
+]
 
 TITLES = {"perplexity": "Perplexity", "mlm_error": "MLM error"}
 
@@ -54,6 +61,15 @@ def quality_of(row: Mapping[str, Any]) -> Any:
 def quality_title(name: str) -> str:
     """The name of a measure in a heading."""
     return TITLES.get(name, name)
+
+
+def quality_with_interval(quality: Mapping[str, Any]) -> str:
+    """A measured quality with its interval, in the digits that it can carry."""
+    shares = quality["name"] == "mlm_error"
+    bounds = (quality.get("low"), quality.get("high"))
+    if None in bounds:
+        return show_quality(quality["name"])(quality["value"])
+    return with_interval(quality["value"], *bounds, scale=100 if shares else 1, unit=" %" if shares else "")
 
 
 def show_quality(name: str | None) -> Callable[[Any], str]:

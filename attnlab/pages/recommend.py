@@ -20,21 +20,23 @@ Row = Mapping[str, Any]
 ABOUT = (
     "One part of the model at a time was given each mechanism, the rest left exact. The increases of the loss were "
     "taken to add up, which proposes a plan for each budget; every plan below was then really run, and cut down until "
-    "its measured loss was within the budget."
+    "its measured loss was within the budget. Plans that softmax or another plan beats are left out."
 )
 
 
 def recommendation_section(recommendation: Mapping[str, Any] | None) -> Html | None:
-    """Plans with their measured quality, time and memory, the unbeaten ones, and how sensitive each part is."""
+    """The recommendation in a sentence, the plans that pay with their quality and cost, and each part's sensitivity."""
     if not recommendation:
         return None
     rows = recommendation["rows"]
+    sentence = recommendation.get("sentence")
     return section(
         "What each part of the model can bear",
+        element("p", f"{sentence[:1].upper()}{sentence[1:]}.", class_="lead") if sentence else None,
         _plan_table(rows, recommendation),
         element(
             "div",
-            _loss_and_time(rows),
+            _loss_and_bytes(rows),
             _layer_table(recommendation) if recommendation["by"] == "layers" else _head_maps(recommendation),
             class_="grid2",
         ),
@@ -45,14 +47,12 @@ def recommendation_section(recommendation: Mapping[str, Any] | None) -> Html | N
 
 def _plan_table(rows: Sequence[Row], recommendation: Mapping[str, Any]) -> Html:
     name, of = recommendation["exact"]["name"], recommendation["by"]
+    shown = ("mechanism", "budget", "loss_increase", "held_out_increase", "attention_bytes", "time_ratio")
     flat = [
         {
-            **{key: row[key] for key in ("mechanism", "budget", "loss_increase", "time_ratio", "memory_ratio")},
+            **{key: row.get(key) for key in (*shown, "predicted_increase")},
             "replaced": f"{row['replaced']} of {row['units']}",
             "quality": row["quality"]["value"],
-            "held_out_increase": row.get("held_out_increase"),
-            "predicted_increase": row["predicted_increase"],
-            "pareto": "yes" if row["pareto"] else "",
         }
         for row in rows
     ]
@@ -64,25 +64,23 @@ def _plan_table(rows: Sequence[Row], recommendation: Mapping[str, Any]) -> Html:
         Column("loss_increase", "Loss", show=_share, help="measured, relative to the exact loss"),
         Column("held_out_increase", "Loss, held out", show=_share, help="on text that had no part in the choice"),
         Column("predicted_increase", "Loss, predicted", show=_share, help="the sum of the single increases"),
+        Column("attention_bytes", "Attention bytes", help="keys, values or memory that a query reads; softmax is 1"),
         Column("time_ratio", "Time", show=times, help="of the forward pass, relative to softmax"),
-        Column("memory_ratio", "Memory", show=times, help="of the hungriest layer's attention, relative to softmax"),
-        Column("pareto", "Unbeaten", show=str, help="no plan is as good in loss, time and memory and better in one"),
     ]  # fmt: skip
-    return table(flat, name="plans", title="Plans per budget", columns=columns)
+    left_out = len(recommendation["left_out"])
+    note = f"{left_out} more plans are left out: softmax or one of these is as good, as small and as fast."
+    return table(flat, name="plans", title="Plans that pay", columns=columns, note=note if left_out else "")
 
 
-def _loss_and_time(rows: Sequence[Row]) -> Html:
-    # Several budgets may lead to the same plan, which is one point. Each budget's first plan replaces the most.
-    firsts = {row["budget"]: row for row in reversed(rows)}
-    shown = {str(row["plan"]): row for row in reversed(rows) if row["pareto"] or firsts[row["budget"]] is row}
+def _loss_and_bytes(rows: Sequence[Row]) -> Html:
     return scatter_chart(
-        [Point(_plan_name(row), row["time_ratio"], 100 * row["loss_increase"]) for row in reversed(shown.values())],
-        name="plans-loss-and-time",
-        title="Loss against time",
-        x_label="time relative to softmax",
+        [Point(_plan_name(row), row["attention_bytes"], 100 * row["loss_increase"]) for row in rows],
+        name="plans-loss-and-bytes",
+        title="Loss against bytes read",
+        x_label="attention bytes relative to softmax",
         y_label="increase of the loss in %",
         axes=Axes(reference=("exact attention", 0.0)),
-        note="The plans that no other beats in loss, time and memory together, and the first one of each budget.",
+        note="The plans that no other beats in loss, bytes and time together.",
     )
 
 
@@ -95,7 +93,7 @@ def _layer_table(recommendation: Mapping[str, Any]) -> Html:
     return table(
         list(rows.values()),
         name="sensitivity",
-        title="Increase of the loss with the mechanism in this layer alone",
+        title=_sensitivity_title(recommendation, "Increase of the loss with the mechanism in this layer alone"),
         columns=[
             Column("layer", "Layer", show=str),
             *(Column(spec, spec, show=_share) for spec in recommendation["candidates"]),
@@ -116,7 +114,7 @@ def _head_maps(recommendation: Mapping[str, Any]) -> Html:
     return heat_maps(
         maps,
         name="sensitivity",
-        title="Increase of the loss in %, with the mechanism there alone",
+        title=_sensitivity_title(recommendation, "Increase of the loss in %, with the mechanism there alone"),
         high=max(values, default=1.0) or 1.0,
         note="Rows are layers from the input up, columns are heads. Light bears the mechanism, dark does not.",
     )
@@ -129,6 +127,10 @@ def _head_grid(recommendation: Mapping[str, Any], spec: str, kind: str) -> Grid:
         if row["mechanism"] == spec and row["kind"] == kind:
             grid.setdefault(row["layer"], []).append(_relative(row["increase"], recommendation, scale=100))
     return list(grid.values())
+
+
+def _sensitivity_title(recommendation: Mapping[str, Any], title: str) -> str:
+    return title + (", estimated from its gradient" if recommendation.get("sensitivity_is") == "estimated" else "")
 
 
 def _relative(increase: float | None, recommendation: Mapping[str, Any], *, scale: int = 1) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +33,8 @@ MEASURES = ("scores", "output", "projected", "effective", "ranking_differs")
 
 # Queries whose Gram matrices are held at once; a chunk of W is bounded by its elements too.
 QUERIES, ELEMENTS = 128, 1 << 22
+# Runs of neighbouring queries that a sample of them is made of.
+RUNS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,11 @@ class ApproximationError:
 
 @torch.no_grad()
 def approximation_error(
-    trace: LayerTrace | Iterable[LayerTrace], mech: Mechanism | str, *, against: Mechanism | None = None
+    trace: LayerTrace | Iterable[LayerTrace],
+    mech: Mechanism | str,
+    *,
+    against: Mechanism | None = None,
+    queries: int | None = None,
 ) -> ApproximationError:
     """Relative errors of ``mech`` per layer and head, against the mechanism the trace was recorded with.
 
@@ -91,12 +98,14 @@ def approximation_error(
     ``projected`` the same after the head's columns of W_O; ``effective`` is ``scores`` on the effective attention
     W v (v^T v)^+ v^T, whose norm needs outputs and Gram matrices only. ``ranking_differs``: the share of queries whose
     nearest value (Eq. 3) is not the value of largest weight. Queries at padded positions are not counted. ``against``
-    takes the place of the trace's own mechanism.
+    takes the place of the trace's own mechanism. ``queries``: that many of each text at most, in runs spread over it.
     """
+    if queries is not None and queries < 1:
+        raise ValueError(f"queries must be at least 1, got {queries}")
     layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
     approximation = mechanism(mech)
     name = mech if isinstance(mech, str) else _spec(approximation)
-    errors = tuple(_layer_error(layer, approximation, against or layer.mechanism) for layer in layers)
+    errors = tuple(_layer_error(layer, approximation, against or layer.mechanism, queries) for layer in layers)
     return ApproximationError(name, errors)
 
 
@@ -119,19 +128,17 @@ def reading_error(trace: Iterable[LayerTrace], mech: Mechanism | str, reading: s
     return float(torch.cat(errors).mean()) if errors else None
 
 
-def _layer_error(layer: LayerTrace, mech: Mechanism, exact: Mechanism) -> LayerError:
+def _layer_error(layer: LayerTrace, mech: Mechanism, exact: Mechanism, queries: int | None) -> LayerError:
     heads = layer.call.q.shape[1]
     sums = _Sums(heads, layer.call.q.device)
     for call in _rows(layer.call):
         counted = _counted(layer, call)
         whole = mech.whole_queries or exact.whole_queries
         weights = (exact.weights(call), mech.weights(call)) if whole else None
-        lo = 0
-        for part in _query_parts(call):
+        for lo, part in _query_parts(call, queries):
             hi = lo + part.q.shape[2]
             W, approx = (w[:, :, lo:hi] for w in weights) if weights else (exact.weights(part), mech.weights(part))
             _add_part(sums, part, W.double(), approx.double(), counted[lo:hi], layer.projection)
-            lo = hi
     has_projection = layer.projection is not None
     return LayerError(
         kind=layer.kind,
@@ -243,9 +250,20 @@ def _rows(call: AttentionCall) -> Iterator[AttentionCall]:
         yield replace(call, q=call.q[i : i + 1], k=call.k[i : i + 1], v=call.v[i : i + 1], **one)
 
 
-def _query_parts(call: AttentionCall) -> list[AttentionCall]:
-    _, h, _, n_k = call.sizes
-    return query_chunks(call, min(ELEMENTS, QUERIES * h * max(1, n_k)))
+def _query_parts(call: AttentionCall, queries: int | None) -> list[tuple[int, AttentionCall]]:
+    """(the first query, the call of a run of queries); with ``queries`` only so many of them, in RUNS runs."""
+    _, h, n_q, n_k = call.sizes
+    sampled = queries is not None and queries < n_q
+    run = max(1, queries // RUNS) if sampled and queries is not None else QUERIES
+    parts = query_chunks(call, min(ELEMENTS, run * h * max(1, n_k)))
+    starts = [0, *itertools.accumulate(part.q.shape[2] for part in parts)][:-1]
+    placed = list(zip(starts, parts, strict=True))
+    if not sampled or queries is None:
+        return placed
+    kept = max(1, min(RUNS, queries))
+    # The last run is one of them: in a causal call it sees the most.
+    chosen = {len(placed) - 1 - i * len(placed) // kept for i in range(kept)}
+    return [placed[i] for i in sorted(chosen)]
 
 
 def _counted(layer: LayerTrace, call: AttentionCall) -> Bool[Tensor, " q"]:

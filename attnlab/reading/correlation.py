@@ -44,20 +44,30 @@ def average_ranks(x: Float[Tensor, "r k"], seen: Bool[Tensor, "r k"]) -> Float[T
 
 
 def bootstrap_interval(
-    values: Sequence[float], *, resamples: int = 1000, seed: int = 0, level: float = 0.95
+    values: Sequence[float],
+    *,
+    weights: Sequence[float] | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    level: float = 0.95,
 ) -> tuple[float | None, float | None, float | None]:
     """(mean, low, high) of the mean, resampling the values; None for all where no value is known.
+
+    With positive ``weights`` the mean is weighted, and each value is resampled with its weight.
 
     >>> bootstrap_interval([0.5, 0.5, 0.5])
     (0.5, 0.5, 0.5)
     """
-    known = torch.tensor([v for v in values if not math.isnan(v)], dtype=torch.float64)
+    weights = [1.0] * len(values) if weights is None else weights
+    pairs = [(v, w) for v, w in zip(values, weights, strict=True) if not math.isnan(v)]
+    known, weight = torch.tensor(pairs, dtype=torch.float64).reshape(-1, 2).T
     if not len(known):
         return None, None, None
     chosen = torch.randint(len(known), (resamples, len(known)), generator=torch.Generator().manual_seed(seed))
-    means = known[chosen].mean(-1)
+    total = known * weight
+    means = total[chosen].sum(-1) / weight[chosen].sum(-1)
     low, high = torch.quantile(means, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return known.mean().item(), low, high
+    return (total.sum() / weight.sum()).item(), low, high
 
 
 def _mean_correlation(x: Tensor, y: Tensor, seen: Tensor) -> float:

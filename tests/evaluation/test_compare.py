@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import sys
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from attnlab.adapters import LoadedModel, load_model
-from attnlab.evaluation.compare import CompareConfig, compare
+from attnlab.cli import main
+from attnlab.evaluation.compare import CompareConfig, _Bench, compare
 from attnlab.evaluation.compare_lines import table_lines
+from attnlab.evaluation.quality import default_tokens
+from attnlab.pages import compare_page
+from attnlab.progress import Progress
 from tests.adapters.test_load import save
 
 
@@ -23,3 +32,101 @@ def test_a_mechanism_that_looks_ahead_is_warned_of_in_causal_models(name: str, c
     warned = [warning.split(": its outputs depend on later tokens")[0] for warning in result["warnings"]]
     assert warned == ([specs[1], specs[2]] if causal else [])
     assert sum(line.startswith("warning: ") for line in table_lines(result)) == len(warned)
+
+
+SMALL = CompareConfig(mechanisms=("softmax", "value-aware:r=d+1", "top-r:r=2"), length=16, tokens=200, repeats=1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(the comparison of a small causal model, what there was each time that a mechanism was finished)."""
+    loaded = load_model(save("llama", tmp_path_factory.mktemp("llama")))
+    partial: list[dict[str, Any]] = []
+    text = " ".join(random.Random(3).choices("abcd", k=160))
+    names = {"model_name": "small", "text_name": "letters"}
+    result = compare(loaded, text, config=SMALL, on_result=lambda r: partial.append(deepcopy(r)), **names)
+    return result, partial
+
+
+def test_exact_rows_are_called_exact_and_have_no_cost(small: Any) -> None:
+    softmax, aware, top = small[0]["rows"]
+    assert [row["exact"] for row in (softmax, aware, top)] == [True, True, False]
+    assert {softmax[cost] for cost in ("time_ratio", "attention_time_ratio", "memory_ratio")} == {1.0}
+    assert {aware[cost] for cost in ("time_ratio", "attention_time_ratio", "memory_ratio")} == {None}
+    assert top["time_ratio"] > 0
+    assert softmax["quality"]["loss_above"] == softmax["quality"]["loss_above_high"] == 0
+
+
+def test_every_score_has_an_interval(small: Any) -> None:
+    for row in small[0]["rows"]:
+        quality = row["quality"]
+        assert quality["low"] < quality["value"] < quality["high"]
+        assert quality["loss_above_low"] <= quality["loss_above"] <= quality["loss_above_high"]
+
+
+def test_what_is_finished_is_kept_as_it_comes(small: Any) -> None:
+    result, partial = small
+    assert [len(one["rows"]) for one in partial] == [1, 2, 3, 3]
+    assert [one["complete"] for one in partial] == [False, False, False, True]
+    assert partial[-1] == result
+    assert any(line == "stopped early: 1 of 3 mechanisms" for line in table_lines(partial[0]))
+    assert "Stopped early: 1 of 3 mechanisms." in compare_page(partial[0])
+    assert "Stopped early" not in compare_page(result)
+
+
+def test_the_text_says_how_much_of_it_was_read_and_why(small: Any) -> None:
+    text = small[0]["text"]
+    assert text["tokens"] < 200
+    assert text["why"] == "the whole text; up to 200 tokens would have been read"
+    assert any(f"{text['tokens']} tokens" in line and text["why"] in line for line in table_lines(small[0]))
+
+
+def test_no_head_of_a_causal_model_is_said_to_follow_next(small: Any) -> None:
+    assert not any("next" in line for line in table_lines(small[0]))
+
+
+def test_a_large_model_reads_fewer_tokens() -> None:
+    def of(parameters: int) -> int:
+        model = torch.nn.Linear(1, parameters, bias=False, device="meta")
+        return default_tokens(LoadedModel(model, None, "causal"))
+
+    assert [of(n) for n in (7_000_000, 135_000_000, 10**10)] == [8192, 1481, 1024]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_from_the_first_second(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    progress = Progress("comparing", plain=True)
+    progress.stage("reading the model")
+    assert ("reading the model" in capsys.readouterr().err) == terminal
+    progress.expect(4)
+    progress.step(2)
+    progress.stage("softmax")
+    progress.finished("softmax (1 of 2)")
+    progress.close()
+    shown = capsys.readouterr().err
+    assert ("50%" in shown) == terminal
+    assert ("comparing: softmax (1 of 2)\n" in shown) != terminal
+
+
+def test_an_interrupt_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page = save("llama", tmp_path), tmp_path / "page.html"
+    measure = _Bench.measure
+
+    def stopped(self: Any, spec: str, mech: Any) -> Any:
+        if spec == "kernel:elu":
+            raise KeyboardInterrupt
+        return measure(self, spec, mech)
+
+    monkeypatch.setattr(_Bench, "measure", stopped)
+    words = ["compare", str(folder), "--length", "16", "--tokens", "64", "-m", "top-r:r=2", "-m", "kernel:elu"]
+    assert main([*words, "-o", str(page)]) == 130
+    shown = capsys.readouterr()
+    assert "stopped early: 1 of 2 mechanisms" in shown.out
+    assert "stopped; what was finished is kept" in shown.err
+    assert "comparing: top-r:r=2 (1 of 2)" in shown.err
+    assert "top-r:r=2" in page.read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,14 @@ import torch
 
 import attnlab
 from attnlab import AttentionCall, mechanism, record
-from attnlab.adapters import LoadedModel, swap
+from attnlab.adapters import LoadedModel, convert, swap
 from attnlab.adapters.plan import Plan, swap_plan
 from attnlab.cli import main
 from attnlab.evaluation.compare import CompareConfig, compare
 from attnlab.evaluation.compare_lines import recommend_lines
+from attnlab.evaluation.plans import Unit, greedy, unbeaten, write_plans
 from attnlab.evaluation.quality import IGNORED, Windows, quality
-from attnlab.evaluation.recommend import (
-    RecommendConfig,
-    Unit,
-    choosing_and_held_out,
-    greedy,
-    recommend,
-    write_plans,
-)
+from attnlab.evaluation.recommend import RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
 from attnlab.mechanisms.per_head import PerHead, per_head
 from attnlab.pages import compare_page
@@ -67,6 +62,22 @@ def test_a_plan_of_softmax_changes_nothing_and_one_of_others_is_nested_swaps() -
         assert torch.equal(planned, logits(model))
     assert (planned - own).abs().max() > 1e-3
     assert torch.equal(logits(model), own)
+
+
+def test_swap_and_convert_take_a_plan() -> None:
+    model = hf_zoo.build("bert")
+    plan = Plan({0: "top-r:r=2", ("encoder", 2): "per-head:heads=softmax/softmax/window:r=3/top-r:r=1"})
+    with swap_plan(model, plan):
+        planned = logits(model)
+    with swap(model, plan):
+        assert torch.equal(logits(model), planned)
+    with pytest.raises(ValueError, match="a plan names its layers"), swap(model, plan, layers=[0]):
+        pass
+    with pytest.raises(ValueError, match="a plan names its layers"):
+        convert(model, plan, layers=[0])
+    with pytest.raises(ValueError, match="names no layer"):
+        convert(model, Plan({}), copy=True)
+    assert_close(logits(convert(model, plan, copy=True)), planned)
 
 
 def test_a_plan_is_undone_after_an_error() -> None:
@@ -143,6 +154,8 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
     assert recommendation["candidates"] == ["top-r:r=1", "value-aware:r=d+1"]
     assert len(recommendation["sensitivity"]) == 2 * units
     rows = {(row["budget"], row["mechanism"]): row for row in recommendation["rows"]}
+    left_out = {(row["budget"], row["mechanism"]): row for row in recommendation["left_out"]}
+    assert len(rows) + len(left_out) == 1 + 3 * 3
     with swap(loaded.model, "softmax"):
         exact = quality(loaded, windows, batch=8)
     assert exact is not None
@@ -155,13 +168,13 @@ def test_plans_keep_their_budget_and_the_exact_mechanism_goes_everywhere(setting
         assert row["loss_increase"] == pytest.approx(again["loss"] / exact["loss"] - 1, abs=1e-6)
         assert row["loss_increase"] <= (budget or 0.0) + 2e-5
         assert row["time_ratio"] > 0
-        assert row["memory_ratio"] > 0
-    assert rows[0.0, "value-aware:r=d+1"]["plan"]["layers"] == {f"encoder {i}": "value-aware:r=d+1" for i in range(3)}
-    assert rows[0.0, "mix"]["replaced"] == units
+        assert 0 < row["attention_bytes"] <= 1
+    # What is exact goes everywhere within no budget at all, and reads as much as softmax: it does not pay.
+    assert left_out[0.0, "value-aware:r=d+1"]["replaced"] == units
+    assert "softmax" in left_out[0.0, "value-aware:r=d+1"]["why"]
     # With three times the loss to spend, the most wanted mechanism is everywhere.
     assert rows[3.0, "mix"]["plan"]["layers"] == {f"encoder {i}": "top-r:r=1" for i in range(3)}
-    assert rows[0.02, "top-r:r=1"]["replaced"] <= rows[3.0, "top-r:r=1"]["replaced"] == units
-    assert any(row["pareto"] for row in recommendation["rows"])
+    assert left_out[3.0, "top-r:r=1"]["why"] == "the same plan as mix within +300 %"
 
 
 def test_held_out_windows_are_measured_and_have_no_part_in_the_choice(setting: Any) -> None:
@@ -192,7 +205,90 @@ def test_a_refused_mechanism_has_its_reason_and_is_not_proposed(setting: Any, mo
     config = RecommendConfig(mechanisms=("window:r=3",), budgets=(1.0,), repeats=1)
     recommendation = recommend(loaded, windows, trace, config=config)
     assert all("no window" in row["refused"] for row in recommendation["sensitivity"])
-    assert recommendation["rows"][1]["plan"] == {"layers": {}}
+    assert [row["mechanism"] for row in recommendation["rows"]] == ["softmax"]
+    assert recommendation["recommended"] is None
+    assert recommendation["sentence"].startswith("keep softmax: ")
+
+
+def plan_row(budget: float | None, loss: float, share: float, time: float, *, layers: int = 1) -> dict[str, Any]:
+    plan = {"layers": {} if budget is None else {str(i): f"window:r={round(100 * share)}" for i in range(layers)}}
+    name = "softmax" if budget is None else "mix"
+    quality = {"name": "perplexity", "value": 9.0, "loss": loss}
+    costs = {"attention_bytes": share, "time_ratio": time, "loss_increase": loss - 1, "held_out_increase": None}
+    return {
+        "budget": budget,
+        "mechanism": name,
+        "quality": quality,
+        "replaced": len(plan["layers"]),
+        "plan": plan,
+        **costs,
+    }
+
+
+def test_plans_that_do_not_pay_are_left_out() -> None:
+    rows = [
+        plan_row(None, 1.0, 1.0, 1.0),
+        # No layer bears it: softmax under another name.
+        plan_row(0.0, 1.0, 1.0, 0.9, layers=0),
+        plan_row(0.1, 1.1, 0.4, 1.2),
+        # Worse, and larger than the one before.
+        plan_row(0.2, 1.2, 0.5, 1.2),
+        # Worse and slower than softmax, and no smaller.
+        plan_row(0.3, 1.3, 1.0, 1.5),
+        # Worse, but faster than all others.
+        plan_row(0.4, 1.4, 0.9, 0.5),
+    ]
+    kept, left_out = unbeaten(rows)
+    assert [row["budget"] for row in kept] == [None, 0.1, 0.4]
+    assert [row["why"] for row in left_out] == [
+        "the same plan as softmax",
+        "mix within +10 % is as good, as small and as fast",
+        "softmax is as good, as small and as fast",
+    ]
+
+
+@pytest.mark.parametrize("by", ["layers", "heads"])
+def test_a_large_model_has_its_sensitivity_estimated_and_few_passes(
+    setting: Any, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, windows, trace = setting
+    passes = []
+    monkeypatch.setattr(loaded.model, "forward", counting(loaded.model.forward, passes))
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    config = RecommendConfig(
+        mechanisms=("top-r:r=1", "top-r:r=5"), budgets=(0.0, 3.0), by=by, repeats=1, work=50.0 * LENGTH * parameters
+    )
+    partial: list[dict[str, Any]] = []
+    recommendation = recommend(loaded, windows, trace, config=config, on_result=lambda r: partial.append(deepcopy(r)))
+    assert recommendation["sensitivity_is"] == "estimated"
+    assert recommendation["tokens"]["chosen_on"] == LENGTH
+    assert sum(passes) <= 50 + 4 * len(recommendation["rows"])
+    assert len(partial) == 2 + 1
+    assert all(row["time_ratio"] is None for row in partial[0]["rows"])
+    # More keys change the output less.
+    by_mechanism = {spec: [row["increase"] for row in recommendation["sensitivity"] if row["mechanism"] == spec]
+                    for spec in recommendation["candidates"]}  # fmt: skip
+    assert sum(by_mechanism["top-r:r=5"]) < sum(by_mechanism["top-r:r=1"])
+    assert recommendation["rows"][-1]["replaced"] == (3 if by == "layers" else 12)
+
+
+def counting(forward: Any, passes: list[int]) -> Any:
+    def counted(*inputs: Any, **options: Any) -> Any:
+        passes.append(1)
+        return forward(*inputs, **options)
+
+    return counted
+
+
+def test_the_recommendation_is_one_sentence_and_its_plan_can_be_swapped_in(setting: Any) -> None:
+    loaded, windows, trace = setting
+    config = RecommendConfig(mechanisms=(f"top-r:r={LENGTH - 1}", "top-r:r=1"), budgets=(0.02,), repeats=1)
+    recommendation = recommend(loaded, windows, trace, config=config)
+    sentence = recommendation["sentence"]
+    assert re.match(r"use top-r:r=\d+ in encoder layers? [\d, -]+.*: loss .*attention bytes 0\.\d+, time ", sentence)
+    assert recommend_lines(recommendation)[-1] == sentence
+    with swap_plan(loaded.model, Plan.from_json(recommendation["recommended"])):
+        assert quality(loaded, windows, batch=8) is not None
 
 
 def test_bad_settings_are_errors() -> None:
@@ -212,10 +308,11 @@ def test_it_is_printed_shown_and_written(setting: Any, tmp_path: Path) -> None:
     config = RecommendConfig(mechanisms=("top-r:r=1", "top-r:r=7"), budgets=(0.05, 3.0), by="heads", repeats=1)
     recommendation = recommend(loaded, windows, trace, config=config)
     lines = recommend_lines(recommendation)
-    assert lines[0].split() == ["budget", "mechanism", "heads", "MLM", "error", "loss", "held", "out", "time", "memory"]
-    assert lines[1].split()[:3] == ["-", "softmax", "0/12"]
-    assert any(re.match(r"\+300 %\s+mix\s+12/12", line) for line in lines)
-    assert lines[-1] == "+300 %: encoder 0: top-r:r=1, encoder 1: top-r:r=1, encoder 2: top-r:r=1"
+    header = "plan heads MLM error loss held out attention bytes time"
+    assert lines[0].split() == header.split()
+    assert lines[1].split()[:2] == ["softmax", "0/12"]
+    assert any(re.match(r"mix within \+300 %\s+12/12", line) for line in lines)
+    assert "mix within +300 %: encoder 0: top-r:r=1, encoder 1: top-r:r=1, encoder 2: top-r:r=1" in lines
     paths = write_plans(tmp_path, recommendation)
     assert tmp_path / "300-percent-mix.json" in paths
     assert Plan.load(tmp_path / "300-percent-mix.json").layers == {("encoder", i): "top-r:r=1" for i in range(3)}
@@ -245,8 +342,13 @@ def test_from_the_command_line(
     assert main([*words, "--sweep", "r", "--recommend", "--plans", str(tmp_path / "plans"), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["r"] for row in result["sweeps"]["top-r"]] == [1, 2, 4, 8, 16]
-    rows = result["recommendation"]["rows"]
-    assert [row["mechanism"] for row in rows] == ["softmax", *["top-r:r=2"] * 5]
+    recommendation = result["recommendation"]
+    rows = recommendation["rows"]
+    assert len(rows) + len(recommendation["left_out"]) == 1 + 5
+    written = tmp_path / "p.plan.json"
+    assert written.exists() == (recommendation["recommended"] is not None)
+    if written.exists():
+        assert Plan.load(written).to_json() == recommendation["recommended"]
     assert len(list((tmp_path / "plans").iterdir())) == sum(row["replaced"] > 0 for row in rows)
     page = (tmp_path / "p.html").read_text()
     assert "How many keys are enough" in page

@@ -27,6 +27,11 @@ def test_the_closest_head_of_each_pattern() -> None:
     assert audit_lines([]) == []
 
 
+def test_a_pattern_that_few_tokens_can_follow_says_so() -> None:
+    few = row(0, 1, "first", 0.7) | {"rows": 5, "of": 90, "few": True}
+    assert audit_lines([few])[0].endswith("first 0.70 (layer 0, head 1; only 5 of 90 tokens can)")
+
+
 def test_the_section() -> None:
     page = str(audit_section(ROWS))
     # Closer than a half: layer 1 head 0 to next, layer 0 head 0 and layer 1 head 1 to first.

@@ -80,9 +80,27 @@ def test_comparison_states_its_finding_from_the_numbers() -> None:
     stated = parse(finding(a_comparison())).text
     assert stated.startswith("value-aware:r=33 comes closest to exact attention: MLM error 41.2 %, where exact")
     assert "kernel:elu is furthest from it: MLM error 91.1 %." in stated
-    # By hand: the output error orders all 28 pairs of the 8 approximations as the MLM error does.
-    assert "output error orders 28 of 28 pairs" in stated
-    assert "score error 20 of 28" in stated
+    assert "pairs" not in stated
+
+
+def test_exact_rows_win_nothing_and_intervals_are_stated() -> None:
+    result = a_comparison()
+    aware = next(row for row in result["rows"] if row["mechanism"] == "value-aware:r=33")
+    aware |= {"exact": True, "time_ratio": None, "memory_ratio": None}
+    for name, (low, high) in {"top-r:r=33": (0.1, 0.3), "window:r=64": (0.2, 0.5), "kernel:elu": (2.0, 3.0)}.items():
+        row = next(row for row in result["rows"] if row["mechanism"] == name)
+        value = row["quality"]["value"]
+        row["quality"] |= {"low": value - 0.025, "high": value + 0.025}
+        row["quality"] |= {"loss_above": (low + high) / 2, "loss_above_low": low, "loss_above_high": high}
+    stated = parse(finding(result)).text
+    assert stated.startswith("top-r:r=33 comes closest to exact attention: MLM error 45 % [42, 47], where exact")
+    assert "This text cannot tell it from window:r=64." in stated
+    assert "value-aware:r=33 gives exact attention's own output here, by construction." in stated
+    tree = parse(compare_page(result))
+    timed = [row[0] for row in tree.figure("quality-and-time").data()["table"]["rows"]]
+    assert "value-aware:r=33" not in timed
+    assert "45 % [42, 47]" in tree.figure("mechanisms").text
+    assert "44.7" not in tree.figure("mechanisms").text
 
 
 def test_finding_without_quality_is_by_output_error_and_without_rows_says_so() -> None:
@@ -113,7 +131,6 @@ def test_comparison_page_has_table_scatter_heat_maps_and_refusals() -> None:
     assert table["columns"][:3] == ["mechanism", "quality", "output_error"]
     assert len(table["rows"]) == 9
     assert table["rows"][2][:4] == ["top-r:r=33", 0.447, 0.18, 0.12]
-    assert [node.text for node in tree.figure("mechanisms").all("strong")] == ["41.2 %", "41.2 %"]
     assert "needs the previous layer's memory" in tree.one("div", "refused").text
     scatter = tree.figure("quality-and-time")
     assert len(scatter.all("path", "mark")) == 9 + 9

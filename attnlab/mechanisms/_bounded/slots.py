@@ -142,6 +142,9 @@ class SlotMechanism(Mechanism):
         log = c.log.expand(*call.k.shape[:3], self.slots).to(call.q.dtype)
         return attend_by_kernel(call, log, state, in_place=in_place)
 
+    def bytes_read(self, call: AttentionCall) -> float:
+        return min(1.0, self.slots / max(1, call.k.shape[2]))
+
     def make_cache(self, batch: int, capacity: int) -> SlotCache:
         """An empty past of constant size."""
         return SlotCache(batch)
