@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from attnlab import __version__
+from attnlab.errors import PythonRemedyError, first_line
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "main", "run_reporting", "until_nobody_reads"]
+
+# What a shell reports for a program that a closed pipe ended.
+CLOSED_PIPE = 141
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,25 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+def until_nobody_reads(main: Callable[..., int]) -> Callable[..., int]:
+    """A ``main`` that ends silently when the reader of its output, such as ``head``, has read enough."""
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        try:
+            try:
+                return main(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes stdout once more when it ends, which must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+
+    return run
+
+
+@until_nobody_reads
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for an error the user can correct, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -91,13 +116,18 @@ def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int
     try:
         run(options)
     except KeyboardInterrupt as stopped:
-        print(f"{program}: {stopped or 'interrupted'}", file=sys.stderr)
+        print(f"{program}: {str(stopped) or 'interrupted'}", file=sys.stderr)
         return 130
-    except _user_errors() as error:
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        sentence = _what_the_user_can_correct(error)
+        if sentence is None:
+            raise
         if options.debug:
             traceback.print_exc()
         else:
-            print(f"{program}: {_one_line(error)}", file=sys.stderr)
+            print(f"{program}: {sentence}", file=sys.stderr)
         return 2
     return 0
 
@@ -109,17 +139,38 @@ def _overview() -> str:
     return "\n".join([*lines, "attnlab COMMAND --help lists a command's options."])
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """The errors a user can correct; called only when there is one, since it imports torch."""
+def _what_the_user_can_correct(error: Exception) -> str | None:
+    """One line about an error that the user can correct; None for one that is a defect of the program."""
+    # Imported when there is an error: it imports torch.
     from attnlab.training import RunError
 
-    return ValueError, OSError, ImportError, RunError
-
-
-def _one_line(error: Exception) -> str:
+    if isinstance(error, MemoryError) or _is_failed_allocation(error):
+        detail = "" if isinstance(error, MemoryError) else f" ({_allocation(error)})"
+        return f"there is not enough memory for this{detail}; ask for less, or use a machine with more"
+    if isinstance(error, PythonRemedyError):
+        return _in_one_line(error.problem)
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+        return _in_one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, (ValueError, OSError, ImportError, RunError)):
+        return _in_one_line(str(error)) or type(error).__name__
+    return None
+
+
+def _is_failed_allocation(error: Exception) -> bool:
+    """Whether torch could not have memory: on the CPU it says so by a RuntimeError."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text or "not enough memory" in text
+    )
+
+
+def _allocation(error: Exception) -> str:
+    """What torch tried to allocate, without the place in its source."""
+    return first_line(error).rpartition("DefaultCPUAllocator: ")[2]
+
+
+def _in_one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,15 @@ import torch
 
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
+from attnlab.adapters.model_files import (
+    check_config,
+    check_layer_count,
+    check_weights,
+    files_of_index,
+    refuse_layers_without_place,
+)
+from attnlab.errors import PythonRemedyError
+from attnlab.errors import first_line as _first_line
 
 __all__ = [
     "SHIPPED",
@@ -62,13 +70,16 @@ def load_model(
     name = str(path_or_hub_name)
     local = Path(name).expanduser()
     if local.exists():
+        # A run's model is in a folder of its own.
+        if not (local / "config.json").exists() and (local / "model" / "config.json").is_file():
+            local /= "model"
         _check_folder(local)
         name = str(local)
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ValueError(f"{name}: there is no such folder")
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
@@ -94,6 +105,8 @@ def load_model(
             f"section {CONTAINER!r} that says which layers attend by what; copy config.json again from where it was "
             "saved"
         )
+    refuse_layers_without_place(name, model, info["unexpected_keys"])
+    check_weights(name, model)
     if section is not None:
         try:
             reconvert(model, name)
@@ -186,7 +199,7 @@ def _hub_files(name: str) -> list[Path]:
     index = local("model.safetensors.index.json")
     names = ["model.safetensors"]
     if index is not None:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = files_of_index(index)
     return [path for path in map(local, names) if path is not None]
 
 
@@ -220,25 +233,20 @@ def _check_folder(folder: Path) -> None:
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{folder} holds no config.json, so it is no model folder")
-    try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{config} is not valid JSON ({error})") from None
-    for shard in _weight_files(folder):
+    values, shards = check_config(config), _weight_files(folder)
+    for shard in shards:
         _check_safetensors(shard)
+    check_layer_count(folder, values, shards)
     if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
-        raise ValueError(
-            f"{folder} holds no tokenizer (tokenizer.json or the like); save one there with save_pretrained"
+        raise PythonRemedyError(
+            f"{folder} holds no tokenizer (tokenizer.json or the like)", remedy="save one there with save_pretrained"
         )
 
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{index} is not a valid index of weights ({error})") from None
+        names = files_of_index(index)
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             raise ValueError(f"{folder} lacks {len(absent)} of its {len(names)} weight files, such as {absent[0]}")
@@ -280,7 +288,3 @@ def _class_and_task(config: Any) -> tuple[Any, Task]:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return cls or transformers.AutoModelForCausalLM, "causal"
     return cls or transformers.AutoModel, "encoder"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

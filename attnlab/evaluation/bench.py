@@ -16,6 +16,7 @@ from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.provenance import provenance
 from attnlab.registry import mechanism
+from attnlab.sizes import check_bytes, check_operations
 
 __all__ = ["BenchConfig", "bench", "bench_lines"]
 
@@ -49,6 +50,7 @@ def bench(config: BenchConfig) -> dict[str, Any]:
     ``bytes_growth`` is the ratio of peak bytes to those at the length before: 2 for a doubling is linear.
     """
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
+    _check_size(config)
     rows: list[dict[str, Any]] = []
     before: dict[str, float] = {}
     for length in tqdm(config.lengths, desc="timing", unit="length", disable=None):
@@ -92,6 +94,22 @@ def bench_lines(result: dict[str, Any]) -> Sequence[str]:
             f"{row['bytes'] / 2**20:>8.1f} MiB{row['memory_ratio']:>8.2f} x{growth:>8}"
         )
     return lines
+
+
+def _check_size(config: BenchConfig) -> None:
+    """Refuse lengths whose queries, keys and values do not fit, or whose scores take SDPA hours."""
+    length, heads = max(config.lengths), config.batch * config.heads
+    what = f"a call of {config.batch} x {config.heads} heads over {length} tokens of width {config.width}"
+    # Three tensors and the output, and the gradient of each.
+    tensors = 8 if config.backward else 4
+    instead = "give smaller lengths, heads, width or batch"
+    check_bytes(what, 4 * tensors * heads * length * config.width, instead=instead, device=config.device)
+    pairs = heads * length**2 / 2 if config.causal else heads * length**2
+    # A product and a sum for each score and each value; a first run, the repeats, and one that counts the memory.
+    operations = 4 * pairs * config.width * (config.repeats + 2)
+    check_operations(
+        f"timing {what}", operations, instead="give smaller lengths or fewer repeats", device=config.device
+    )
 
 
 def _call(config: BenchConfig, length: int) -> AttentionCall:

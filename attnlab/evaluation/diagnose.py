@@ -42,6 +42,8 @@ def diagnose_files(
         raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
     bad = Malformed("skip")
     pairs = read_parallel(source, target, malformed=bad)
+    if target is None and not pairs.source and bad.count:
+        raise ValueError(f"{source} has no line with two fields between tabs; name the file of the translations too")
     sides = [_ids(side[:lines]) for side in pairs]
     if len(sides[0]) < 2:
         raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")

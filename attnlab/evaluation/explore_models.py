@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
+from attnlab.adapters.model_files import check_ids
+from attnlab.data.readers import check_unicode
 from attnlab.evaluation.explore import Subject, explore
 from attnlab.pages.explorer import Exploration
 from attnlab.pages.explorer.tokens import guess_words
@@ -47,6 +50,7 @@ def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, c
     for text in texts:
         if not text.strip():
             raise ValueError("the text is empty: there is nothing to attend to")
+        check_unicode(text, what="the text")
     subjects = []
     for model_name, loaded in models.items():
         for i, text in enumerate(texts):
@@ -83,6 +87,7 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
     ids = inputs["input_ids"]
     if ids.shape[1] == 0:
         raise ValueError("the tokenizer makes no token of this text")
+    check_ids(model, ids)
     limit = max_length(model)
     if limit is not None and ids.shape[1] > limit:
         raise ValueError(
@@ -117,10 +122,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """
     layers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"layers must be numbers and ranges such as 0,3,5-7, got {text!r}")
-        layers += range(int(first), int(last if dash else first) + 1)
+        ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
+        if ends is None:
+            raise ValueError(f"layers must be numbers below 10000 and ranges such as 0,3,5-7, got {text!r}")
+        layers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     return tuple(layers)
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
+from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED
+from attnlab.data.readers import check_unicode
 
 __all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
 
@@ -35,6 +37,7 @@ def cut_windows(
 ) -> Windows:
     """``text`` cut into windows of ``length`` tokens; an MLM is to predict 15 % of them."""
     tokenizer = loaded.tokenizer
+    check_unicode(text, what="the text")
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
     check_length(loaded.model, length)
@@ -46,6 +49,7 @@ def cut_windows(
     ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"][:most_tokens]
     if not ids:
         raise ValueError("the text has no tokens for this model's tokenizer")
+    check_ids(loaded.model, torch.tensor(ids))
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
     # The model never reads what padding holds, so a tokenizer without a padding token needs none.
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0

@@ -163,7 +163,7 @@ def test_a_table_without_names(tmp_path):
     path.write_bytes(gzip.compress(b"one\t1\ntwo\t2\n"))
     assert [row["x"] for _, row in records(path, columns=["x"], header=["x", "y"])] == ["one", "two"]
     with pytest.raises(
-        ValueError, match=r"no column 'x'; it has \['one', '1'\]. If its first line is data, pass header"
+        ValueError, match=r"no column 'x'; its first line names \['one', '1'\]; if that line is data, pass header"
     ):
         list(records(path, columns=["x"]))
 

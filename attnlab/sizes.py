@@ -1,0 +1,94 @@
+"""Sizes that this machine cannot hold, and work that it cannot finish, are refused before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["byte_text", "check_bytes", "check_operations", "memory_bytes"]
+
+# Below this nothing is refused, so that a call of ordinary size costs one comparison.
+ALWAYS_ALLOWED = 1 << 30
+# The longest work that is begun, in seconds, by an estimate that is lower than the true time.
+MOST_SECONDS = 3600
+# Multiplications and additions a second that no core and no GPU of today exceeds by much, in float32.
+PER_CORE, PER_GPU = 1e11, 2e14
+
+
+def check_bytes(what: object, size: float, *, instead: str, device: object = "cpu") -> None:
+    """Raise a ValueError if ``what`` needs more memory than the device has at all.
+
+    >>> check_bytes("a table of 10 rows", 40, instead="make it smaller")
+    """
+    if size <= ALWAYS_ALLOWED:
+        return
+    most = memory_bytes(str(device))
+    if size > most:
+        raise ValueError(f"{what} would take {byte_text(size)}, and {device} has {byte_text(most)}; {instead}")
+
+
+def check_operations(what: str, operations: float, *, instead: str, device: str = "cpu") -> None:
+    """Raise a ValueError if so many multiplications and additions take over an hour even at the device's best.
+
+    >>> check_operations("one product", 1e6, instead="make it smaller")
+    """
+    rate = PER_CORE * (os.cpu_count() or 1) if device == "cpu" else PER_GPU
+    # An int of hundreds of digits is no float.
+    hours = min(operations, 10**300) / rate / 3600
+    if hours * 3600 > MOST_SECONDS:
+        raise ValueError(
+            f"{what} would take {hours:,.3g} hours or more on {device}, and at most {MOST_SECONDS // 3600} is begun; "
+            f"{instead}"
+        )
+
+
+def memory_bytes(device: str = "cpu") -> int:
+    """The memory of a device; of the CPU also no more than the process may use."""
+    if device != "cpu":
+        import torch
+
+        if torch.device(device).type == "cuda" and torch.cuda.is_available():
+            return torch.cuda.get_device_properties(torch.device(device)).total_memory
+    return min(size for size in (_physical(), _of_container(), _of_process()) if size is not None)
+
+
+def byte_text(size: float) -> str:
+    """A number of bytes in words.
+
+    >>> byte_text(512e9), byte_text(40), byte_text(10**40)
+    ('512 GB', '40 bytes', '1e+40 bytes')
+    """
+    for power, unit in ((1e18, "EB"), (1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= 1e21:
+            return f"{size:.3g} bytes" if size < 1e300 else "over 1e300 bytes"
+        if size >= power:
+            return f"{size / power:,.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        # A system that does not tell: what a 64-bit process can address.
+        return 1 << 47
+
+
+def _of_container() -> int | None:
+    """The limit of the control group that the process is in, where there is one."""
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(file).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _of_process() -> int | None:
+    """The limit that ``ulimit -v`` sets."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
