@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from attnlab import __version__
 from attnlab.errors import PythonRemedyError, first_line
@@ -19,6 +20,8 @@ __all__ = ["COMMANDS", "Command", "main", "run_reporting", "until_nobody_reads"]
 
 # What a shell reports for a program that a closed pipe ended.
 CLOSED_PIPE = 141
+# The most characters of an error; the list of all mechanisms is shorter.
+LONGEST = 1400
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ def until_nobody_reads(main: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(argv: Sequence[str] | None = None) -> int:
+        # The name of a file may hold what the terminal cannot show.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             try:
                 return main(argv)
@@ -98,7 +104,7 @@ def command_module(name: str) -> Any:
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for these words; only the command they name, the first word without a dash, gets its options."""
     named = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="attnlab", description="A laboratory for attention.")
+    parser = _Parser(prog="attnlab", description="A laboratory for attention.")
     parser.add_argument("--version", action="version", version=f"attnlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -109,6 +115,13 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             command_module(name).arguments(sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are short and can be printed, whatever was typed."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_in_one_line(message))
 
 
 def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int:
@@ -170,7 +183,11 @@ def _allocation(error: Exception) -> str:
 
 
 def _in_one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    """The text without line ends, cut in its middle where it is very long, and without what cannot be printed."""
+    line = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    return line.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["byte_text", "check_bytes", "check_operations", "memory_bytes"]
+__all__ = ["byte_text", "check_bytes", "check_operations", "check_seconds", "memory_bytes"]
 
 # Below this nothing is refused, so that a call of ordinary size costs one comparison.
 ALWAYS_ALLOWED = 1 << 30
@@ -15,7 +15,7 @@ MOST_SECONDS = 3600
 PER_CORE, PER_GPU = 1e11, 2e14
 
 
-def check_bytes(what: object, size: float, *, instead: str, device: object = "cpu") -> None:
+def check_bytes(what: object, size: int | float, *, instead: str, device: object = "cpu") -> None:
     """Raise a ValueError if ``what`` needs more memory than the device has at all.
 
     >>> check_bytes("a table of 10 rows", 40, instead="make it smaller")
@@ -27,17 +27,28 @@ def check_bytes(what: object, size: float, *, instead: str, device: object = "cp
         raise ValueError(f"{what} would take {byte_text(size)}, and {device} has {byte_text(most)}; {instead}")
 
 
-def check_operations(what: str, operations: float, *, instead: str, device: str = "cpu") -> None:
-    """Raise a ValueError if so many multiplications and additions take over an hour even at the device's best.
+def check_operations(what: str, operations: int | float, *, instead: str, device: str = "cpu") -> None:
+    """``check_seconds`` of so many multiplications and additions at the device's best.
 
     >>> check_operations("one product", 1e6, instead="make it smaller")
     """
     rate = PER_CORE * (os.cpu_count() or 1) if device == "cpu" else PER_GPU
     # An int of hundreds of digits is no float.
-    hours = min(operations, 10**300) / rate / 3600
-    if hours * 3600 > MOST_SECONDS:
+    check_seconds(f"{what} on {device}", min(operations, 10**300) / rate, instead=instead)
+
+
+def check_seconds(what: str, seconds: int | float, *, instead: str) -> None:
+    """Raise a ValueError if ``what`` takes over an hour by this estimate, which is lower than the true time.
+
+    >>> check_seconds("a year", 3.2e7, instead="wait less")
+    Traceback (most recent call last):
+    ...
+    ValueError: a year would take 8.89e+03 hours or more, and nothing of over 1 hour is begun; wait less
+    """
+    if seconds > MOST_SECONDS:
+        hours = min(seconds, 10**300) / 3600
         raise ValueError(
-            f"{what} would take {hours:,.3g} hours or more on {device}, and at most {MOST_SECONDS // 3600} is begun; "
+            f"{what} would take {hours:,.3g} hours or more, and nothing of over {MOST_SECONDS // 3600} hour is begun; "
             f"{instead}"
         )
 
@@ -52,7 +63,7 @@ def memory_bytes(device: str = "cpu") -> int:
     return min(size for size in (_physical(), _of_container(), _of_process()) if size is not None)
 
 
-def byte_text(size: float) -> str:
+def byte_text(size: int | float) -> str:
     """A number of bytes in words.
 
     >>> byte_text(512e9), byte_text(40), byte_text(10**40)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from typing import Any
 
 __all__ = ["may_take_forever"]
 
-if sys.version_info >= (3, 11):
-    from re import _constants as ops
-    from re import _parser as parser
-else:
-    import sre_constants as ops
-    import sre_parse as parser
+# The parser of regular expressions, which Python 3.11 moved.
+MOVED = sys.version_info >= (3, 11)
+parser: Any = importlib.import_module("re._parser" if MOVED else "sre_parse")
+ops: Any = importlib.import_module("re._constants" if MOVED else "sre_constants")
 
 REPEATS = (ops.MAX_REPEAT, ops.MIN_REPEAT)
 
@@ -50,7 +49,7 @@ def _overlaps(body: Any) -> bool:
 
 def _flat(items: Any) -> list[Any]:
     """The items with those of groups in the place of the groups."""
-    flat = []
+    flat: list[Any] = []
     for op, argument in items:
         flat += _flat(argument[-1]) if op is ops.SUBPATTERN else [(op, argument)]
     return flat

@@ -16,9 +16,12 @@ from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.provenance import provenance
 from attnlab.registry import mechanism
-from attnlab.sizes import check_bytes, check_operations
+from attnlab.sizes import check_bytes, check_operations, check_seconds
 
 __all__ = ["BenchConfig", "bench", "bench_lines"]
+
+# The shortest time that any call takes.
+LEAST_SECONDS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,12 @@ def _check_size(config: BenchConfig) -> None:
     tensors = 8 if config.backward else 4
     instead = "give smaller lengths, heads, width or batch"
     check_bytes(what, 4 * tensors * heads * length * config.width, instead=instead, device=config.device)
-    pairs = heads * length**2 / 2 if config.causal else heads * length**2
-    # A product and a sum for each score and each value; a first run, the repeats, and one that counts the memory.
-    operations = 4 * pairs * config.width * (config.repeats + 2)
+    # A first run, the repeats, and one that counts the memory.
+    runs = config.repeats + 2
+    calls = runs * len(config.lengths) * (len(config.mechanisms) + 1)
+    check_seconds(f"{calls} calls", calls * LEAST_SECONDS, instead="give fewer repeats")
+    # A product and a sum for each score and each value.
+    operations = 4 * heads * length**2 * config.width * runs // (2 if config.causal else 1)
     check_operations(
         f"timing {what}", operations, instead="give smaller lengths or fewer repeats", device=config.device
     )

@@ -81,6 +81,9 @@ def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, c
 def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | None = None) -> Subject:
     """One text through one model, recorded; a sequence-to-sequence model writes its own target unless one is given."""
     model, tokenizer, task = loaded
+    if target is not None and task != "seq2seq":
+        raise ValueError(f"a target is what a sequence-to-sequence model writes, and {type(model).__name__} is none")
+    check_unicode(target or "", what="the target")
     device = next(model.parameters()).device
     encoded = tokenizer(text, return_tensors="pt")
     inputs = {key: t.to(device) for key, t in encoded.items() if _takes(model, key)}
@@ -125,7 +128,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
         ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
         if ends is None:
             raise ValueError(f"layers must be numbers below 10000 and ranges such as 0,3,5-7, got {text!r}")
-        layers += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if last < first:
+            raise ValueError(f"the range of layers {part.strip()} ends before it begins")
+        layers += range(first, last + 1)
     return tuple(layers)
 
 

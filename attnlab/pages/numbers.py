@@ -26,7 +26,7 @@ def number(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     if abs(value) >= HUGE:
-        return _power_of_ten(value, digits=2) if abs(value) < 1e300 else f"{'-' * (value < 0)}over 1e300"
+        return _power_of_ten(value, digits=2) if abs(value) < 1e300 else ("over 1e300" if value > 0 else "below -1e300")
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     if value and abs(value) < 1e-4:

@@ -16,6 +16,8 @@ from attnlab.pages.fragments import flatten
 __all__ = ["Curve", "Run", "curves", "differing_settings", "grouped", "read_run"]
 
 MOST_POINTS = 600
+# The difference of two such numbers is still a float.
+LARGEST = 1e300
 COPIED = "was the run interrupted while copying it?"
 # A line of more points has no dots.
 MOST_MARKS = 40
@@ -154,13 +156,10 @@ def _seedless(run: Run) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float | None:
-    """The value as a finite float; None for anything else, such as an int that no float holds."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """The value as a float that a chart can show; None for anything else, such as NaN or an int of 400 digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return float(value)
 
 
 def _entry(line: str) -> tuple[float, str, dict[str, Any], float] | None:
