@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.sizes import check_bytes
 
@@ -181,7 +182,10 @@ class Mechanism:
         }
         for what, why in self.cannot().items():
             if asked[what]:
-                raise ValueError(f"{self!r} cannot take this call ({what}): {why}")
+                # What to do about these two, in Python, stands behind the semicolon.
+                reason, _, remedy = why.partition("; ") if what in ("bias", "no-x") else (why, "", "")
+                problem = f"{self!r} cannot take this call ({what}): {reason}"
+                raise PythonRemedyError(problem, remedy=remedy) if remedy else ValueError(problem)
         check_bytes(self, self.least_bytes(call), instead="make it smaller", device=call.q.device)
 
 

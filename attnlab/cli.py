@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from attnlab import __version__
-from attnlab.errors import PythonRemedyError, first_line
+from attnlab.errors import first_line, problem_of
 
 __all__ = ["COMMANDS", "Command", "main", "run_reporting", "until_nobody_reads"]
 
@@ -160,12 +160,10 @@ def _what_the_user_can_correct(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or _is_failed_allocation(error):
         detail = "" if isinstance(error, MemoryError) else f" ({_allocation(error)})"
         return f"there is not enough memory for this{detail}; ask for less, or use a machine with more"
-    if isinstance(error, PythonRemedyError):
-        return _in_one_line(error.problem)
     if isinstance(error, OSError) and error.filename is not None:
         return _in_one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, (ValueError, OSError, ImportError, RunError)):
-        return _in_one_line(str(error)) or type(error).__name__
+        return _in_one_line(problem_of(error)) or type(error).__name__
     return None
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PythonRemedyError", "first_line", "read_json_object"]
+__all__ = ["PythonRemedyError", "first_line", "placed", "problem_of", "read_json_object"]
 
 
 class PythonRemedyError(ValueError):
@@ -18,7 +18,19 @@ class PythonRemedyError(ValueError):
 
     def __init__(self, problem: str, *, remedy: str) -> None:
         super().__init__(f"{problem}; {remedy}")
-        self.problem = problem
+        self.problem, self.remedy = problem, remedy
+
+
+def problem_of(error: BaseException) -> str:
+    """An error's message without its remedy in Python."""
+    return error.problem if isinstance(error, PythonRemedyError) else str(error)
+
+
+def placed(place: str, error: ValueError) -> ValueError:
+    """The same error with the place where it arose before its message."""
+    if isinstance(error, PythonRemedyError):
+        return PythonRemedyError(f"{place}: {error.problem}", remedy=error.remedy)
+    return ValueError(f"{place}: {error}")
 
 
 def first_line(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.devices import to_device
+from attnlab.errors import problem_of
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.provenance import provenance
@@ -137,5 +138,5 @@ def _refusal(job: Callable[[], None]) -> str | None:
     try:
         job()
     except ValueError as error:
-        return str(error).splitlines()[0]
+        return problem_of(error).splitlines()[0]
     return None

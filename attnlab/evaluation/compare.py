@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.evaluation.quality import Windows, batches, cut_windows, model_inputs, quality
+from attnlab.errors import problem_of
+from attnlab.evaluation.quality import Windows, batches, cut_windows, model_inputs, quality, refuse_short_text
 from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
 from attnlab.guidance import pattern_audit
@@ -84,6 +85,7 @@ def compare(
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
     recommend_config = _recommend_config(config, loaded)
     windows = cut_windows(loaded, text, length=config.length, most_tokens=config.tokens, seed=config.seed)
+    refuse_short_text(windows, asked=config.tokens)
     trace = _traced(loaded, windows, config.traced)
     rows, layers = _mechanism_rows(loaded, windows, trace, mechanisms, config)
     warnings = _future_warnings(
@@ -126,7 +128,7 @@ def _mechanism_rows(
             measured = exact if isinstance(mech, Softmax) else _quality_with(loaded, windows, mech, config.batch)
             of_readings = {name: reading_error(trace, mech, name) for name in config.readings}
         except ValueError as refusal:
-            rows.append({"mechanism": spec, "refused": str(refusal)})
+            rows.append({"mechanism": spec, "refused": problem_of(refusal)})
             continue
         row = {"mechanism": spec, "refused": None, **_errors(measured, exact, error)}
         rows.append(row | {"reading_errors": of_readings} | _cost(loaded, trace, sample, mech, config))

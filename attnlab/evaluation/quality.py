@@ -16,8 +16,19 @@ from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED
 from attnlab.data.readers import check_unicode
 
-__all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
+__all__ = [
+    "Windows",
+    "batches",
+    "cut_windows",
+    "model_inputs",
+    "quality",
+    "quality_label",
+    "quality_text",
+    "refuse_short_text",
+]
 
+# Below this a perplexity or an error is that of a word or two.
+LEAST_TOKENS = 16
 # The measures of quality, as a table's header names them.
 LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
 
@@ -69,6 +80,15 @@ def cut_windows(
     # Masks are drawn on the CPU, so that they are the same wherever the model is.
     device = next(loaded.model.parameters()).device
     return Windows(input_ids.to(device), attention_mask.to(device), labels.to(device), len(ids))
+
+
+def refuse_short_text(windows: Windows, *, asked: int) -> None:
+    """Raise if the text has so few tokens, and fewer than were asked for, that nothing can be measured on it."""
+    if windows.tokens < min(LEAST_TOKENS, asked):
+        raise ValueError(
+            f"the text has {windows.tokens} token{'s' * (windows.tokens > 1)}, from which nothing can be measured; "
+            f"give a text of at least {LEAST_TOKENS}, better of thousands"
+        )
 
 
 def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:
