@@ -67,16 +67,7 @@ def load_model(
     """
     import transformers
 
-    name = str(path_or_hub_name)
-    local = Path(name).expanduser()
-    if local.exists():
-        # A run's model is in a folder of its own.
-        if not (local / "config.json").exists() and (local / "model" / "config.json").is_file():
-            local /= "model"
-        _check_folder(local)
-        name = str(local)
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"{name}: there is no such folder")
+    name = _checked_name(str(path_or_hub_name))
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -117,6 +108,20 @@ def load_model(
     except Exception as error:
         raise ValueError(f"{name}: its tokenizer cannot be loaded ({_first_line(error)})") from None
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+def _checked_name(name: str) -> str:
+    """The folder of a model, whose files are checked, or a hub name as it is."""
+    local = Path(name).expanduser()
+    if not local.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ValueError(f"{name}: there is no such folder")
+        return name
+    # A run's model is in a folder of its own.
+    if not (local / "config.json").exists() and (local / "model" / "config.json").is_file():
+        local /= "model"
+    _check_folder(local)
+    return str(local)
 
 
 def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[Any, Task, set[str]]:

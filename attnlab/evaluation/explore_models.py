@@ -81,21 +81,11 @@ def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, c
 def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | None = None) -> Subject:
     """One text through one model, recorded; a sequence-to-sequence model writes its own target unless one is given."""
     model, tokenizer, task = loaded
-    if target is not None and task != "seq2seq":
-        raise ValueError(f"a target is what a sequence-to-sequence model writes, and {type(model).__name__} is none")
-    check_unicode(target or "", what="the target")
     device = next(model.parameters()).device
     encoded = tokenizer(text, return_tensors="pt")
     inputs = {key: t.to(device) for key, t in encoded.items() if _takes(model, key)}
     ids = inputs["input_ids"]
-    if ids.shape[1] == 0:
-        raise ValueError("the tokenizer makes no token of this text")
-    check_ids(model, ids)
-    limit = max_length(model)
-    if limit is not None and ids.shape[1] > limit:
-        raise ValueError(
-            f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
-        )
+    _check_inputs(loaded, ids, target)
     side = "source" if task in ("mlm", "encoder", "seq2seq") else "target"
     # {text: (ids, token strings, the word of each token)}
     texts = {side: (ids, *_words(tokenizer, encoded, text))}
@@ -115,6 +105,22 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
         input_ids={key: ids for key, (ids, _, _) in texts.items()},
         special=_special(tokenizer),
     )
+
+
+def _check_inputs(loaded: LoadedModel, ids: Tensor, target: str | None) -> None:
+    """Raise if the model cannot read these tokens, or has no use for a target."""
+    model, _, task = loaded
+    if target is not None and task != "seq2seq":
+        raise ValueError(f"a target is what a sequence-to-sequence model writes, and {type(model).__name__} is none")
+    check_unicode(target or "", what="the target")
+    if ids.shape[1] == 0:
+        raise ValueError("the tokenizer makes no token of this text")
+    check_ids(model, ids)
+    limit = max_length(model)
+    if limit is not None and ids.shape[1] > limit:
+        raise ValueError(
+            f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
+        )
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
