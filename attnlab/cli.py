@@ -154,17 +154,21 @@ def _overview() -> str:
 
 def _what_the_user_can_correct(error: Exception) -> str | None:
     """One line about an error that the user can correct; None for one that is a defect of the program."""
-    # Imported when there is an error: it imports torch.
-    from attnlab.training import RunError
-
     if isinstance(error, MemoryError) or _is_failed_allocation(error):
         detail = "" if isinstance(error, MemoryError) else f" ({_allocation(error)})"
         return f"there is not enough memory for this{detail}; ask for less, or use a machine with more"
     if isinstance(error, OSError) and error.filename is not None:
         return _in_one_line(f"{error.filename}: {error.strerror}")
-    if isinstance(error, (ValueError, OSError, ImportError, RunError)):
+    if isinstance(error, (ValueError, OSError, ImportError)) or _is_run_error(error):
         return _in_one_line(problem_of(error)) or type(error).__name__
     return None
+
+
+def _is_run_error(error: Exception) -> bool:
+    # Imported last: it imports torch, which may be what failed.
+    from attnlab.training import RunError
+
+    return isinstance(error, RunError)
 
 
 def _is_failed_allocation(error: Exception) -> bool:
