@@ -11,7 +11,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
+from attnlab.sizes import check_bytes
 
 __all__ = [
     "AttentionCall",
@@ -128,6 +130,10 @@ class Mechanism:
         """What it refuses: {what: why}, where what is causal, mask, bias, cross, offset, padding or no-x."""
         return {}
 
+    def least_bytes(self, call: AttentionCall) -> int:
+        """A lower bound of the memory that its settings cost in this call; more than the device has is refused."""
+        return 0
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         """W in the paper's symbols, dense: the definition that every faster path must match."""
         raise NotImplementedError(f"{type(self).__name__} must define reference(call)")
@@ -184,7 +190,11 @@ class Mechanism:
         }
         for what, why in self.cannot().items():
             if asked[what]:
-                raise ValueError(f"{self!r} cannot take this call ({what}): {why}")
+                # What to do about these two, in Python, stands behind the semicolon.
+                reason, _, remedy = why.partition("; ") if what in ("bias", "no-x") else (why, "", "")
+                problem = f"{self!r} cannot take this call ({what}): {reason}"
+                raise PythonRemedyError(problem, remedy=remedy) if remedy else ValueError(problem)
+        check_bytes(self, self.least_bytes(call), instead="make it smaller", device=call.q.device)
 
 
 def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
+import io
+import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from attnlab import __version__
+from attnlab.errors import first_line, problem_of
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Command", "main", "run_reporting", "until_nobody_reads"]
+
+# What a shell reports for a program that a closed pipe ended.
+CLOSED_PIPE = 141
+# The most characters of an error; the list of all mechanisms is shorter.
+LONGEST = 1400
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,28 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+def until_nobody_reads(main: Callable[..., int]) -> Callable[..., int]:
+    """A ``main`` that ends silently when the reader of its output, such as ``head``, has read enough."""
+
+    @functools.wraps(main)
+    def run(argv: Sequence[str] | None = None) -> int:
+        # The name of a file may hold what the terminal cannot show.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            try:
+                return main(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes stdout once more when it ends, which must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return CLOSED_PIPE
+
+    return run
+
+
+@until_nobody_reads
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for an error the user can correct, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -77,7 +108,7 @@ def command_module(name: str) -> Any:
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser for these words; only the command they name, the first word without a dash, gets its options."""
     named = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="attnlab", description="A laboratory for attention.")
+    parser = _Parser(prog="attnlab", description="A laboratory for attention.")
     parser.add_argument("--version", action="version", version=f"attnlab {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in COMMANDS.items():
@@ -90,18 +121,30 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are short and can be printed, whatever was typed."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_in_one_line(message))
+
+
 def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int:
     """Call ``run(options)``; an error the user can correct becomes one line on stderr."""
     try:
         run(options)
     except KeyboardInterrupt as stopped:
-        print(f"{program}: {stopped or 'interrupted'}", file=sys.stderr)
+        print(f"{program}: {str(stopped) or 'interrupted'}", file=sys.stderr)
         return 130
-    except _user_errors() as error:
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        sentence = _what_the_user_can_correct(error)
+        if sentence is None:
+            raise
         if options.debug:
             traceback.print_exc()
         else:
-            print(f"{program}: {_one_line(error)}", file=sys.stderr)
+            print(f"{program}: {sentence}", file=sys.stderr)
         return 2
     return 0
 
@@ -113,17 +156,44 @@ def _overview() -> str:
     return "\n".join([*lines, "attnlab COMMAND --help lists a command's options."])
 
 
-def _user_errors() -> tuple[type[Exception], ...]:
-    """The errors a user can correct; called only when there is one, since it imports torch."""
+def _what_the_user_can_correct(error: Exception) -> str | None:
+    """One line about an error that the user can correct; None for one that is a defect of the program."""
+    if isinstance(error, MemoryError) or _is_failed_allocation(error):
+        detail = "" if isinstance(error, MemoryError) else f" ({_allocation(error)})"
+        return f"there is not enough memory for this{detail}; ask for less, or use a machine with more"
+    if isinstance(error, OSError) and error.filename is not None:
+        return _in_one_line(f"{error.filename}: {error.strerror}")
+    if isinstance(error, (ValueError, OSError, ImportError)) or _is_run_error(error):
+        return _in_one_line(problem_of(error)) or type(error).__name__
+    return None
+
+
+def _is_run_error(error: Exception) -> bool:
+    # Imported last: it imports torch, which may be what failed.
     from attnlab.training import RunError
 
-    return ValueError, OSError, ImportError, RunError
+    return isinstance(error, RunError)
 
 
-def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
+def _is_failed_allocation(error: Exception) -> bool:
+    """Whether torch could not have memory: on the CPU it says so by a RuntimeError."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text or "not enough memory" in text
+    )
+
+
+def _allocation(error: Exception) -> str:
+    """What torch tried to allocate, without the place in its source."""
+    return first_line(error).rpartition("DefaultCPUAllocator: ")[2]
+
+
+def _in_one_line(text: str) -> str:
+    """The text without line ends, cut in its middle where it is very long, and without what cannot be printed."""
+    line = "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"
+    return line.encode(errors="backslashreplace").decode()
 
 
 if __name__ == "__main__":

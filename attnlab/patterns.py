@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
 
 __all__ = [
@@ -179,18 +180,18 @@ def _spreading(columns: Bool[Tensor, "b k"], text: _Text) -> _Drawn:
 
 def _period(text: _Text) -> _Drawn:
     if not text.tokens.period:
-        raise ValueError(
-            "the pattern 'period' needs to know the full stop, and this tokenizer has no such token; "
-            "pass tokens=SpecialTokens(period=(id,)), or leave the pattern out"
+        raise PythonRemedyError(
+            "the pattern 'period' needs to know the full stop, and this tokenizer has no such token: leave it out",
+            remedy="or pass tokens=SpecialTokens(period=(id,))",
         )
     return _spreading(_among(text.ids, text.tokens.period), text)
 
 
 def _delim(text: _Text) -> _Drawn:
     if not text.tokens.delimiters:
-        raise ValueError(
-            "the pattern 'delim' needs to know the delimiters, and this tokenizer adds none; "
-            "pass tokens=SpecialTokens(delimiters=(id, ...)), or leave the pattern out"
+        raise PythonRemedyError(
+            "the pattern 'delim' needs to know the delimiters, and this tokenizer adds none: leave it out",
+            remedy="or pass tokens=SpecialTokens(delimiters=(id, ...))",
         )
     return _spreading(_among(text.ids, text.tokens.delimiters), text)
 

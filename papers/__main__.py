@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from attnlab.cli import run_reporting
+from attnlab.cli import run_reporting, until_nobody_reads
 from papers.common.folders import Experiment, experiments_like, folder_of, list_of_experiments, modules
 
 __all__ = ["main"]
 
 
+@until_nobody_reads
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one experiment; the exit code is 0, 2 for something the user can mend, 130 for Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else list(argv)

@@ -25,6 +25,7 @@ from attnlab.adapters.masks import carrying_mask
 from attnlab.adapters.outside_interface import family_of, lead_through_interface, own_attention, restore_class
 from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Site
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.errors import placed
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.open_contexts import OpenContexts, refuse_replica
 from attnlab.registry import mechanism
@@ -430,7 +431,7 @@ def _errors_explained(place: str, query: Tensor) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
+        raise placed(place, error) from error
     except (NotImplementedError, RuntimeError) as error:
         if not query.is_meta:
             raise

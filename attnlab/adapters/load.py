@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +13,18 @@ import torch
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.gguf import is_gguf, load_gguf
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
+from attnlab.adapters.model_files import (
+    check_config,
+    check_layer_count,
+    check_weights,
+    files_of_index,
+    refuse_layers_without_place,
+)
 from attnlab.adapters.named_models import named_model_file
 from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length
 from attnlab.adapters.tokenizer_files import load_tokenizer
+from attnlab.errors import PythonRemedyError
+from attnlab.errors import first_line as _first_line
 from attnlab.models import Transformer, save_transformer
 
 __all__ = [
@@ -75,23 +83,17 @@ def load_model(
     """
     import transformers
 
-    name = str(path_or_hub_name)
-    local = Path(name).expanduser()
-    file = local if local.exists() else named_model_file(name)
-    if file is not None and is_gguf(file):
+    file = _gguf_file(str(path_or_hub_name))
+    if file is not None:
         with _quiet(False):
             model, tokenizer = load_gguf(file, dtype=dtype)
         return LoadedModel(model.eval(), tokenizer, "seq2seq" if model.config.is_encoder_decoder else "causal")
-    if local.exists():
-        _check_folder(local)
-        if is_own_checkpoint(local):
-            return LoadedModel(*load_own_checkpoint(local, dtype=dtype))
-        name = str(local)
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"{name}: there is no such folder")
+    name = _checked_name(str(path_or_hub_name))
+    if is_own_checkpoint(Path(name)):
+        return LoadedModel(*load_own_checkpoint(Path(name), dtype=dtype))
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
         raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
@@ -117,6 +119,8 @@ def load_model(
             f"section {CONTAINER!r} that says which layers attend by what; copy config.json again from where it was "
             "saved"
         )
+    refuse_layers_without_place(name, model, info["unexpected_keys"])
+    check_weights(name, model)
     if section is not None:
         try:
             reconvert(model, name)
@@ -134,6 +138,27 @@ def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
         loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return Path(folder)
+
+
+def _gguf_file(name: str) -> Path | None:
+    """The GGUF file that a name means: a path, or a short name; None where it means something else."""
+    local = Path(name).expanduser()
+    file = local if local.exists() else named_model_file(name)
+    return file if file is not None and is_gguf(file) else None
+
+
+def _checked_name(name: str) -> str:
+    """The folder of a model, whose files are checked, or a hub name as it is."""
+    local = Path(name).expanduser()
+    if not local.exists():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:
+            raise ValueError(f"{name}: there is no such folder")
+        return name
+    # A run's model is in a folder of its own.
+    if not (local / "config.json").exists() and (local / "model" / "config.json").is_file():
+        local /= "model"
+    _check_folder(local)
+    return str(local)
 
 
 def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[Any, Task, set[str]]:
@@ -216,7 +241,7 @@ def _hub_files(name: str) -> list[Path]:
     index = local("model.safetensors.index.json")
     names = ["model.safetensors"]
     if index is not None:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = files_of_index(index)
     return [path for path in map(local, names) if path is not None]
 
 
@@ -251,28 +276,21 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"{folder} is a file; give the folder that holds config.json and model.safetensors")
     config = folder / "config.json"
     if not config.is_file():
-        inner = folder / "model"
-        hint = f"; the model of this run is in {inner}" if (inner / "config.json").is_file() else ""
-        raise ValueError(f"{folder} holds no config.json, so it is no model folder{hint}")
-    try:
-        json.loads(config.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{config} is not valid JSON ({error})") from None
-    for shard in _weight_files(folder):
+        raise ValueError(f"{folder} holds no config.json, so it is no model folder")
+    values, shards = check_config(config), _weight_files(folder)
+    for shard in shards:
         _check_safetensors(shard)
+    check_layer_count(folder, values, shards)
     if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
-        raise ValueError(
-            f"{folder} holds no tokenizer (tokenizer.json or the like); save one there with save_pretrained"
+        raise PythonRemedyError(
+            f"{folder} holds no tokenizer (tokenizer.json or the like)", remedy="save one there with save_pretrained"
         )
 
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ValueError(f"{index} is not a valid index of weights ({error})") from None
+        names = files_of_index(index)
         absent = [name for name in names if not (folder / name).is_file()]
         if absent:
             raise ValueError(f"{folder} lacks {len(absent)} of its {len(names)} weight files, such as {absent[0]}")
@@ -314,7 +332,3 @@ def _class_and_task(config: Any) -> tuple[Any, Task]:
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return cls or transformers.AutoModelForCausalLM, "causal"
     return cls or transformers.AutoModel, "encoder"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

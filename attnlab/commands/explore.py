@@ -108,9 +108,7 @@ def _explore_models(options: argparse.Namespace) -> Exploration:
     )
     texts = texts_of(options.text, options.file)
     if not texts and (Path(options.model) / "run.json").is_file():
-        raise ValueError(
-            f"{options.model} is a run without recorded steps; look at its model: {options.model}/model, and a text"
-        )
+        raise ValueError(f"{options.model} is a run without recorded steps; to look at its model give a text after it")
     if not texts or not all(text.strip() for text in texts):
         raise ValueError("there is no text to read: give one after the model, or a file with --file")
     models = {}

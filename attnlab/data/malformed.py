@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from attnlab.errors import PythonRemedyError
+
 __all__ = ["Malformed"]
 
 KEEP = 20
@@ -33,7 +35,9 @@ class Malformed:
     def add(self, path: Path | str, line: int, why: str) -> None:
         """Count one bad line, or raise if such lines are fatal."""
         if self.action == "fail":
-            raise ValueError(f"{path} line {line}: {why}; to leave such lines out pass malformed=Malformed('skip')")
+            raise PythonRemedyError(
+                f"{path} line {line}: {why}", remedy="to leave such lines out pass malformed=Malformed('skip')"
+            )
         self.count += 1
         if len(self.lines) < KEEP:
             self.lines.append((str(path), line, why))

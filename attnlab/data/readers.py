@@ -7,19 +7,30 @@ import csv
 import gzip
 import json
 import lzma
+import os
+import select
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from attnlab.data.malformed import Malformed
+from attnlab.errors import PythonRemedyError
+from attnlab.sizes import byte_text
 
-__all__ = ["hf_texts", "numbered_lines", "open_bytes", "read_text", "records", "texts"]
+__all__ = ["check_unicode", "hf_texts", "numbered_lines", "open_bytes", "read_text", "records", "texts"]
 
 COMPRESSED = (".gz", ".xz", ".bz2", ".zip")
 Unit = Literal["line", "paragraph", "file"]
+
+# The longest line, and the longest text that is read as a whole. Texts that are read line by line have no limit.
+MOST_BYTES = 1 << 30
+# A file that never ends, such as /dev/zero, is noticed after so many bytes if it is binary.
+PIECE = 1 << 20
+# How long a pipe may stay silent at first.
+PIPE_SECONDS = 60.0
 
 
 @contextmanager
@@ -37,24 +48,38 @@ def open_bytes(path: Path | str) -> Iterator[IO[bytes]]:
 
 
 def read_text(path: Path | str) -> str:
-    """The whole file as text; empty, binary or not UTF-8 is a ValueError of one line."""
+    """The whole file as text, of at most 1 GiB; empty, binary or not UTF-8 is a ValueError of one line."""
+    pieces: list[bytes] = []
     with open_bytes(path) as file:
-        data = file.read()
+        while piece := file.read(PIECE):
+            if b"\0" in piece:
+                at = sum(map(len, pieces)) + piece.index(0)
+                raise ValueError(f"{path} looks binary (a NUL byte at {at}): expected a UTF-8 text file")
+            pieces.append(piece)
+            if len(pieces) * PIECE > MOST_BYTES:
+                raise ValueError(f"{path} is longer than {byte_text(MOST_BYTES)}, the most that is read; cut it")
+    data = b"".join(pieces)
     if not data.strip():
         raise ValueError(f"{path} is empty: expected a text file")
-    if b"\0" in data:
-        raise ValueError(f"{path} looks binary (a NUL byte at {data.index(0)}): expected a UTF-8 text file")
     try:
         return data.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({_undecodable(error)}): convert it with iconv -t UTF-8") from None
 
 
+def check_unicode(text: str, *, what: str) -> None:
+    """Raise unless the text can be written as UTF-8: half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is not Unicode: {_lone_surrogate(error)}; leave it out") from None
+
+
 def numbered_lines(path: Path | str, *, malformed: Malformed | None = None) -> Iterator[tuple[int, str]]:
     """(line number from 1, line without its end), one at a time; a line that is not UTF-8 text is malformed."""
     malformed = malformed or Malformed("fail")
     with open_bytes(path) as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(_raw_lines(path, file), start=1):
             if b"\0" in raw:
                 malformed.add(path, number, "looks binary (a NUL byte)")
                 continue
@@ -64,6 +89,19 @@ def numbered_lines(path: Path | str, *, malformed: Malformed | None = None) -> I
                 malformed.add(path, number, f"not UTF-8 ({_undecodable(error)})")
                 continue
             yield number, line.rstrip("\r\n")
+
+
+def _raw_lines(path: Path | str, file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream; one that begins with a piece of binary data, or is longer than the limit, ends it."""
+    while raw := file.readline(PIECE):
+        pieces, size = [raw], len(raw)
+        while not raw.endswith(b"\n") and (raw := file.readline(PIECE)):
+            pieces.append(raw)
+            size += len(raw)
+            if size > MOST_BYTES or b"\0" in pieces[0]:
+                what = "binary" if b"\0" in pieces[0] else f"longer than {byte_text(MOST_BYTES)}, the most that is read"
+                raise ValueError(f"{path} has a line that is {what}: expected a UTF-8 text file")
+        yield b"".join(pieces)
 
 
 def texts(
@@ -107,7 +145,14 @@ def records(
         if absent:
             malformed.add(path, number, f"no {absent[0]!r} among {sorted(row)}")
             continue
-        yield number, {name: value if isinstance(value := row[name], str) else json.dumps(value) for name in columns}
+        chosen = {name: value if isinstance(value := row[name], str) else json.dumps(value) for name in columns}
+        try:
+            # JSON may write half of a surrogate pair, which is no text.
+            "".join(chosen.values()).encode()
+        except UnicodeEncodeError as error:
+            malformed.add(path, number, _lone_surrogate(error))
+            continue
+        yield number, chosen
 
 
 def hf_texts(name: str, *, split: str = "train", config: str | None = None, column: str = "text") -> Iterator[str]:
@@ -133,7 +178,11 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     suffix = path.suffix.lower()
     if suffix != ".zip":
         opener: Any = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}.get(suffix, open)
-        with opener(path, "rb") as file:
+        if not path.is_fifo():
+            with opener(path, "rb") as file:
+                yield file
+            return
+        with _readable_pipe(path) as pipe, nullcontext(pipe) if opener is open else opener(pipe, "rb") as file:
             yield file
         return
     with zipfile.ZipFile(path) as archive:
@@ -142,6 +191,18 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             raise ValueError(f"{path} must hold one file, holds {len(names)}: {names[:5]}")
         with archive.open(names[0]) as file:
             yield file
+
+
+def _readable_pipe(path: Path) -> IO[bytes]:
+    """A pipe, opened once there is something in it: opening one that nothing writes to never ends."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    if not poll.poll(1000 * PIPE_SECONDS):
+        os.close(handle)
+        raise ValueError(f"{path} is a pipe into which nothing was written for {PIPE_SECONDS:.0f} seconds")
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "rb")
 
 
 def _format(path: Path | str) -> Literal["plain", "jsonl", "csv", "tsv"]:
@@ -158,6 +219,10 @@ def _json_rows(path: Path | str, malformed: Malformed) -> Iterator[tuple[int, di
             row = json.loads(line)
         except json.JSONDecodeError as error:
             malformed.add(path, number, f"not JSON ({error.msg} at column {error.colno})")
+            continue
+        except (RecursionError, ValueError) as error:
+            # Nested too deeply, or a number of thousands of digits.
+            malformed.add(path, number, f"JSON that cannot be read ({error})")
             continue
         if isinstance(row, dict):
             yield number, row
@@ -176,8 +241,9 @@ def _table_rows(
     names = list(header) if header else next(rows, (0, []))[1]
     absent = [name for name in columns if name not in names]
     if absent:
-        raise ValueError(
-            f"{path} has no column {absent[0]!r}; it has {names}. If its first line is data, pass header=[...]"
+        raise PythonRemedyError(
+            f"{path} has no column {absent[0]!r}; its first line names {names}",
+            remedy="if that line is data, pass header=[...]",
         )
     for number, row in rows:
         if len(row) == len(names):
@@ -218,6 +284,10 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
             held = []
     if held:
         yield "\n".join(held)
+
+
+def _lone_surrogate(error: UnicodeEncodeError) -> str:
+    return f"half of a surrogate pair (U+{ord(error.object[error.start]):04X}) at {error.start}"
 
 
 def _undecodable(error: UnicodeDecodeError) -> str:

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from attnlab.data.patterns_of_words import may_take_forever
+from attnlab.errors import first_line, read_json_object
 from attnlab.provenance import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -231,13 +233,35 @@ def load_tokeniser(folder: Path | str) -> Tokeniser:
     if (folder / "spiece.model").exists():
         return SentencePieceTokeniser((folder / "spiece.model").read_bytes())
     if (folder / "words.json").exists():
-        saved = json.loads((folder / "words.json").read_text())
-        return WordTokeniser(words=tuple(saved["words"]), pattern=saved["pattern"], lowercase=saved["lowercase"])
+        return _saved_words(folder / "words.json")
     if (folder / "tokenizer.json").exists():
         from tokenizers import Tokenizer
 
-        return as_tokeniser(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        try:
+            return as_tokeniser(Tokenizer.from_file(str(folder / "tokenizer.json")))
+        # The library raises a plain Exception.
+        except Exception as error:
+            raise ValueError(f"{folder / 'tokenizer.json'} is no tokeniser ({first_line(error)})") from None
     raise ValueError(f"{folder} holds no tokeniser: expected tokenizer.json, spiece.model or words.json")
+
+
+def _saved_words(file: Path) -> WordTokeniser:
+    saved = read_json_object(file)
+    words, pattern, lowercase = (saved.get(name) for name in ("words", "pattern", "lowercase"))
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{file}: words must be a list of strings")
+    if not isinstance(pattern, str) or not isinstance(lowercase, bool):
+        raise ValueError(f"{file}: pattern must be a regular expression and lowercase true or false")
+    try:
+        endless = may_take_forever(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{file}: {pattern[:60]!r} is no regular expression ({error})") from None
+    if endless:
+        raise ValueError(
+            f"{file}: the pattern {pattern[:60]!r} may take forever on some text, as it repeats what repeats or has "
+            "alternatives; write it without one of them"
+        )
+    return WordTokeniser(words=tuple(words), pattern=pattern, lowercase=lowercase)
 
 
 def _specials_by_name(tokenizer: Tokenizer) -> Specials:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from attnlab.data.tokenisers import FastTokeniser, SentencePieceTokeniser, Specials, WordTokeniser, _sentencepiece
+from attnlab.sizes import check_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -154,6 +155,8 @@ def _refuse_size(vocab_size: int) -> None:
         raise ValueError(
             f"a vocabulary holds {len(BERT_SPECIALS)} special tokens and more, got vocab_size {vocab_size}"
         )
+    # The trainers make room for the whole vocabulary at once: a string and a number in some tables.
+    check_bytes(f"a vocabulary of {vocab_size} tokens", 200 * vocab_size, instead="make it smaller")
 
 
 def _refuse_iterator(texts: Iterable[str]) -> None:

@@ -12,12 +12,17 @@ from tqdm import tqdm
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.devices import to_device
+from attnlab.errors import problem_of
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.provenance import provenance
 from attnlab.registry import mechanism
+from attnlab.sizes import check_bytes, check_operations, check_seconds
 
 __all__ = ["BenchConfig", "bench", "bench_lines"]
+
+# The shortest time that any call takes.
+LEAST_SECONDS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ def bench(config: BenchConfig) -> dict[str, Any]:
     ``bytes_growth`` is the ratio of peak bytes to those at the length before: 2 for a doubling is linear.
     """
     mechanisms = {spec: mechanism(spec) for spec in config.mechanisms}
+    _check_size(config)
     rows: list[dict[str, Any]] = []
     before: dict[str, float] = {}
     for length in tqdm(config.lengths, desc="timing", unit="length", disable=None):
@@ -94,6 +100,25 @@ def bench_lines(result: dict[str, Any]) -> Sequence[str]:
     return lines
 
 
+def _check_size(config: BenchConfig) -> None:
+    """Refuse lengths whose queries, keys and values do not fit, or whose scores take SDPA hours."""
+    length, heads = max(config.lengths), config.batch * config.heads
+    what = f"a call of {config.batch} x {config.heads} heads over {length} tokens of width {config.width}"
+    # Three tensors and the output, and the gradient of each.
+    tensors = 8 if config.backward else 4
+    instead = "give smaller lengths, heads, width or batch"
+    check_bytes(what, 4 * tensors * heads * length * config.width, instead=instead, device=config.device)
+    # A first run, the repeats, and one that counts the memory.
+    runs = config.repeats + 2
+    calls = runs * len(config.lengths) * (len(config.mechanisms) + 1)
+    check_seconds(f"{calls} calls", calls * LEAST_SECONDS, instead="give fewer repeats")
+    # A product and a sum for each score and each value.
+    operations = 4 * heads * length**2 * config.width * runs // (2 if config.causal else 1)
+    check_operations(
+        f"timing {what}", operations, instead="give smaller lengths or fewer repeats", device=config.device
+    )
+
+
 def _call(config: BenchConfig, length: int) -> AttentionCall:
     generator = torch.Generator().manual_seed(config.seed)
     shape = (3, config.batch, config.heads, length, config.width)
@@ -115,5 +140,5 @@ def _refusal(job: Callable[[], None]) -> str | None:
     try:
         job()
     except ValueError as error:
-        return str(error).splitlines()[0]
+        return problem_of(error).splitlines()[0]
     return None

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnlab.adapters import LoadedModel, record, swap
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.data import TextFile
+from attnlab.errors import problem_of
 from attnlab.evaluation.compare_warnings import own_attention_warnings, untrained_warnings
 from attnlab.evaluation.quality import (
     Predictions,
@@ -24,6 +25,7 @@ from attnlab.evaluation.quality import (
     model_inputs,
     predict,
     quality_summary,
+    refuse_short_text,
 )
 from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
@@ -113,6 +115,7 @@ def compare(
     recommend_config = _recommend_config(config, loaded)
     tokens = config.tokens or default_tokens(loaded)
     windows = cut_windows(loaded, text, length=config.length, most_tokens=tokens, seed=config.seed)
+    refuse_short_text(windows, asked=tokens)
     progress.expect((1 + len(mechanisms)) * (batch_count(loaded, windows, config.batch) + 1) + 1)
     progress.stage("recording the model's own attention")
     bench = _Bench(loaded, windows, config, progress)
@@ -209,7 +212,7 @@ class _Bench:
             # Exact attention is compared with itself: its cost says nothing of an approximation.
             cost = dict.fromkeys(COSTS, 1.0 if own else None) if exact else self._cost(mech)
         except ValueError as refusal:
-            return {"mechanism": spec, "refused": str(refusal)}, []
+            return {"mechanism": spec, "refused": problem_of(refusal)}, []
         self.progress.step()
         row = {"mechanism": spec, "refused": None, "exact": exact, **_errors(error)}
         row |= {"quality": self._quality(predictions), "reading_errors": of_readings} | cost

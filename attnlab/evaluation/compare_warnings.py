@@ -36,7 +36,7 @@ def own_attention_warnings(loaded: LoadedModel, windows: Windows, *, batch: int)
     measured: dict[str, Any] | None = quality(loaded, windows, batch=batch)
     shown = ""
     if measured is not None:
-        value = quality_text(measured["name"], measured["value"])
+        value = quality_text(measured)
         shown = f", with which its {quality_label(measured['name'])} on this text is {value}"
     return [
         f"this model's own attention is {', '.join(specs)} in {len(adapter.conversions())} of {len(adapter.sites())} "

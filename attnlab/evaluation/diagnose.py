@@ -10,11 +10,17 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Malformed, read_parallel
-from attnlab.dynamics import Bitext, bitext, count_table, learnable_from_cooccurrence
+from attnlab.dynamics import Bitext, Learnable, bitext, count_table, learnable_from_cooccurrence
 
 __all__ = ["diagnose", "diagnose_files", "diagnosis_lines"]
 
 WORD = re.compile(r"\w+|[^\w\s]")
+
+
+# Natural text of three corpora (Multi30k, IWSLT'14, WMT) is "fine" from 500 pairs on, and often not below.
+ENOUGH = 1000
+# Below so many bits by chance, every word co-occurs with every other equally: that is certain from any number of pairs.
+FLAT = 1e-6
 
 
 def diagnose(corpus: Bitext, *, name: str, draws: int = 3, seed: int = 0) -> dict[str, Any]:
@@ -30,7 +36,7 @@ def diagnose(corpus: Bitext, *, name: str, draws: int = 3, seed: int = 0) -> dic
         "by_chance": round(learnable.chance, 4),
         "spread": round(learnable.spread, 5),
         "excess": round(learnable.excess, 4),
-        "verdict": "hopeless" if learnable.hopeless else "fine",
+        "verdict": _verdict(learnable, len(corpus)),
     }
 
 
@@ -42,6 +48,8 @@ def diagnose_files(
         raise ValueError(f"a diagnosis needs at least 2 lines, got {lines}")
     bad = Malformed("skip")
     pairs = read_parallel(source, target, malformed=bad, most=lines)
+    if target is None and not pairs.source and bad.count:
+        raise ValueError(f"{source} has no line with two fields between tabs; name the file of the translations too")
     sides = [_ids(side) for side in pairs]
     if len(sides[0]) < 2:
         raise ValueError(f"{source} has {len(sides[0])} sentence pairs; a diagnosis needs at least 2")
@@ -53,6 +61,8 @@ def diagnosis_lines(diagnosis: dict[str, Any]) -> list[str]:
     """The diagnosis in words."""
     verdict = {
         "fine": "fine: the counts tell which words translate to which, so a model can learn it before it attends",
+        "too little": f"too little text to tell: the counts do not tell yet which words translate to which; give some "
+        f"{ENOUGH} pairs or more",
         "hopeless": "hopeless: the counts are those of sentences paired at random, so nothing tells where to attend",
     }[diagnosis["verdict"]]
     return [
@@ -62,6 +72,12 @@ def diagnosis_lines(diagnosis: dict[str, Any]) -> list[str]:
         f"{diagnosis['pairs']} pairs, {diagnosis['source_words']} and {diagnosis['target_words']} words, "
         f"{diagnosis['table_entries']} of their pairs co-occur; {diagnosis['left_out']} pairs left out",
     ]
+
+
+def _verdict(learnable: Learnable, pairs: int) -> str:
+    if not learnable.hopeless:
+        return "fine"
+    return "too little" if pairs < ENOUGH and learnable.chance > FLAT else "hopeless"
 
 
 def _ids(texts: Sequence[str]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from torch import Tensor
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.generate import target_ends
 from attnlab.adapters.load import max_length
+from attnlab.adapters.model_files import check_ids
 from attnlab.data import TextFile
+from attnlab.data.readers import check_unicode
 from attnlab.evaluation.explore import Subject, explore
 from attnlab.models import Transformer
 from attnlab.pages.explorer import Exploration
@@ -52,6 +55,7 @@ def explore_models(models: Mapping[str, LoadedModel], texts: Sequence[str], *, c
     for text in texts:
         if not text.strip():
             raise ValueError("the text is empty: there is nothing to attend to")
+        check_unicode(text, what="the text")
     subjects = []
     for model_name, loaded in models.items():
         for i, text in enumerate(texts):
@@ -86,13 +90,7 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
     encoded = tokenizer(text, return_tensors="pt")
     inputs = {key: t.to(device) for key, t in encoded.items() if _takes(model, key)}
     ids = inputs["input_ids"]
-    if ids.shape[1] == 0:
-        raise ValueError("the tokenizer makes no token of this text")
-    limit = max_length(model)
-    if limit is not None and ids.shape[1] > limit:
-        raise ValueError(
-            f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
-        )
+    _check_inputs(loaded, ids, target)
     side = "source" if task in ("mlm", "encoder", "seq2seq") else "target"
     # {text: (ids, token strings, the word of each token)}
     texts = {side: (ids, *_words(tokenizer, encoded, text))}
@@ -114,6 +112,22 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
     )
 
 
+def _check_inputs(loaded: LoadedModel, ids: Tensor, target: str | None) -> None:
+    """Raise if the model cannot read these tokens, or has no use for a target."""
+    model, _, task = loaded
+    if target is not None and task != "seq2seq":
+        raise ValueError(f"a target is what a sequence-to-sequence model writes, and {type(model).__name__} is none")
+    check_unicode(target or "", what="the target")
+    if ids.shape[1] == 0:
+        raise ValueError("the tokenizer makes no token of this text")
+    check_ids(model, ids)
+    limit = max_length(model)
+    if limit is not None and ids.shape[1] > limit:
+        raise ValueError(
+            f"the text has {ids.shape[1]} tokens, and {type(model).__name__} reads at most {limit}; cut it"
+        )
+
+
 def parse_layers(text: str) -> tuple[int, ...]:
     """Layer numbers and ranges, as in "0,3,5-7".
 
@@ -122,10 +136,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     """
     layers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"layers must be numbers and ranges such as 0,3,5-7, got {text!r}")
-        layers += range(int(first), int(last if dash else first) + 1)
+        ends = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip())
+        if ends is None:
+            raise ValueError(f"layers must be numbers below 10000 and ranges such as 0,3,5-7, got {text!r}")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if last < first:
+            raise ValueError(f"the range of layers {part.strip()} ends before it begins")
+        layers += range(first, last + 1)
     return tuple(layers)
 
 

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters.load import LoadedModel, check_length, max_length
+from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens
+from attnlab.data.readers import check_unicode
 from attnlab.pages.numbers import with_interval
 from attnlab.reading.correlation import bootstrap_interval
 
@@ -30,6 +32,7 @@ __all__ = [
     "quality_label",
     "quality_summary",
     "quality_text",
+    "refuse_short_text",
 ]
 
 # Tokens in a piece of text; the fewest pieces that an interval is made of, and the most.
@@ -40,6 +43,8 @@ LOGITS = 1 << 28
 # mechanisms this much takes minutes on two cores.
 MOST_TOKENS, LEAST_TOKENS, WORK = 8192, 1024, 2e11
 
+# Below this a perplexity or an error is that of a word or two.
+LEAST_TOKENS = 16
 # The measures of quality, as a table's header names them.
 LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
 
@@ -67,6 +72,8 @@ def cut_windows(
     Of a file only as much is read and tokenised as ``most_tokens`` need.
     """
     tokenizer = loaded.tokenizer
+    if isinstance(text, str):
+        check_unicode(text, what="the text")
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
     check_length(loaded.model, length)
@@ -80,6 +87,7 @@ def cut_windows(
     )
     if not ids:
         raise ValueError("the text has no tokens for this model's tokenizer")
+    check_ids(loaded.model, torch.tensor(ids))
     rows = [before + ids[i : i + room] + after for i in range(0, len(ids), room)]
     # The model never reads what padding holds, so a tokenizer without a padding token needs none.
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
@@ -99,6 +107,15 @@ def cut_windows(
     # Masks are drawn on the CPU, so that they are the same wherever the model is.
     device = next(loaded.model.parameters()).device
     return Windows(input_ids.to(device), attention_mask.to(device), labels.to(device), len(ids))
+
+
+def refuse_short_text(windows: Windows, *, asked: int) -> None:
+    """Raise if the text has so few tokens, and fewer than were asked for, that nothing can be measured on it."""
+    if windows.tokens < min(LEAST_TOKENS, asked):
+        raise ValueError(
+            f"the text has {windows.tokens} token{'s' * (windows.tokens > 1)}, from which nothing can be measured; "
+            f"give a text of at least {LEAST_TOKENS}, better of thousands"
+        )
 
 
 def batches(windows: Windows, *, size: int) -> Iterator[dict[str, Tensor]]:

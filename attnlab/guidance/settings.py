@@ -57,7 +57,7 @@ class Guidance:
         if not 0 <= self.hold < 1:
             raise ValueError(
                 f"hold is a share of the run, at least 0 and below 1, got {self.hold}; for the first 200 of 1,000 "
-                "steps give hold=0.2"
+                "steps give 0.2"
             )
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")

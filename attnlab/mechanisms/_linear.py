@@ -20,6 +20,7 @@ __all__ = [
     "StepMap",
     "check_features",
     "divided",
+    "feature_bytes",
     "linear_attention",
 ]
 
@@ -52,6 +53,12 @@ def check_features(features: int) -> None:
     """Raise a ValueError unless this is a number of features."""
     if isinstance(features, bool) or not isinstance(features, int) or features < 1:
         raise ValueError(f"features must be an int of at least 1, got {features!r}")
+
+
+def feature_bytes(call: AttentionCall, features: int) -> int:
+    """The bytes of the sums that every key is added to: (features, values and 1) for each key/value head."""
+    b, heads, _, _ = call.k.shape
+    return 4 * b * heads * features * (call.v.shape[3] + 1)
 
 
 def linear_attention(

@@ -14,6 +14,8 @@ from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["AbcCluster", "cluster"]
 
+MOST_ROUNDS = 10_000
+
 
 @register("abc-cluster", examples=("abc-cluster:slots=3",))
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class AbcCluster(SlotMechanism):
         check_slots(self.slots)
         if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 0:
             raise ValueError(f"rounds must be an int of at least 0, got {self.rounds!r}")
+        if self.rounds > MOST_ROUNDS:
+            raise ValueError(f"rounds must be at most {MOST_ROUNDS}, since clusters settle before, got {self.rounds}")
 
     def cannot(self) -> dict[str, str]:
         why = "k-means looks at all keys, so a later key would move an earlier one to another slot; use abc-mlp"

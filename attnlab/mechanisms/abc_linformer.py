@@ -12,6 +12,7 @@ from attnlab.mechanisms._bounded.pooled import Pooling
 from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, places_of, tokens_so_far
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
+from attnlab.sizes import check_bytes
 
 __all__ = ["AbcLinformer"]
 
@@ -37,6 +38,8 @@ class AbcLinformer(SlotMechanism, nn.Module):
         check_slots(self.slots)
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
             raise ValueError(f"length must be an int of at least 1 (Linformer's N), got {self.length!r}")
+        size = 4 * self.length * self.slots
+        check_bytes(f"a matrix of {self.length} x {self.slots}", size, instead="take fewer slots, or a smaller length")
         nn.Module.__init__(self)
         self.tied_across_layers = self.tied
         start = torch.randn(

@@ -51,7 +51,8 @@ class QueueMechanism(Mechanism):
         order = torch.arange(n_k, device=call.q.device).expand_as(places)
         if call.key_visible is not None:
             order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
-        age = self.stride * torch.arange(self.slots, device=call.q.device)
+        # Slots for more tokens than there are stay empty.
+        age = self.stride * torch.arange(min(self.slots, -(-n_k // self.stride)), device=call.q.device)
         if not call.causal:
             return self._read(call.q, call, order, newest[:, :1, None] - age)
         parts = []

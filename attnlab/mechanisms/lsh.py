@@ -47,6 +47,11 @@ class Lsh(Mechanism):
         if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:
             raise ValueError(f"rounds must be an int of at least 1, got {self.rounds!r}")
 
+    def least_bytes(self, call: AttentionCall) -> int:
+        """The chunk of every query and key in every round, and the hyperplanes."""
+        b, h, n_q, n_k = call.sizes
+        return self.rounds * (4 * b * h * (n_q + n_k) + 16 * call.q.shape[3] * -(-n_k // self.r))
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)
         return _weights(call, *_chunks(self, call))

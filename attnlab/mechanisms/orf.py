@@ -22,7 +22,7 @@ from attnlab.attention import (
     visible,
 )
 from attnlab.mechanisms._device import host_may_read
-from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features
+from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features, feature_bytes
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
 
@@ -56,6 +56,9 @@ class Orf(Mechanism):
 
     def cannot(self) -> dict[str, str]:
         return dict(FEATURES_CANNOT)
+
+    def least_bytes(self, call: AttentionCall) -> int:
+        return feature_bytes(call, self.features) + 8 * self.features * call.k.shape[3]
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

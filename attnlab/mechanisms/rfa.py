@@ -18,7 +18,15 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import Gate, LinearCache, StepMap, check_features, divided, linear_attention
+from attnlab.mechanisms._linear import (
+    Gate,
+    LinearCache,
+    StepMap,
+    check_features,
+    divided,
+    feature_bytes,
+    linear_attention,
+)
 from attnlab.registry import register
 from attnlab.shapes import Float
 
@@ -73,6 +81,9 @@ class Rfa(Mechanism, nn.Module):
         if self.gate:
             refused["no-x"] = "the gate is computed from what the keys were made from; pass x="
         return refused
+
+    def least_bytes(self, call: AttentionCall) -> int:
+        return feature_bytes(call, self.features) + 4 * self.features * call.k.shape[3]
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

@@ -14,6 +14,7 @@ from attnlab.mechanisms._linear import (
     LinearCache,
     StepMap,
     check_features,
+    feature_bytes,
     linear_attention,
 )
 from attnlab.registry import register
@@ -48,6 +49,9 @@ class T2R(Mechanism, nn.Module):
 
     def cannot(self) -> dict[str, str]:
         return dict(FEATURES_CANNOT)
+
+    def least_bytes(self, call: AttentionCall) -> int:
+        return feature_bytes(call, self.features) + 4 * self.features * call.k.shape[3]
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

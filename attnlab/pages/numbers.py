@@ -11,6 +11,8 @@ __all__ = ["MISSING", "TIMES", "Scale", "number", "percent", "scale_over", "shor
 # An en dash and a multiplication sign, escaped since an editor shows them like other characters.
 MISSING = "\u2013"
 TIMES = "\u00d7"
+# From here on digits are not written out.
+HUGE = 10**15
 
 
 def number(value: object) -> str:
@@ -23,6 +25,8 @@ def number(value: object) -> str:
         return MISSING
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
+    if abs(value) >= HUGE:
+        return _power_of_ten(value, digits=2) if abs(value) < 1e300 else ("over 1e300" if value > 0 else "below -1e300")
     if isinstance(value, int) or abs(value) >= 1000:
         return f"{value:,.0f}"
     if value and abs(value) < 1e-4:

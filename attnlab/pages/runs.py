@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attnlab.errors import read_json_object
 from attnlab.pages.charts import Series
 from attnlab.pages.fragments import flatten
 
 __all__ = ["Curve", "Run", "curves", "differing_settings", "grouped", "read_run"]
 
 MOST_POINTS = 600
+# The difference of two such numbers is still a float.
+LARGEST = 1e300
+COPIED = "was the run interrupted while copying it?"
 # A line of more points has no dots.
 MOST_MARKS = 40
 
@@ -51,19 +55,16 @@ class Run:
 def read_run(folder: Path | str) -> Run:
     """Read a run folder; a metrics file that ends in the middle of a line is read up to that line."""
     folder = Path(folder)
-    about = _read_json(folder / "run.json")
-    if about is None:
-        raise ValueError(f"{folder} is no run folder: it has no run.json; give a folder that `attnlab train` wrote")
+    about, result = _about(folder), _result(folder)
     curves: dict[tuple[str, str], Curve] = {}
     seconds, skipped = 0.0, 0
     for line in _lines(folder / "metrics.jsonl"):
-        try:
-            entry = json.loads(line)
-            step, kind, values = float(entry["step"]), str(entry["kind"]), dict(entry["values"])
-            seconds = max(seconds, float(entry.get("seconds", 0.0)))
-        except (ValueError, KeyError, TypeError):
+        entry = _entry(line)
+        if entry is None:
             skipped += 1
             continue
+        step, kind, values, until = entry
+        seconds = max(seconds, until)
         for metric, value in values.items():
             curve = curves.setdefault((kind, str(metric)), Curve([], []))
             # A resumed run writes the steps after its checkpoint again: the later entry counts.
@@ -72,7 +73,7 @@ def read_run(folder: Path | str) -> Run:
                 curve.values.pop()
             curve.steps.append(step)
             curve.values.append(_finite(value))
-    return Run(folder, about, curves, seconds, _read_json(folder / "result.json"), skipped)
+    return Run(folder, about, curves, seconds, result, skipped)
 
 
 def grouped(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -155,22 +156,58 @@ def _seedless(run: Run) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+    """The value as a float that a chart can show; None for anything else, such as NaN or an int of 400 digits."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
+        return None
+    return float(value)
+
+
+def _entry(line: str) -> tuple[float, str, dict[str, Any], float] | None:
+    """(step, kind, values, seconds) of a line of metrics.jsonl; None if it is not of that shape."""
+    try:
+        entry = json.loads(line)
+        step, seconds = _finite(entry["step"]), _finite(entry.get("seconds", 0.0))
+        kind, values = entry["kind"], entry["values"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if step is None or seconds is None or not isinstance(kind, str) or not isinstance(values, dict):
+        return None
+    return step, kind, values, seconds
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.exists():
+    if not path.is_file():
         return []
     return [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
 
 
-def _read_json(path: Path) -> Mapping[str, Any] | None:
-    if not path.exists():
+def _about(folder: Path) -> dict[str, Any]:
+    """The content of run.json, whose parts are of the shape that a page shows."""
+    file = folder / "run.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} is no run folder: it has no run.json; give a folder that `attnlab train` wrote")
+    about = read_json_object(file, remedy=COPIED)
+    for name in ("config", "versions"):
+        _check_object(file, name, about.get(name))
+    return about
+
+
+def _result(folder: Path) -> dict[str, Any] | None:
+    """The content of result.json, None without one: its metrics by name, and its tables as lists of rows."""
+    file = folder / "result.json"
+    if not file.is_file():
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); was the run interrupted while copying it?") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    return content
+    result = read_json_object(file, remedy=COPIED)
+    _check_object(file, "metrics", result.get("metrics"))
+    tables = result.get("tables") or {}
+    if isinstance(tables, list) and all(isinstance(one, dict) and "rows" in one for one in tables):
+        tables = {i: one["rows"] for i, one in enumerate(tables)}
+    rows_of = tables.values() if isinstance(tables, dict) else [None]
+    if not all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in rows_of):
+        raise ValueError(f"{file}: tables must be lists of rows, each an object; {COPIED}")
+    return result
+
+
+def _check_object(file: Path, name: str, value: Any) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{file}: {name} must be an object, got {type(value).__name__}; {COPIED}")

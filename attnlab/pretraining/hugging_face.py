@@ -13,7 +13,7 @@ from attnlab.adapters import convert
 from attnlab.data import IGNORED, Specials
 from attnlab.training import Loss
 
-__all__ = ["BertMaskedLM", "bert_states", "hugging_face_model"]
+__all__ = ["BertMaskedLM", "bert_states", "family_and_size", "hugging_face_model"]
 
 
 def hugging_face_model(name: str, *, task: str, attention: str, length: int, specials: Specials, vocab: int) -> Any:
@@ -21,11 +21,7 @@ def hugging_face_model(name: str, *, task: str, attention: str, length: int, spe
 
     With another ``attention`` than softmax it is converted before it has learned anything.
     """
-    family, _, size = name.partition("-")
-    try:
-        layers, width = (int(n) for n in size.split("x"))
-    except ValueError:
-        raise ValueError(f"it is named {family}-LAYERSxWIDTH, such as {family}-6x256, got {name!r}") from None
+    family, layers, width = family_and_size(name)
     family_task, kind = {"bert": ("mlm", "masked"), "llama": ("causal", "causal")}[family]
     if task != family_task:
         raise ValueError(f"{name} is trained as a {kind} language model: its task is {family_task!r}, got {task!r}")
@@ -72,6 +68,16 @@ def _llama(shape: dict[str, Any], length: int, specials: Specials) -> Any:
             pad_token_id=specials.pad,
         )
     )
+
+
+def family_and_size(name: str) -> tuple[str, int, int]:
+    """(family, layers, width) of a name such as bert-6x256."""
+    family, _, size = name.partition("-")
+    try:
+        layers, width = (int(n) for n in size.split("x"))
+    except ValueError:
+        raise ValueError(f"it is named {family}-LAYERSxWIDTH, such as {family}-6x256, got {name!r}") from None
+    return family, layers, width
 
 
 def bert_states(model: Any, batch: Mapping[str, Any]) -> Any:

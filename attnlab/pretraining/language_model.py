@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from attnlab.data import Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
+from attnlab.devices import best_device
 from attnlab.guidance import Guidance
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
 from attnlab.pretraining.guided import guided
-from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states, hugging_face_model
+from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states, family_and_size, hugging_face_model
+from attnlab.sizes import check_bytes
 from attnlab.training import (
     Callback,
     CrossEntropy,
@@ -31,8 +33,11 @@ from attnlab.training import (
     train,
 )
 
-__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "pretrain"]
+__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "check_training_size", "pretrain"]
 
+# How names of Hugging Face's models begin.
+HUGGING_FACE = ("bert-", "llama-")
+LARGEST_FLOAT32 = 3e38
 # The name of each task's loss term.
 TERM_NAMES = {"mlm": "masked-lm", "causal": "causal-lm"}
 
@@ -69,6 +74,8 @@ class PretrainConfig:
             raise ValueError(f"task must be 'mlm' or 'causal', got {self.task!r}")
         if not self.lengths or min(self.lengths) < 3:
             raise ValueError(f"lengths must name rows of at least 3 tokens, got {self.lengths}")
+        if self.lr >= LARGEST_FLOAT32:
+            raise ValueError(f"lr must be a number that float32 holds, got {self.lr}")
         if max(self.lengths) > self.tokens:
             raise ValueError(f"a batch of {self.tokens} tokens holds no row of {max(self.lengths)}")
         if self.task == "causal" and self.guidance is not None and "next" in self.guidance.names:
@@ -105,11 +112,32 @@ SHIPPED_MLM = PretrainConfig(
 )
 
 
+def check_training_size(config: PretrainConfig, *, vocab: int) -> None:
+    """Refuse a model or a batch that does not fit, before the text is read and before a weight is made."""
+    if config.model.startswith(HUGGING_FACE):
+        _, layers, width = family_and_size(config.model)
+    else:
+        named = named_config(config.model)
+        layers, width = named.layers, named.width
+    device = best_device()
+    # Four products of the attention and eight of the feed-forward layers, and the embeddings of tokens and positions.
+    parameters = 12 * layers * width**2 + (vocab + max(config.lengths)) * width
+    # The weights, their gradients and Adam's two means.
+    instead = "take a smaller model, vocabulary or length"
+    check_bytes(f"training {config.model}", 4 * 4 * parameters, instead=instead, device=device)
+    # One vector for each token and layer is kept for the backward pass.
+    states = 4 * layers * width * config.tokens // config.accumulate
+    check_bytes(
+        f"a batch of {config.tokens} tokens", states, instead="make the batch or its rows smaller", device=device
+    )
+
+
 def build_model(config: PretrainConfig, tokeniser: Tokeniser) -> nn.Module:
     """The untrained model; its vocabulary is the tokeniser's, rounded up to a multiple of 64."""
     torch.manual_seed(config.seed)
     vocab = -(-tokeniser.vocab_size // 64) * 64
-    if config.model.startswith(("bert-", "llama-")):
+    check_training_size(config, vocab=vocab)
+    if config.model.startswith(HUGGING_FACE):
         return hugging_face_model(
             config.model,
             task=config.task,

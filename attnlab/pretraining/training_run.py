@@ -13,7 +13,7 @@ from torch import nn
 from attnlab.guidance import Guidance
 from attnlab.models import Transformer, save_transformer
 from attnlab.pretraining.corpus import CorpusConfig, for_model, prepare_corpus
-from attnlab.pretraining.language_model import PretrainConfig, pretrain
+from attnlab.pretraining.language_model import PretrainConfig, check_training_size, pretrain
 from attnlab.training import Outcome
 
 __all__ = ["resume_language_model", "train_language_model"]
@@ -25,6 +25,7 @@ def train_language_model(
     corpus: CorpusConfig, config: PretrainConfig, *, run_dir: Path, resume: bool = False, track: str | None = None
 ) -> Outcome:
     """Train, and leave the finished model with its tokeniser in ``run_dir/model``."""
+    check_training_size(config, vocab=corpus.vocab if corpus.tokenizer is None else 0)
     run_dir.mkdir(parents=True, exist_ok=True)
     tokeniser, stores = prepare_corpus(corpus, run_dir=run_dir, task=config.task)
     model, outcome = pretrain(

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 import transformers
-from tests.adapters.test_load import write_tokenizer
-from tests.adapters.zoo import build
 
 import attnlab as al
+from tests.adapters.test_load import write_tokenizer
+from tests.adapters.zoo import build
 
 SPECS = ["softmax", "top-r:r=3", "window:r=4", "value-aware:r=2", "kernel:elu", "abc-window:slots=3",
          "abc-random:slots=4", "orf:features=8", "per-head:heads=softmax/top-r:r=2"]  # fmt: skip

@@ -2,13 +2,15 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import sys
+import threading
 import types
 import zipfile
 
 import pytest
 
-from attnlab.data import Malformed, hf_texts, read_text, records, texts
+from attnlab.data import Malformed, hf_texts, read_text, readers, records, texts
 
 POEM = "Now is the winter\n\nof our discontent\nmade glorious\n"
 
@@ -163,7 +165,7 @@ def test_a_table_without_names(tmp_path):
     path.write_bytes(gzip.compress(b"one\t1\ntwo\t2\n"))
     assert [row["x"] for _, row in records(path, columns=["x"], header=["x", "y"])] == ["one", "two"]
     with pytest.raises(
-        ValueError, match=r"no column 'x'; it has \['one', '1'\]. If its first line is data, pass header"
+        ValueError, match=r"no column 'x'; its first line names \['one', '1'\]; if that line is data, pass header"
     ):
         list(records(path, columns=["x"]))
 
@@ -200,3 +202,37 @@ def test_datasets_by_a_stand_in(monkeypatch):
         list(hf_texts("offline"))
     with pytest.raises(ValueError, match=r"no column 'words'; it has \['text'\]"):
         list(hf_texts("some/corpus", column="words"))
+
+
+@pytest.mark.parametrize("read", [read_text, lambda path: list(texts(path))], ids=["whole", "lines"])
+def test_a_text_that_does_not_end_is_read_up_to_a_limit(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MOST_BYTES", 1 << 22)
+    bomb = tmp_path / "bomb.txt.gz"
+    bomb.write_bytes(gzip.compress(b"a" * (1 << 24)))
+    with pytest.raises(ValueError, match=r"bomb.txt.gz .*longer than 4.19 MB, the most that is read"):
+        read(bomb)
+    with pytest.raises(ValueError, match=r"/dev/zero .*binary"):
+        read("/dev/zero")
+
+
+def test_a_pipe_is_read_once_something_is_written(tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(readers, "PIPE_SECONDS", 0.05)
+    with pytest.raises(ValueError, match="pipe into which nothing was written"):
+        read_text(pipe)
+    monkeypatch.setattr(readers, "PIPE_SECONDS", 20.0)
+    writer = threading.Thread(target=pipe.write_text, args=(POEM,))
+    writer.start()
+    assert read_text(pipe) == POEM
+    writer.join()
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "good"}\n{"text": "a \\ud800"}\n')
+    with pytest.raises(ValueError, match=r"line 2: half of a surrogate pair \(U\+D800\) at 2"):
+        list(texts(path))
+    bad = Malformed("skip")
+    assert list(texts(path, malformed=bad)) == ["good"]
+    assert bad.count == 1

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -153,3 +154,25 @@ def test_the_same_texts_give_the_same_ids_in_every_process():
     ]
     assert str([t.fingerprint() for t in tokenisers]) == runs[0].stdout.strip()
     assert isinstance(tokenisers[0], FastTokeniser)
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ([], "words.json must hold a JSON object, got list"),
+        ({"words": "ab", "pattern": "a", "lowercase": True}, "words must be a list of strings"),
+        ({"words": ["a"], "pattern": 1, "lowercase": True}, "pattern must be a regular expression"),
+        ({"words": ["a"], "pattern": "(", "lowercase": True}, "is no regular expression"),
+        ({"words": ["a"], "pattern": r"(\w+)+!", "lowercase": True}, "may take forever on some text"),
+    ],
+)
+def test_saved_words_that_are_damaged_or_never_end(saved, message, tmp_path):
+    (tmp_path / "words.json").write_text(json.dumps(saved))
+    with pytest.raises(ValueError, match=message):
+        load_tokeniser(tmp_path)
+
+
+def test_saved_words_with_hyphens_come_back(tmp_path):
+    t = WordTokeniser(words=("well-known",), pattern=r"\w+(?:-\w+)*|[^\w\s]")
+    t.save(tmp_path)
+    assert load_tokeniser(tmp_path).encode_batch(["Well-known!"]) == [[4, 1]]

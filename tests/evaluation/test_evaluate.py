@@ -19,8 +19,7 @@ from attnlab.pages.evaluate import evaluate_page
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
 
-WORDS = ("the cat sat on a mat and looked at birds in trees while rain fell softly over hills near the old town where "
-         "magic numbers hide").split()  # fmt: skip
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "birds", "in", "trees", "while", "rain", "fell", "softly", "over", "hills", "near", "the", "old", "town", "where", "magic", "numbers", "hide"]  # fmt: skip
 
 
 def write_word_tokenizer(folder):
@@ -30,7 +29,11 @@ def write_word_tokenizer(folder):
     made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     tokenizer = tf.PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", bos_token="[BOS]", eos_token="[EOS]", clean_up_tokenization_spaces=False
+        tokenizer_object=made,
+        pad_token="[PAD]",
+        bos_token="[BOS]",
+        eos_token="[EOS]",
+        clean_up_tokenization_spaces=False,
     )
     tokenizer.save_pretrained(folder)
     return len(pieces)
@@ -150,7 +153,8 @@ def test_a_stride_gives_each_token_a_longer_past(folder, settings):
     loss = evaluate(folder, config=config_of(strided, "loss"))["rows"][0]["tasks"]["loss"]
     loaded = al.load_model(folder)
     ids = loaded.tokenizer((folder / "text.txt").read_text()).input_ids[: 64 + 8 * 16]
-    assert loss["tokens"] == len(ids) and loss["windows"] == 9
+    assert loss["tokens"] == len(ids)
+    assert loss["windows"] == 9
     with torch.no_grad():
         logits = loaded.model(torch.tensor([ids[15:79]])).logits[0, -16:]
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[64:80])).item()
@@ -199,7 +203,8 @@ def test_answers_of_another_model_or_subject_are_not_taken(tmp_path):
 
 def test_the_models_own_refusals_are_rows(folder, settings):
     result = evaluate(folder, mechanisms=["abc-luna:slots=4"], config=config_of(settings, "loss"))
-    assert "causal" in result["rows"][1]["refused"] and result["rows"][0]["refused"] is None
+    assert "causal" in result["rows"][1]["refused"]
+    assert result["rows"][0]["refused"] is None
 
 
 def test_lm_eval_finds_the_model_by_name(folder):
@@ -230,7 +235,8 @@ def test_bad_input_is_one_line(folder, tmp_path, capsys, words, said):
     text = ["--text", str(short if "1024" in words else folder / "text.txt")]
     assert main(["evaluate", str(folder), "--out", str(tmp_path / "p.html"), "--window", "64", *text, *words]) == 2
     error = capsys.readouterr().err.strip().splitlines()
-    assert said in error[-1] and error[-1].startswith("attnlab:")
+    assert said in error[-1]
+    assert error[-1].startswith("attnlab:")
 
 
 def test_the_command_writes_a_page_and_json(folder, tmp_path, capsys):
@@ -239,16 +245,20 @@ def test_the_command_writes_a_page_and_json(folder, tmp_path, capsys):
     words += ["--windows", "3", "--lengths", "600", "--cases", "2", "-o", str(page)]
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert "top-r:r=4" in shown and "needle 600" in shown and page.stat().st_size > 5000
+    assert "top-r:r=4" in shown
+    assert "needle 600" in shown
+    assert page.stat().st_size > 5000
     assert (tmp_path / "p.answers.jsonl").exists()
     assert main([*words, "--json"]) == 0
     assert [row["subject"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["softmax", "top-r:r=4"]
 
 
 def test_intervals():
-    assert wilson(0, 10)[:2] == (0.0, 0.0) and wilson(0, 10).high == pytest.approx(0.2775, abs=1e-3)
+    assert wilson(0, 10)[:2] == (0.0, 0.0)
+    assert wilson(0, 10).high == pytest.approx(0.2775, abs=1e-3)
     value, low, high, n = mean_interval([1.0, 3.0], [3.0, 1.0])
-    assert (value, n) == (1.5, 2) and low < value < high
+    assert (value, n) == (1.5, 2)
+    assert low < value < high
     assert mean_interval([2.0])[1:3] == (None, None)
     assert paired_interval([1.0, 2.0, 4.0], [0.0, 1.0, 3.0])[:3] == (1.0, 1.0, 1.0)
     # Student's quantiles, from tables.

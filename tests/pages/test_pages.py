@@ -263,7 +263,7 @@ def test_folders_that_are_no_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run folder"):
         run_page([])
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="not readable JSON"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         run_page([tmp_path])
     (tmp_path / "run.json").write_text("[]")
     with pytest.raises(ValueError, match="must hold a JSON object, got list"):

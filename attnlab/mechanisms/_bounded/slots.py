@@ -92,6 +92,11 @@ class SlotMechanism(Mechanism):
             "has bias='drop'), or convert cross-attention alone (kinds=('cross',)), which has none",
         }
 
+    def least_bytes(self, call: AttentionCall) -> int:
+        """The keys and values of every slot, and the control of every key."""
+        b, g, n_k, d = call.k.shape
+        return 4 * b * self.slots * (g * (d + call.v.shape[3]) + n_k)
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call, c, _ = _prepared(self, call, None)
         kind = torch.promote_types(call.q.dtype, torch.float32)

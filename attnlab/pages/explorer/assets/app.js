@@ -8,7 +8,7 @@ import { exportMenu } from "./exports.js";
 import { helpDialog, onKey } from "./keys.js";
 import { itemOf, paneMap, placeOf } from "./maps.js";
 import { paneView } from "./pane.js";
-import { firstState, fromFragment, toFragment } from "./state.js";
+import { firstState, fromFragment, toFragment, writeAddress } from "./state.js";
 import { timelineView } from "./timeline.js";
 
 // The explorer: one state, and views that draw it. A change of state draws all of them again, once per frame.
@@ -61,7 +61,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     if (!linked || next === written) return;
     written = next;
     clearTimeout(timer);
-    timer = setTimeout(() => history.replaceState(null, "", next), 120);
+    timer = setTimeout(() => writeAddress(next), 120);
   };
   addActions(app);
 

@@ -1,6 +1,7 @@
 import { MOST_PANES } from "./actions.js";
 import { choice, make } from "./dom.js";
 import { itemOf, mergesWords } from "./maps.js";
+import { writeAddress } from "./state.js";
 
 // The header of the page, and the buttons above a head; sync() updates them from the state.
 
@@ -28,7 +29,7 @@ export const masthead = (app, { linked, restyle, isDark, help }) => {
   const search = make("input", { type: "search", placeholder: "Search a token", "aria-label": "Search a token", oninput: onInput, onkeydown: onKeydown });
   app.focusSearch = () => { search.focus(); search.select(); };
   const copyLink = async () => {
-    history.replaceState(null, "", `#${app.fragment()}`);
+    writeAddress(`#${app.fragment()}`);
     try {
       await navigator.clipboard.writeText(location.href);
       copy.textContent = "Copied";

@@ -15,6 +15,11 @@ const specFrom = (text) => {
   return { item: item === "*" ? null : Number(item), reading: decodeURIComponent(reading ?? "") };
 };
 
+// A page inside another document, as a notebook shows it, has no address of its own and throws.
+export const writeAddress = (fragment) => {
+  try { history.replaceState(null, "", fragment); } catch { /* the view works without an address */ }
+};
+
 export const toFragment = (state) => {
   const panes = state.panes.map((pane) => specText(pane) + (pane.minus ? `~${specText(pane.minus)}` : "")).join("|");
   const { s, x, y } = state.zoom;
