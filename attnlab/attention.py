@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlab.shapes import Bool, Float, Int, Shaped
+from attnlab.summaries import short_repr
 
 __all__ = [
     "AttentionCall",
@@ -70,6 +71,8 @@ class AttentionCall:
     scale: float | None = None
     # The previous layer's memory, for mechanisms that read it (LUNA, shared workspace).
     memory: Float[Tensor, "b ..."] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _check_tensors(self)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnlab.shapes import Bool, Float, Int, Shaped
+from attnlab.summaries import short_repr
 
 __all__ = [
     "Labels",
@@ -43,6 +44,9 @@ class Labels(NamedTuple):
     rows: Int[Tensor, "b q"]
     keys: Int[Tensor, "b k"]
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Targets:
@@ -58,6 +62,8 @@ class Targets:
     # The same as labels of rows and keys: t_ij is above zero where they agree and i sees j, and equal at all such j.
     # Rows that spread over all they see have a label that no key has. None where labels cannot express the pattern.
     labels: Labels | None = None
+
+    __repr__ = short_repr
 
     @property
     def uniform(self) -> Bool[Tensor, "b s q"]:

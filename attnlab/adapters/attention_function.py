@@ -26,6 +26,7 @@ from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Sit
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.open_contexts import OpenContexts, refuse_replica
+from attnlab.summaries import short_repr
 
 __all__ = [
     "INTERFACE",
@@ -69,6 +70,8 @@ class Installed(Conversion):
     hands_on: dict[int, Tensor] | None = None
     inputs: ModuleInputs = field(default_factory=dict)
     hook: Any = None
+
+    __repr__ = short_repr
 
     @property
     def has_own_cache(self) -> bool:

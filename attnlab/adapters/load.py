@@ -13,7 +13,7 @@ import torch
 
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.hugging_face import CONTAINER, restore_conversion
-from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length
+from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
 from attnlab.adapters.tokenizer_files import load_tokenizer
 from attnlab.models import Transformer, save_transformer
 
@@ -21,6 +21,7 @@ __all__ = [
     "SHIPPED",
     "LoadedModel",
     "Task",
+    "as_loaded",
     "check_length",
     "load_model",
     "max_length",
@@ -116,6 +117,13 @@ def load_model(
             raise ValueError(f"{name}: {error}") from None
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+def as_loaded(model: Any, tokenizer: Any) -> LoadedModel:
+    """A model and a tokenizer that are in memory, with the task that the model's class says, as ``load_model`` does."""
+    if isinstance(model, Transformer):
+        return LoadedModel(model, tokenizer, own_task(model.config))
+    return LoadedModel(model, tokenizer, _task_of(type(model).__name__, getattr(model, "config", None)))
 
 
 def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
@@ -295,17 +303,30 @@ def _class_and_task(config: Any) -> tuple[Any, Task]:
     import transformers
 
     name = (getattr(config, "architectures", None) or [""])[0]
-    cls = getattr(transformers, name, None) if name else None
+    task = _task_of(name, config)
+    auto = {
+        "mlm": transformers.AutoModelForMaskedLM,
+        "seq2seq": transformers.AutoModelForSeq2SeqLM,
+        "causal": transformers.AutoModelForCausalLM,
+        "encoder": transformers.AutoModel,
+    }[task]
+    if task == "mlm" and name.endswith("ForPreTraining"):
+        return auto, task
+    return getattr(transformers, name, None) or auto if name else auto, task
+
+
+def _task_of(name: str, config: Any) -> Task:
+    """The task of a class of transformers, by its name."""
     if name.endswith("ForMaskedLM"):
-        return cls or transformers.AutoModelForMaskedLM, "mlm"
+        return "mlm"
     # BERT's pretraining model is its masked language model with a sentence classifier beside it; ELECTRA's is not.
     if name.endswith("ForPreTraining") and name.startswith(("Bert", "MobileBert", "Albert")):
-        return transformers.AutoModelForMaskedLM, "mlm"
+        return "mlm"
     if getattr(config, "is_encoder_decoder", False) and name.endswith(("ForConditionalGeneration", "MTModel")):
-        return cls or transformers.AutoModelForSeq2SeqLM, "seq2seq"
+        return "seq2seq"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return cls or transformers.AutoModelForCausalLM, "causal"
-    return cls or transformers.AutoModel, "encoder"
+        return "causal"
+    return "encoder"
 
 
 def _first_line(error: BaseException) -> str:

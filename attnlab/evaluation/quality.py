@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens
+from attnlab.summaries import short_repr
 
 __all__ = ["Windows", "batches", "cut_windows", "model_inputs", "quality", "quality_label", "quality_text"]
 
@@ -29,6 +30,8 @@ class Windows:
     attention_mask: Tensor
     labels: Tensor
     tokens: int
+
+    __repr__ = short_repr
 
 
 def cut_windows(
