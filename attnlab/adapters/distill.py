@@ -21,11 +21,10 @@ from tqdm import tqdm
 
 from attnlab.adapters.contexts import record
 from attnlab.adapters.convert import is_converted
-from attnlab.adapters.own_checkpoints import own_task
+from attnlab.adapters.load import as_loaded
 from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.loss import IGNORED
-from attnlab.models import Transformer
 from attnlab.trace import Kind, Trace
 from attnlab.training.feed import Source
 from attnlab.training.settings import Recipe, Schedule
@@ -281,12 +280,7 @@ class _Rows:
         if not texts:
             raise ValueError("texts is empty: there is nothing to learn from")
         self.settings = settings
-        masked_lm = (
-            own_task(model.config) == "mlm"
-            if isinstance(model, Transformer)
-            else type(model).__name__.endswith("ForMaskedLM")
-        )
-        self.mask = tokenizer.mask_token_id if masked_lm and settings.masked else None
+        self.mask = tokenizer.mask_token_id if settings.masked and as_loaded(model, tokenizer).task == "mlm" else None
         end = next((i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id) if i is not None), None)
         first = next((i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None), None)
         stream: list[int] = []

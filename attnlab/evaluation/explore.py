@@ -161,17 +161,18 @@ def _subjects(what: Any, tokenizer: Any, text: str | Sequence[str] | None, token
     return subjects
 
 
-def _read(what: Any, tokenizer: Any, text: str | Sequence[str] | None, tokens: Any) -> list[Subject]:
+def _read(what: Any, tokenizer: Any, text: Any, tokens: Any) -> list[Subject]:
     """One subject for each text that a model reads."""
     from attnlab.evaluation.explore_models import subject
 
-    if isinstance(what, LoadedModel) and text is None and isinstance(tokenizer, str):
-        tokenizer, text = None, tokenizer
-    loaded = what if isinstance(what, LoadedModel) and tokenizer is None else None
-    if loaded is None and tokenizer is not None:
-        loaded = as_loaded(what.model if isinstance(what, LoadedModel) else what, tokenizer)
-    if loaded is None or not text or isinstance(tokenizer, str) or tokens is not None:
+    if isinstance(what, LoadedModel):
+        # It brings its tokenizer, so that the one other argument is the text.
+        others = [one for one in (tokenizer, text) if one is not None]
+        what, tokenizer, text = what.model, what.tokenizer, others[0] if len(others) == 1 else None
+    usable = bool(text) and isinstance(text, Sequence)
+    if not usable or tokenizer is None or isinstance(tokenizer, str) or tokens is not None:
         raise ValueError("explore takes a model with its tokenizer and a text: explore(model, tokenizer, text)")
+    loaded = as_loaded(what, tokenizer)
     texts = [text] if isinstance(text, str) else list(text)
     return [subject(loaded, one, name="" if len(texts) == 1 else f"text {i + 1}") for i, one in enumerate(texts)]
 
