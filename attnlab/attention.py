@@ -14,6 +14,7 @@ from torch import Tensor
 from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.sizes import check_bytes
+from attnlab.summaries import short_repr
 
 __all__ = [
     "AttentionCall",
@@ -72,6 +73,8 @@ class AttentionCall:
     scale: float | None = None
     # The previous layer's memory, for mechanisms that read it (LUNA, shared workspace).
     memory: Float[Tensor, "b ..."] | None = None
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         _check_tensors(self)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from attnlab.summaries import short_repr
+
 __all__ = ["IGNORED", "Loss"]
 
 # The label of a position that is not predicted: padding, and in a masked LM every token left as it was.
@@ -18,3 +20,6 @@ class Loss(NamedTuple):
     total: Tensor
     # A field of this name hides tuple.count, which no loss needs.
     count: Tensor | float  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return short_repr(self)

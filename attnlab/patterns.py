@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
+from attnlab.summaries import short_repr
 
 __all__ = [
     "Labels",
@@ -44,6 +45,9 @@ class Labels(NamedTuple):
     rows: Int[Tensor, "b q"]
     keys: Int[Tensor, "b k"]
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Targets:
@@ -59,6 +63,8 @@ class Targets:
     # The same as labels of rows and keys: t_ij is above zero where they agree and i sees j, and equal at all such j.
     # Rows that spread over all they see have a label that no key has. None where labels cannot express the pattern.
     labels: Labels | None = None
+
+    __repr__ = short_repr
 
     @property
     def uniform(self) -> Bool[Tensor, "b s q"]:

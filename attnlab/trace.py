@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,9 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.provenance import write_atomic, write_json
 from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
+from attnlab.summaries import short_repr
 
-__all__ = ["Kind", "LayerTrace", "Trace"]
+__all__ = ["Kind", "LayerTrace", "Trace", "recorded_layers"]
 
 Kind = Literal["encoder", "decoder", "cross"]
 
@@ -36,6 +37,8 @@ class LayerTrace:
     kind: Kind
     layer: int
     name: str
+
+    __repr__ = short_repr
 
     def weights(self) -> Float[Tensor, "b h q k"]:
         """The dense W of this layer; differentiable when the model ran with gradients."""
@@ -142,6 +145,19 @@ class Trace:
         for layer in layers:
             trace.add(layer)
         return trace
+
+
+def recorded_layers(recorded: Any) -> list[LayerTrace]:
+    """The layers of a trace, of one layer or of several; anything else, a model above all, is a ValueError."""
+    layers = [recorded] if isinstance(recorded, LayerTrace) else None
+    if layers is None and isinstance(recorded, Iterable) and not isinstance(recorded, (str, nn.Module, Tensor)):
+        layers = list(recorded)
+    if layers is None or not all(isinstance(layer, LayerTrace) for layer in layers):
+        raise ValueError(
+            f"a recorded trace or a layer of it was expected, got {type(recorded).__name__}; record a forward pass "
+            "first: `with attnlab.record(model) as trace: model(**inputs)`"
+        )
+    return layers
 
 
 class _Store:

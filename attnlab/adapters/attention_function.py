@@ -29,6 +29,7 @@ from attnlab.errors import placed
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.open_contexts import OpenContexts, refuse_replica
 from attnlab.registry import mechanism
+from attnlab.summaries import short_repr
 from attnlab.trace import Kind
 
 __all__ = [
@@ -77,6 +78,8 @@ class Installed(Conversion):
     hands_on: dict[int, Tensor] | None = None
     inputs: ModuleInputs = field(default_factory=dict)
     hook: Any = None
+
+    __repr__ = short_repr
 
     @property
     def has_own_cache(self) -> bool:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
+from tqdm import tqdm
 
 from attnlab.adapters.contexts import record
 from attnlab.adapters.convert import is_converted
-from attnlab.adapters.own_checkpoints import own_task
+from attnlab.adapters.load import as_loaded
 from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.loss import IGNORED
-from attnlab.models import Transformer
 from attnlab.trace import Kind, Trace
 from attnlab.training.feed import Source
 from attnlab.training.settings import Recipe, Schedule
@@ -168,19 +168,22 @@ def run_stage(
         return ended
 
     pauses = range(every, steps + 1, every)
-    later = _Later(source, first)
-    train_learners([(learner, later)], Clock(steps), pauses=pauses, pause_at_end=True, on_pause=report)
+    with tqdm(total=steps, desc=f"distilling, {name}", unit="step", disable=None) as bar:
+        later = _Later(source, first, bar)
+        train_learners([(learner, later)], Clock(steps), pauses=pauses, pause_at_end=True, on_pause=report)
     return history
 
 
 @dataclass(frozen=True)
 class _Later:
-    """A source without its first batches."""
+    """A source without its first batches; each batch that is drawn moves the bar."""
 
     source: Source
     first: int
+    bar: Any
 
     def batch(self, step: int) -> dict[str, Tensor]:
+        self.bar.update()
         return self.source.batch(self.first + step)
 
 
@@ -273,17 +276,15 @@ class _Rows:
             raise ValueError("an encoder-decoder learns from pairs, not from texts; pass an object with batch(step)")
         if tokenizer is None:
             raise ValueError("texts are strings, so tokenizer= is needed; or pass an object with batch(step)")
+        texts = list(texts)
+        if not texts:
+            raise ValueError("texts is empty: there is nothing to learn from")
         self.settings = settings
-        masked_lm = (
-            own_task(model.config) == "mlm"
-            if isinstance(model, Transformer)
-            else type(model).__name__.endswith("ForMaskedLM")
-        )
-        self.mask = tokenizer.mask_token_id if masked_lm and settings.masked else None
+        self.mask = tokenizer.mask_token_id if settings.masked and as_loaded(model, tokenizer).task == "mlm" else None
         end = next((i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id) if i is not None), None)
         first = next((i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None), None)
         stream: list[int] = []
-        for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]:
+        for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
             stream += ids if end is None else [*ids, end]
         self.first = [] if first is None else [first]
         self.tokens = torch.tensor(stream, dtype=torch.long)

@@ -14,6 +14,8 @@ from unittest import mock
 
 import torch
 
+from attnlab.errors import first_line
+
 __all__ = ["is_gguf", "load_gguf"]
 
 MAGIC = b"GGUF"
@@ -52,7 +54,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype | None) -> tuple[Any, Any]:
             model = auto.from_pretrained(folder, gguf_file=name, dtype=torch.float32 if dtype is None else dtype)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
         except Exception as error:
-            raise ValueError(f"{path}: transformers cannot load it ({_first_line(error)})") from None
+            raise ValueError(f"{path}: transformers cannot load it ({first_line(error)})") from None
     model = _without_quantisation(model)
     for field, number in special.items():
         # transformers 5.17 gives the end of a text the number of its beginning (integrations/ggml.py).
@@ -93,7 +95,7 @@ def _header(path: Path) -> tuple[str, dict[str, int]]:
         special = {field: int(number.contents()) for field, number in numbers.items() if number is not None}
         return str(reader.fields["general.architecture"].contents()), special
     except Exception as error:
-        raise ValueError(f"{path} is truncated or damaged ({_first_line(error)}); copy it again") from None
+        raise ValueError(f"{path} is truncated or damaged ({first_line(error)}); copy it again") from None
 
 
 def _without_quantisation(model: Any) -> Any:
@@ -111,7 +113,3 @@ def _without_quantisation(model: Any) -> Any:
     plain.tie_weights()
     plain.generation_config = model.generation_config
     return plain.eval()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -21,7 +21,7 @@ from attnlab.adapters.model_files import (
     refuse_layers_without_place,
 )
 from attnlab.adapters.named_models import named_model_file
-from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length
+from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
 from attnlab.adapters.tokenizer_files import load_tokenizer
 from attnlab.errors import PythonRemedyError
 from attnlab.errors import first_line as _first_line
@@ -31,6 +31,7 @@ __all__ = [
     "SHIPPED",
     "LoadedModel",
     "Task",
+    "as_loaded",
     "check_length",
     "load_model",
     "max_length",
@@ -87,6 +88,7 @@ def load_model(
     if file is not None:
         with _quiet(False):
             model, tokenizer = load_gguf(file, dtype=dtype)
+        check_weights(str(file), model)
         return LoadedModel(model.eval(), tokenizer, "seq2seq" if model.config.is_encoder_decoder else "causal")
     name = _checked_name(str(path_or_hub_name))
     if is_own_checkpoint(Path(name)):
@@ -128,6 +130,13 @@ def load_model(
             raise ValueError(f"{name}: {error}") from None
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer, task)
+
+
+def as_loaded(model: Any, tokenizer: Any) -> LoadedModel:
+    """A model and a tokenizer that are in memory, with the task that the model's class says, as ``load_model`` does."""
+    if isinstance(model, Transformer):
+        return LoadedModel(model, tokenizer, own_task(model.config))
+    return LoadedModel(model, tokenizer, _task_of(type(model).__name__, getattr(model, "config", None)))
 
 
 def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
@@ -321,14 +330,27 @@ def _class_and_task(config: Any) -> tuple[Any, Task]:
     import transformers
 
     name = (getattr(config, "architectures", None) or [""])[0]
-    cls = getattr(transformers, name, None) if name else None
+    task = _task_of(name, config)
+    auto = {
+        "mlm": transformers.AutoModelForMaskedLM,
+        "seq2seq": transformers.AutoModelForSeq2SeqLM,
+        "causal": transformers.AutoModelForCausalLM,
+        "encoder": transformers.AutoModel,
+    }[task]
+    if task == "mlm" and name.endswith("ForPreTraining"):
+        return auto, task
+    return getattr(transformers, name, None) or auto if name else auto, task
+
+
+def _task_of(name: str, config: Any) -> Task:
+    """The task of a class of transformers, by its name."""
     if name.endswith("ForMaskedLM"):
-        return cls or transformers.AutoModelForMaskedLM, "mlm"
+        return "mlm"
     # BERT's pretraining model is its masked language model with a sentence classifier beside it; ELECTRA's is not.
     if name.endswith("ForPreTraining") and name.startswith(("Bert", "MobileBert", "Albert")):
-        return transformers.AutoModelForMaskedLM, "mlm"
+        return "mlm"
     if getattr(config, "is_encoder_decoder", False) and name.endswith(("ForConditionalGeneration", "MTModel")):
-        return cls or transformers.AutoModelForSeq2SeqLM, "seq2seq"
+        return "seq2seq"
     if name.endswith(("ForCausalLM", "LMHeadModel")):
-        return cls or transformers.AutoModelForCausalLM, "causal"
-    return cls or transformers.AutoModel, "encoder"
+        return "causal"
+    return "encoder"

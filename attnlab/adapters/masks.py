@@ -18,6 +18,7 @@ from torch import Tensor
 
 from attnlab.attention import FAR, LEAST
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import short_repr
 
 __all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
 
@@ -35,6 +36,8 @@ class Seen:
     offset: int = 0
     mask: Bool[Tensor, "#b #h q k"] | None = None
     bias: Tensor | None = None
+
+    __repr__ = short_repr
 
 
 def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.shapes import Float, Int
+from attnlab.summaries import short_repr
 from attnlab.trace import Kind
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class CachedKeys:
     tokens_read: int
     # The place in the text of each key; None where no key was evicted.
     positions: Int[Tensor, "b g n"] | None = None
+
+    __repr__ = short_repr
 
 
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from attnlab.summaries import short_repr
+
 __all__ = ["Buckets", "Order", "generator", "permuted"]
 
 
@@ -96,6 +98,8 @@ class Buckets:
     # The first step of each epoch, and the batches of the last two epochs used: caches of functions of (seed, epoch).
     _starts: list[int] = field(init=False, default_factory=lambda: [0], repr=False)
     _recent: dict[int, list[np.ndarray]] = field(init=False, default_factory=dict, repr=False)
+
+    __repr__ = short_repr
 
     def __post_init__(self) -> None:
         if len(self.lengths) == 0:

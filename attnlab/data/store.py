@@ -21,6 +21,7 @@ from attnlab.data.malformed import Malformed
 from attnlab.data.readers import Unit, texts
 from attnlab.data.tokenisers import Tokeniser, as_tokeniser
 from attnlab.provenance import write_json
+from attnlab.summaries import short_repr
 
 __all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
 
@@ -41,6 +42,8 @@ class TokenStore:
     tokens: np.ndarray
     offsets: np.ndarray
     meta: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    __repr__ = short_repr
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

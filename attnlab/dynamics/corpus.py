@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.shapes import Float, Int
+from attnlab.summaries import short_repr
 
 __all__ = ["NULL", "Bitext", "PairTable", "bitext", "count_table"]
 
@@ -28,6 +29,8 @@ class Bitext:
     target: Int[np.ndarray, " target_words"]
     target_at: Int[np.ndarray, " sentences"]
     null: bool = False
+
+    __repr__ = short_repr
 
     def __len__(self) -> int:
         return len(self.source_at) - 1
@@ -60,6 +63,8 @@ class PairTable:
     source: Int[np.ndarray, " pairs"]
     target: Int[np.ndarray, " pairs"]
     value: Float[np.ndarray, " pairs"]
+
+    __repr__ = short_repr
 
     def __len__(self) -> int:
         return len(self.value)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.shapes import Float, Int
+from attnlab.summaries import short_repr
 
 __all__ = ["OptimalAttention", "optimal_attention"]
 
@@ -19,6 +20,8 @@ class OptimalAttention:
     weights: Float[Tensor, "rows k"]
     nll: Float[Tensor, " rows"]
     gap: Float[Tensor, " rows"]
+
+    __repr__ = short_repr
 
 
 def optimal_attention(

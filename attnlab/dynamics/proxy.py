@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, softplus
 
 from attnlab.shapes import Float, Int
+from attnlab.summaries import short_repr
 from attnlab.training.feed import to_device
 from attnlab.training.settings import Recipe
 from attnlab.training.side_by_side import Clock, Learner, train_learners
@@ -129,6 +130,8 @@ class LogisticProxy:
     bias: float
     penalty: float
     accuracy: dict[float, float] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
 
 def logistic_proxy(

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from attnlab.adapters.load import LoadedModel, as_loaded
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
 from attnlab.evaluation.compare_warnings import untrained_warnings
 from attnlab.guidance import pattern_audit
@@ -25,6 +26,7 @@ from attnlab.reading.pattern_classifier import PatternNet, classify, load_classi
 from attnlab.reading.pattern_data import CLASSES
 from attnlab.reading.registry import Reading, recorded_reading
 from attnlab.registry import mechanism, spec_of
+from attnlab.summaries import short_repr
 from attnlab.trace import LayerTrace, Trace
 
 __all__ = ["Subject", "explore"]
@@ -65,10 +67,14 @@ class Subject:
     special: SpecialTokens | None = None
     item: int = 0
 
+    __repr__ = short_repr
+
 
 @torch.no_grad()
 def explore(
-    what: Trace | Subject | Sequence[Subject],
+    what: Trace | Subject | Sequence[Subject] | LoadedModel | nn.Module,
+    tokenizer: Any = None,
+    text: str | Sequence[str] | None = None,
     *,
     tokens: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     readings: Sequence[str] = ("standard", "effective"),
@@ -80,14 +86,17 @@ def explore(
     type_names: Sequence[str] = TYPE_NAMES,
     about: Mapping[str, Any] | None = None,
 ) -> Exploration:
-    """A page in which people look at a trace: ``explore(trace, tokens=tokens).save("page.html")``.
+    """A page in which people look at attention: ``explore(model, tokenizer, "some text").save("page.html")``.
+
+    What ``load_model`` returns brings its tokenizer: ``explore(loaded, text="some text")``. In place of a model and a
+    text it takes what was recorded: ``explore(trace, tokens=tokens)``.
 
     Several subjects (texts, models) stand side by side. ``readings`` are some of ``reading_names()`` that need no
     gradients, or functions in files ("./my.py:function"): a map is shown, a number per query becomes a column of the
     table of heads. Every one of ``mechanisms`` adds its W^ on the recorded calls, (W - W^) v, and their errors.
     ``layers`` are those whose maps are kept whole. ``precise`` stores half precision instead of 8 bits.
     """
-    subjects = _subjects(what, tokens)
+    subjects = _subjects(what, tokenizer, text, tokens)
     chosen = [recorded_reading(name) for name in readings]
     if not any(one.shows_maps for one in chosen):
         raise ValueError("explore shows maps: name a reading that has them, such as standard")
@@ -137,13 +146,35 @@ def _columns(readings: Sequence[Reading], specs: Sequence[str]) -> list[dict[str
     return columns
 
 
-def _subjects(what: Trace | Subject | Sequence[Subject], tokens: Any) -> list[Subject]:
+def _subjects(what: Any, tokenizer: Any, text: str | Sequence[str] | None, tokens: Any) -> list[Subject]:
+    if isinstance(what, (LoadedModel, nn.Module)):
+        return _read(what, tokenizer, text, tokens)
+    if tokenizer is not None or text is not None:
+        raise ValueError(
+            f"a tokenizer and a text belong to a model, got {type(what).__name__}; a trace has been recorded already"
+        )
     if isinstance(what, Trace):
         return [Subject(what, tokens)]
     subjects = [what] if isinstance(what, Subject) else list(what)
     if tokens is not None or not all(isinstance(one, Subject) for one in subjects):
         raise ValueError("explore takes a trace with tokens=, or subjects, each with its trace and tokens")
     return subjects
+
+
+def _read(what: Any, tokenizer: Any, text: Any, tokens: Any) -> list[Subject]:
+    """One subject for each text that a model reads."""
+    from attnlab.evaluation.explore_models import subject
+
+    if isinstance(what, LoadedModel):
+        # It brings its tokenizer, so that the one other argument is the text.
+        others = [one for one in (tokenizer, text) if one is not None]
+        what, tokenizer, text = what.model, what.tokenizer, others[0] if len(others) == 1 else None
+    usable = bool(text) and isinstance(text, Sequence)
+    if not usable or tokenizer is None or isinstance(tokenizer, str) or tokens is not None:
+        raise ValueError("explore takes a model with its tokenizer and a text: explore(model, tokenizer, text)")
+    loaded = as_loaded(what, tokenizer)
+    texts = [text] if isinstance(text, str) else list(text)
+    return [subject(loaded, one, name="" if len(texts) == 1 else f"text {i + 1}") for i, one in enumerate(texts)]
 
 
 def _kept(subject: Subject) -> dict[str, np.ndarray]:

@@ -18,6 +18,7 @@ from attnlab.data.beginnings import first_tokens
 from attnlab.data.readers import check_unicode
 from attnlab.pages.numbers import with_interval
 from attnlab.reading.correlation import bootstrap_interval
+from attnlab.summaries import short_repr
 
 __all__ = [
     "Predictions",
@@ -57,6 +58,8 @@ class Windows:
     attention_mask: Tensor
     labels: Tensor
     tokens: int
+
+    __repr__ = short_repr
 
 
 def cut_windows(

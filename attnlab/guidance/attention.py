@@ -21,6 +21,7 @@ from attnlab.guidance.split_heads import join_heads, split_heads
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import Targets
 from attnlab.shapes import Float
+from attnlab.summaries import short_repr
 
 __all__ = ["Groups", "attend_guided", "errors_only", "guided_errors"]
 
@@ -35,6 +36,8 @@ class Groups:
     packed: Any = None
     # Groups are found again by the mask's id, so the mask must live as long as they do.
     mask: Tensor | None = None
+
+    __repr__ = short_repr
 
     @property
     def guided(self) -> int:

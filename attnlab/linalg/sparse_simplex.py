@@ -8,6 +8,8 @@ weights are exact: Wolfe's active set (1976) on the Gram matrix of v_i - o, in f
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -25,6 +27,8 @@ SMALL, SWEEPS = 4, 2
 CANDIDATES = 3
 # Rows that see more keys than this are searched with less effort.
 CROWD = 64
+# With fewer points than this many times those that get a closer look, products are made with all.
+ALL_PRODUCTS = 16
 # Chains times keys that are held at once, at some 60 bytes each.
 CPU_PAIRS, GPU_PAIRS = 1 << 19, 1 << 27
 
@@ -70,14 +74,22 @@ def sparse_simplex(
     seen: Bool[Tensor, "g n k"],
     alpha: Float[Tensor, "g n k"],
     r: int,
+    *,
+    on_estimate: Callable[[float], None] | None = None,
 ) -> tuple[Int[Tensor, "g n r"], Float[Tensor, "g n r"]]:
-    """Keys and weights of the best combination found on r points; rows with nothing to see have weights of zero."""
+    """Keys and weights of the best combination found on r points; rows with nothing to see have weights of zero.
+
+    After each part of the search ``on_estimate`` is called with the seconds that the whole is likely to take.
+    """
     keys = torch.zeros(*target.shape[:2], r, dtype=torch.long, device=target.device)
     beta = torch.zeros(*target.shape[:2], r, dtype=torch.float64, device=target.device)
     crowded = seen.sum(-1) > CROWD
     limit = CPU_PAIRS if target.device.type == "cpu" else GPU_PAIRS
+    efforts = ((crowded, EFFORT_CROWDED), (~crowded, EFFORT))
+    work = sum(int(rows.any(0).sum()) * effort.chains for rows, effort in efforts)
+    start, done = time.perf_counter(), 0
     # A row's effort depends on that row alone, whatever it shares a batch with.
-    for rows, effort in ((crowded, EFFORT_CROWDED), (~crowded, EFFORT)):
+    for rows, effort in efforts:
         at_once = max(1, chunk_budget(limit // (2 * effort.chains)) // max(1, points.shape[0] * points.shape[1]))
         chosen = rows.any(0).nonzero().squeeze(1)
         for columns in chosen.split(at_once) if len(chosen) else ():
@@ -86,6 +98,9 @@ def sparse_simplex(
             take = rows[at].unsqueeze(-1)
             keys[at] = torch.where(take, best.keys, keys[at])
             beta[at] = torch.where(take, best.beta, beta[at])
+            done += len(columns) * effort.chains
+            if on_estimate is not None:
+                on_estimate((time.perf_counter() - start) * work / done)
     return keys, beta
 
 
@@ -216,12 +231,7 @@ def _with_whole_support(
     ones = active.double().unsqueeze(-1)
     eye = torch.eye(m.shape[-2], dtype=m.dtype, device=m.device)
     system = m @ m.mT / scale + ones * ones.mT + torch.where(active, 1e-13, 1.0).unsqueeze(-1) * eye
-    if keys is None:
-        far = problem.far.masked_fill(~problem.seen, 0)
-        border = m @ problem.points.mT.unsqueeze(1) - m @ problem.target.unsqueeze(-1)
-    else:
-        new = _chosen(problem.points, problem.target, keys)
-        far, border = new.square().sum(-1), m @ new.mT
+    far, border = _far_and_border(problem, m, keys)
     border = border / scale + ones
     solved = _solve(system, torch.cat([ones, border], -1))
     one, border_solved = solved[..., :1], solved[..., 1:]
@@ -234,6 +244,22 @@ def _with_whole_support(
     square = _residual(problem, s).square().sum(-1, keepdim=True)
     better = torch.maximum(gain, square - error)
     return torch.where(feasible & s.filled.any(-1, keepdim=True), better, gain)
+
+
+def _far_and_border(
+    problem: _Problem, m: Float[Tensor, "g n s e"], keys: Int[Tensor, "g n m"] | None
+) -> tuple[Float[Tensor, "g n m"], Float[Tensor, "g n s m"]]:
+    """|v_j - o|^2 and the products of v_j - o with the support's rows of ``m``, for these keys j (None: all)."""
+    if keys is not None and keys.shape[-1] * ALL_PRODUCTS < problem.points.shape[1]:
+        new = _chosen(problem.points, problem.target, keys)
+        return new.square().sum(-1), m @ new.mT
+    # Products with all points are one matrix product; copying the chosen points for each row would take far longer.
+    far = problem.far.masked_fill(~problem.seen, 0)
+    products = (m.flatten(1, 2) @ problem.points.mT).unflatten(1, m.shape[1:3])
+    if keys is not None:
+        far = far.gather(-1, keys)
+        products = products.gather(-1, keys.unsqueeze(2).expand(-1, -1, m.shape[2], -1))
+    return far, products - m @ problem.target.unsqueeze(-1)
 
 
 def _chosen(points: Tensor, target: Tensor, keys: Int[Tensor, "g n s"]) -> Float[Tensor, "g n s e"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,12 @@ GPU_CHUNK = 1 << 24
 # The search holds some 300 bytes for every key of a query.
 CPU_SEARCH = 1 << 17
 GPU_SEARCH = 1 << 25
+
+
+# Seconds that a call may take before a warning.
+SLOW = 10.0
+# Not empty once the warning was given.
+_warned: list[int] = []
 
 
 @register("value-aware", examples=("value-aware:r=1", "value-aware:r=2", "value-aware:r=d+1"))
@@ -47,14 +54,15 @@ class ValueAware(SparseMechanism):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         wide = at_least_float32(hide_unseen(call))
-        return torch.cat([self._weights(part) for part in self._chunks(wide)], dim=2).to(call.q.dtype)
+        parts = self._chunks(wide)
+        return torch.cat([self._weights(part, of=len(parts)) for part in parts], dim=2).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         wide = at_least_float32(hide_unseen(call))
         v = repeat_groups(wide.v, call.groups)
         parts = self._chunks(wide)
         if self.r != 1 and not self._exact(wide):
-            return torch.cat([self._weights(part) @ v for part in parts], dim=2).to(call.q.dtype)
+            return torch.cat([self._weights(part, of=len(parts)) @ v for part in parts], dim=2).to(call.q.dtype)
         o = _in_one_pass(self, wide)
         if o is not None and self._exact(wide):
             return o.to(call.q.dtype)
@@ -77,11 +85,12 @@ class ValueAware(SparseMechanism):
         budgets = (CPU_SEARCH, GPU_SEARCH) if searched else (CPU_CHUNK, GPU_CHUNK)
         return query_chunks(call, budgets[call.q.device.type != "cpu"])
 
-    def _weights(self, part: AttentionCall) -> Float[Tensor, "b h q k"]:
+    def _weights(self, part: AttentionCall, *, of: int) -> Float[Tensor, "b h q k"]:
+        """W of a part of the queries, one of ``of`` alike."""
         if self._exact(part):
             return _exact_support(exact_weights(part, self.kernel, self.degree), part)
         if self.r != 1:
-            return _best_support(exact_weights(part, self.kernel, self.degree), part, int(self.r))
+            return _best_support(exact_weights(part, self.kernel, self.degree), part, int(self.r), parts=of)
         o, some = _output(self, part)
         W = torch.zeros(part.sizes, dtype=o.dtype, device=o.device)
         return W.scatter_(3, _nearest(o, part).unsqueeze(-1), 1).masked_fill(~some, 0)
@@ -138,18 +147,37 @@ def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Floa
     return W.view(alpha.shape).to(alpha.dtype)
 
 
-def _best_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int) -> Float[Tensor, "b h q k"]:
+def _best_support(
+    alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int, *, parts: int
+) -> Float[Tensor, "b h q k"]:
     """W on at most r keys; rows that see no more than r keep alpha."""
+
+    def estimated(seconds: float) -> None:
+        if seconds * parts > SLOW:
+            _warn_of_search(r, seconds * parts)
+
     v, w = call.v.flatten(0, 1), _by_values(alpha, call)
     seen = visible(call)
     open_ = _by_values((alpha > -1) if seen is None else seen.expand(alpha.shape), call)
     o = w.double() @ v.double()
-    keys, beta = sparse_simplex(o.detach(), v.detach(), open_ & (w.sum(-1, keepdim=True) > 0), w.detach(), r)
+    some = open_ & (w.sum(-1, keepdim=True) > 0)
+    keys, beta = sparse_simplex(o.detach(), v.detach(), some, w.detach(), r, on_estimate=estimated)
     if torch.is_grad_enabled() and o.requires_grad:
         beta = _with_gradient(beta, o, v.double(), keys)
     W = torch.zeros_like(w, dtype=torch.float64).scatter_add(-1, keys, beta)
     W = torch.where(open_.sum(-1, keepdim=True) <= r, w, W.to(w.dtype))
     return W.view(alpha.shape)
+
+
+def _warn_of_search(r: int, seconds: float) -> None:
+    """Say, once in a process, that a call will take long, and what would not."""
+    if not _warned:
+        _warned.append(r)
+        warnings.warn(
+            f"value-aware:r={r} searches for the best {r} keys of every query, about {seconds:.0f} s for this call; "
+            "r=1 and r=d+1 need no search",
+            stacklevel=2,
+        )
 
 
 def _with_gradient(

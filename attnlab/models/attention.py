@@ -15,6 +15,7 @@ from attnlab.models.open_contexts import OpenContexts, refuse_replica
 from attnlab.models.positions import rotate
 from attnlab.registry import mechanism
 from attnlab.shapes import Bool, Float, Int
+from attnlab.summaries import short_repr
 
 __all__ = ["Attention", "AttentionLayer", "Carried", "Observer", "attentions", "make_mechanisms", "put_mechanism"]
 
@@ -24,6 +25,8 @@ class Carried:
     """The memory that one layer hands on to the next, where its mechanism has one (LUNA, shared workspace)."""
 
     memory: Tensor | None = None
+
+    __repr__ = short_repr
 
 
 class AttentionLayer(nn.Module):

@@ -17,6 +17,7 @@ from attnlab.models.init import init_weights
 from attnlab.models.positions import count_positions, sinusoids
 from attnlab.models.vocabulary import Head, make_embedding, make_head
 from attnlab.shapes import Bool, Float, Int
+from attnlab.summaries import short_repr
 
 __all__ = ["Block", "EncoderOutput", "Output", "Stack", "Transformer", "count_parameters"]
 
@@ -32,6 +33,9 @@ class EncoderOutput(NamedTuple):
 
     hidden: Float[Tensor, "b k m"]
     visible: Bool[Tensor, "b k"] | None = None
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 class Output:

@@ -11,6 +11,7 @@ from typing_extensions import Unpack
 
 from attnlab.attention import mask_with_bias
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import short_repr
 from attnlab.trace import LayerTrace
 
 __all__ = ["Masks", "ReadingInput"]
@@ -45,6 +46,8 @@ class ReadingInput:
     # Whether a mechanism computed the weights: it has set those at hidden keys to zero.
     recorded: bool = False
 
+    __repr__ = short_repr
+
     @classmethod
     def of(
         cls,
@@ -72,6 +75,11 @@ class ReadingInput:
             raise ValueError("a recorded layer brings its own values and masks; pass it alone")
         if isinstance(source, ReadingInput):
             return source
+        if not isinstance(source, LayerTrace):
+            raise ValueError(
+                f"pass a recorded layer (trace[3]), or {rows} and values; got {type(source).__name__}, of which "
+                "`with attnlab.record(model) as trace: model(**inputs)` records the layers"
+            )
         call = source.call
         made = cls(
             source.output if rows == "output" else source.weights(),

@@ -23,6 +23,7 @@ from attnlab.linalg._projection_gpu import (
 from attnlab.reading._input import ReadingInput
 from attnlab.reading.effective import EffectiveAttention, effective_of_input
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import short_repr
 
 __all__ = ["Padding", "Stack", "padding_of", "serves"]
 
@@ -38,6 +39,8 @@ class Padding:
     visible: Visible | None = None
     # (rank, trivial) by the shape of a layer.
     facts: dict[tuple[Any, ...], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    __repr__ = short_repr
 
     def ranks(self, b: int, h: int, n_q: int, n_k: int, e: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """The rank of what each query sees, and whether that makes W_perp = W, for layers of one shape."""

@@ -12,6 +12,7 @@ from attnlab.attention import grouped, ungrouped
 from attnlab.linalg.projection import column_basis
 from attnlab.reading._input import Masks, ReadingInput
 from attnlab.shapes import Bool, Float
+from attnlab.summaries import short_repr
 from attnlab.trace import LayerTrace
 
 __all__ = ["AlternativeAttention", "alternative_attention"]
@@ -30,6 +31,8 @@ class AlternativeAttention:
     weights: Float[Tensor, "b h q k"]
     exists: Bool[Tensor, "b h q"]
     distance: Float[Tensor, "b h q"]
+
+    __repr__ = short_repr
 
 
 @torch.no_grad()

@@ -25,7 +25,8 @@ from attnlab.mechanisms.value_aware import value_aware_distance
 from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.shapes import Bool, Float
-from attnlab.trace import LayerTrace
+from attnlab.summaries import short_repr
+from attnlab.trace import LayerTrace, recorded_layers
 
 __all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error", "reading_error"]
 
@@ -51,6 +52,8 @@ class LayerError:
     ranking_differs: Float[Tensor, " h"]
     layer_projected: float | None
     queries: int
+
+    __repr__ = short_repr
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +105,7 @@ def approximation_error(
     """
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1, got {queries}")
-    layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
+    layers = recorded_layers(trace)
     approximation = mechanism(mech)
     name = mech if isinstance(mech, str) else _spec(approximation)
     errors = tuple(_layer_error(layer, approximation, against or layer.mechanism, queries) for layer in layers)
@@ -115,7 +118,7 @@ def reading_error(trace: Iterable[LayerTrace], mech: Mechanism | str, reading: s
 
     Queries at padded positions are not counted. None where the reading can be made of none of the layers.
     """
-    layers, chosen, approximation = list(trace), recorded_reading(reading), mechanism(mech)
+    layers, chosen, approximation = recorded_layers(trace), recorded_reading(reading), mechanism(mech)
     replaced = [replace(x, mechanism=approximation, output=approximation(x.call)) for x in layers]
     errors = []
     for layer, exact, approx in zip(layers, chosen.of_layers(layers), chosen.of_layers(replaced), strict=True):

@@ -16,6 +16,7 @@ from attnlab.mechanisms._effective import effective_map
 from attnlab.reading._input import Masks, ReadingInput
 from attnlab.reading.registry import reading
 from attnlab.shapes import Bool, Float, Int
+from attnlab.summaries import short_repr
 from attnlab.trace import LayerTrace
 
 __all__ = [
@@ -50,6 +51,8 @@ class EffectiveAttention:
     rank: Int[Tensor, "b h q"]
     removed: Float[Tensor, "b h"]
     trivial: Bool[Tensor, "b h q"]
+
+    __repr__ = short_repr
 
 
 def effective_attention(
@@ -154,6 +157,8 @@ class EffectiveRows:
     coefficients: Float[Tensor, "b h q e"]
     source: ReadingInput
     prefixes: Prefixes | None = None
+
+    __repr__ = short_repr
 
     def rows(self, lo: int, hi: int) -> Float[Tensor, "b h c k"]:
         """W_perp of queries lo to hi."""

@@ -13,7 +13,8 @@ from torch import Tensor
 from attnlab.attention import visible
 from attnlab.provenance import write_json
 from attnlab.reading.registry import named_reading
-from attnlab.trace import LayerTrace, Trace
+from attnlab.summaries import short_repr
+from attnlab.trace import LayerTrace, Trace, recorded_layers
 
 __all__ = ["ReadingTable", "read"]
 
@@ -29,6 +30,8 @@ class ReadingTable:
     name: str
     maps: Mapping[tuple[str, int], Tensor]
     seen: Mapping[tuple[str, int], Tensor | None]
+
+    __repr__ = short_repr
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict per value: kind, layer, input, head, query, key (absent in a reading per query), value."""
@@ -60,7 +63,7 @@ def read(trace: Trace | Iterable[LayerTrace], reading: str, *, target: Tensor | 
 
     ``target`` is the number that "gradient" explains. A layer that the reading cannot be made of is left out.
     """
-    layers, chosen = list(trace), named_reading(reading)
+    layers, chosen = recorded_layers(trace), named_reading(reading)
     maps: dict[tuple[str, int], Tensor] = {}
     seen: dict[tuple[str, int], Tensor | None] = {}
     for layer, t in zip(layers, chosen.of_layers(layers, target=target), strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnlab.provenance import write_json
+from attnlab.summaries import short_repr
 from attnlab.training.runs import RunError, say
 
 __all__ = [
@@ -47,6 +48,8 @@ class Checkpoint:
     model: Tensors
     optimizer: Tensors
     state: dict[str, Any]
+
+    __repr__ = short_repr
 
 
 def write_checkpoint(folder: Path, *, step: int, model: Tensors, optimizer: Tensors, state: Mapping[str, Any]) -> Path:

@@ -176,3 +176,39 @@ def test_bad_arguments_are_refused() -> None:
         al.distill(teacher, student, ["a text"])
     with pytest.raises(ValueError, match="one stage must have some"):
         al.Distillation(layer_steps=0, model_steps=0)
+
+
+def test_no_texts_are_refused() -> None:
+    model = hf_zoo.build("llama")
+    converted = al.convert(model, "abc-mlp:slots=3", copy=True)
+    with pytest.raises(ValueError, match="texts is empty: there is nothing to learn from"):
+        al.distill(model, converted, [], tokenizer=al.shipped_model().tokenizer)
+
+
+def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    model = hf_zoo.build("llama")
+    converted = al.convert(model, "abc-mlp:slots=3", copy=True)
+    settings = al.Distillation(layer_steps=2, model_steps=3)
+    al.distill(model, converted, Tokens(masked=False), settings=settings)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    al.distill(model, converted, Tokens(masked=False), settings=settings)
+    shown = capsys.readouterr().err
+    assert "distilling, layers: 100%" in shown
+    assert "3/3" in shown
+
+
+def test_our_own_masked_language_model_learns_from_texts() -> None:
+    from attnlab.models import Transformer, TransformerConfig
+
+    loaded = al.shipped_model()
+    config = TransformerConfig(
+        kind="encoder", vocab=len(loaded.tokenizer), width=12, heads=3, layers=1, head="mlm", max_length=40
+    )
+    model = Transformer(config).eval()
+    converted = al.convert(model, "abc-mlp:slots=3", copy=True)
+    settings = al.Distillation(layer_steps=1, model_steps=1, batch=2, length=11)
+    history = al.distill(
+        model, converted, ["long live the king and queen"] * 3, tokenizer=loaded.tokenizer, settings=settings
+    )
+    assert [progress.stage for progress in history] == ["layers", "model"]

@@ -244,6 +244,13 @@ def test_demo_writes_its_page_and_its_numbers(tmp_path: Path, capsys: pytest.Cap
     assert "effective" in page
 
 
+def test_bench_gives_a_mechanism_its_hidden_states(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--lengths", "16", "--heads", "2", "--repeats", "1", "--json"]
+    assert main(["bench", "-m", "abc-mlp:slots=3", "-m", "rfa:gate=true", *words]) == 0
+    rows = json.loads(capsys.readouterr().out)["tables"]["rows"]
+    assert [row["mechanism"] for row in rows if "refused" not in row] == ["sdpa", "abc-mlp:slots=3", "rfa:gate=true"]
+
+
 def test_bench_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["bench", "-m", "kernel:elu", "--lengths", "64", "128", "--heads", "2", "--repeats", "1", "--json"]) == 0

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+import attnlab as al
 from attnlab.adapters import LoadedModel, load_model
 from attnlab.cli import main
+from attnlab.data import bundled_text
 from attnlab.evaluation.compare import CompareConfig, _Bench, compare
-from attnlab.evaluation.compare_lines import table_lines
+from attnlab.evaluation.compare_lines import comparison_lines, table_lines
 from attnlab.evaluation.quality import default_tokens
 from attnlab.pages import compare_page
 from attnlab.progress import Progress
@@ -130,3 +132,16 @@ def test_an_interrupt_keeps_what_is_finished(
     assert "stopped; what was finished is kept" in shown.err
     assert "comparing: top-r:r=2 (1 of 2)" in shown.err
     assert "top-r:r=2" in page.read_text()
+
+
+def test_untrained_mechanisms_and_a_models_own_attention_are_named() -> None:
+    """In the lines and on the page, for whoever compares a mechanism that learns, or a model that has learned one."""
+    loaded = al.shipped_model()
+    al.convert(loaded.model, "kernel:elu")
+    config = CompareConfig(mechanisms=("softmax", "abc-mlp:slots=3", "rfa"), tokens=40, length=24, repeats=1)
+    result = compare(loaded, bundled_text(), config=config, model_name="m", text_name="t")
+    own, learned = result["warnings"]
+    assert learned.startswith("abc-mlp:slots=3 has parameters of its own, which no training has touched here")
+    assert own.startswith("this model's own attention is kernel in 6 of 6 layers, with which its MLM error")
+    assert "kernel in 6 of 6" in "\n".join(comparison_lines(result))
+    assert "no training has touched here" in compare_page(result)

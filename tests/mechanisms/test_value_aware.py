@@ -323,3 +323,20 @@ def test_gradient_between_1_and_d_plus_1_matches_finite_differences() -> None:
 def test_bad_settings_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         al.mechanism(f"value-aware:{bad}")
+
+
+def test_a_long_search_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnlab.mechanisms import value_aware
+
+    monkeypatch.setattr(value_aware, "SLOW", 0.0)
+    monkeypatch.setattr(value_aware, "_warned", [])
+    q, k, v = torch.randn(3, 1, 2, 11, 5)
+    call = al.AttentionCall(q, k, v)
+    with pytest.warns(UserWarning, match=r"value-aware:r=3 searches .* about \d+ s .* r=1 and r=d\+1 need no"):
+        al.ValueAware(r=3)(call)
+    # A warning is an error in these tests, and there is no second one.
+    al.ValueAware(r=3)(call)
+    # Neither of these searches.
+    monkeypatch.setattr(value_aware, "_warned", [])
+    al.ValueAware(r=1)(call)
+    al.ValueAware(r="d+1")(call)
