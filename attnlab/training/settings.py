@@ -102,8 +102,10 @@ class Settings:
     compile_mode: str = "default"
     evaluate_at: tuple[int, ...] = ()
     log_every: int = 50
-    # None: checkpoints only at improvements, interruptions and the end.
+    # Checkpoints are saved at improvements, interruptions and the end; beside these every so many steps (None: not by
+    # steps), and when the last one is so many seconds old (None: not by time).
     checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = 180.0
     keep: int = 2
     # The evaluation value that chooses the best checkpoint, such as "valid/loss".
     watch: str | None = None
@@ -115,7 +117,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "keep", "prefetch"):
             _positive(name, getattr(self, name))
-        for name in ("checkpoint_every", "patience"):
+        for name in ("checkpoint_every", "checkpoint_seconds", "patience"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         _one_of("precision", self.precision, PRECISIONS)
