@@ -33,7 +33,7 @@ class Malformed:
     def add(self, path: Path | str, line: int, why: str) -> None:
         """Count one bad line, or raise if such lines are fatal."""
         if self.action == "fail":
-            raise ValueError(f"{path} line {line}: {why}; to leave such lines out pass malformed=Malformed('skip')")
+            raise ValueError(f"{path} line {line}: {why}; mend or remove the line, or have malformed lines skipped")
         self.count += 1
         if len(self.lines) < KEEP:
             self.lines.append((str(path), line, why))

@@ -176,9 +176,7 @@ def _table_rows(
     names = list(header) if header else next(rows, (0, []))[1]
     absent = [name for name in columns if name not in names]
     if absent:
-        raise ValueError(
-            f"{path} has no column {absent[0]!r}; it has {names}. If its first line is data, pass header=[...]"
-        )
+        raise ValueError(f"{path} has no column {absent[0]!r}; it has {names}; its first line must name the columns")
     for number, row in rows:
         if len(row) == len(names):
             yield number, dict(zip(names, row, strict=True))

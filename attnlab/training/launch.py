@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,50 @@ import torch
 
 from attnlab.training.settings import Settings
 
-__all__ = ["flat_settings", "gather_objects", "interrupts", "make_accelerator"]
+__all__ = [
+    "check_tracker",
+    "flat_settings",
+    "gather_objects",
+    "interrupts",
+    "join_processes",
+    "make_accelerator",
+]
+
+
+def join_processes(settings: Settings) -> Any:
+    """Accelerate's state of this process, joined with those that the launcher started: its rank, and how to wait."""
+    try:
+        from accelerate import PartialState
+    except ImportError as error:
+        raise ImportError('training needs accelerate: pip install "attnlab[train]"') from error
+    # With cpu=True Accelerate also joins the processes of a machine without any accelerator (gloo).
+    cpu = settings.device == "cpu" or not torch.accelerator.is_available()
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return PartialState(cpu=cpu, **({"timeout": timedelta(seconds=settings.timeout)} if several else {}))
+
+
+def check_tracker(track: str | None) -> None:
+    """Raise if Accelerate does not know the tracker, or its package is missing: Accelerate would leave it out."""
+    if track is None:
+        return
+    try:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS, LoggerType, get_available_trackers
+    except ImportError as error:
+        raise ImportError('training needs accelerate: pip install "attnlab[train]"') from error
+    known = [name for name in LoggerType.list() if name != "all"]
+    if track not in (*known, *LOGGER_TYPE_TO_CLASS):
+        raise ValueError(f"no tracker is named {track!r}; Accelerate knows {', '.join(known)}")
+    if track in known and track not in [str(kind) for kind in get_available_trackers()]:
+        raise ImportError(f"the tracker {track} needs a package of that name, which is not installed")
 
 
 def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) -> Any:
     """The Accelerator of these settings; the number and kind of processes come from the launcher."""
-    try:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-    except ImportError as error:
-        raise ImportError('training needs accelerate: pip install "attnlab[train]"') from error
+    join_processes(settings)
+    check_tracker(track)
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
     precision = settings.precision
     if precision == "auto":
         gpu = settings.device != "cpu" and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -36,7 +71,6 @@ def make_accelerator(settings: Settings, *, run_dir: Path, track: str | None) ->
     AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision=precision,
-        # With cpu=True Accelerate also joins the processes of a machine without any accelerator (gloo).
         cpu=settings.device == "cpu" or not torch.accelerator.is_available(),
         log_with=track,
         project_dir=str(run_dir) if track else None,

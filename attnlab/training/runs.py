@@ -42,8 +42,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self._metrics: FileIO | None = None
         self._held = False
-        # What this process wrote into run.json when it began the run.
-        self._begun: dict[str, Any] | None = None
+        # What run.json says, once this process has written or checked it.
+        self._described: dict[str, Any] | None = None
 
     @contextmanager
     def hold(self) -> Iterator[RunFolder]:
@@ -98,9 +98,9 @@ class RunFolder:
         environment = {**provenance(), "processes": processes}
         if not (self.path / "run.json").exists():
             self._write_run({**requested, **({"data": dict(data)} if data else {}), **environment})
-            self._begun = requested
+            self._described = requested
             return
-        if not resume and self._begun != requested:
+        if not resume and self._described != requested:
             raise RunError(f"{self.path} already holds a run; resume it, or choose another folder")
         recorded = read_run(self.path)
         # A folder may be renamed, and its name with it.
@@ -110,6 +110,9 @@ class RunFolder:
                 f"{self.path} was started with other settings, so it cannot be resumed: {'; '.join(changed)}"
             )
         self._check_data(recorded, data)
+        if self._described == requested:
+            return
+        self._described = requested
         for key in ("versions", "device", "processes"):
             if recorded.get(key) != environment[key]:
                 say(f"{key} changed since {self.path} was started, so results may differ in the last bits")
@@ -198,7 +201,7 @@ def read_run(path: Path | str) -> dict[str, Any]:
     content = _read_object(file)
     why = "it is not the JSON that was written"
     if content is not None:
-        if not isinstance(content.get("config"), dict):
+        if not isinstance(content.get("config"), dict) or not isinstance(content.get("data", {}), dict):
             why = "it has no settings"
         elif content.get("checksum", expected := _checksum(content, "config", "seed", "data")) != expected:
             why = "its checksum differs"

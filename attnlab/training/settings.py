@@ -113,9 +113,11 @@ class Settings:
     # Stop after this many evaluations in a row without improvement of ``watch``.
     patience: int | None = None
     prefetch: int = 8
+    # Seconds that a process waits for the others before the run ends with an error.
+    timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "keep", "prefetch"):
+        for name in ("steps", "accumulate", "log_every", "keep", "prefetch", "timeout"):
             _positive(name, getattr(self, name))
         for name in ("checkpoint_every", "checkpoint_seconds", "patience"):
             if getattr(self, name) is not None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+import types
 from pathlib import Path
 
 import pytest
@@ -413,21 +413,21 @@ def test_how_often_it_is_saved_may_change(tmp_path, whole):
     assert_same_parameters(model.state_dict(), whole[0].state_dict())
 
 
-def test_a_run_is_saved_by_time(tmp_path):
+def test_a_run_is_saved_by_time(tmp_path, monkeypatch):
     """Without improvements and without checkpoint_every, a kill loses no more than the seconds of the settings."""
-    changes = {"checkpoint_every": None, "evaluate_at": (), "watch": None}
-    with pytest.raises(RuntimeError, match="power cut"):
-        job(tmp_path / "none", **changes, callbacks=[PowerCut(at=11)])
-    assert list_checkpoints(tmp_path / "none") == []
+    now = 0.0
+    monkeypatch.setattr("attnlab.training.engine.time", types.SimpleNamespace(perf_counter=lambda: now))
 
-    class Slow(PowerCut):
+    class Minutes(PowerCut):
         def on_step(self, moment):
-            time.sleep(0.1)
+            nonlocal now
+            now += 60
             super().on_step(moment)
 
     with pytest.raises(RuntimeError, match="power cut"):
-        job(tmp_path / "timed", **changes, checkpoint_seconds=0.15, callbacks=[Slow(at=11)])
-    assert int(list_checkpoints(tmp_path / "timed")[-1].name[-8:]) >= 8
+        job(tmp_path / "run", checkpoint_every=None, evaluate_at=(), watch=None, callbacks=[Minutes(at=11)])
+    # By default after more than three minutes.
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000004", "step-00000008"]
 
 
 def test_output_is_one_line_for_each_evaluation_and_a_moving_line_on_a_terminal(tmp_path, capfd, monkeypatch):
