@@ -80,8 +80,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="TEXT",
-        help="record a text's attention at every evaluation, for attnlab explore RUN (without TEXT: the first tokens of "
-        "the held-out text)",
+        help="record a text's attention at every evaluation, for attnlab explore RUN (without TEXT: the first "
+        "tokens of the held-out text)",
     )
     _guidance_arguments(new)
     new.add_argument("--compile", action="store_true", default=None, help="use torch.compile")

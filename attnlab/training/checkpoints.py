@@ -175,7 +175,7 @@ def sweep(run_dir: Path | str) -> None:
     """Delete the unfinished files of killed processes."""
     for path in (Path(run_dir) / "checkpoints").glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in Path(run_dir).glob(".*.tmp"):
+    for path in [*Path(run_dir).glob(".*.tmp"), *Path(run_dir).glob("*/.*.tmp")]:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

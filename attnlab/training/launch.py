@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from attnlab.training.runs import RunError, say
 from attnlab.training.settings import Settings
 
 __all__ = [
@@ -24,7 +26,11 @@ __all__ = [
     "interrupts",
     "join_processes",
     "make_accelerator",
+    "watch_others",
 ]
+
+# What backends say when another process does not answer.
+SILENCE = re.compile(r"timed? ?out|connection (closed|reset|refused)|closed by peer|broken pipe", re.IGNORECASE)
 
 
 def join_processes(settings: Settings) -> Any:
@@ -109,6 +115,45 @@ def interrupts() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def watch_others(accelerator: Any, timeout: float, step: Callable[[], int]) -> Iterator[None]:
+    """With several processes: say when no ``step`` has ended for a while, and what it means if the wait is given up."""
+    if accelerator.num_processes == 1:
+        yield
+        return
+    ended = threading.Event()
+    pause = min(60.0, timeout / 2)
+
+    def watch() -> None:
+        last = -1
+        while not ended.wait(pause):
+            if (now := step()) == last:
+                say(
+                    f"process {accelerator.process_index}: no step has ended for {pause:.0f} s (step {now}); if nothing "
+                    f"is being compiled, evaluated or saved, another process has stopped, and the run ends after "
+                    f"{timeout:.0f} s"
+                )
+            last = now
+
+    thread = threading.Thread(target=watch, name="attnlab-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    except RunError:
+        raise
+    except RuntimeError as error:
+        # The backends of torch.distributed raise plain RuntimeErrors, each with words of its own.
+        if not SILENCE.search(str(error)):
+            raise
+        raise RunError(
+            f"another process of this run has ended, or has not answered for {timeout:.0f} s; what was saved is kept: "
+            f"resume the run ({str(error).splitlines()[0]})"
+        ) from error
+    finally:
+        ended.set()
+        thread.join(1)
 
 
 def gather_objects(items: list[Any], accelerator: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.checkpoints import newest_good, sweep
 from attnlab.training.engine import Engine, Evaluation
 from attnlab.training.feed import Prefetcher, Source
-from attnlab.training.launch import flat_settings, interrupts, make_accelerator
+from attnlab.training.launch import flat_settings, interrupts, make_accelerator, watch_others
 from attnlab.training.progress import ProgressLine
 from attnlab.training.run_state import RunState, check_model
 from attnlab.training.runs import RunError, RunFolder, say
@@ -102,7 +102,8 @@ def train(
             folder.start_metrics(engine.metrics)
         if track:
             accelerator.init_trackers(name, config=flat_settings(settings.as_dict()))
-        timing = _run(engine, source)
+        with watch_others(accelerator, settings.timeout, lambda: engine.state.step):
+            timing = _run(engine, source)
         for tracker in accelerator.trackers:
             tracker.finish()
         outcome = _outcome(engine.state, timing, run_dir)
