@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -263,6 +264,7 @@ class Engine:
                         "run": self.folder.identity(),
                         "progress": state.as_json() | {"seconds": self.seconds()},
                         "metrics_bytes": len(metrics),
+                        "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
                         "random": generators,
                         "callbacks": [callback.state() for callback in self.callbacks],
                     },

@@ -114,7 +114,10 @@ def outcome(run_dir: Path, *folders: str) -> dict[str, Any]:
 
 
 def difference(run_dir: Path, whole: dict[str, Any], *folders: str) -> str | None:
-    again = outcome(run_dir, *folders)
+    try:
+        again = outcome(run_dir, *folders)
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
     names = [name for name in sorted({*again, *whole}) if again.get(name) != whole.get(name)]
     return f"{', '.join(names)} differ" if names else None
 
@@ -210,7 +213,8 @@ def damage(folder: Path, share: int) -> dict[str, Any]:
     for state in ("unfinished", "finished"):
         for file in sorted(path for path in (folder / state).rglob("*") if path.is_file() and path.name != ".lock"):
             for name, change in DAMAGES.items():
-                for signed in (False, True) if "step-" in str(file.parent) else (False,):
+                # A changed bit with a checksum to match cannot be told from what a run has written.
+                for signed in (False, True) if "step-" in file.parent.name and change is not flipped else (False,):
                     number += 1
                     if number % share:
                         continue

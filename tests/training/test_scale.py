@@ -168,7 +168,7 @@ def test_a_process_that_stops_ends_the_run_with_a_message(tmp_path):
             assert line, said
     finally:
         os.killpg(group.pid, signal.SIGKILL)
-        group.wait()
+        group.communicate()
     assert "no step has ended for 6 s" in said
     assert list_checkpoints(run)
 
