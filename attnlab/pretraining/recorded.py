@@ -36,7 +36,7 @@ class AttentionRecorder(Callback):
             return
         try:
             record_step(moment.run_dir, moment.step, trace, tokens=self.tokens)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RunError(
                 f"step {moment.step} cannot be recorded in {moment.run_dir / 'steps'}: {error}; remove that folder to "
                 "record from here on"

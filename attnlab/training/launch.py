@@ -131,8 +131,8 @@ def watch_others(accelerator: Any, timeout: float, step: Callable[[], int]) -> I
         while not ended.wait(pause):
             if (now := step()) == last:
                 say(
-                    f"process {accelerator.process_index}: no step has ended for {pause:.0f} s (step {now}); unless it is "
-                    f"compiling, evaluating or saving, another has stopped, and the run ends after {timeout:.0f} s"
+                    f"process {accelerator.process_index}: no step has ended for {pause:.0f} s (step {now}); unless it "
+                    f"is compiling, evaluating or saving, another has stopped, and the run ends after {timeout:.0f} s"
                 )
             last = now
 

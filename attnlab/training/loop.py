@@ -19,7 +19,7 @@ from attnlab.training.engine import Engine, Evaluation
 from attnlab.training.feed import Prefetcher, Source
 from attnlab.training.launch import flat_settings, interrupts, make_accelerator, watch_others
 from attnlab.training.progress import ProgressLine
-from attnlab.training.run_state import RunState, check_model
+from attnlab.training.run_state import check_model
 from attnlab.training.runs import RunError, RunFolder, say
 from attnlab.training.settings import Settings
 from attnlab.training.state import seed_everything
@@ -90,7 +90,7 @@ def train(
             )
             sweep(run_dir)
         accelerator.wait_for_everyone()
-        finished = _finished(model, folder)
+        finished = _finished(model, folder, main=main)
         if finished is not None:
             return finished
         seed_everything(settings.seed + accelerator.process_index)
@@ -104,13 +104,7 @@ def train(
             accelerator.init_trackers(name, config=flat_settings(settings.as_dict()))
         with watch_others(accelerator, settings.timeout, lambda: engine.state.step):
             timing = _run(engine, source)
-        for tracker in accelerator.trackers:
-            tracker.finish()
-        outcome = _outcome(engine.state, timing, run_dir)
-        if main:
-            folder.finish({"name": name, **{k: v for k, v in vars(outcome).items() if k != "run_dir"}})
-        accelerator.wait_for_everyone()
-    return outcome
+        return _finish(engine, timing, name)
 
 
 def _run(engine: Engine, source: Source) -> dict[str, float]:
@@ -170,12 +164,20 @@ def _between_updates(engine: Engine, interrupted: bool) -> None:
         raise Interrupted(state.step, engine.folder.path)
 
 
-def _outcome(state: RunState, timing: dict[str, float], run_dir: Path) -> Outcome:
+def _finish(engine: Engine, timing: dict[str, float], name: str) -> Outcome:
+    """Write result.json; returns how the run ended."""
+    accelerator, folder, state = engine.accelerator, engine.folder, engine.state
+    for tracker in accelerator.trackers:
+        tracker.finish()
     metrics = {key: value for key, value in state.evaluated.items() if math.isfinite(value)}
-    return Outcome(state.step, metrics, state.best_step, state.best_value, state.stopped, timing, run_dir)
+    outcome = Outcome(state.step, metrics, state.best_step, state.best_value, state.stopped, timing, folder.path)
+    if accelerator.is_main_process:
+        folder.finish({"name": name, **{k: v for k, v in vars(outcome).items() if k != "run_dir"}})
+    accelerator.wait_for_everyone()
+    return outcome
 
 
-def _finished(model: nn.Module, folder: RunFolder) -> Outcome | None:
+def _finished(model: nn.Module, folder: RunFolder, *, main: bool) -> Outcome | None:
     """The outcome of a finished run, with its weights in ``model``; None where there is something left to do."""
     result = folder.result
     if result is None:
@@ -194,4 +196,6 @@ def _finished(model: nn.Module, folder: RunFolder) -> Outcome | None:
         return None
     say(f"{folder.path} is finished (step {outcome.step}); nothing to do")
     model.load_state_dict(saved.model)
+    if main and saved.metrics is not None:
+        folder.start_metrics(saved.metrics)
     return outcome

@@ -58,15 +58,19 @@ class RunState:
             evaluated={name: math.nan if v is None else float(v) for name, v in evaluated.items()},
             pending=[[float(v) for v in row] for row in pending],
         )
-        for name in ("step", "stale"):
-            if type(named[name]) is not int or named[name] < 0:
-                raise ValueError(f"{name} is {named[name]!r}")
-        if not isinstance(state.stopped, bool) or not isinstance(state.best_step, int | None):
-            raise ValueError("stopped must be a truth value and best_step a step")
-        for value in (state.seconds, 0.0 if state.best_value is None else state.best_value):
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"{value!r} is no finite number")
+        state._check_types()
         return state
+
+    def _check_types(self) -> None:
+        for name in ("step", "stale"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} is {value!r}")
+        if not isinstance(self.stopped, bool) or not isinstance(self.best_step, int | None):
+            raise ValueError("stopped must be a truth value and best_step a step")
+        for number in (self.seconds, 0.0 if self.best_value is None else self.best_value):
+            if not isinstance(number, int | float) or not math.isfinite(number):
+                raise ValueError(f"{number!r} is no finite number")
 
 
 def check_saved(
