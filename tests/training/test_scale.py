@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -154,21 +155,27 @@ def test_a_process_that_stops_ends_the_run_with_a_message(tmp_path):
     group = subprocess.Popen(
         command(run, DDP, **changes), cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+    children: list[int] = []
+    assert group.stderr is not None
     try:
         while not list_checkpoints(run):
             assert group.poll() is None
             time.sleep(0.1)
         # The launcher starts the processes in the order of their ranks.
-        children = Path(f"/proc/{group.pid}/task/{group.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGSTOP)
-        assert group.stderr is not None
+        children = [int(pid) for pid in Path(f"/proc/{group.pid}/task/{group.pid}/children").read_text().split()]
+        os.kill(children[-1], signal.SIGSTOP)
         said = ""
         while "has not answered for 12 s" not in said:
             said += (line := group.stderr.readline())
             assert line, said
     finally:
-        os.killpg(group.pid, signal.SIGKILL)
-        group.communicate()
+        # The launcher gives its processes sessions of their own, and a stopped one ends only by SIGKILL.
+        group.kill()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        group.wait()
+        group.stderr.close()
     assert "no step has ended for 6 s" in said
     assert list_checkpoints(run)
 
