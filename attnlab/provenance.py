@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shlex
+import stat
 import subprocess
 import sys
 import tempfile
@@ -15,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_writable", "command_line", "commit", "provenance", "write_atomic", "write_json"]
+__all__ = ["check_writable", "command_line", "commit", "provenance", "sync_folder", "write_atomic", "write_json"]
 
 PACKAGES = ("attnlab", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton")
 
@@ -75,22 +78,46 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> Path:
-    """Write under a temporary name, flush to disk, then rename: readers see the old file or the new."""
+    """Write a file without a name, flush it to the disk, then give it its name: readers see the old file or the new.
+
+    A link stays a link and an existing file keeps its permissions. A device, a pipe or ``/dev/stdout`` is written to.
+    """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    if _is_stream(path):
+        _write_stream(path, data)
+        return path
+    target = Path(os.path.realpath(path))
+    # Temporary files are private; a new result is as readable as any other file of the user's.
+    mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask()
+    handle, name = _temporary(target)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            os.chmod(file.fileno() if name is None else name, mode)
             os.fsync(file.fileno())
-        # mkstemp makes private files; a result is as readable as any other file of the user's.
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
+            if name is None:
+                name = _give_name(file.fileno(), target)
+        os.replace(name, target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
         raise
+    sync_folder(target.parent)
     return path
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries to the disk, so that a renamed file keeps its new name after a power cut."""
+    if os.name == "nt":
+        # Windows cannot open a folder, and needs no such call.
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_writable(path: Path | str) -> None:
@@ -98,11 +125,65 @@ def check_writable(path: Path | str) -> None:
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; name the file to write")
-    if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is no folder, so {path.name} cannot be written there; make it first")
+    if _is_stream(path):
+        if _descriptor(path) is None and not os.access(path, os.W_OK):
+            raise ValueError(f"{path} cannot be written; choose another file")
+        return
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder, so {path.name} cannot be written there; make it first")
     # Root may write where the mode forbids it, so the test is to write a file.
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
         pass
+
+
+def _descriptor(path: Path) -> int | None:
+    """The number of the open file that a path such as /dev/stdout names; None for any other path."""
+    names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+    if str(path) in names:
+        return names[str(path)]
+    folder, _, number = str(path).rpartition("/")
+    return int(number) if folder in ("/dev/fd", "/proc/self/fd") and number.isdigit() else None
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether ``path`` is there and no regular file, so that a new file in its place would not be what is meant."""
+    return _descriptor(path) is not None or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def _write_stream(path: Path, data: bytes) -> None:
+    number = _descriptor(path)
+    if number is None:
+        path.write_bytes(data)
+        return
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # Opening the path anew would begin at the start of a file that the shell writes this output to.
+    with os.fdopen(os.dup(number), "wb") as file:
+        file.write(data)
+
+
+def _temporary(target: Path) -> tuple[int, str | None]:
+    """(handle, name) of a new file beside ``target``; on Linux it has no name, so that a kill leaves nothing behind."""
+    if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):
+        try:
+            return os.open(target.parent, os.O_TMPFILE | os.O_WRONLY, 0o600), None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+    return tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+
+
+def _give_name(handle: int, target: Path) -> str:
+    """A temporary name beside ``target`` for the file that is open as ``handle``."""
+    name = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        # With a folder's handle Python calls linkat, which follows the link in /proc.
+        os.link(f"/proc/self/fd/{handle}", name.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+    return str(name)
 
 
 def write_json(path: Path | str, content: Any) -> Path:

@@ -43,7 +43,7 @@ BELOW: dict[str, set[str]] = {
     "training": set(),
     "pages": set(),
 }
-BELOW["pretraining"] = {"adapters", "data", "guidance", "models", "patterns", "training"}
+BELOW["pretraining"] = {"adapters", "data", "guidance", "models", "patterns", "reading", "training"}
 BELOW["evaluation"] = set(BELOW)
 BELOW["commands"] = set(BELOW)
 BELOW["cli"] = set(BELOW)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._shared import check_mechanisms, check_page, notices, print_json
 from attnlab.progress import Progress
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.evaluation.compare import compare
     from attnlab.evaluation.plans import write_plans
     from attnlab.pages import compare_page
-    from attnlab.provenance import check_writable, write_atomic, write_json
+    from attnlab.provenance import write_atomic, write_json
 
-    check_writable(options.out)
+    check_page(options.out, json=options.json)
     if options.plans is not None and options.recommend is None:
         raise ValueError("--plans writes what --recommend finds; give both")
     if options.plans is not None:
@@ -156,6 +156,6 @@ def show_comparison(result: dict[str, Any], options: argparse.Namespace, *, writ
     if options.json:
         print_json(result)
     else:
-        print("\n".join(comparison_lines(result)))
+        print("\n".join(comparison_lines(result)), file=notices(options.out))
     for path in written:
-        print(f"wrote {path.resolve()}", file=sys.stderr if options.json else sys.stdout)
+        print(f"wrote {path.resolve()}", file=sys.stderr if options.json else notices(options.out))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._shared import check_mechanisms, check_page, notices, print_json
 
 if TYPE_CHECKING:
     from attnlab.pages.explorer import Exploration
@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> None:
     """Write the page."""
     from attnlab.pages.explorer import explore_run
     from attnlab.pages.explorer.timeline import FOLDER, INDEX
-    from attnlab.provenance import check_writable, write_atomic
+    from attnlab.provenance import write_atomic
 
-    check_writable(options.out)
+    check_page(options.out, json=options.json)
     if (Path(options.model) / FOLDER / INDEX).is_file():
         refused = [name for name in ("text", "file", "compare", "compare_mechanism") if getattr(options, name)]
         if refused:
@@ -88,7 +88,8 @@ def run(options: argparse.Namespace) -> None:
         return
     for note in meta["notes"]:
         print(f"attnlab: {note}", file=sys.stderr)
-    print(f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser")
+    wrote = f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser"
+    print(wrote, file=notices(options.out))
 
 
 def _explore_models(options: argparse.Namespace) -> Exploration:

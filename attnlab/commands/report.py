@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import check_page, notices, print_json
 
 __all__ = ["arguments", "report_runs", "run"]
 
@@ -21,14 +21,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write the page."""
-    from attnlab.provenance import check_writable
-
-    check_writable(options.out)
+    check_page(options.out, json=options.json)
     report = report_runs(options.runs, out=options.out)
     if options.json:
         print_json(report)
     else:
-        print(f"wrote {options.out.resolve()}")
+        print(f"wrote {options.out.resolve()}", file=notices(options.out))
 
 
 def report_runs(runs: Sequence[Path | str], *, out: Path | str = "report.html") -> dict[str, Any]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnlab.commands._shared import print_json
 
 if TYPE_CHECKING:
     from attnlab.guidance import Guidance
+    from attnlab.training import Outcome
 
 __all__ = ["MODEL_NAMES", "arguments", "run"]
 
@@ -33,36 +35,68 @@ MODEL_NAMES = (
 )
 
 
+# What the settings of a new run are where no option says otherwise. A parser's default could not be told from an option
+# that was given, and --resume refuses those.
+DEFAULTS: dict[str, Any] = {
+    "column": "text",
+    "vocab": 8192,
+    "model": "attnlab-mlm",
+    "task": "mlm",
+    "attention": "softmax",
+    "length": 128,
+    "batch": 16,
+    "steps": 1000,
+    "lr": 1e-3,
+    "warmup": 100,
+    "seed": 0,
+    "out": "runs/train",
+}
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--text", help="the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip")
-    parser.add_argument("--column", default="text", help="the column of a jsonl, csv or tsv (default: %(default)s)")
-    parser.add_argument("--tokenizer", help="a folder with a tokeniser (default: one is trained on the text)")
-    parser.add_argument("--vocab", type=int, default=8192, help="its size, if it is trained (default: %(default)s)")
-    parser.add_argument(
-        "--model",
-        default="attnlab-mlm",
-        help=f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {', '.join(MODEL_NAMES)}",
+    new = parser.add_argument_group("a new run")
+    for name, kind, explanation in (
+        ("text", str, "the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip"),
+        ("column", str, "the column of a jsonl, csv or tsv"),
+        ("tokenizer", str, "a folder with a tokeniser (default: one is trained on the text)"),
+        ("vocab", int, "its size, if it is trained"),
+        ("model", str, f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {', '.join(MODEL_NAMES)}"),
+        ("attention", str, "a mechanism's spec"),
+        ("length", int, "tokens in a row"),
+        ("batch", int, "rows in a batch"),
+        ("steps", int, "updates"),
+        ("lr", float, "the highest learning rate"),
+        ("warmup", int, "steps until it is reached"),
+        ("seed", int, "of weights and batches"),
+        ("out", str, "the run's folder"),
+    ):
+        default = f" (default: {DEFAULTS[name]})" if name in DEFAULTS else ""
+        new.add_argument(f"--{name}", type=kind, help=explanation + default)
+    new.add_argument("--task", choices=("mlm", "causal"), help="what it learns (default: mlm)")
+    new.add_argument("--skip-malformed", action="store_true", default=None, help="leave out lines that cannot be read")
+    new.add_argument(
+        "--record",
+        nargs="?",
+        const="",
+        metavar="TEXT",
+        help="record a text's attention at every evaluation, for attnlab explore RUN (without TEXT: the first "
+        "tokens of the held-out text)",
     )
+    _guidance_arguments(new)
+    new.add_argument("--compile", action="store_true", default=None, help="use torch.compile")
+    parser.add_argument("--resume", metavar="DIR", help="go on with this run; its own settings are used")
     parser.add_argument(
-        "--task", choices=("mlm", "causal"), default="mlm", help="what it learns (default: %(default)s)"
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="save so often, beside every 3 minutes, at every improvement and at the end (default: only these)",
     )
-    parser.add_argument("--attention", default="softmax", help="a mechanism's spec (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="rows in a batch (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1000, help="updates (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="the highest learning rate (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
-    _guidance_arguments(parser)
-    parser.add_argument("--compile", action="store_true", help="use torch.compile")
     parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="the run's folder (default: %(default)s)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run; its own settings are used")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
 
 
-def _guidance_arguments(parser: argparse.ArgumentParser) -> None:
+def _guidance_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--guidance",
         type=float,
@@ -111,30 +145,17 @@ def _guidance(options: argparse.Namespace) -> Guidance | None:
 
 def run(options: argparse.Namespace) -> None:
     """Train, or go on with a run, and say where the model is."""
-    from attnlab.pretraining import CorpusConfig, PretrainConfig, resume_language_model, train_language_model
+    from attnlab.training import Interrupted
 
-    if options.resume is not None:
-        outcome = resume_language_model(options.resume, track=options.track)
-    else:
-        if options.text is None:
-            raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
-        corpus = CorpusConfig(
-            text=options.text, tokenizer=options.tokenizer, vocab=options.vocab, column=options.column
+    try:
+        outcome = _start(options) if options.resume is None else _go_on(options)
+    except Interrupted as stopped:
+        # The words of the command line, in the one line that it prints.
+        stopped.args = (
+            f"interrupted at step {stopped.step}; a checkpoint is saved; go on with: "
+            f"attnlab train --resume {shlex.quote(str(stopped.run_dir))}",
         )
-        config = PretrainConfig(
-            model=options.model,
-            task=options.task,
-            attention=options.attention,
-            lengths=(options.length,),
-            tokens=options.length * options.batch,
-            steps=options.steps,
-            lr=options.lr,
-            warmup=options.warmup,
-            seed=options.seed,
-            compile=options.compile,
-            guidance=_guidance(options),
-        )
-        outcome = train_language_model(corpus, config, run_dir=options.out, track=options.track)
+        raise
     if options.json:
         print_json(
             {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
@@ -142,3 +163,60 @@ def run(options: argparse.Namespace) -> None:
         return
     print("  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()))
     print(f"the model is in {(outcome.run_dir / 'model').resolve()}; see the run: attnlab report {outcome.run_dir}")
+
+
+def _go_on(options: argparse.Namespace) -> Outcome:
+    """Resume; an option of a new run would be ignored, so that it is refused."""
+    from attnlab.pretraining import resume_language_model
+
+    kept = ("command", "resume", "checkpoint_every", "track", "json", "debug")
+    refused = [name for name, value in vars(options).items() if name not in kept and value is not None]
+    if refused:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in refused)
+        raise ValueError(
+            f"--resume goes on with the settings of {options.resume}: leave out {names}, or start a new run"
+        )
+    return resume_language_model(
+        _folder("--resume", options.resume), track=options.track, checkpoint_every=options.checkpoint_every
+    )
+
+
+def _start(options: argparse.Namespace) -> Outcome:
+    """Train from the beginning."""
+    from attnlab.pretraining import CorpusConfig, PretrainConfig, train_language_model
+
+    for name, value in DEFAULTS.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if not options.text:
+        raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
+    corpus = CorpusConfig(
+        text=options.text,
+        tokenizer=options.tokenizer,
+        vocab=options.vocab,
+        column=options.column,
+        skip_malformed=bool(options.skip_malformed),
+    )
+    config = PretrainConfig(
+        model=options.model,
+        task=options.task,
+        attention=options.attention,
+        lengths=(options.length,),
+        tokens=options.length * options.batch,
+        steps=options.steps,
+        lr=options.lr,
+        warmup=options.warmup,
+        seed=options.seed,
+        compile=bool(options.compile),
+        guidance=_guidance(options),
+        checkpoint_every=options.checkpoint_every,
+        record=options.record,
+    )
+    return train_language_model(corpus, config, run_dir=_folder("--out", options.out), track=options.track)
+
+
+def _folder(option: str, name: str) -> Path:
+    """The folder of that name; an empty name, such as of a variable that is not set, would be the current folder."""
+    if not name.strip():
+        raise ValueError(f"{option} names no folder: it is empty")
+    return Path(name)

@@ -20,14 +20,14 @@ import numpy as np
 from attnlab.data.malformed import Malformed
 from attnlab.data.readers import Unit, texts
 from attnlab.data.tokenisers import Tokeniser, as_tokeniser
-from attnlab.provenance import write_json
+from attnlab.provenance import sync_folder, write_json
 from attnlab.summaries import short_repr
 
-__all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
+__all__ = ["TokenStore", "file_checksum", "load_store", "tokenise", "write_store"]
 
 # Characters encoded at a time: enough to keep every core busy, small beside any machine's memory.
 CHUNK = 1 << 20
-LAYOUT = 1
+LAYOUT = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +56,15 @@ class TokenStore:
         """Tokens of each document."""
         return np.diff(self.offsets)
 
+    def checksum(self) -> str:
+        """A hash of all tokens and offsets; one pass over the arrays."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.tokens, self.offsets):
+            digest.update(f"{array.dtype.str} {len(array)}".encode())
+            for start in range(0, len(array), CHUNK):
+                digest.update(np.ascontiguousarray(array[start : start + CHUNK]).data)
+        return digest.hexdigest()
+
 
 def tokenise(
     path: Path | str,
@@ -65,20 +74,28 @@ def tokenise(
     unit: Unit = "line",
     column: str = "text",
     malformed: Malformed | None = None,
+    sha256: str | None = None,
 ) -> TokenStore:
     """The file's documents (see ``texts``) as token ids; a second call with the same content only maps the arrays.
 
     They are in ``cache`` (default ``~/.cache/attnlab``) under a hash of the file's bytes, the tokeniser and the
-    way of reading. Memory does not grow with the file. Of several processes one does the work and the others wait.
+    way of reading; damaged ones are made anew. Memory does not grow with the file. Of several processes one does the
+    work and the others wait. With ``sha256``, the checksum of the file's content, the file is needed only where its
+    tokens are not in the cache, and another content is refused.
     """
     tokeniser = as_tokeniser(tokenizer)
     malformed = malformed or Malformed("fail")
     path, cache = Path(path), _cache_folder(cache)
+    content = sha256 or file_checksum(path)
     reading = {"unit": unit, "column": column, "malformed": malformed.action, "layout": LAYOUT}
-    key = _content_hash(path, tokeniser.fingerprint(), json.dumps(reading, sort_keys=True))
+    key = _key(content, tokeniser.fingerprint(), json.dumps(reading, sort_keys=True))
     folder = cache / f"{path.name}-{key}"
     with _locked(cache / f".{folder.name}.lock"):
+        if folder.exists() and not _undamaged(folder):
+            shutil.rmtree(folder)
         if not folder.exists():
+            if sha256 is not None and file_checksum(path) != sha256:
+                raise ValueError(f"{path} is not the text that was meant: its checksum is not {sha256}")
             # A count for this file alone: the caller's may already hold lines of another file.
             of_file = Malformed(malformed.action)
             documents = texts(path, unit=unit, column=column, malformed=of_file)
@@ -118,8 +135,9 @@ def write_store(
             **counts,
             "malformed": {"count": malformed.count if malformed else 0, "lines": malformed.lines if malformed else []},
         }
-        write_json(unfinished / "meta.json", meta)
+        write_json(unfinished / "meta.json", meta | {"checksum": _mapped(unfinished, meta).checksum()})
         os.rename(unfinished, folder)
+        sync_folder(folder.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -131,16 +149,40 @@ def load_store(folder: Path | str) -> TokenStore:
     folder = Path(folder)
     try:
         meta = json.loads((folder / "meta.json").read_text())
-        tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-        offsets = np.load(folder / "offsets.npy", mmap_mode="r")
-    except (OSError, EOFError, ValueError) as error:
+        store = _mapped(folder, meta)
+        sizes, expected = (len(store.tokens), len(store)), (meta["tokens"], meta["documents"])
+        if not isinstance(meta["malformed"]["count"], int) or not isinstance(meta["malformed"]["lines"], list):
+            raise ValueError("meta.json does not say what was malformed")
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder} is no token store ({error}); remove it and tokenise again") from error
-    if len(tokens) != meta["tokens"] or len(offsets) != meta["documents"] + 1:
+    if sizes != expected:
         raise ValueError(
-            f"{folder} is damaged: {len(tokens)} tokens in {len(offsets) - 1} documents, expected {meta['tokens']} in "
-            f"{meta['documents']}; remove it and tokenise again"
+            f"{folder} is damaged: {sizes[0]} tokens in {sizes[1]} documents, expected {expected[0]} in "
+            f"{expected[1]}; remove it and tokenise again"
         )
+    return store
+
+
+def file_checksum(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _mapped(folder: Path, meta: dict[str, Any]) -> TokenStore:
+    tokens, offsets = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "offsets"))
+    if tokens.ndim != 1 or offsets.ndim != 1:
+        raise ValueError("its arrays must have one axis")
     return TokenStore(tokens, offsets, meta)
+
+
+def _undamaged(folder: Path) -> bool:
+    """Whether the arrays are those that were written."""
+    try:
+        store = load_store(folder)
+    except ValueError:
+        return False
+    return store.meta.get("checksum") == store.checksum()
 
 
 def _write_arrays(folder: Path, documents: Iterable[str], tokeniser: Tokeniser, dtype: np.dtype) -> dict[str, int]:
@@ -197,13 +239,8 @@ def _header(file: IO[bytes], dtype: np.dtype, length: int) -> None:
     np.lib.format.write_array_header_1_0(file, description)
 
 
-def _content_hash(path: Path, *settings: str) -> str:
-    digest = hashlib.blake2b(digest_size=12)
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    digest.update("\n".join(settings).encode())
-    return digest.hexdigest()
+def _key(*settings: str) -> str:
+    return hashlib.blake2b("\n".join(settings).encode(), digest_size=12).hexdigest()
 
 
 def _cache_folder(cache: Path | str | None) -> Path:

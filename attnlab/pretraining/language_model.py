@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
 from attnlab.pretraining.guided import guided
 from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states, family_and_size, hugging_face_model
+from attnlab.pretraining.recorded import attention_recorder
 from attnlab.sizes import check_bytes
 from attnlab.training import (
     Callback,
@@ -32,6 +33,8 @@ from attnlab.training import (
     every,
     train,
 )
+from attnlab.training.launch import join_processes
+from attnlab.training.runs import RunFolder, say
 
 __all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "check_training_size", "pretrain"]
 
@@ -68,6 +71,10 @@ class PretrainConfig:
     accumulate: int = 1
     # Heads pulled to patterns; None: none.
     guidance: Guidance | None = None
+    # A checkpoint after every so many steps, beside those by time and at improvements; None: only these.
+    checkpoint_every: int | None = None
+    # A text whose attention is recorded at every evaluation, for the explorer; "": the held-out text's first tokens.
+    record: str | None = None
 
     def __post_init__(self) -> None:
         if self.task not in ("mlm", "causal"):
@@ -90,14 +97,16 @@ class PretrainConfig:
             seed=self.seed,
             accumulate=self.accumulate,
             compile=self.compile,
+            checkpoint_every=self.checkpoint_every,
             evaluate_at=every(max(1, self.steps // self.evaluations), steps=self.steps),
             # With guidance the loss contains L_AG, whose weight changes, so that the task's term is watched.
             watch="valid/loss" if self.guidance is None else f"valid/{TERM_NAMES[self.task]}",
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings as run.json holds them; guidance is left out where there is none."""
-        return {name: value for name, value in asdict(self).items() if name != "guidance" or value is not None}
+        """The settings as run.json holds them; what earlier versions did not have is left out where it is not used."""
+        later = {"guidance", "checkpoint_every", "record"}
+        return {name: value for name, value in asdict(self).items() if name not in later or value is not None}
 
     @property
     def label(self) -> str:
@@ -168,7 +177,7 @@ def pretrain(
     *,
     tokeniser: Tokeniser,
     stores: Mapping[str, TokenStore],
-    run_dir: Path | str,
+    run_dir: Path | str | RunFolder,
     model: nn.Module | None = None,
     resume: bool = False,
     track: str | None = None,
@@ -191,16 +200,25 @@ def pretrain(
     }
     if config.task == "mlm":
         callbacks = (*callbacks, _MaskedError(evaluations))
+    if config.record is not None:
+        callbacks = (*callbacks, attention_recorder(config.record, config.lengths, config.task, tokeniser, stores))
+    sources = [_source(config, tokeniser, stores["train"], length) for length in config.lengths]
+    if join_processes(config.settings()).is_main_process:
+        say(_size(config, model, stores["train"], sources))
     with guided(model, config.guidance, steps=config.steps, tokeniser=tokeniser) as guidance:
         outcome = train(
             model,
-            _Alternating([_source(config, tokeniser, stores["train"], length) for length in config.lengths]),
+            _Alternating([*sources]),
             terms=[terms[config.task][0 if is_transformer else 1], *guidance],
             settings=config.settings(),
             run_dir=run_dir,
             # Not the folder's name: seeds of one configuration are one line in a report.
             name=config.label,
             config={"pretrain": config.as_dict(), **(config_extra or {})},
+            data={
+                "tokeniser": tokeniser.fingerprint(),
+                "tokens": {name: store.checksum() for name, store in stores.items()},
+            },
             evaluations=evaluations,
             callbacks=callbacks,
             forward=None if is_transformer or config.task == "causal" else bert_states,
@@ -208,6 +226,16 @@ def pretrain(
             track=track,
         )
     return model, outcome
+
+
+def _size(config: PretrainConfig, model: nn.Module, store: TokenStore, sources: Sequence[Any]) -> str:
+    """One line: how large the model and the text are, and how often the text is read."""
+    parameters = sum(p.numel() for p in model.parameters())
+    epochs = sum(config.steps / len(sources) / source.steps_per_epoch for source in sources)
+    return (
+        f"{parameters:,} parameters; {len(store.tokens):,} tokens to train on; {config.steps:,} steps of up to "
+        f"{config.tokens:,} tokens are {epochs:.3g} epochs"
+    )
 
 
 @torch.no_grad()

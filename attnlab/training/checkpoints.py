@@ -6,14 +6,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from attnlab.provenance import write_json
+from attnlab.provenance import sync_folder, write_json
 from attnlab.summaries import short_repr
 from attnlab.training.runs import RunError, say
 
@@ -35,7 +35,13 @@ __all__ = [
 Tensors = dict[str, Tensor]
 
 
-class CorruptCheckpointError(RuntimeError):
+# Of state.json. The first had no number, and no metrics.jsonl beside it.
+VERSION = 2
+FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+METRICS = "metrics.jsonl"
+
+
+class CorruptCheckpointError(RunError):
     """A checkpoint whose files are missing, truncated or changed."""
 
 
@@ -48,11 +54,21 @@ class Checkpoint:
     model: Tensors
     optimizer: Tensors
     state: dict[str, Any]
+    # The run's metrics.jsonl up to this step; None in a checkpoint of an earlier version.
+    metrics: bytes | None
 
     __repr__ = short_repr
 
 
-def write_checkpoint(folder: Path, *, step: int, model: Tensors, optimizer: Tensors, state: Mapping[str, Any]) -> Path:
+def write_checkpoint(
+    folder: Path,
+    *,
+    step: int,
+    model: Tensors,
+    optimizer: Tensors,
+    state: Mapping[str, Any],
+    metrics: bytes = b"",
+) -> Path:
     """Write ``folder``/step-XXXXXXXX under a temporary name, flush it to the disk, then rename it."""
     from safetensors.torch import save_file
 
@@ -64,12 +80,13 @@ def write_checkpoint(folder: Path, *, step: int, model: Tensors, optimizer: Tens
         kept, aliases = _unshared(model)
         save_file(kept, draft / "model.safetensors", metadata={"format": "pt"})
         save_file(_unshared(optimizer)[0], draft / "optimizer.safetensors")
-        write_json(draft / "state.json", {"step": step, "aliases": aliases, **state})
+        (draft / METRICS).write_bytes(metrics)
+        write_json(draft / "state.json", {"version": VERSION, "step": step, "aliases": aliases, **state})
         write_json(draft / "checksums.json", {file.name: _digest(file) for file in sorted(draft.iterdir())})
         _flush(draft)
         discard(target)
         os.rename(draft, target)
-        _flush(folder, deep=False)
+        sync_folder(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -77,21 +94,44 @@ def write_checkpoint(folder: Path, *, step: int, model: Tensors, optimizer: Tens
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint, each file checked against its checksum first."""
+    """Read a checkpoint, each file checked against its checksum first.
+
+    One that is damaged is a ``CorruptCheckpointError``, one of a version that is not known another RunError.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        checksums = json.loads((path / "checksums.json").read_text())
-        for name, digest in checksums.items():
-            if _digest(path / name) != digest:
+        checksums = _json_object(path / "checksums.json")
+        for name in (*FILES, *(name for name in (METRICS,) if name in checksums)):
+            if checksums[name] != _digest(path / name):
                 raise CorruptCheckpointError(f"{path / name} is not what was written (its checksum differs)")
-        state = json.loads((path / "state.json").read_text())
+        state = _json_object(path / "state.json")
+        version = _state_version(path, state.pop("version", 1))
+        metrics = None if version == 1 else (path / METRICS).read_bytes()
+        if metrics is not None and METRICS not in checksums:
+            raise CorruptCheckpointError(f"{path / METRICS} has no checksum")
+        step = state.pop("step")
+        if path.name != f"step-{step:08d}":
+            raise CorruptCheckpointError(f"{path} holds step {step}")
         model = load_file(path / "model.safetensors")
         optimizer = load_file(path / "optimizer.safetensors")
-    except (OSError, ValueError, KeyError) as error:
-        raise CorruptCheckpointError(f"{path} cannot be read: {error}") from error
-    model.update({alias: model[name] for alias, name in state.pop("aliases").items()})
-    return Checkpoint(path=path, step=state.pop("step"), model=model, optimizer=optimizer, state=state)
+        model.update({alias: model[name] for alias, name in state.pop("aliases").items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
+    return Checkpoint(path=path, step=step, model=model, optimizer=optimizer, state=state, metrics=metrics)
+
+
+def _state_version(path: Path, version: Any) -> int:
+    if not isinstance(version, int):
+        raise CorruptCheckpointError(f"{path} has no version, but {version!r}")
+    if not 1 <= version <= VERSION:
+        # Not damage: to go back to an earlier checkpoint would throw away what the other version has trained.
+        raise RunError(
+            f"{path} was written by another version of attnlab (its state has version {version}, this one reads up to "
+            f"{VERSION}); go on with that version, or remove the checkpoint to go back to the one before it"
+        )
+    return version
 
 
 def list_checkpoints(run_dir: Path | str) -> list[Path]:
@@ -99,11 +139,14 @@ def list_checkpoints(run_dir: Path | str) -> list[Path]:
     return sorted((Path(run_dir) / "checkpoints").glob("step-" + "[0-9]" * 8))
 
 
-def newest_good(run_dir: Path | str) -> Checkpoint | None:
-    """The newest checkpoint that can be read; damaged ones are reported and skipped."""
+def newest_good(run_dir: Path | str, *, check: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
+    """The newest checkpoint that can be read; damaged ones, also by ``check``, are reported and skipped."""
     for path in reversed(list_checkpoints(run_dir)):
         try:
-            return read_checkpoint(path)
+            saved = read_checkpoint(path)
+            if check is not None:
+                check(saved)
+            return saved
         except CorruptCheckpointError as error:
             say(f"{error}; using the checkpoint before it")
     return None
@@ -114,7 +157,7 @@ def prune(run_dir: Path | str, *, keep: int) -> None:
     paths = list_checkpoints(run_dir)
     wanted = {path.name for path in paths[-keep:]}
     for path in paths[-keep:]:
-        best = _state_of(path).get("progress", {}).get("best_step")
+        best = _best_step(path)
         if best is not None:
             wanted.add(f"step-{best:08d}")
     for path in paths:
@@ -135,14 +178,17 @@ def sweep(run_dir: Path | str) -> None:
     """Delete the unfinished files of killed processes."""
     for path in (Path(run_dir) / "checkpoints").glob(".step-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for path in Path(run_dir).glob(".*.json.*.tmp"):
-        path.unlink()
+    for path in [*Path(run_dir).glob(".*.tmp"), *Path(run_dir).glob("*/.*.tmp")]:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def best_checkpoint(run_dir: Path | str) -> Path:
     """The checkpoint with the best value of the run's ``watch``; the last checkpoint holds its step."""
     for path in reversed(list_checkpoints(run_dir)):
-        best = _state_of(path).get("progress", {}).get("best_step")
+        best = _best_step(path)
         if best is not None:
             return path.with_name(f"step-{best:08d}")
     raise RunError(f"{run_dir} has no best checkpoint; train with watch='valid/loss' or another evaluation value")
@@ -203,11 +249,20 @@ def _unshared(tensors: Mapping[str, Tensor]) -> tuple[Tensors, dict[str, str]]:
     return kept, aliases
 
 
-def _state_of(path: Path) -> dict[str, Any]:
+def _best_step(path: Path) -> int | None:
+    """The best step so far by a checkpoint's state; None where it has none or is damaged."""
     try:
-        return json.loads((path / "state.json").read_text())
-    except (OSError, ValueError):
-        return {}
+        best = _json_object(path / "state.json")["progress"]["best_step"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return best if isinstance(best, int) else None
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{file.name} holds no JSON object")
+    return content
 
 
 def _digest(path: Path) -> dict[str, Any]:
@@ -218,11 +273,9 @@ def _digest(path: Path) -> dict[str, Any]:
     return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
 
 
-def _flush(folder: Path, *, deep: bool = True) -> None:
-    """Force a folder's entries (and files) to the disk, so that a rename is never on the disk before its content."""
-    for path in [*(folder.iterdir() if deep else ()), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _flush(folder: Path) -> None:
+    """Force a folder's files and entries to the disk, so that a rename is never on the disk before its content."""
+    for path in folder.iterdir():
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.training.callbacks import Callback, Moment
-from attnlab.training.checkpoints import discard, list_checkpoints, newest_good, prune, write_checkpoint
+from attnlab.training.checkpoints import Checkpoint, discard, list_checkpoints, newest_good, prune, write_checkpoint
 from attnlab.training.feed import Source, parts_of, to_device
 from attnlab.training.launch import gather_objects
 from attnlab.training.pending_metrics import PendingMetrics, TableTransfer, first_not_finite
 from attnlab.training.progress import ProgressLine
+from attnlab.training.run_state import RunState, check_saved
 from attnlab.training.runs import RunError, RunFolder, say
 from attnlab.training.settings import Settings, make_optimizer, parameter_groups
 from attnlab.training.state import (
@@ -54,35 +55,6 @@ class DivergedError(RunError):
         )
 
 
-@dataclass
-class RunState:
-    """What a checkpoint holds beside parameters and random generators."""
-
-    step: int = 0
-    seconds: float = 0.0
-    best_step: int | None = None
-    best_value: float | None = None
-    stale: int = 0
-    stopped: bool = False
-    evaluated: dict[str, float] = field(default_factory=dict)
-    # The rows since the last train line: loss, terms, gradient norm.
-    pending: list[list[float]] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        """The ``progress`` of a checkpoint's state.json, which calls the pending rows ``window``; NaN is null."""
-        fields = dataclasses.asdict(self)
-        fields["window"] = fields.pop("pending")
-        fields["evaluated"] = {name: v if math.isfinite(v) else None for name, v in self.evaluated.items()}
-        return fields
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> RunState:
-        """The inverse of ``as_json``."""
-        others = {name: value for name, value in fields.items() if name not in ("window", "evaluated")}
-        evaluated = {name: math.nan if v is None else v for name, v in fields["evaluated"].items()}
-        return cls(**others, evaluated=evaluated, pending=fields["window"])
-
-
 class Engine:
     """The parts of one run; ``state`` says how far it has come."""
 
@@ -103,6 +75,8 @@ class Engine:
         self.objective = Objective(model, terms, forward)
         if not self.sharded:
             self.objective.to(accelerator.device)
+        # Of the whole model, before it is sharded: what a checkpoint must hold.
+        self.tensors = {name: torch.empty_like(t, device="meta") for name, t in model.state_dict().items()}
         groups = parameter_groups(self.objective, settings.recipe)
         optimizer = make_optimizer(groups, settings.recipe, fused=accelerator.device.type == "cuda")
         self.prepared, wrapped = accelerator.prepare(self.objective, optimizer)
@@ -114,9 +88,11 @@ class Engine:
         self.parameters = list(self.prepared.parameters())
         self.names = ["loss", *(term.name for term in terms)]
         self.state = RunState()
-        self.metrics_bytes = 0
+        self.metrics = b""
         self.progress = ProgressLine(settings.steps, quiet=True)
-        self.began = time.perf_counter()
+        self.began = self.saved_at = time.perf_counter()
+        # Seconds that the last checkpoint took.
+        self.saving = 0.0
         self.pending = PendingMetrics(accelerator, len(self.names) + 1)
         self.transfer: TableTransfer | None = None
         # The terms' weights as numbers and as a tensor.
@@ -271,31 +247,43 @@ class Engine:
     def checkpoint(self) -> None:
         """Save all that a resumed run needs."""
         self.check_updates()
+        start = time.perf_counter()
         accelerator, state = self.accelerator, self.state
         model, optimizer = full_state(self.prepared, self.optimizer, sharded=self.sharded)
         generators = gather_objects([random_state()], accelerator)
         state.pending = self.pending.table().tolist()
         if accelerator.is_main_process:
             with self.folder.explain(f"save the checkpoint of step {state.step}"):
+                metrics = self.folder.sync_metrics()
                 write_checkpoint(
                     self.folder.checkpoints,
                     step=state.step,
                     model=model,
                     optimizer=optimizer,
                     state={
+                        "run": self.folder.identity(),
                         "progress": state.as_json() | {"seconds": self.seconds()},
-                        "metrics_bytes": self.folder.sync_metrics(),
+                        "metrics_bytes": len(metrics),
+                        "metrics_sha256": hashlib.sha256(metrics).hexdigest(),
                         "random": generators,
                         "callbacks": [callback.state() for callback in self.callbacks],
                     },
+                    metrics=metrics,
                 )
                 prune(self.folder.path, keep=self.settings.keep)
         accelerator.wait_for_everyone()
+        self.saved_at = time.perf_counter()
+        self.saving = self.saved_at - start
+
+    def overdue(self) -> bool:
+        """Whether the last checkpoint is older than the settings allow, and saving takes at most 1/20 of the time."""
+        limit = self.settings.checkpoint_seconds
+        return limit is not None and time.perf_counter() - self.saved_at > max(limit, 20 * self.saving)
 
     def restore(self) -> None:
         """Go back to the newest good checkpoint, if there is one."""
         accelerator = self.accelerator
-        saved = newest_good(self.folder.path)
+        saved = newest_good(self.folder.path, check=self.check_saved)
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             for path in list_checkpoints(self.folder.path):
@@ -313,18 +301,41 @@ class Engine:
         else:
             seed_everything(self.settings.seed + rank + saved.step)
         self.state = RunState.from_json(saved.state["progress"])
-        self.metrics_bytes = saved.state["metrics_bytes"]
+        self.metrics = (
+            saved.metrics if saved.metrics is not None else self.earlier_metrics(saved.state["metrics_bytes"])
+        )
         self.pending.restore(self.state.pending)
         for callback, memory in zip(self.callbacks, saved.state["callbacks"], strict=True):
             callback.load_state(memory)
 
-    def any_interrupted(self, interrupted: bool, *, exchange: bool) -> bool:
-        """Whether a rank was interrupted; several ranks know of each other only after an ``exchange``."""
+    def check_saved(self, saved: Checkpoint) -> None:
+        """Raise if this run cannot go on from the checkpoint."""
+        check_saved(
+            saved,
+            identity=self.folder.identity(),
+            tensors=self.tensors,
+            optimizer=self.settings.recipe.kind,
+            callbacks=len(self.callbacks),
+            columns=len(self.names) + 1,
+        )
+
+    def earlier_metrics(self, size: int) -> bytes:
+        """The first ``size`` bytes of metrics.jsonl, of which a checkpoint of an earlier version holds no copy."""
+        file = self.folder.path / "metrics.jsonl"
+        present = file.read_bytes()[:size] if file.exists() else b""
+        if len(present) < size:
+            say(f"{file} has {len(present)} bytes where its checkpoint saw {size}; the lines that are lost stay lost")
+            present = present[: present.rfind(b"\n") + 1]
+        return present
+
+    def agree(self, *flags: bool, exchange: bool) -> tuple[bool, ...]:
+        """Which of the flags a rank has raised; several ranks know of each other only after an ``exchange``."""
         if self.accelerator.num_processes == 1:
-            return interrupted
+            return flags
         if not exchange:
-            return False
-        return bool(self.accelerator.reduce(torch.tensor(float(interrupted), device=self.accelerator.device), "sum"))
+            return (False,) * len(flags)
+        raised = torch.tensor([float(flag) for flag in flags], device=self.accelerator.device)
+        return tuple(bool(flag) for flag in self.accelerator.reduce(raised, "sum").tolist())
 
     def seconds(self) -> float:
         """Time spent on this run so far, the time before it was resumed included."""

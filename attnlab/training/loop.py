@@ -14,12 +14,13 @@ from typing import Any
 from torch import nn
 
 from attnlab.training.callbacks import Callback, Moment
-from attnlab.training.checkpoints import load_weights, sweep
-from attnlab.training.engine import Engine, Evaluation, RunState
+from attnlab.training.checkpoints import newest_good, sweep
+from attnlab.training.engine import Engine, Evaluation
 from attnlab.training.feed import Prefetcher, Source
-from attnlab.training.launch import flat_settings, interrupts, make_accelerator
+from attnlab.training.launch import flat_settings, interrupts, make_accelerator, watch_others
 from attnlab.training.progress import ProgressLine
-from attnlab.training.runs import RunFolder, say
+from attnlab.training.run_state import check_model
+from attnlab.training.runs import RunError, RunFolder, say
 from attnlab.training.settings import Settings
 from attnlab.training.state import seed_everything
 from attnlab.training.terms import Batch, Term
@@ -41,7 +42,11 @@ class Outcome:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or a termination signal, after a checkpoint was saved."""
+    """Ctrl-C or a termination signal, after a checkpoint of ``step`` was saved in ``run_dir``."""
+
+    def __init__(self, step: int, run_dir: Path) -> None:
+        self.step, self.run_dir = step, run_dir
+        super().__init__(f"interrupted at step {step}; a checkpoint is saved; resume {run_dir} to go on")
 
 
 def train(
@@ -50,9 +55,10 @@ def train(
     *,
     terms: Sequence[Term],
     settings: Settings,
-    run_dir: Path | str,
+    run_dir: Path | str | RunFolder,
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     evaluations: Mapping[str, Evaluation] | None = None,
     callbacks: Sequence[Callback] = (),
     forward: Callable[[nn.Module, Batch], Any] | None = None,
@@ -64,12 +70,13 @@ def train(
     The loss is the sum over terms of weight(step) * total / count, with counts taken over the whole global batch. The
     model is called with the entries of the batch that its ``forward`` names (not labels), or through ``forward(model,
     batch)``. ``resume=True`` goes on from the newest good checkpoint, or from the start if there is none; a finished
-    run is not run again. ``track`` names an Accelerate tracker, such as tensorboard.
+    run is not run again. ``data`` identifies what the source reads, such as checksums: a resumed run with other data is
+    refused. ``track`` names an Accelerate tracker, such as tensorboard.
     """
-    run_dir = Path(run_dir)
+    folder = run_dir if isinstance(run_dir, RunFolder) else RunFolder(run_dir)
+    run_dir = folder.path
     accelerator = make_accelerator(settings, run_dir=run_dir, track=track)
     main = accelerator.is_main_process
-    folder = RunFolder(run_dir)
     name = name or run_dir.name
     with folder.hold() if main else nullcontext():
         if main:
@@ -77,30 +84,27 @@ def train(
                 name=name,
                 seed=settings.seed,
                 config={**(config or {}), "training": settings.as_dict()},
+                data=data,
                 processes=accelerator.num_processes,
                 resume=resume,
             )
             sweep(run_dir)
         accelerator.wait_for_everyone()
-        if folder.result is not None:
-            return _finished(model, folder)
+        finished = _finished(model, folder, main=main)
+        if finished is not None:
+            return finished
         seed_everything(settings.seed + accelerator.process_index)
 
         engine = Engine(accelerator, model, terms, settings, folder, forward, callbacks, dict(evaluations or {}))
         if resume:
             engine.restore()
         if main:
-            folder.start_metrics(engine.metrics_bytes)
+            folder.start_metrics(engine.metrics)
         if track:
             accelerator.init_trackers(name, config=flat_settings(settings.as_dict()))
-        timing = _run(engine, source)
-        for tracker in accelerator.trackers:
-            tracker.finish()
-        outcome = _outcome(engine.state, timing, run_dir)
-        if main:
-            folder.finish({"name": name, **{k: v for k, v in vars(outcome).items() if k != "run_dir"}})
-        accelerator.wait_for_everyone()
-    return outcome
+        with watch_others(accelerator, settings.timeout, lambda: engine.state.step):
+            timing = _run(engine, source)
+        return _finish(engine, timing, name)
 
 
 def _run(engine: Engine, source: Source) -> dict[str, float]:
@@ -151,31 +155,47 @@ def _between_updates(engine: Engine, interrupted: bool) -> None:
     engine.flush(wait=False)
     improved = state.step in settings.evaluate_at and engine.evaluate()
     # Ranks exchange this only when a line is written, since an exchange makes them wait for each other.
-    interrupted = engine.any_interrupted(interrupted, exchange=logging)
-    due = settings.checkpoint_every and state.step % settings.checkpoint_every == 0
+    interrupted, overdue = engine.agree(interrupted, engine.overdue(), exchange=logging)
+    due = overdue or (settings.checkpoint_every and state.step % settings.checkpoint_every == 0)
     if due or improved or interrupted or state.stopped or last:
         engine.checkpoint()
     engine.progress.step(state.step)
     if interrupted:
-        raise _interruption(engine)
+        raise Interrupted(state.step, engine.folder.path)
 
 
-def _outcome(state: RunState, timing: dict[str, float], run_dir: Path) -> Outcome:
+def _finish(engine: Engine, timing: dict[str, float], name: str) -> Outcome:
+    """Write result.json; returns how the run ended."""
+    accelerator, folder, state = engine.accelerator, engine.folder, engine.state
+    for tracker in accelerator.trackers:
+        tracker.finish()
     metrics = {key: value for key, value in state.evaluated.items() if math.isfinite(value)}
-    return Outcome(state.step, metrics, state.best_step, state.best_value, state.stopped, timing, run_dir)
+    outcome = Outcome(state.step, metrics, state.best_step, state.best_value, state.stopped, timing, folder.path)
+    if accelerator.is_main_process:
+        folder.finish({"name": name, **{k: v for k, v in vars(outcome).items() if k != "run_dir"}})
+    accelerator.wait_for_everyone()
+    return outcome
 
 
-def _finished(model: nn.Module, folder: RunFolder) -> Outcome:
+def _finished(model: nn.Module, folder: RunFolder, *, main: bool) -> Outcome | None:
+    """The outcome of a finished run, with its weights in ``model``; None where there is something left to do."""
     result = folder.result
-    assert result is not None
-    say(f"{folder.path} is finished (step {result['step']}); nothing to do")
-    load_weights(model, folder.path)
+    if result is None:
+        return None
     known = {f.name for f in dataclasses.fields(Outcome)}
-    return Outcome(run_dir=folder.path, **{k: v for k, v in result.items() if k in known})
-
-
-def _interruption(engine: Engine) -> Interrupted:
-    path, step = engine.folder.path, engine.state.step
-    if engine.accelerator.is_main_process:
-        say(f"interrupted at step {step}; a checkpoint is saved; go on with --resume {path} (resume=True)")
-    return Interrupted(f"interrupted at step {step}; resume {path}")
+    try:
+        outcome = Outcome(run_dir=folder.path, **{k: v for k, v in result.items() if k in known})
+    except TypeError:
+        say(f"{folder.path / 'result.json'} is damaged and is written again")
+        return None
+    saved = newest_good(folder.path, check=lambda saved: check_model(saved, model.state_dict()))
+    if saved is None:
+        raise RunError(f"{folder.path} is finished, but it has no readable checkpoint to take its weights from")
+    if saved.step != outcome.step:
+        say(f"{folder.path} is finished, but its last checkpoint cannot be read; the steps after it are trained again")
+        return None
+    say(f"{folder.path} is finished (step {outcome.step}); nothing to do")
+    model.load_state_dict(saved.model)
+    if main and saved.metrics is not None:
+        folder.start_metrics(saved.metrics)
+    return outcome

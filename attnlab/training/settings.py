@@ -102,8 +102,10 @@ class Settings:
     compile_mode: str = "default"
     evaluate_at: tuple[int, ...] = ()
     log_every: int = 50
-    # None: checkpoints only at improvements, interruptions and the end.
+    # Checkpoints are saved at improvements, interruptions and the end; beside these every so many steps (None: not by
+    # steps), and when the last one is so many seconds old (None: not by time).
     checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = 180.0
     keep: int = 2
     # The evaluation value that chooses the best checkpoint, such as "valid/loss".
     watch: str | None = None
@@ -111,11 +113,13 @@ class Settings:
     # Stop after this many evaluations in a row without improvement of ``watch``.
     patience: int | None = None
     prefetch: int = 8
+    # Seconds that a process waits for the others before the run ends with an error.
+    timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "accumulate", "log_every", "keep", "prefetch"):
+        for name in ("steps", "accumulate", "log_every", "keep", "prefetch", "timeout"):
             _positive(name, getattr(self, name))
-        for name in ("checkpoint_every", "patience"):
+        for name in ("checkpoint_every", "checkpoint_seconds", "patience"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         _one_of("precision", self.precision, PRECISIONS)

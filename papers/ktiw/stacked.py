@@ -207,7 +207,7 @@ class _Member:
         """Write run.json; an unfinished run in this folder is begun again."""
         (self.folder.path / "run.json").unlink(missing_ok=True)
         self.folder.describe(name=self.run, seed=seed, config=description, resume=False)
-        self.folder.start_metrics(0)
+        self.folder.start_metrics()
 
     def evaluate(self, step: int, seconds: float) -> None:
         """Record the readings of the model as it is now."""

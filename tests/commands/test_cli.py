@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -307,6 +308,9 @@ def test_train_then_resume_then_report(
     assert main(["report", str(run), "-o", str(page)]) == 0
     assert "valid/loss" in page.read_text()
     capsys.readouterr()
+    # What belongs to a new run is not ignored.
+    error = fails("train", "--resume", run, "--steps", 1000, "--lr", 0.1)
+    assert f"--resume goes on with the settings of {run}: leave out --steps, --lr" in error
     # It is not written over, and it recorded no steps to look at.
     assert "already holds a run" in fails("train", "--text", text, *TRAINING, "--out", run)
     assert "without recorded steps" in fails("explore", run, "-o", page)
@@ -367,6 +371,64 @@ def test_a_missing_package_is_named(text: Path, tmp_path: Path, fails: Fails, mo
 
 def test_a_diagnosis_needs_lines(text: Path, fails: Fails) -> None:
     assert "at least 2 lines, got -1" in fails("diagnose", text, text, "--lines", -1)
+
+
+def test_train_says_how_large_the_model_is_and_records_what_explore_plays(
+    text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    text.write_text(LINES)
+    assert main(["train", "--text", str(text), *TRAINING, "--record", "The sun of winter", "--out", str(run)]) == 0
+    said = capfd.readouterr().err
+    assert re.search(r"attnlab: [0-9,]+ parameters; [0-9,]+ tokens to train on; 3 steps of up to 32 tokens are", said)
+    assert main(["explore", str(run), "-o", "/dev/stdout"]) == 0
+    page = capfd.readouterr()
+    assert page.out.lower().startswith("<!doctype html>")
+    assert page.out.rstrip().endswith("</html>")
+    assert "wrote" in page.err
+    assert [step["step"] for step in json.loads((run / "steps" / "index.json").read_text())["steps"]] == [0, 1, 2, 3]
+
+
+def test_a_page_and_json_do_not_share_standard_output(tmp_path: Path, fails: Fails) -> None:
+    assert "would both be standard output" in fails("report", tmp_path, "--json", "-o", "/dev/stdout")
+
+
+def test_an_interrupted_training_is_one_line(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnlab.training import Interrupted
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise Interrupted(7, tmp_path / "a run")
+
+    monkeypatch.setattr("attnlab.pretraining.train_language_model", interrupted)
+    assert main(["train", "--text", str(text)]) == 130
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == (
+        "attnlab: interrupted at step 7; a checkpoint is saved; go on with: "
+        f"attnlab train --resume '{tmp_path / 'a run'}'"
+    )
+
+
+@pytest.mark.parametrize("option", ["--out", "--resume"])
+def test_an_empty_folder_name_is_refused(
+    option: str, text: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    words = ("--text", text, *TRAINING) if option == "--out" else ()
+    assert f"{option} names no folder" in fails("train", *words, option, "")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(("tracker", "message"), [("wandb", "is not installed"), ("wanbd", "no tracker is named")])
+def test_a_tracker_that_cannot_be_is_refused(
+    tracker: str, message: str, text: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_text(LINES)
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", list)
+    assert message in fails("train", "--text", text, *TRAINING, "--track", tracker, "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_train_needs_a_text(fails: Fails) -> None:

@@ -103,6 +103,7 @@ def job(
     rows: int = 12,
     dropout: float = 0.1,
     track: str | None = None,
+    data: Any = None,
     **changes: Any,
 ) -> tuple[nn.Module, Outcome]:
     model = model or Model(dropout=dropout)
@@ -114,6 +115,7 @@ def job(
         run_dir=run_dir,
         evaluations={"valid": Evaluation(Tokens(rows=rows, seed=1), batches=2)},
         callbacks=callbacks,
+        data=data,
         resume=resume,
         track=track,
     )

@@ -134,7 +134,8 @@ def test_metrics_have_a_line_for_each_log_and_each_evaluation(tmp_path):
     seconds = [line["seconds"] for line in lines]
     assert seconds == sorted(seconds)
     described = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert set(described) == {"name", "config", "seed", "versions", "python", "device", "commit", "processes"}
+    environment = {"versions", "python", "device", "commit", "processes"}
+    assert set(described) == {"name", "config", "seed", "checksum", *environment}
     assert described["config"]["training"]["recipe"]["lr"] == 0.03
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_folder_with_a_run_is_not_overwritten_and_other_settings_do_not_resume
     run = tmp_path / "run"
     stop_after(run, 15)
     kept = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
-    with pytest.raises(RunError, match="already holds a run; resume it"):
+    with pytest.raises(RunError, match="already holds a run; resume it, or choose"):
         job(run)
     with pytest.raises(RunError, match=r"config.training.log_every was 3, now 4; config.training.seed was 5, now 6"):
         job(run, resume=True, log_every=4, seed=6)
@@ -228,7 +229,7 @@ def test_a_full_disk_is_named_when_a_line_of_metrics_is_written(tmp_path):
 def test_values_that_are_not_finite_are_written_as_null(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.hold():
-        folder.start_metrics(0)
+        folder.start_metrics()
         folder.record(step=1, kind="eval", seconds=0.5, values={"a": math.nan, "b": -math.inf, "c": 2.0})
     assert read_metrics(tmp_path / "run")[0]["values"] == {"a": None, "b": None, "c": 2.0}
 
@@ -275,13 +276,12 @@ class PressCtrlC(Callback):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(tmp_path, capfd, whole):
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_resume(tmp_path, whole):
     run = tmp_path / "run"
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Interrupted, match="interrupted at step 10"):
+    with pytest.raises(Interrupted, match=f"interrupted at step 10; a checkpoint is saved; resume {run}"):
         job(run, callbacks=[PressCtrlC(at=10)])
     assert signal.getsignal(signal.SIGINT) is handler
-    assert f"go on with --resume {run}" in capfd.readouterr().err
     assert list_checkpoints(run)[-1].name == "step-00000010"
     assert not [t.name for t in threading.enumerate() if t.name.startswith("attnlab")]
     model, _ = resumed(run)
@@ -306,12 +306,130 @@ def test_tied_and_sliced_tensors_survive_a_checkpoint(tmp_path):
     assert (saved.step, saved.state, saved.optimizer) == (7, {"x": 1}, {})
 
 
-def test_metrics_shorter_than_their_checkpoint_are_refused(tmp_path):
+@pytest.mark.parametrize("damage", ["lost", "torn", "other bytes"])
+def test_metrics_come_back_from_the_checkpoint(tmp_path, capfd, whole, damage):
     run = tmp_path / "run"
     stop_after(run, 15)
-    (run / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match="was changed by hand"):
+    file = run / "metrics.jsonl"
+    content = file.read_bytes()
+    if damage == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(content[:40] if damage == "torn" else content.replace(b"loss", b"lass"))
+    model, _ = resumed(run)
+    assert "its lines up to the checkpoint are put back" in capfd.readouterr().err
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def as_an_earlier_version_wrote_it(path):
+    """The checkpoint without a version, a copy of the metrics, and a checksum of the run's settings."""
+    (path / "metrics.jsonl").unlink()
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(
+        json.dumps({k: v for k, v in state.items() if k not in ("version", "run", "metrics_sha256")})
+    )
+    checksums = {name: on_disk._digest(path / name) for name in on_disk.FILES}
+    (path / "checksums.json").write_text(json.dumps(checksums))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_of_an_earlier_version_goes_on(tmp_path, capfd, whole, lost):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    for path in list_checkpoints(run):
+        as_an_earlier_version_wrote_it(path)
+    if lost:
+        (run / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes()[:40])
+    described = json.loads((run / "run.json").read_text())
+    training = {k: v for k, v in described["config"]["training"].items() if k != "checkpoint_seconds"}
+    del described["checksum"]
+    (run / "run.json").write_text(json.dumps(described | {"config": {"training": training}}))
+    model, _ = resumed(run)
+    assert ("the lines that are lost stay lost" in capfd.readouterr().err) == lost
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    if not lost:
+        assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def test_a_checkpoint_of_a_later_version_is_kept_and_the_run_refused(tmp_path):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    newest = list_checkpoints(run)[-1]
+    rewrite(newest, "state.json", lambda state: state | {"version": 3})
+    with pytest.raises(RunError, match=r"written by another version of attnlab .its state has version 3"):
         resumed(run)
+    assert list_checkpoints(run)[-1] == newest
+
+
+def rewrite(checkpoint, name, change):
+    """Change a JSON file of a checkpoint, and sign it anew."""
+    file = checkpoint / name
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    sign(checkpoint)
+
+
+def sign(checkpoint):
+    names = [path.name for path in checkpoint.iterdir() if path.name != "checksums.json"]
+    (checkpoint / "checksums.json").write_text(json.dumps({name: on_disk._digest(checkpoint / name) for name in names}))
+
+
+def test_a_checkpoint_that_is_whole_but_of_another_run_is_kept_and_refused(tmp_path):
+    """To go back behind it, or to the start, would throw away what was trained."""
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    kept = list_checkpoints(run)
+    with pytest.raises(RunError, match=r"holds another model: 0.weight is only in this one"):
+        job(run, resume=True, model=torch.nn.Sequential(torch.nn.Embedding(13, 11)), callbacks=[PowerCut(at=None)])
+    with pytest.raises(RunError, match="was saved with 1 callbacks and is resumed with 0"):
+        job(run, resume=True)
+    rewrite(kept[-1], "state.json", lambda state: state | {"run": "other"})
+    with pytest.raises(RunError, match=r"trained with other settings than run.json holds"):
+        resumed(run)
+    assert list_checkpoints(run) == kept
+
+
+def test_other_data_are_refused(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(run, data={"corpus": "a"}, callbacks=[PowerCut(at=11)])
+    with pytest.raises(RunError, match=r"was trained on other data.* data.corpus was 'a', now 'b'"):
+        job(run, data={"corpus": "b"}, resume=True, callbacks=[PowerCut(at=None)])
+    job(run, data={"corpus": "a"}, resume=True, callbacks=[PowerCut(at=None)])
+
+
+def test_a_changed_run_file_is_refused(tmp_path):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    file = run / "run.json"
+    for text in (file.read_text().replace('"seed": 5', '"seed": 6'), "", "[]", "{}", '{"config": 3}', "\xff"):
+        file.write_bytes(text.encode("latin-1"))
+        with pytest.raises(RunError, match=r"run.json is damaged"):
+            resumed(run)
+
+
+def test_how_often_it_is_saved_may_change(tmp_path, whole):
+    run = tmp_path / "run"
+    stop_after(run, 15)
+    model, _ = job(run, resume=True, callbacks=[PowerCut(at=None)], checkpoint_every=7, keep=5, checkpoint_seconds=None)
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+
+
+def test_a_run_is_saved_by_time(tmp_path, monkeypatch):
+    """Without improvements and without checkpoint_every, a kill loses no more than the seconds of the settings."""
+    now = 0.0
+    monkeypatch.setattr("attnlab.training.engine.time", types.SimpleNamespace(perf_counter=lambda: now))
+
+    class Minutes(PowerCut):
+        def on_step(self, moment):
+            nonlocal now
+            now += 60
+            super().on_step(moment)
+
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(tmp_path / "run", checkpoint_every=None, evaluate_at=(), watch=None, callbacks=[Minutes(at=11)])
+    # By default after more than three minutes.
+    assert [path.name for path in list_checkpoints(tmp_path / "run")] == ["step-00000004", "step-00000008"]
 
 
 def test_output_is_one_line_for_each_evaluation_and_a_moving_line_on_a_terminal(tmp_path, capfd, monkeypatch):
@@ -358,7 +476,8 @@ def test_a_checkpoint_keeps_the_keys_of_earlier_versions(tmp_path):
     """Runs that were begun by an earlier version are resumed, so state.json keeps its names."""
     job(tmp_path / "run", steps=4, checkpoint_every=4, evaluate_at=(), watch=None)
     state = json.loads((list_checkpoints(tmp_path / "run")[-1] / "state.json").read_text())
-    assert set(state) == {"step", "aliases", "progress", "metrics_bytes", "random", "callbacks"}
+    earlier = {"step", "aliases", "progress", "metrics_bytes", "random", "callbacks"}
+    assert set(state) == {*earlier, "version", "run", "metrics_sha256"}
     names = {"step", "seconds", "best_step", "best_value", "stale", "stopped", "evaluated", "window"}
     assert set(state["progress"]) == names
 

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -134,9 +135,49 @@ def test_ctrl_c_stops_two_processes_at_the_same_step(tmp_path):
         time.sleep(0.1)
     os.killpg(group.pid, signal.SIGINT)
     said = group.communicate(timeout=60)[1]
-    assert f"go on with --resume {run}" in said
+    assert f"a checkpoint is saved; resume {run} to go on" in said
     [checkpoint] = list_checkpoints(run)
     assert read_metrics(run)[-1]["step"] == int(checkpoint.name[-8:]) < 5000
+
+
+@pytest.mark.slow
+def test_a_process_that_stops_ends_the_run_with_a_message(tmp_path):
+    """The other waits so long as the settings say, and says before that what it waits for."""
+    run = tmp_path / "two"
+    changes = {
+        "steps": 100_000,
+        "evaluate_at": [],
+        "watch": None,
+        "checkpoint_every": 10,
+        "log_every": 5,
+        "timeout": 12,
+    }
+    group = subprocess.Popen(
+        command(run, DDP, **changes), cwd=ROOT, env=ENV, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    children: list[int] = []
+    assert group.stderr is not None
+    try:
+        while not list_checkpoints(run):
+            assert group.poll() is None
+            time.sleep(0.1)
+        # The launcher starts the processes in the order of their ranks.
+        children = [int(pid) for pid in Path(f"/proc/{group.pid}/task/{group.pid}/children").read_text().split()]
+        os.kill(children[-1], signal.SIGSTOP)
+        said = ""
+        while "has not answered for 12 s" not in said:
+            said += (line := group.stderr.readline())
+            assert line, said
+    finally:
+        # The launcher gives its processes sessions of their own, and a stopped one ends only by SIGKILL.
+        group.kill()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        group.wait()
+        group.stderr.close()
+    assert "no step has ended for 6 s" in said
+    assert list_checkpoints(run)
 
 
 def one_run(config, run_dir):
@@ -171,6 +212,81 @@ def check_many(root, backend):
 def test_many_runs_by_processes_of_this_machine(tmp_path, capfd):
     check_many(tmp_path, "loky")
     assert "run seed-2 failed" in capfd.readouterr().err
+
+
+def deadly_run(config, run_dir):
+    """Trains; a process that is to die does so, once or always, as the kernel ends one for want of memory."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    died = run_dir / "died"
+    if config["dies"] == "always" or (config["dies"] == "once" and not died.exists()):
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (run_dir / "result.json").write_text("{}")
+
+
+def test_a_process_that_dies_takes_no_other_run_with_it(tmp_path, capfd):
+    configs = {name: {"dies": dies} for name, dies in (("a", "never"), ("b", "once"), ("c", "never"))}
+    reports = map_runs(deadly_run, configs, root=tmp_path, jobs=2)
+    assert {name: r.status for name, r in reports.items()} == {"a": "done", "b": "done", "c": "done"}
+    assert "the process of run b died; the run is tried again" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_that_always_kills_its_process_has_failed(tmp_path, capfd):
+    configs = {f"run-{i}": {"dies": "always" if i == 1 else "never"} for i in range(4)}
+    reports = map_runs(deadly_run, configs, root=tmp_path, jobs=2)
+    assert [r.status for r in reports.values()] == ["done", "failed", "done", "done"]
+    assert "its process died 2 times" in reports["run-1"].error
+    assert "run run-1 failed" in capfd.readouterr().err
+
+
+class FakeRay:
+    """The calls of Ray that many runs are made with, in this process."""
+
+    class exceptions:  # noqa: N801 - a module's name
+        class RayError(Exception):
+            pass
+
+    @staticmethod
+    def is_initialized():
+        return True
+
+    @staticmethod
+    def cluster_resources():
+        return {"CPU": 2.0}
+
+    @staticmethod
+    def remote(*, max_retries):
+        assert max_retries == 1
+
+        class Task:
+            def __init__(self, function):
+                self.function = function
+
+            def remote(self, *arguments):
+                return lambda: self.function(*arguments)
+
+        return Task
+
+    @staticmethod
+    def get(task):
+        report = task()
+        if report.error:
+            raise FakeRay.exceptions.RayError("the worker died")
+        return report
+
+
+@pytest.mark.parametrize("jobs", [2, -1])
+def test_a_worker_of_ray_that_dies_is_one_failed_run(tmp_path, monkeypatch, jobs):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay)
+    reports = map_runs(fails_if_told, {"a": False, "b": True, "c": False}, root=tmp_path, jobs=jobs, backend="ray")
+    assert {name: r.status for name, r in reports.items()} == {"a": "done", "b": "failed", "c": "done"}
+    assert reports["b"].error == "its process died 2 times: the worker died"
+
+
+def fails_if_told(fail, run_dir):
+    if fail:
+        raise FloatingPointError
 
 
 @pytest.mark.slow
