@@ -86,7 +86,8 @@ class AbcMlp(SlotMechanism, nn.Module):
         if self.activation == "sigmoid":
             u = logsigmoid(u)
         elif self.activation == "relu":
-            u = torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR)
+            # NaN compares as false: it is kept, and reaches the output.
+            u = torch.where(u <= 0, 1, u).log().masked_fill(u <= 0, FLOOR)
         return self._gated(u, call) if self.gate else Control(u)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:
