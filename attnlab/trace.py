@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from attnlab.provenance import write_atomic, write_json
 from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
 
-__all__ = ["Kind", "LayerTrace", "Trace"]
+__all__ = ["Kind", "LayerTrace", "Trace", "recorded_layers"]
 
 Kind = Literal["encoder", "decoder", "cross"]
 
@@ -142,6 +142,21 @@ class Trace:
         for layer in layers:
             trace.add(layer)
         return trace
+
+
+def recorded_layers(trace: LayerTrace | Iterable[LayerTrace]) -> list[LayerTrace]:
+    """The layers of a trace, or of a list of layers, or the one layer; a ValueError for anything else."""
+    layers = [trace] if isinstance(trace, LayerTrace) else trace
+    if not isinstance(layers, Iterable) or isinstance(layers, (str, bytes, Tensor)):
+        raise ValueError(
+            f"a trace was expected (with al.record(model) as trace: model(...)), got {type(trace).__name__}"
+        )
+    layers = list(layers)
+    if strange := [each for each in layers if not isinstance(each, LayerTrace)]:
+        raise ValueError(
+            f"a trace holds recorded layers, got one of {type(strange[0]).__name__}; pass what record gave"
+        )
+    return layers
 
 
 class _Store:

@@ -17,7 +17,7 @@ import attnlab
 PACKAGE = Path(attnlab.__file__).parent
 
 # Everybody may import the leaves; they import only each other.
-LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery"}
+LEAVES = {"shapes", "provenance", "measure", "loss", "devices", "discovery", "fields"}
 # A room below needs no model of a particular kind; the core is the one idea and what is made from it.
 CORE = {"attention", "registry", "mechanisms", "linalg", "trace", "patterns"}
 BELOW: dict[str, set[str]] = {

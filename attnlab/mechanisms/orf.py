@@ -21,6 +21,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
+from attnlab.fields import check_fields
 from attnlab.mechanisms._device import host_may_read
 from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features
 from attnlab.registry import register
@@ -51,6 +52,7 @@ class Orf(Mechanism):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")

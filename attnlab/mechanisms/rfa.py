@@ -18,6 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
+from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import Gate, LinearCache, StepMap, check_features, divided, linear_attention
 from attnlab.registry import register
 from attnlab.shapes import Float
@@ -51,6 +52,7 @@ class Rfa(Mechanism, nn.Module):
     least: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         if not self.least >= 0:
             raise ValueError(f"least must be a number of at least 0, got {self.least!r}")

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from attnlab.attention import mask_with_bias
+from attnlab.fields import expect
 from attnlab.shapes import Bool, Float
 from attnlab.trace import LayerTrace
 
@@ -72,6 +73,7 @@ class ReadingInput:
             raise ValueError("a recorded layer brings its own values and masks; pass it alone")
         if isinstance(source, ReadingInput):
             return source
+        expect("layer", source, LayerTrace, f"a recorded layer (trace[3]), or {rows} as a tensor")
         call = source.call
         made = cls(
             source.output if rows == "output" else source.weights(),

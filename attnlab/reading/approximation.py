@@ -20,11 +20,12 @@ from attnlab.attention import (
     repeat_groups,
     visible,
 )
+from attnlab.fields import expect
 from attnlab.mechanisms.value_aware import value_aware_distance
 from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
 from attnlab.shapes import Bool, Float
-from attnlab.trace import LayerTrace
+from attnlab.trace import LayerTrace, recorded_layers
 
 __all__ = ["MEASURES", "ApproximationError", "LayerError", "approximation_error", "reading_error"]
 
@@ -93,8 +94,9 @@ def approximation_error(
     nearest value (Eq. 3) is not the value of largest weight. Queries at padded positions are not counted. ``against``
     takes the place of the trace's own mechanism.
     """
-    layers = [trace] if isinstance(trace, LayerTrace) else list(trace)
-    approximation = mechanism(mech)
+    layers, approximation = recorded_layers(trace), mechanism(mech)
+    if against is not None:
+        expect("against", against, Mechanism, "a mechanism, or None for the one that was recorded")
     name = mech if isinstance(mech, str) else _spec(approximation)
     errors = tuple(_layer_error(layer, approximation, against or layer.mechanism) for layer in layers)
     return ApproximationError(name, errors)

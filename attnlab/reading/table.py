@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.attention import visible
 from attnlab.provenance import write_json
 from attnlab.reading.registry import named_reading
-from attnlab.trace import LayerTrace, Trace
+from attnlab.trace import LayerTrace, Trace, recorded_layers
 
 __all__ = ["ReadingTable", "read"]
 
@@ -60,7 +60,7 @@ def read(trace: Trace | Iterable[LayerTrace], reading: str, *, target: Tensor | 
 
     ``target`` is the number that "gradient" explains. A layer that the reading cannot be made of is left out.
     """
-    layers, chosen = list(trace), named_reading(reading)
+    layers, chosen = recorded_layers(trace), named_reading(reading)
     maps: dict[tuple[str, int], Tensor] = {}
     seen: dict[tuple[str, int], Tensor | None] = {}
     for layer, t in zip(layers, chosen.of_layers(layers, target=target), strict=True):
