@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import check_mechanisms, print_json
 
 if TYPE_CHECKING:
     from attnlab.guidance import Guidance
@@ -118,6 +118,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         if options.text is None:
             raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
+        check_mechanisms([options.attention])
         corpus = CorpusConfig(
             text=options.text, tokenizer=options.tokenizer, vocab=options.vocab, column=options.column
         )
