@@ -42,6 +42,8 @@ __all__ = [
 # some thousands, and MPT counts them from the last key, so that a query may see no other biases than such.
 LEAST = -6e4
 FAR = 5e3
+# Positions up to here, and sums of two of them, are exact in int64.
+MOST_TOKENS = 1 << 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +70,9 @@ class AttentionCall:
     # The position of query 0 among the keys: the number of keys already in the cache.
     offset: int = 0
     mask: Bool[Tensor, "#b #h q k"] | None = None
-    # Added to the scaled scores.
+    # Added to the scaled scores. Minus infinity hides a pair. NaN and plus infinity are refused when a mechanism is
+    # called with a bias on a CPU; on other devices reading the numbers would make the call wait, and they become NaN in
+    # the outputs of the queries that see them, as NaN in q, k, v and x does on every device: never zeros.
     bias: Float[Tensor, "#b #h q k"] | None = None
     scale: float | None = None
     # The previous layer's memory, for mechanisms that read it (LUNA, shared workspace).
@@ -129,6 +133,9 @@ class Mechanism:
     # Whether it reads ``call.memory``, which ``memory_after`` of the layer before has made.
     reads_memory: bool = False
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def cannot(self) -> dict[str, str]:
         """What it refuses: {what: why}, where what is causal, mask, bias, cross, offset, padding or no-x."""
         return {}
@@ -180,7 +187,9 @@ class Mechanism:
         return self.reference(call).to(call.q.dtype)
 
     def refuse(self, call: AttentionCall) -> None:
-        """Raise a ValueError if the call asks for something in ``cannot``."""
+        """Raise a ValueError if the call asks for something in ``cannot``, or its bias is no bias."""
+        if not isinstance(call, AttentionCall):
+            raise TypeError(f"a mechanism is called with an AttentionCall, got {type(call).__name__}")
         _, _, n_q, n_k = call.sizes
         asked = {
             "causal": call.causal,
@@ -198,6 +207,7 @@ class Mechanism:
                 problem = f"{self!r} cannot take this call ({what}): {reason}"
                 raise PythonRemedyError(problem, remedy=remedy) if remedy else ValueError(problem)
         check_bytes(self, self.least_bytes(call), instead="make it smaller", device=call.q.device)
+        _check_bias(call)
 
 
 def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
@@ -220,7 +230,8 @@ def pair_mask(call: AttentionCall) -> Bool[Tensor, "#b #h q k"] | None:
         return call.mask
     bias, seen = call.bias.detach(), _all_of(call.mask, _seen_by_flags(call))
     counted = bias if seen is None else bias.masked_fill(~seen, -math.inf)
-    shown = (bias > LEAST) & (bias > counted.amax(-1, keepdim=True) - FAR)
+    # NaN compares as false: it hides nothing, so that it reaches the output.
+    shown = ~((bias <= LEAST) | (bias <= counted.amax(-1, keepdim=True) - FAR))
     # Plus infinity less a finite number is still infinite.
     return _all_of(call.mask, shown | (bias == math.inf))
 
@@ -373,6 +384,10 @@ def _check_tensors(call: AttentionCall) -> None:
         if not isinstance(t, Tensor) or t.dim() != 4:
             got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
             raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {got}")
+    for name in ("x", "key_visible", "mask", "bias", "memory"):
+        t = getattr(call, name)
+        if t is not None and not isinstance(t, Tensor):
+            raise ValueError(f"{name} must be a tensor or None, got {type(t).__name__}")
     _check_shapes(call)
     _check_devices_and_dtypes(call)
 
@@ -434,9 +449,35 @@ def _check_masks(call: AttentionCall) -> None:
 
 
 def _check_numbers(call: AttentionCall) -> None:
-    if call.scale is not None and not (math.isfinite(call.scale) and call.scale > 0):
-        raise ValueError(f"scale must be a positive finite number, got {call.scale}; None means 1/sqrt(d)")
+    if call.scale is not None and not (_is_number(call.scale) and math.isfinite(call.scale) and call.scale > 0):
+        raise ValueError(f"scale must be a positive finite number, got {call.scale!r}; None means 1/sqrt(d)")
+    if not isinstance(call.causal, bool):
+        raise ValueError(f"causal must be True or False, got {call.causal!r}")
     if isinstance(call.offset, bool) or not isinstance(call.offset, int):
         raise ValueError(f"offset must be an int (the number of cached keys), got {call.offset!r}")
+    if abs(call.offset) > MOST_TOKENS:
+        raise ValueError(f"offset must be the number of cached keys, at most {MOST_TOKENS}, got {call.offset}")
     if call.offset and not call.causal:
         raise ValueError(f"offset={call.offset} has no meaning without causal=True")
+
+
+def _check_bias(call: AttentionCall) -> None:
+    """Refuse NaN and plus infinity in a bias on the CPU; elsewhere reading a number would wait for the device."""
+    if call.bias is None or call.bias.device.type != "cpu" or not call.bias.numel() or torch.compiler.is_compiling():
+        return
+    try:
+        # The maximum of numbers of which one is NaN is NaN.
+        largest = float(call.bias.detach().max())
+    except RuntimeError:
+        # Inside a transform such as vmap no number can be read.
+        return
+    if not largest < math.inf:
+        raise ValueError(
+            f"bias must hold finite numbers, or minus infinity where a pair is hidden, and holds {largest}; "
+            "find where it was made, or mask what should not be seen"
+        )
+
+
+def _is_number(value: object) -> bool:
+    # Numbers of numpy and of a compiler's graph too.
+    return hasattr(value, "__float__") and not isinstance(value, bool)

@@ -11,6 +11,8 @@ import pytest
 
 import attnlab as al
 from attnlab import registry
+from attnlab.cli import main
+from tests.commands.test_cli import QUICK, SHIPPED, TRAINING
 from tests.opened_pages import ROOT, python_blocks
 
 USE = """
@@ -98,3 +100,50 @@ def test_a_wrong_path_says_what_would_be_right(
     monkeypatch.chdir(power)
     with pytest.raises(ValueError, match=message):
         al.mechanism(spec)
+
+
+COMMANDS = {
+    "bench": ["bench", "-m", "SPEC", "--lengths", "16", "--heads", "2", "--width", "4", "--repeats", "1"],
+    "compare": ["compare", str(SHIPPED), "--text", "text.txt", *QUICK, "-m", "SPEC", "-o", "page.html"],
+    "demo": ["demo", *QUICK, "-m", "SPEC", "--out", "demo"],
+    "explore": ["explore", str(SHIPPED), "Now is the winter.", "-m", "SPEC", "-o", "page.html"],
+    "train": ["train", "--text", "text.txt", *TRAINING, "--attention", "SPEC", "--out", "run"],
+}
+CARELESS = """
+from dataclasses import dataclass, replace
+from attnlab import Mechanism
+from attnlab.attention import scores
+from attnlab.mechanisms.softmax import softmax
+
+
+@dataclass(frozen=True)
+class Careless(Mechanism):
+    def reference(self, call):
+        return softmax(scores(replace(call, causal=False, offset=0)))
+"""
+
+
+@pytest.mark.usefixtures("_own_registry")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_a_mechanism_from_a_file(
+    command: str, power: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(power)
+    lines = [f"Now is the winter number {i} of our discontent made summer by this sun of York." for i in range(200)]
+    (power / "text.txt").write_text("\n".join(lines))
+    assert main([word.replace("SPEC", "./power.py:Power") for word in COMMANDS[command]]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_mechanism_that_sees_the_future_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "careless.py").write_text(CARELESS)
+    assert main([word.replace("SPEC", "./careless.py:Careless") for word in COMMANDS["bench"]]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "attnlab: warning: ./careless.py:Careless breaks the law hidden_keys_get_no_weight: causal: "
+    )
+    assert "it comes later, and causal=True" in line

@@ -31,7 +31,7 @@ def test_specs_parse_to_objects() -> None:
         ("kernel:cubic", "kernel must be one of elu, poly, exp, got 'cubic'"),
         ("kernel:poly,degre=2", "kernel has no setting 'degre'; usage: kernel:kernel=elu,degree=2"),
         ("kernel:poly,degree=two", "setting degree='two' must be int"),
-        ("kernel:poly,degree=-1", "degree must be at least 0, got -1"),
+        ("kernel:poly,degree=-1", "degree must be an int of at least 0, got -1"),
         ("kernel:poly,2", "'2' is not key=value"),
         ("kernel:kernel=elu,kernel=exp", "'kernel' is given twice"),
         ("softmax:3", "'3' is not key=value; usage: softmax"),

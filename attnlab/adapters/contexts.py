@@ -31,6 +31,7 @@ def swap(
 ) -> Iterator[nn.Module]:
     """Inside the context, ``model`` attends by ``mech``, in all layers or in those named: 3, ("cross", 3), "decoder".
 
+    Negative numbers count from the end, as in Python: -1 is the last layer; a number that no layer has is refused.
     Any Hugging Face model, and any with attention layers of ``attnlab.models``. Other layers keep the model's own
     attention. A model in training mode that drops attention weights is refused unless ``mech`` is softmax, whose
     dropout is the model's own, or ``dropout="skip"``. A ``Plan`` names a mechanism for each of its layers.
@@ -43,11 +44,11 @@ def swap(
         with swap_plan(model, mech, dropout=dropout):
             yield model
         return
+    adapter = adapter_of(model)
     mech = to_model_device(model, mechanism(mech))
     if dropout not in ("refuse", "skip"):
         raise ValueError(f"dropout must be 'refuse' or 'skip', got {dropout!r}")
     frame = Frame(mechanism=mech, skip_dropout=dropout == "skip")
-    adapter = adapter_of(model)
     sites = adapter.sites()
     if layers is None:
         refuse_partial(model, sites)

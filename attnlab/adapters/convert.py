@@ -11,6 +11,7 @@ from torch import nn
 from attnlab.adapters.plan import Plan
 from attnlab.adapters.protocol import Layers, ModelAdapter, Site, adapter_of, refuse_partial, select
 from attnlab.attention import Mechanism
+from attnlab.fields import expect
 from attnlab.registry import mechanism
 
 __all__ = ["convert", "is_converted"]
@@ -44,6 +45,7 @@ def convert(
     """
     if bias not in ("refuse", "drop"):
         raise ValueError(f"bias must be 'refuse' or 'drop', got {bias!r}")
+    expect("model", model, nn.Module, "a model (torch.nn.Module)")
     meta = [parameter.is_meta for parameter in model.parameters()]
     if any(meta) and (not all(meta) or any(hasattr(module, "_hf_hook") for module in model.modules())):
         raise ValueError(

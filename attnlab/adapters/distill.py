@@ -24,6 +24,7 @@ from attnlab.adapters.convert import is_converted
 from attnlab.adapters.load import as_loaded
 from attnlab.adapters.protocol import Conversion, adapter_of
 from attnlab.attention import AttentionCall
+from attnlab.fields import check_fields
 from attnlab.loss import IGNORED
 from attnlab.trace import Kind, Trace
 from attnlab.training.feed import Source
@@ -53,6 +54,7 @@ class Distillation:
     every: int = 50
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.layer_steps, self.model_steps) < 0 or self.layer_steps + self.model_steps < 1:
             raise ValueError(
                 f"steps must be at least 0 and one stage must have some, got {self.layer_steps}, {self.model_steps}"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import AttentionCall, Mechanism, grouped
+from attnlab.fields import check_fields, expect
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
 
@@ -55,6 +56,7 @@ class KVPolicy:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.by not in RANKINGS:
             raise ValueError(f"by must be one of {', '.join(RANKINGS)}, got {self.by!r}")
         if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
@@ -179,6 +181,7 @@ def evicting(model: nn.Module, policy: KVPolicy) -> Iterator[Any]:
     encoder-decoder keeps its whole source. A prompt attends to itself whole and is then cut to the budget. Padding is
     refused: rows would evict by tokens that do not exist.
     """
+    expect("policy", policy, KVPolicy, "a KVPolicy, such as KVPolicy(budget=64)")
     with adapter_of(model).evicting_cache(policy) as cache:
         yield cache
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from attnlab.adapters.contexts import swap
+from attnlab.fields import expect
 from attnlab.provenance import write_json
 from attnlab.registry import mechanism, stored_mechanism
 
@@ -35,6 +36,7 @@ class Plan:
     layers: Mapping[LayerKey, str]
 
     def __post_init__(self) -> None:
+        expect("layers", self.layers, Mapping, 'a mapping such as {0: "top-r:r=16", ("cross", 1): "kernel:elu"}')
         for key, spec in self.layers.items():
             _name(key)
             if not isinstance(spec, str):
@@ -71,6 +73,7 @@ class Plan:
 @contextmanager
 def swap_plan(model: nn.Module, plan: Plan, *, dropout: str = "refuse") -> Iterator[nn.Module]:
     """Inside the context, each layer that ``plan`` names attends by its mechanism; undone on exit like ``swap``."""
+    expect("plan", plan, Plan, "a Plan of layers and specs")
     with ExitStack() as undo:
         for key, spec in plan.layers.items():
             undo.enter_context(swap(model, spec, layers=[key], dropout=dropout))

@@ -187,6 +187,8 @@ def select(sites: list[Site], layers: Layers) -> list[Site]:
         return sites
     if isinstance(layers, (int, str)) or (isinstance(layers, tuple) and layers and isinstance(layers[0], str)):
         layers = [layers]
+    if not isinstance(layers, Iterable):
+        raise ValueError(f"layers is a number, a kind, (kind, number) or a list of these, got {layers!r}")
     chosen = [site for key in layers for site in _matching(sites, key)]
     if not chosen:
         raise ValueError("layers is empty; None means every layer")
@@ -198,6 +200,8 @@ def _matching(sites: list[Site], key: Any) -> list[Site]:
         number = int(named["number"])
         key = number if named["kind"] is None else (named["kind"], number)
     match key:
+        case bool():
+            raise ValueError(f"a layer is a number, a kind or (kind, number), got {key}")
         case str():
             matching = [site for site in sites if site.kind == key]
         case int():

@@ -25,12 +25,24 @@ def notices(out: Path) -> TextIO:
     return sys.stderr if str(out) in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else sys.stdout
 
 
+# The laws that take well under a second, and without which no number of a mechanism means much.
+QUICK_LAWS = ("output_is_weights_times_values", "hidden_keys_get_no_weight")
+
+
 def check_mechanisms(specs: Sequence[str]) -> None:
-    """Raise the error of a misspelt mechanism now, before a large model is loaded."""
-    from attnlab.registry import mechanism
+    """Raise the error of a misspelt mechanism now, before a large model is loaded.
+
+    One from a user's own file is tried on small calls, and a warning says if it looks at keys that a query may not see.
+    """
+    from attnlab.registry import FILE_SPEC, mechanism
 
     for spec in specs:
-        mechanism(spec)
+        mech = mechanism(spec)
+        if FILE_SPEC.fullmatch(spec):
+            from attnlab.conformance.check import check
+
+            for broken in check(mech, laws=QUICK_LAWS).failed:
+                print(f"attnlab: warning: {spec} breaks the law {broken.law}: {broken.reason}", file=sys.stderr)
 
 
 def print_json(result: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import check_mechanisms, print_json
 
 __all__ = ["arguments", "run"]
 
@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> None:
     """Time the mechanisms and print the ratios."""
     from attnlab.evaluation.bench import BenchConfig, bench, bench_lines
 
+    check_mechanisms(options.mechanism or ())
     config = BenchConfig(
         mechanisms=tuple(options.mechanism or BenchConfig.mechanisms),
         lengths=tuple(options.lengths),

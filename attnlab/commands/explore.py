@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="what a sequence-to-sequence model is to write (default: what it writes)")
     parser.add_argument("--compare", metavar="MODEL2", help="a second model that reads the same")
     parser.add_argument(
+        "-m",
         "--compare-mechanism",
         metavar="SPEC",
         action="append",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +11,9 @@ from typing import Literal
 import torch
 
 from attnlab.attention import Mechanism
-from attnlab.conformance.laws import LAWS, NotApplicableError
+from attnlab.conformance.judging import Law, NotApplicableError
+from attnlab.conformance.laws import LAWS
+from attnlab.conformance.number_laws import random_calls_keep_their_numbers
 from attnlab.registry import mechanism
 
 __all__ = ["CheckReport", "LawResult", "check"]
@@ -62,34 +65,48 @@ class CheckReport:
         return "\n".join([repr(self), *map(str, self.results)])
 
 
-def check(mech: Mechanism | str, *, laws: Iterable[str] | None = None) -> CheckReport:
+def check(mech: Mechanism | str, *, laws: Iterable[str] | None = None, random_calls: int = 30) -> CheckReport:
     """Whether a mechanism obeys the laws of attention: all of them, or the named ones.
 
+    One of the laws is about ``random_calls`` seeded calls of every shape, mask and dtype; thousands find what is rare.
     The mechanism itself is not changed: each law gets a copy. Give one that has no parameters yet, since the laws call
     it with widths of their own.
 
     >>> check("uniform", laws=["hidden_keys_get_no_weight"])
     <check of Uniform(): 1 passed, 0 failed, 0 exempt, 0 refused>
     """
+    names = _law_names(laws)
+    if isinstance(random_calls, bool) or not isinstance(random_calls, int) or random_calls < 1:
+        raise ValueError(f"random_calls must be an int of at least 1, got {random_calls!r}")
+    mech = mechanism(mech)
+    drawn = functools.partial(random_calls_keep_their_numbers, count=random_calls)
+    asked = LAWS | {random_calls_keep_their_numbers.__name__: drawn}
+    return CheckReport(repr(mech), tuple(_result(mech, name, asked[name]) for name in names))
+
+
+def _law_names(laws: Iterable[str] | None) -> list[str]:
+    if isinstance(laws, str):
+        raise ValueError(f"laws is a list of names, got the string {laws!r}; write laws=[{laws!r}]")
+    if laws is not None and not isinstance(laws, Iterable):
+        raise ValueError(f"laws is a list of names, got {type(laws).__name__}; None means all")
     names = list(LAWS if laws is None else laws)
     if unknown := [name for name in names if name not in LAWS]:
         raise ValueError(f"no law named {unknown[0]!r}; the laws are {', '.join(LAWS)}")
-    mech = mechanism(mech)
-    return CheckReport(repr(mech), tuple(_result(mech, name) for name in names))
+    return names
 
 
-def _result(mech: Mechanism, law: str) -> LawResult:
-    if law in mech.exempt:
-        return LawResult(law, "exempt", mech.exempt[law])
+def _result(mech: Mechanism, name: str, law: Law) -> LawResult:
+    if name in mech.exempt:
+        return LawResult(name, "exempt", mech.exempt[name])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            LAWS[law](copy.deepcopy(mech))
+            law(copy.deepcopy(mech))
         except NotApplicableError as refused:
-            return LawResult(law, "refused", str(refused))
+            return LawResult(name, "refused", str(refused))
         except AssertionError as error:
-            return LawResult(law, "failed", str(error))
+            return LawResult(name, "failed", str(error))
         # A mechanism under development may raise anything, and the other laws still have something to say.
         except Exception as error:
-            return LawResult(law, "failed", f"{type(error).__name__}: {error}")
-    return LawResult(law, "passed")
+            return LawResult(name, "failed", f"{type(error).__name__}: {error}")
+    return LawResult(name, "passed")

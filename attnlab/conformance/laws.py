@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -25,16 +24,15 @@ from attnlab.conformance.calls import (
     cross_call,
     long_situations,
     padding,
-    refusal,
     self_call,
     situations,
     stacked,
 )
+from attnlab.conformance.judging import Law, NotApplicableError, product, require, taken
+from attnlab.conformance.number_laws import nan_reaches_the_output, random_calls_keep_their_numbers
 from attnlab.conformance.tolerance import assert_close
 
-__all__ = ["LAWS", "PARTS", "Law", "NotApplicableError"]
-
-Law = Callable[[Mechanism], None]
+__all__ = ["LAWS", "PARTS"]
 
 # Queries or tokens in a chunk where the law about long sequences makes chunks small.
 CHUNK = 23
@@ -42,30 +40,7 @@ CHUNK = 23
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
 # Parts of a law that a mechanism may be exempt from without being exempt from the rest.
-PARTS = {"half precision"}
-
-
-class NotApplicableError(Exception):
-    """The mechanism refuses every call of a law; the message is its reason."""
-
-
-def require(holds: bool, message: str) -> None:
-    """``assert`` that ``python -O`` keeps."""
-    if not holds:
-        raise AssertionError(message)
-
-
-def taken(mech: Mechanism, calls: Iterable[tuple[str, AttentionCall]]) -> list[tuple[str, AttentionCall]]:
-    """The calls that the mechanism does not refuse, of which there is at least one."""
-    accepted, reason = [], ""
-    for name, call in calls:
-        why = refusal(mech, call)
-        if why is None:
-            accepted.append((name, call))
-        reason = reason or why or ""
-    if not accepted:
-        raise NotApplicableError(reason)
-    return accepted
+PARTS = {"half precision", "cancelling sums"}
 
 
 def accepted_situations(mech: Mechanism, dtype: torch.dtype = torch.float64) -> list[tuple[str, AttentionCall]]:
@@ -85,11 +60,6 @@ def situations_with_hidden_keys(mech: Mechanism) -> list[tuple[str, AttentionCal
         assert seen is not None
         hidden.append((name, call, seen.expand(call.sizes)))
     return hidden
-
-
-def product(mech: Mechanism, call: AttentionCall) -> Tensor:
-    """W @ v from the reference."""
-    return mech.weights(call) @ repeat_groups(hide_unseen(call).v, call.groups)
 
 
 def output_is_weights_times_values(mech: Mechanism) -> None:
@@ -125,7 +95,30 @@ def large_scores_keep_the_output(mech: Mechanism) -> None:
 
 def hidden_keys_get_no_weight(mech: Mechanism) -> None:
     for name, call, seen in situations_with_hidden_keys(mech):
-        require(bool((mech.weights(call)[~seen] == 0).all()), f"{name}: a hidden key has weight")
+        weights = mech.weights(call).detach()
+        for b, h, i, j in ((weights != 0) & ~seen).nonzero()[:1].tolist():
+            weight, why = float(weights[b, h, i, j]), _why_hidden(call, b, h, i, j)
+            raise AssertionError(f"{name}: query {i} gives weight {weight:.2g} to key {j}, which it may not see: {why}")
+
+
+def _why_hidden(call: AttentionCall, b: int, h: int, i: int, j: int) -> str:
+    """What of the call hides key j from query i, in words."""
+    if call.key_visible is not None and not call.key_visible[b, j]:
+        return "key_visible hides that key from all queries"
+    if call.causal and j > i + call.offset:
+        return f"it comes later, and causal=True (with offset={call.offset}) hides keys after {i + call.offset}"
+    if call.mask is not None and not call.mask.expand(call.sizes)[b, h, i, j]:
+        return "mask hides the pair"
+    return "bias hides the pair by a large negative number"
+
+
+def a_bias_moves_the_weights(mech: Mechanism) -> None:
+    """A bias that is taken is added to the scores; a mechanism that has no scores refuses it (``cannot``)."""
+    call = self_call(length=K)
+    bias = torch.randn(1, H, K, K, dtype=torch.float64)
+    for name, biased in taken(mech, [("encoder", replace(call, bias=bias))]):
+        changed = bool((mech.weights(biased) != mech.weights(call)).any())
+        require(changed, f"{name}: W is the same with and without a bias; add call.bias to the scores, or refuse it")
 
 
 def a_mask_hides_however_it_arrives(mech: Mechanism) -> None:
@@ -167,7 +160,8 @@ def hidden_keys_change_nothing(mech: Mechanism) -> None:
             moved = [replace(call, k=call.k + amount * one, v=call.v - amount * one) for one in each]
             for j, after in enumerate(mech(stacked(moved)).split(call.sizes[0])):
                 blind = ~seen[..., j]
-                assert_close(after[blind], before[blind], what=f"{name}, key {j} moved by {amount}")
+                what = f"{name}: outputs of queries that may not see key {j}, before and after it moves by {amount:g}"
+                assert_close(after[blind], before[blind], what=what)
 
 
 def keys_hidden_from_all_may_be_nan(mech: Mechanism) -> None:
@@ -209,14 +203,17 @@ def padded_batch_equals_each_row_alone(mech: Mechanism) -> None:
                 x=call.x[i : i + 1, real],
                 causal=call.causal,
             )
-            assert_close(together[i : i + 1, :, own_queries], mech(alone), what=f"{name}, row {i}")
+            assert_close(
+                together[i : i + 1, :, own_queries], mech(alone), what=f"{name}: row {i} alone and with padding"
+            )
 
 
 def causal_outputs_ignore_the_future(mech: Mechanism) -> None:
     ((_, call),) = taken(mech, [("causal", replace(self_call(length=K), causal=True))])
     whole = mech(call)
     for n in range(1, K):
-        assert_close(mech(_tokens(call, 0, n)), whole[:, :, :n], what=f"prefix of {n}")
+        what = f"with causal=True, the outputs of the first {n} of {K} tokens depend on the tokens after them"
+        assert_close(mech(_tokens(call, 0, n)), whole[:, :, :n], what=what)
 
 
 def prefill_then_steps_equals_whole(mech: Mechanism) -> None:
@@ -229,7 +226,8 @@ def prefill_then_steps_equals_whole(mech: Mechanism) -> None:
         for prefill in (1, 3):
             for start, stop in [(0, prefill)] + [(t, t + 1) for t in range(prefill, K)]:
                 out = mech(_tokens(whole, start, stop))
-                assert_close(out, expected[:, :, start:stop], what=f"{name}, prefill {prefill}, {start} to {stop}")
+                what = f"{name}: tokens {start} to {stop - 1} alone, with offset={start}, and in the whole sequence"
+                assert_close(out, expected[:, :, start:stop], what=what)
 
 
 def _tokens(call: AttentionCall, start: int, stop: int) -> AttentionCall:
@@ -390,6 +388,7 @@ LAWS: dict[str, Law] = {
         long_sequences_equal_the_reference,
         large_scores_keep_the_output,
         hidden_keys_get_no_weight,
+        a_bias_moves_the_weights,
         a_mask_hides_however_it_arrives,
         hidden_keys_change_nothing,
         keys_hidden_from_all_may_be_nan,
@@ -406,5 +405,7 @@ LAWS: dict[str, Law] = {
         exemptions_name_laws_and_give_reasons,
         nothing_to_attend_to,
         sizes_of_zero_are_sizes,
+        nan_reaches_the_output,
+        random_calls_keep_their_numbers,
     )
 }

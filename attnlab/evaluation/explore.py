@@ -156,7 +156,7 @@ def _subjects(what: Any, tokenizer: Any, text: str | Sequence[str] | None, token
     if isinstance(what, Trace):
         return [Subject(what, tokens)]
     subjects = [what] if isinstance(what, Subject) else list(what)
-    if tokens is not None or not all(isinstance(one, Subject) for one in subjects):
+    if tokens is not None or not subjects or not all(isinstance(one, Subject) for one in subjects):
         raise ValueError("explore takes a trace with tokens=, or subjects, each with its trace and tokens")
     return subjects
 

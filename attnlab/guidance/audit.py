@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, pair_mask
+from attnlab.fields import expect
 from attnlab.guidance.loss import layer_targets
 from attnlab.patterns import SpecialTokens, Targets, overlap
 from attnlab.shapes import Float, Int, Shaped
-from attnlab.trace import LayerTrace
+from attnlab.trace import LayerTrace, recorded_layers
 
 __all__ = ["pattern_audit"]
 
@@ -39,6 +40,11 @@ def pattern_audit(
     padding, and ``few`` says that under a tenth of them count. Without ``patterns``: next, prev, first, same, and
     period and delim where their ``tokens`` are known.
     """
+    expect("input_ids", input_ids, Tensor, "the ids that the model read, a tensor (batch, tokens)")
+    if attention_mask is not None:
+        expect("attention_mask", attention_mask, Tensor, "a tensor (batch, tokens), or None")
+    if tokens is not None:
+        expect("tokens", tokens, SpecialTokens, "SpecialTokens, as special_tokens(tokenizer) gives")
     if patterns is None:
         known = tokens or SpecialTokens()
         patterns = [
@@ -50,7 +56,7 @@ def pattern_audit(
             *["delim"] * bool(known.delimiters),
         ]
     table = []
-    for layer in trace:
+    for layer in recorded_layers(trace):
         if layer.kind == "cross" or layer.call.k.shape[2] != input_ids.shape[1]:
             continue
         W = layer.weights().float()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from attnlab.fields import check_fields, expect
 from attnlab.guidance.heads import assign_heads
 from attnlab.patterns import pattern_names
 from attnlab.trace import Kind
@@ -44,6 +45,7 @@ class Guidance:
     kind: Kind | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._check_heads()
         for name in self.names:
             if name not in pattern_names():
@@ -69,6 +71,8 @@ class Guidance:
             raise ValueError(f"fraction must lie in (0, 1] and have patterns to share, got {self.fraction}")
         if len(set(self.patterns)) < len(self.patterns):
             raise ValueError(f"patterns names one twice: {', '.join(self.patterns)}")
+        if self.heads is not None:
+            expect("heads", self.heads, Mapping, 'a mapping such as {"next": 1, "prev": 2}')
         for name, count in (self.heads or {}).items():
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
                 raise ValueError(f"heads[{name!r}] must be a number of heads, got {count!r}")

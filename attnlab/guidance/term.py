@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import Frame, ModelAdapter, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.fields import expect
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
 from attnlab.guidance.inputs import watch_inputs
 from attnlab.guidance.loss import cells, chosen_kind, guided_numbers, layer_targets, refuse_missing, refuse_unguided
@@ -206,6 +207,7 @@ def guide(model: nn.Module, guidance: Guidance, *, tokens: SpecialTokens | None 
     Any model that ``swap`` supports, and any of ``attnlab.models``. Guided heads give their errors while they attend;
     the others, and the rest of the model, run as they would without guidance.
     """
+    expect("guidance", guidance, Guidance, "a Guidance, such as Guidance(fraction=0.5)")
     with ExitStack() as undo:
         adapter = adapter_of(model)
         sites = adapter.sites()

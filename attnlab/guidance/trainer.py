@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.fields import expect
 from attnlab.guidance.settings import Guidance
 from attnlab.guidance.term import GuidanceTerm, guide
 from attnlab.patterns import SpecialTokens, special_tokens
@@ -24,6 +25,9 @@ def guide_trainer(trainer: Any, guidance: Guidance, *, tokens: SpecialTokens | N
     Without ``guidance.steps`` alpha falls to 0 at the trainer's last step. L_AG and alpha join the trainer's logs. Each
     process averages L_AG over its own part of a batch, and the processes' gradients are averaged, as the trainer does.
     """
+    expect("guidance", guidance, Guidance, "a Guidance, such as Guidance(fraction=0.5)")
+    if not hasattr(trainer, "compute_loss") or not hasattr(trainer, "processing_class"):
+        raise ValueError(f"trainer must be a transformers.Trainer, got {type(trainer).__name__}")
     if tokens is None and trainer.processing_class is not None:
         tokens = special_tokens(trainer.processing_class)
     own = {name: getattr(trainer, name) for name in ("compute_loss", "log")}

@@ -58,7 +58,7 @@ def caratheodory(
         for part in _blocks(rows, block):
             first = part // n * n_k
             keys, _ = _survivors(out[part].to(points.dtype), points, first, by_heaviest_basis)
-            beta, good = _solved(lifted[keys], sums[part])
+            beta, good = _solved(lifted[keys], sums[part], out[part].gather(1, keys - first.unsqueeze(1)) > 0)
             hard.append(part[~good])
             _write(out, part[good], (keys - first.unsqueeze(1))[good], beta[good])
         rows = torch.cat(hard)
@@ -121,12 +121,14 @@ def _survivors(
 
 
 def _solved(
-    chosen: Float[Tensor, "m a a"], sums: Float[Tensor, "m a"]
+    chosen: Float[Tensor, "m a a"], sums: Float[Tensor, "m a"], weighed: Bool[Tensor, "m a"]
 ) -> tuple[Float[Tensor, "m a"], Bool[Tensor, " m"]]:
-    """Non-negative weights of the chosen points, and whether they give the sums."""
+    """Non-negative weights of the chosen points, none on those not ``weighed`` before; and whether they give the sums.
+
+    Points without weight are chosen where a row has few others; rounding would give them some.
+    """
     beta, _ = torch.linalg.solve_ex(chosen, sums.unsqueeze(1), left=False)
-    beta = beta.clamp_min(0)
-    beta = beta.squeeze(1)
+    beta = beta.squeeze(1).clamp_min(0).masked_fill(~weighed, 0)
     # Not-a-number compares as false.
     return beta, _off(beta, chosen, sums) <= EXACT * chosen.abs().amax((1, 2))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, one_hot, tokens_so_far
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -31,6 +32,7 @@ class AbcCompressive(SlotMechanism):
     by_place = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_slots(self.slots, self.normalise)
         if self.length is not None and (not isinstance(self.length, int) or self.length < 1):
             raise ValueError(f"length must be an int of at least 1 or None, got {self.length!r}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.pooled import Pooling
 from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, places_of, tokens_so_far
 from attnlab.registry import register
@@ -35,6 +36,7 @@ class AbcLinformer(SlotMechanism, nn.Module):
     sparse = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_slots(self.slots)
         if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
             raise ValueError(f"length must be an int of at least 1 (Linformer's N), got {self.length!r}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, hide_unseen
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, check_slots, places_of
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -91,6 +92,7 @@ class AbcLuna(MemoryMechanism):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         self._start()
 
     def control(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Control:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, logsigmoid
 
 from attnlab.attention import AttentionCall, hide_unseen
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.slot_kernels import attend_by_kernel, kernel_serves
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, Fused, SlotMechanism, SlotState, check_slots
 from attnlab.registry import register
@@ -54,6 +55,7 @@ class AbcMlp(SlotMechanism, nn.Module):
     }
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_slots(self.slots, self.normalise)
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
@@ -86,7 +88,8 @@ class AbcMlp(SlotMechanism, nn.Module):
         if self.activation == "sigmoid":
             u = logsigmoid(u)
         elif self.activation == "relu":
-            u = torch.where(u > 0, u, 1).log().masked_fill(u <= 0, FLOOR)
+            # NaN compares as false: it is kept, and reaches the output.
+            u = torch.where(u <= 0, 1, u).log().masked_fill(u <= 0, FLOOR)
         return self._gated(u, call) if self.gate else Control(u)
 
     def fused(self, call: AttentionCall, state: SlotState | None, *, in_place: bool = False) -> Fused:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, one_hot
 from attnlab.registry import register
 from attnlab.shapes import Int
@@ -43,6 +44,7 @@ class AbcRandom(SlotMechanism):
     stream: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_slots(self.slots, self.normalise)
         if not self.one_draw:
             why = "each key/value head draws slots of its own, so repeating heads adds draws"

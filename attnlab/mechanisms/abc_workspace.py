@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
+from attnlab.fields import check_fields
 from attnlab.mechanisms._bounded.slots import FLOOR, Control
 from attnlab.mechanisms.abc_luna import MemoryMechanism
 from attnlab.registry import register
@@ -28,6 +29,7 @@ class AbcWorkspace(MemoryMechanism):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.top is not None and (isinstance(self.top, bool) or not isinstance(self.top, int) or self.top < 1):
             raise ValueError(f"top must be an int of at least 1 or None, got {self.top!r}")
         self._start()

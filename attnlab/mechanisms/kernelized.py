@@ -34,7 +34,9 @@ class Kernelized(Mechanism):
 
     kappa is taken of sqrt(scale) q and sqrt(scale) k. With no scale given, exp uses 1/sqrt(d) and elu uses 1, as
     Katharopoulos et al. (2020) do; in a polynomial the scale cancels. Where all of a row's kappa are zero the output is
-    zero. Odd degrees are computed as written: kappa may be negative there, so W is no distribution.
+    zero. Odd degrees are computed as written: kappa may be negative there, so W is no distribution. Degree 2 over many
+    keys is computed by features of pairs, whose rounding is relative to |q|^2 |k|^2 instead of <q, k>^2: where a query
+    is nearly orthogonal to all the keys that it sees, float32 loses up to two digits.
 
     >>> Kernelized("poly", degree=2)
     Kernelized(kernel='poly', degree=2)
@@ -46,8 +48,11 @@ class Kernelized(Mechanism):
     def __post_init__(self) -> None:
         if self.kernel not in KERNELS:
             raise ValueError(f"kernel must be one of {', '.join(KERNELS)}, got {self.kernel!r}")
-        if self.degree < 0:
-            raise ValueError(f"degree must be at least 0, got {self.degree}")
+        if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 0:
+            raise ValueError(f"degree must be an int of at least 0, got {self.degree!r}")
+        if self.kernel == "poly" and self.degree == 2:
+            why = "features of pairs have either sign, and cancel where a query is nearly orthogonal to all of its keys"
+            object.__setattr__(self, "exempt", {"cancelling sums": why})
 
     def cannot(self) -> dict[str, str]:
         if self.kernel == "exp":
@@ -59,7 +64,7 @@ class Kernelized(Mechanism):
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         if self.kernel == "exp":
             return Softmax().reference(call)
-        return normalise(kernel_matrix(self, call))
+        return normalise(kernel_matrix(self, call)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         if self.kernel == "exp":
@@ -90,9 +95,10 @@ class Kernelized(Mechanism):
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-    """kappa(q_i, k_j), zero at hidden pairs; a polynomial's rows are scaled so that they do not overflow."""
+    """kappa(q_i, k_j) in at least float32, zero at hidden pairs; a polynomial's rows are scaled against overflow."""
     call = hide_unseen(call)
-    q, k, seen = grouped(call.q, call.groups), call.k.unsqueeze(2), visible(call)
+    kind = torch.promote_types(call.q.dtype, torch.float32)
+    q, k, seen = grouped(call.q, call.groups).to(kind), call.k.unsqueeze(2).to(kind), visible(call)
     if mech.kernel == "elu":
         root = _root(call)
         kappa = ungrouped((elu(root * q) + 1) @ (elu(root * k) + 1).mT)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_budget, hide_unseen, query_chunks, repeat_groups, scores
+from attnlab.fields import check_fields
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
@@ -42,6 +43,7 @@ class Lsh(Mechanism):
     )
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if isinstance(self.r, bool) or not isinstance(self.r, int) or self.r < 2 or self.r % 2:
             raise ValueError(f"r must be an even int of at least 2 (two chunks of r / 2 keys), got {self.r!r}")
         if isinstance(self.rounds, bool) or not isinstance(self.rounds, int) or self.rounds < 1:

@@ -21,6 +21,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
+from attnlab.fields import check_fields
 from attnlab.mechanisms._device import host_may_read
 from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features, feature_bytes
 from attnlab.registry import register
@@ -42,7 +43,8 @@ class Orf(Mechanism):
     unbiased (Choromanski et al., 2021). ``as-written`` takes R as torch's orthogonal initialisation of an F x d matrix,
     whose rows have norm 1 at most: it estimates another kernel. The same R serves every head, batch and call. The
     stabiliser max(R K) is taken over the keys a query sees, prefix by prefix when causal; it cancels in W. What is left
-    is the rounding of log Phi, whose size is that of |x|^2: at logits of some thousand, float32 gives four digits of W.
+    is the rounding of log Phi, whose size is that of a key's |x|^2: where that is some thousand, float32 gives four
+    digits of W.
     """
 
     features: int = 256
@@ -50,6 +52,7 @@ class Orf(Mechanism):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
@@ -62,7 +65,8 @@ class Orf(Mechanism):
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)
-        log_q, log_k = self._log_phi(grouped(call.q, call.groups), call), self._log_phi(call.k, call).unsqueeze(2)
+        log_q = self._projected(grouped(call.q, call.groups), call)
+        log_k = self._log_phi(call.k, call).unsqueeze(2)
         # log <Phi(q), Phi(k)>: the definition needs no stabiliser.
         rows = [(row + log_k.unsqueeze(3)).logsumexp(-1) for row in log_q.unsqueeze(4).split(1, 3)]
         s, seen = ungrouped(torch.cat(rows, 3)), visible(call)
@@ -77,7 +81,7 @@ class Orf(Mechanism):
         q = grouped(call.q, call.groups)
 
         def queries(lo: int, hi: int) -> Tensor:
-            log_q = self._log_phi(q[..., lo:hi, :], call)
+            log_q = self._projected(q[..., lo:hi, :], call)
             return (log_q - log_q.detach().amax(-1, keepdim=True)).exp()
 
         def keys(lo: int, hi: int) -> tuple[Tensor, Tensor]:
@@ -116,12 +120,16 @@ class Orf(Mechanism):
         exact = W @ repeat_groups(call.v, call.groups)
         return out.index_copy(2, rows, torch.where(lost[:, :, rows], exact, out[:, :, rows]))
 
-    def _log_phi(self, t: Tensor, call: AttentionCall) -> Tensor:
-        """R x - |x|^2 / 2 of queries or keys, x being sqrt(scale) times them; at least float32."""
+    def _log_phi(self, k: Tensor, call: AttentionCall) -> Tensor:
+        """R x - |x|^2 / 2 of keys, x being sqrt(scale) times them; at least float32."""
+        k = k.to(torch.promote_types(k.dtype, torch.float32))
+        return self._projected(k, call) - call.softmax_scale * k.square().sum(-1, keepdim=True) / 2
+
+    def _projected(self, t: Tensor, call: AttentionCall) -> Tensor:
+        """R x; that is enough of a query, since its |x|^2 is the same for all keys and cancels in W."""
         kind = torch.promote_types(t.dtype, torch.float32)
         R = random_features(self.features, t.shape[-1], self.variant, self.seed).to(t.device, kind)
-        t = call.softmax_scale**0.5 * t.to(kind)
-        return t @ R.mT - t.square().sum(-1, keepdim=True) / 2
+        return call.softmax_scale**0.5 * t.to(kind) @ R.mT
 
 
 @functools.lru_cache(maxsize=32)
@@ -202,11 +210,12 @@ def _prefixes(phi_q: Tensor, keys: Tensor, values: Tensor, state: Tensor, ceilin
         rise = own[..., torch.arange(n_q, device=own.device).clamp_max(n_k - 1), :]
     level = _finite(torch.maximum(rise, ceiling))
     seen = torch.ones(n_q, n_k, dtype=torch.bool, device=phi_q.device).tril()
-    # A key's own features are bounded by its own maximum; what a row adds is the difference to the row's level.
-    peak = _finite(keys.detach().amax(-1, keepdim=True))
+    # A key's own features are bounded by its own maximum; what a row adds is the difference to the row's level. That of
+    # a hidden key is minus infinity, and stays so: any number in its place may lie above the level.
+    peak = keys.detach().amax(-1, keepdim=True)
     # A key that lies ahead may be above the level by any amount.
     rise_to_peak = (peak.mT - level).masked_fill(~seen, -torch.inf)
-    near = ((phi_q @ (keys - peak).exp().mT) * rise_to_peak.exp()).masked_fill(~seen, 0)
+    near = ((phi_q @ (keys - _finite(peak)).exp().mT) * rise_to_peak.exp()).masked_fill(~seen, 0)
     return near @ values + (ceiling - level).exp() * (phi_q @ state)
 
 

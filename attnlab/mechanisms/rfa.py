@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import logsigmoid
 
 from attnlab.attention import (
     AttentionCall,
@@ -18,6 +18,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
+from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import (
     Gate,
     LinearCache,
@@ -59,6 +60,7 @@ class Rfa(Mechanism, nn.Module):
     least: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         if not self.least >= 0:
             raise ValueError(f"least must be a number of at least 0, got {self.least!r}")
@@ -142,7 +144,10 @@ class Rfa(Mechanism, nn.Module):
     def _phi(self, t: Float[Tensor, "... d"]) -> Float[Tensor, "... f"]:
         kind = torch.promote_types(t.dtype, torch.float32)
         R = _directions(self.features, t.shape[-1], self.seed, t.device, kind)
-        angle = normalize(t.to(kind), dim=-1) @ R.mT
+        t = t.to(kind)
+        length = torch.linalg.vector_norm(t, dim=-1, keepdim=True)
+        # A vector of zeros stays one, and has a gradient of order 1 instead of one over some epsilon.
+        angle = (t / length.masked_fill(length == 0, 1)) @ R.mT
         return torch.cat([angle.sin(), angle.cos()], -1) * self.features**-0.5
 
 

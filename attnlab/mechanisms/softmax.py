@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from attnlab.attention import AttentionCall, Mechanism, hide_unseen, scores, visible
+from attnlab.mechanisms._sdpa import sdpa
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
 
@@ -48,14 +48,13 @@ class Softmax(Mechanism):
         is_causal = plain_causal and unmasked
         hides_pairs = call.causal or call.mask is not None or call.bias is not None
         seen = None if is_causal else visible(call)
-        out = scaled_dot_product_attention(
+        out = sdpa(
             call.q,
             _bounded(call.k) if hides_pairs else call.k,
             call.v,
             attn_mask=_sdpa_mask(call, seen),
             is_causal=is_causal,
             scale=call.softmax_scale,
-            enable_gqa=call.groups > 1,
         )
         return out if seen is None else out.masked_fill(~seen.any(-1, keepdim=True), 0)
 

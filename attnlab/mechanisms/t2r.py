@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
+from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import (
     FEATURES_CANNOT,
     FeatureMap,
@@ -40,6 +41,7 @@ class T2R(Mechanism, nn.Module):
     }
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_features(self.features)
         nn.Module.__init__(self)
         self.weight: nn.Parameter | None

@@ -106,18 +106,19 @@ def _largest(s: Float[Tensor, "b h q k"], n: int) -> tuple[Float[Tensor, "b h q 
 
 
 def top_r_mask(rank: Float[Tensor, "*rows k"], r: int) -> Bool[Tensor, "*rows k"]:
-    """Where the r largest of each row lie, ties to the lowest index; minus infinity is never taken.
+    """Where the r largest of each row lie, ties to the lowest index; minus infinity is never taken, NaN always.
 
     >>> top_r_mask(torch.tensor([3.0, 1.0, 3.0, 3.0]), 2).tolist()
     [True, False, True, False]
     """
     if r >= rank.shape[-1]:
-        return rank > -math.inf
+        return rank != -math.inf
     threshold = rank.topk(r, sorted=False).values.amin(-1, keepdim=True)
-    taken = (rank >= threshold) & (rank > -math.inf)
+    # NaN compares as false, and counts as the largest.
+    taken = ~(rank < threshold) & (rank != -math.inf)
     tied = taken.sum(-1) > r
     if tied.any():
-        above, level = rank[tied] > threshold[tied], rank[tied] == threshold[tied]
+        above, level = ~(rank[tied] <= threshold[tied]), rank[tied] == threshold[tied]
         room = r - above.sum(-1, keepdim=True)
         taken[tied] = above | (level & (level.cumsum(-1) <= room))
     return taken

@@ -13,7 +13,10 @@ from attnlab.shapes import Float
 
 __all__ = ["Position", "Uniform"]
 
-UNREAD = {"keys_hidden_from_all_may_be_nan": "queries and keys are not read, so the output has no gradient by them"}
+UNREAD = {
+    "keys_hidden_from_all_may_be_nan": "queries and keys are not read, so the output has no gradient by them",
+    "a_bias_moves_the_weights": "there are no scores to add it to; only what a bias hides counts",
+}
 
 
 @register("uniform")

@@ -72,7 +72,8 @@ class ValueAware(SparseMechanism):
             o, some = _output(self, part) if o_part is None else (o_part, _sees_some(part))
             if not self._exact(wide):
                 # A choice has no derivative: 0 o gives queries and keys a gradient of zero, where they would have none.
-                o = _pick(v, _nearest(o, part)).masked_fill(~some, 0) + (0 * o if o.requires_grad else 0)
+                nearest = _pick(v, _nearest(o, part)).masked_fill(~some, 0) + (0 * o if o.requires_grad else 0)
+                o = torch.where(o.isnan(), o, nearest)
             out.append(o)
         return torch.cat(out, dim=2).to(call.q.dtype)
 
@@ -93,7 +94,8 @@ class ValueAware(SparseMechanism):
             return _best_support(exact_weights(part, self.kernel, self.degree), part, int(self.r), parts=of)
         o, some = _output(self, part)
         W = torch.zeros(part.sizes, dtype=o.dtype, device=o.device)
-        return W.scatter_(3, _nearest(o, part).unsqueeze(-1), 1).masked_fill(~some, 0)
+        W = W.scatter_(3, _nearest(o, part).unsqueeze(-1), 1).masked_fill(~some, 0)
+        return W.masked_fill(o.isnan().any(-1, keepdim=True), torch.nan)
 
 
 def value_aware_distance(o: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"]) -> Float[Tensor, "b h q k"]:
@@ -128,7 +130,8 @@ def _output(mech: ValueAware, call: AttentionCall) -> tuple[Float[Tensor, "b h q
     if o is not None:
         return o, _sees_some(call)
     alpha = exact_weights(call, mech.kernel, mech.degree)
-    return alpha @ repeat_groups(call.v, call.groups), alpha.sum(-1, keepdim=True) > 0
+    # A row of NaN attends to something, and its output says so.
+    return alpha @ repeat_groups(call.v, call.groups), alpha.sum(-1, keepdim=True) != 0
 
 
 @torch.no_grad()
@@ -150,7 +153,7 @@ def _exact_support(alpha: Float[Tensor, "b h q k"], call: AttentionCall) -> Floa
 def _best_support(
     alpha: Float[Tensor, "b h q k"], call: AttentionCall, r: int, *, parts: int
 ) -> Float[Tensor, "b h q k"]:
-    """W on at most r keys; rows that see no more than r keep alpha."""
+    """W on at most r keys; rows that see no more than r, or that hold NaN, keep alpha."""
 
     def estimated(seconds: float) -> None:
         if seconds * parts > SLOW:
@@ -165,7 +168,7 @@ def _best_support(
     if torch.is_grad_enabled() and o.requires_grad:
         beta = _with_gradient(beta, o, v.double(), keys)
     W = torch.zeros_like(w, dtype=torch.float64).scatter_add(-1, keys, beta)
-    W = torch.where(open_.sum(-1, keepdim=True) <= r, w, W.to(w.dtype))
+    W = torch.where((open_.sum(-1, keepdim=True) <= r) | w.isnan().any(-1, keepdim=True), w, W.to(w.dtype))
     return W.view(alpha.shape)
 
 

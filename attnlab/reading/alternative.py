@@ -9,6 +9,7 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from attnlab.attention import grouped, ungrouped
+from attnlab.fields import check_int
 from attnlab.linalg.projection import column_basis
 from attnlab.reading._input import Masks, ReadingInput
 from attnlab.shapes import Bool, Float
@@ -55,6 +56,7 @@ def alternative_attention(
     >>> bool(a.exists), (a.weights @ v).item(), round(a.weights.sum().item(), 5)
     (True, 2.0, 1.0)
     """
+    check_int("seed", seed, least=0)
     source = ReadingInput.of(layer, values, **masks)
     w, v = source.clean_weights(), source.clean_values()
     if bool((w < 0).any()):

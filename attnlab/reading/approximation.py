@@ -21,6 +21,7 @@ from attnlab.attention import (
     repeat_groups,
     visible,
 )
+from attnlab.fields import expect
 from attnlab.mechanisms.value_aware import value_aware_distance
 from attnlab.reading.registry import recorded_reading
 from attnlab.registry import mechanism, spec_of
@@ -105,8 +106,9 @@ def approximation_error(
     """
     if queries is not None and queries < 1:
         raise ValueError(f"queries must be at least 1, got {queries}")
-    layers = recorded_layers(trace)
-    approximation = mechanism(mech)
+    layers, approximation = recorded_layers(trace), mechanism(mech)
+    if against is not None:
+        expect("against", against, Mechanism, "a mechanism, or None for the one that was recorded")
     name = mech if isinstance(mech, str) else _spec(approximation)
     errors = tuple(_layer_error(layer, approximation, against or layer.mechanism, queries) for layer in layers)
     return ApproximationError(name, errors)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import Frame, Layers, adapter_of, refuse_partial, select
 from attnlab.attention import AttentionCall, Mechanism, grouped, mask_with_bias, ungrouped
+from attnlab.fields import expect
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading._input import ReadingInput
 from attnlab.reading._stacked import Padding, Stack, padding_of, serves
@@ -31,6 +32,7 @@ def read_effective(model: nn.Module, *, layers: Layers = None) -> Iterator[Effec
     An evaluation with every map and residual costs little more than an eager one; the sequence grows by one item per
     layer and forward pass. With ``record`` and ``effective_attention(trace[3])`` W would be made a second time.
     """
+    expect("model", model, nn.Module, "a model (torch.nn.Module)")
     if any(p.is_meta for p in model.parameters()):
         raise ValueError("the model is on the meta device and holds no numbers; load its weights first")
     adapter = adapter_of(model)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters import record, swap
 from attnlab.attention import AttentionCall, Mechanism, repeat_groups, visible
+from attnlab.fields import check_int
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.correlation import bootstrap_interval, row_correlations
 from attnlab.reading.registry import Reading, named_reading, reading_names
@@ -121,6 +122,8 @@ def faithfulness(
     """
     chosen = [_compared(name) for name in (compared_readings() if readings is None else readings)]
     prediction = prediction or default_prediction
+    check_int("seed", seed, least=0)
+    check_int("resamples", resamples, least=1)
     noise = torch.Generator().manual_seed(seed)
     correlations: dict[tuple[str, int, str, str], list[tuple[float, float]]] = {}
     for inputs in texts:

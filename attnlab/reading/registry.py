@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlab.discovery import import_all, run_file
+from attnlab.fields import expect
 from attnlab.trace import LayerTrace
 
 __all__ = ["NEEDS", "Reading", "named_reading", "reading", "reading_names", "recorded_reading"]
@@ -125,6 +126,7 @@ def named_reading(name: str | Reading) -> Reading:
     """
     if isinstance(name, Reading):
         return name
+    expect("reading", name, str, 'the name of a reading, such as "effective", or "./file.py:function"')
     path, colon, function = name.rpartition(":")
     if colon and path.endswith(".py"):
         return _in_file(path, function)

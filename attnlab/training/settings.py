@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.fields import check_fields
+
 __all__ = ["Recipe", "Schedule", "Settings", "every", "log_spaced", "make_optimizer", "parameter_groups"]
 
 OPTIMIZERS = ("adamw", "adam", "nesterov")
@@ -39,8 +41,12 @@ class Recipe:
     clip: float | None = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _one_of("kind", self.kind, OPTIMIZERS)
         _positive("lr", self.lr)
+        for name in ("eps", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         if self.kind == "nesterov" and not 0 < self.betas[0] < 1:
             raise ValueError(f"Nesterov's momentum, betas[0], must lie between 0 and 1, got {self.betas[0]}")
         if self.clip is not None:
@@ -63,6 +69,7 @@ class Schedule:
     final: float = 0.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _one_of("kind", self.kind, SCHEDULES)
         if self.warmup < 0:
             raise ValueError(f"warmup must be at least 0 steps, got {self.warmup}")
@@ -117,6 +124,7 @@ class Settings:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("steps", "accumulate", "log_every", "keep", "prefetch", "timeout"):
             _positive(name, getattr(self, name))
         for name in ("checkpoint_every", "checkpoint_seconds", "patience"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -52,9 +53,37 @@ def test_a_mechanism_that_ignores_the_causal_mask_fails() -> None:
     assert not report.ok
     assert {"causal_outputs_ignore_the_future", "hidden_keys_get_no_weight"} <= {each.law for each in report.failed}
     assert "output_is_weights_times_values" not in {each.law for each in report.failed}
-    with pytest.raises(AssertionError, match="causal_outputs_ignore_the_future: prefix of 1"):
+    with pytest.raises(AssertionError, match="causal_outputs_ignore_the_future: with causal=True, the outputs of the"):
         report.raise_if_failed()
     assert "causal_outputs_ignore_the_future" in repr(report)
+
+
+@pytest.mark.parametrize(
+    ("ignored", "law", "why"),
+    [
+        ("causal", "hidden_keys_get_no_weight", "query 0 gives weight .* to key 1, .*it comes later, and causal=True"),
+        ("key_visible", "hidden_keys_get_no_weight", "key_visible hides that key from all queries"),
+        ("mask", "hidden_keys_get_no_weight", "mask hides the pair"),
+        (
+            "bias",
+            "a_bias_moves_the_weights",
+            "the same with and without a bias; add call.bias to the scores, or refuse",
+        ),
+        ("offset", "prefill_then_steps_equals_whole", "tokens 1 to 1 alone, with offset=1, and in the whole sequence"),
+    ],
+)
+def test_the_reason_names_the_part_of_the_call_that_a_mechanism_ignores(ignored: str, law: str, why: str) -> None:
+    plain = {"causal": False, "offset": 0} if ignored == "causal" else {ignored: 0 if ignored == "offset" else None}
+
+    class Careless(al.Mechanism):
+        def reference(self, call: al.AttentionCall) -> torch.Tensor:
+            return softmax(scores(replace(call, **plain)))
+
+    (result,) = al.check(Careless(), laws=[law]).results
+    assert result.outcome == "failed"
+    assert re.search(why, result.reason), result.reason
+    assert "\n" not in result.reason
+    assert repr(Careless()) == "Careless()"
 
 
 def test_queries_in_chunks_must_not_change_the_output() -> None:
@@ -86,6 +115,8 @@ def test_an_error_in_a_mechanism_is_a_failure_with_its_message() -> None:
 def test_a_law_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="no law named 'gravity'; the laws are output_is"):
         al.check("softmax", laws=["gravity"])
+    with pytest.raises(ValueError, match="laws is a list of names"):
+        al.check("softmax", laws=FIRST)
 
 
 def test_a_check_leaves_the_mechanism_and_the_generator_alone() -> None:

@@ -49,8 +49,10 @@ def test_all_visible_keys_make_it_exact(kernel: str) -> None:
 
 
 def test_infinite_scores_share_all_weight_and_minus_infinity_hides() -> None:
-    bias = torch.tensor([[[[0.0, math.inf, -math.inf, math.inf, 5.0]]]])
-    call = al.AttentionCall(torch.zeros(1, 1, 1, 2), torch.randn(1, 1, 5, 2), torch.randn(1, 1, 5, 3), bias=bias)
+    # Products of 1e60 are infinite in float32.
+    k = torch.tensor([0.0, 1e30, 1e30, 1e30, 5e-30]).view(1, 1, 5, 1)
+    bias = torch.tensor([[[[0.0, 0.0, -math.inf, 0.0, 0.0]]]])
+    call = al.AttentionCall(torch.full((1, 1, 1, 1), 1e30), k, torch.randn(1, 1, 5, 3), bias=bias)
     assert al.mechanism("top-r:r=3").weights(call).tolist() == [[[[0.0, 0.5, 0.0, 0.5, 0.0]]]]
     assert al.mechanism("top-r:r=1").weights(call).tolist() == [[[[0.0, 1.0, 0.0, 0.0, 0.0]]]]
     nothing = replace(call, bias=torch.full((1, 1, 1, 5), -math.inf))

@@ -290,9 +290,10 @@ def test_bad_input_is_defined(r: str) -> None:
     for same in (torch.zeros_like(v), v[:, :, :1].expand_as(v)):
         out = mech(replace(call, v=same))
         assert_close(out, same[:, :, :5])
+    infinite = replace(call, q=torch.full_like(q, 1e200), k=torch.zeros_like(k))
+    infinite.k[:, :, 3] = 1e200
+    assert_close(mech(infinite), v[:, :, 3:4].expand(2, 3, 5, 4))
     bias = torch.zeros(1, 1, 5, 7, dtype=torch.float64)
-    bias[..., 3] = math.inf
-    assert_close(mech(replace(call, bias=bias)), v[:, :, 3:4].expand(2, 3, 5, 4))
     bias[..., 3] = -math.inf
     assert (mech.weights(replace(call, bias=bias))[..., 3] == 0).all()
 

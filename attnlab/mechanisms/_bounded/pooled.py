@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import embedding
 
 from attnlab.attention import AttentionCall, repeat_groups
 from attnlab.mechanisms._bounded.slot_memory import FLOOR, Control
+from attnlab.mechanisms._sdpa import sdpa
 from attnlab.shapes import Bool, Float
 
 __all__ = ["Pooling", "alpha_by_place", "attend_pooled", "held", "pooling", "pooling_by_place", "pooling_of_visible"]
@@ -108,8 +109,7 @@ def attend_pooled(call: AttentionCall, pool: Pooling) -> Float[Tensor, "b h q e"
     if pool.share is not None:
         share = pool.share.to(k.dtype).unsqueeze(-1)
         k, v = share * k, share * v
-    scale, several = call.softmax_scale, call.groups > 1
-    return scaled_dot_product_attention(call.q, k, v, attn_mask=hidden, scale=scale, enable_gqa=several)
+    return sdpa(call.q, k, v, attn_mask=hidden, scale=call.softmax_scale)
 
 
 def _summed(phi: Float[Tensor, "b ... n k"], t: Float[Tensor, "b g k d"]) -> Float[Tensor, "b g n d"]:

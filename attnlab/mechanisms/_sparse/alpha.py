@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, scores
+from attnlab.fields import check_fields
 from attnlab.mechanisms.kernelized import KERNELS, Kernelized
 from attnlab.shapes import Float
 
@@ -41,6 +42,7 @@ class SparseMechanism(Mechanism):
     degree: int = 2
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_r(self.r)
         check_kernel(self.kernel, self.degree)
 

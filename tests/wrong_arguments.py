@@ -1,0 +1,147 @@
+"""Public names called with wrong arguments, run as a program: under pytest a type check of signatures stands before.
+
+Prints a line for each call that ends in anything but a TypeError or a ValueError with a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import attnlab as al
+from attnlab.models import Transformer, TransformerConfig
+from attnlab.training.settings import Recipe, Schedule, Settings
+
+WRONG: tuple[Any, ...] = (
+    None,
+    5,
+    -1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    1e30,
+    True,
+    "nonsense",
+    b"x",
+    [],
+    {},
+    [None],
+    object(),
+)
+# What no number of steps, keys, slots or heads is, and what no rate is.
+NO_INT: tuple[Any, ...] = (1.5, float("nan"), float("inf"), "x", [], object())
+NO_FLOAT: tuple[Any, ...] = (float("nan"), float("inf"), "x", [], object())
+# Plain records of results, whose fields other functions check; loading a model and training are tested with files.
+RECORDS = {"EffectiveAttention", "LayerTrace", "LoadedModel", "Subject"}
+WITHOUT_ARGUMENTS = {"all_mechanisms", "mechanism_names", "shipped_model", "Mechanism", "__version__"}
+
+
+def small_model() -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(TransformerConfig(kind="decoder", vocab=11, width=8, heads=2, layers=2)).eval()
+
+
+def _trace(model: Transformer) -> al.Trace:
+    with al.record(model) as trace, torch.no_grad():
+        model(torch.tensor([[1, 2, 3, 4]]))
+    return trace
+
+
+def right_arguments() -> dict[str, dict[str, Any]]:
+    """Arguments that each public function takes."""
+    model = small_model()
+    trace, ids = _trace(model), torch.tensor([[1, 2, 3, 4]])
+    q, k, v = torch.randn(3, 1, 2, 3, 4)
+    return {
+        "AttentionCall": {"q": q, "k": k, "v": v},
+        "KVPolicy": {"budget": 4},
+        "Plan": {"layers": {0: "softmax"}},
+        "alternative_attention": {"layer": trace[0]},
+        "approximation_error": {"trace": trace, "mech": "top-r:r=2"},
+        "check": {"mech": "uniform", "laws": ["hidden_keys_get_no_weight"]},
+        "convert": {"model": small_model(), "mech": "abc-random:slots=2"},
+        "distill": {"model": model, "converted": model, "texts": ["a b"]},
+        "effective_attention": {"layer": trace[0]},
+        "effective_from_output": {"layer": trace[0]},
+        "evicting": {"model": model, "policy": al.KVPolicy(budget=4)},
+        "explore": {"what": trace},
+        "faithfulness": {"model": model, "texts": [{"input_ids": ids}]},
+        "guide": {"model": model, "guidance": al.Guidance(fraction=0.5)},
+        "guide_trainer": {"trainer": None, "guidance": al.Guidance(fraction=0.5)},
+        "is_converted": {"model": model},
+        "load_model": {"path_or_hub_name": "nowhere"},
+        "mechanism": {"spec": "softmax"},
+        "pattern_audit": {"trace": trace, "input_ids": ids},
+        "read": {"trace": trace, "reading": "standard"},
+        "read_effective": {"model": model},
+        "reading_names": {},
+        "record": {"model": model},
+        "register": {"name": "a-name-of-a-test"},
+        "spec_of": {"mech": al.Softmax()},
+        "swap": {"model": model, "mech": "softmax"},
+        "swap_plan": {"model": model, "plan": al.Plan({0: "softmax"})},
+    }
+
+
+PARAMETERS = [
+    (name, parameter)
+    for name in al.__all__
+    if name not in RECORDS | WITHOUT_ARGUMENTS
+    for parameter, kind in inspect.signature(getattr(al, name)).parameters.items()
+    if kind.kind is not inspect.Parameter.VAR_KEYWORD
+]
+
+
+def attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    """Call it, and enter what it returns if that is a context."""
+    result = function(**arguments)
+    if isinstance(result, contextlib.AbstractContextManager) and not isinstance(result, torch.nn.Module):
+        with result:
+            pass
+
+
+NUMBERS = [
+    (cls, parameter, kind)
+    for cls in (*(getattr(al, name) for name in al.__all__ if name not in RECORDS), Recipe, Schedule, Settings)
+    if inspect.isclass(cls) and cls not in (al.AttentionCall, al.Mechanism, al.Trace)
+    for parameter, declared in inspect.signature(cls).parameters.items()
+    if (kind := str(declared.annotation).split(" | ")[0]) in ("int", "float")
+]
+
+
+def wrong_endings() -> Iterator[str]:
+    """Calls that end in another error, or in one without a message."""
+    right = right_arguments()
+    for name, parameter in PARAMETERS:
+        for wrong in WRONG:
+            ending = ""
+            try:
+                attempt(getattr(al, name), right.get(name, {}) | {parameter: wrong})
+            except (ValueError, TypeError) as error:
+                ending = "" if str(error) else "no message"
+            except Exception as error:
+                missing_file = name == "load_model" and isinstance(error, OSError)
+                ending = "" if missing_file else repr(error)
+            if ending:
+                yield f"{name}({parameter}={wrong!r}): {ending}"
+
+
+def accepted_numbers() -> Iterator[str]:
+    """Settings that take what is no number of their kind."""
+    for cls, parameter, kind in NUMBERS:
+        needed = {"KVPolicy": {"budget": 4}, "Settings": {"steps": 10}}.get(cls.__name__, {})
+        for wrong in NO_INT if kind == "int" else NO_FLOAT:
+            with contextlib.suppress(ValueError, TypeError):
+                cls(**needed | {parameter: wrong})
+                yield f"{cls.__name__}({parameter}={wrong!r}) is accepted"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for line in (*wrong_endings(), *accepted_numbers()):
+        print(line)
