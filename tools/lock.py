@@ -4,7 +4,7 @@ Run it by `make lock`, which brings uv, the resolver. Versions that still fit py
 the newest.
 
 - requirements.lock: what attnlab needs.
-- requirements-cuda.lock: the libraries that the registry's torch for Linux needs on top; a CPU build needs none of them.
+- requirements-cuda.lock: the libraries that the registry's torch for Linux needs on top.
 - requirements-cpu.lock: the CPU builds of that torch. They are not in the registry, so their hashes come from wheels at
   hand (`--wheel FILE`); those known before are kept. pip takes the registry's build wherever it can see both, so this
   file is installed first.
@@ -24,27 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CORE, CUDA, CPU, DEV = (ROOT / f"requirements{kind}.lock" for kind in ("", "-cuda", "-cpu", "-dev"))
 # Resolved once for every system and for every Python from the oldest that attnlab runs on.
-RESOLVE = (
-    *(
-        "pip",
-        "compile",
-        "--no-config",
-        "--quiet",
-        "--universal",
-        "--fork-strategy",
-        "fewest",
-        "--python-version",
-        "3.10",
-    ),
-    *(
-        "--no-annotate",
-        "--no-header",
-        "--generate-hashes",
-        "--default-index",
-        "https://pypi.org/simple",
-        "pyproject.toml",
-    ),
-)
+RESOLVE = ["pip", "compile", "pyproject.toml", "--no-config", "--quiet", "--universal", "--fork-strategy=fewest"]
+RESOLVE += ["--python-version=3.10", "--no-annotate", "--no-header", "--generate-hashes"]
 HEADERS = {
     CORE: "What attnlab needs: one version a package, with the hashes of all its files.",
     CUDA: "On top of requirements.lock where torch is the registry's build for Linux: its CUDA libraries.",
