@@ -17,7 +17,7 @@ ASSETS = Path(__file__).parent / "assets"
 SHARED = ("files",)
 # A module comes after those it imports.
 MODULES = (
-    "data colour surface dom files maps actions grid heat lines passage pane chart tables timeline exports keys state "
+    "data colour surface dom files maps actions grid heat lines passage tip pane chart tables timeline exports keys state "
     "controls cards app"
 )
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
