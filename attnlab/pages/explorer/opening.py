@@ -8,7 +8,7 @@ __all__ = ["telling_share"]
 
 
 def telling_share(maps: np.ndarray) -> np.ndarray:
-    """(head,) of maps (head, query, key): how much a query gives to one key beyond what is explained without its content.
+    """(head,) of maps (head, query, key): what a query gives to one key beyond what is explained without content.
 
     Three things explain a weight without the tokens' content: a query that gives all its keys the same, what the key
     receives on average from all queries (a sink, a separator), and what keys at this distance receive on average (the

@@ -55,10 +55,10 @@ export const fromFragment = (text, state, data) => {
   if (["map", "lines", "text"].includes(fields.view)) next.view = fields.view;
   for (const name of ["search", "scalar"]) if (name in fields) next[name] = plain(name);
   next.grid = "grid" in fields ? plain("grid") : "maps";
-  const pairs = (fields.kept ?? "").split(",").map((one) => one.split(".").map(Number));
+  const pairs = ("kept" in fields ? plain("kept") : "").split(",").map((one) => one.split(".").map(Number));
   next.kept = pairs.filter((one) => one.length === 2 && one.every((n) => Number.isInteger(n) && n >= 0)).slice(0, MOST_HEADS - 1);
   if (Number(fields.mass) > 0 && Number(fields.mass) <= 1) next.mass = Number(fields.mass);
-  const [s, x, y] = (fields.zoom ?? "1,0,0").split(",").map(Number);
+  const [s, x, y] = ("zoom" in fields ? plain("zoom") : "1,0,0").split(",").map(Number);
   if ([s, x, y].every(Number.isFinite)) next.zoom = { s: Math.max(1, s), x, y };
   const known = (spec) => spec && (spec.item === null ? 0 : spec.item) < items.length && items[spec.item ?? 0].stacks.some((stack) => stack.readingOf[spec.reading]) ? spec : null;
   try {
