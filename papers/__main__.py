@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from attnlab.cli import run_reporting
 from papers.common.folders import Experiment, experiments_like, folder_of, list_of_experiments, modules
+from papers.common.quick import add_quick, mark_quick, use_quick_setting
 
 __all__ = ["main"]
 
@@ -32,6 +33,7 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
     for name, experiment in experiments.items():
         sub = names.add_parser(name, help=experiment.summary, description=experiment.summary)
         experiment.arguments(sub)
+        add_quick(sub)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(experiment=experiment)
     return parser
@@ -39,10 +41,19 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     """Run the experiment and say which claims its results support."""
+    if options.quick:
+        print("quick: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
+        use_quick_setting(options)
+    out = getattr(options, "out", None)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     written = options.experiment.run(options)
     if written is None:
         return
     print(f"wrote {written.resolve()}")
+    if options.quick:
+        mark_quick(written)
+        return
     from papers.common.claims import verdicts_on
 
     folder = folder_of(options.name)
