@@ -14,19 +14,12 @@ from pathlib import Path
 from attnlab.provenance import write_json
 from papers.common.folders import RESULTS, Experiment
 
-__all__ = ["add_quick", "mark_quick", "use_quick_setting"]
+__all__ = ["FOLDER", "mark_quick", "use_quick_setting"]
 
 # Where quick results and their trainings lie.
 FOLDER = Path("runs/quick")
 # What a quick run, which trains anew, cannot do.
 OTHER_RUNS = ("resume", "collect", "tables_only")
-
-
-def add_quick(parser: argparse.ArgumentParser) -> None:
-    """The option that every experiment has."""
-    parser.add_argument(
-        "--quick", action="store_true", help=f"about a minute, to see that it runs: no evidence; into {FOLDER}"
-    )
 
 
 def use_quick_setting(options: argparse.Namespace) -> None:
