@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JSCPD := npx --yes jscpd@5.3.3
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-gpu check duplicates format bench docs browser clean
+.PHONY: demo test test-all test-gpu check duplicates format bench docs browser lock clean
 
 demo: $(VENV)/.core
 	$(BIN)/attnlab demo --out demo
@@ -50,16 +50,28 @@ docs: $(VENV)/.dev
 browser:
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium fonts-dejavu-core; }
 
-# The lock files pin the whole environment; `pip install .` needs none of them.
-$(VENV)/.core: requirements.lock pyproject.toml
+# The lock files pin the whole environment, file by file; `pip install .` needs none of them. Packages that come as source are built with
+# the locked setuptools, so nothing is installed whose hash was not checked.
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+LOCKED := $(PIP) install --require-hashes --no-deps --no-build-isolation --use-pep517 -r
+
+$(VENV)/.core: requirements.lock requirements-cpu.lock requirements-cuda.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(LOCKED) requirements-cpu.lock 2>/dev/null || echo "no CPU build of torch to be had here: taking the registry's"
+	$(LOCKED) requirements.lock
+	$(PIP) check || $(LOCKED) requirements-cuda.lock  # the registry's torch for Linux misses its CUDA libraries
+	$(PIP) install --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	$(LOCKED) requirements-dev.lock
+	$(PIP) check
 	touch $@
+
+# Writes the lock files anew (tools/lock.py); LOCK="--upgrade" takes newer versions, LOCK="--wheel FILE" adds the hash of a build of torch.
+lock:
+	$(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(PYTHON) tools/lock.py --uv build/uv/bin/uv $(LOCK)
 
 clean:
 	rm -rf $(VENV) demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

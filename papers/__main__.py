@@ -33,6 +33,7 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
     for name, experiment in experiments.items():
         sub = names.add_parser(name, help=experiment.summary, description=experiment.summary)
         experiment.arguments(sub)
+        sub.add_argument("--quick", action="store_true", help="a small setting, no evidence; into runs/quick")
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
         sub.set_defaults(experiment=experiment)
     return parser
@@ -40,10 +41,23 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     """Run the experiment and say which claims its results support."""
+    if options.quick:
+        print("quick: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
+        from papers.common.quick import use_quick_setting
+
+        use_quick_setting(options)
+    out = getattr(options, "out", None)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
     written = options.experiment.run(options)
     if written is None:
         return
     print(f"wrote {written.resolve()}")
+    if options.quick:
+        from papers.common.quick import mark_quick
+
+        mark_quick(written)
+        return
     from papers.common.claims import verdicts_on
 
     folder = folder_of(options.name)

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import check_mechanisms, print_json
 
 if TYPE_CHECKING:
     from attnlab.guidance import Guidance
@@ -197,6 +197,7 @@ def _start(options: argparse.Namespace) -> Outcome:
         column=options.column,
         skip_malformed=bool(options.skip_malformed),
     )
+    check_mechanisms([options.attention])
     config = PretrainConfig(
         model=options.model,
         task=options.task,

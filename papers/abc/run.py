@@ -298,6 +298,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _lm_arguments,
         _lm,
         "--corpus runs/wiki --work runs/abc-lm",
+        quick={"seconds": 30.0, "steps": 20},
     ),
     "abc-mt": Experiment(
         "ABC's Tables 3a, 5 and 7: translation with bounded memories.",
@@ -305,6 +306,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt,
         "--data data --work runs/abc-mt",
         claims="claims_translation",
+        quick={"seconds": 30.0, "variants": ["BASE"]},
     ),
     "abc-doc-mt": Experiment(
         "ABC's Table 3b: translation of documents.",
@@ -312,6 +314,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _doc,
         "--data data --work runs/abc-doc-mt",
         claims="claims_translation",
+        quick={"seconds": 30.0, "variants": ["BASE"]},
     ),
     "abc-mlm": Experiment(
         "ABC's Table 4: a masked LM converted, continued, fine-tuned.",
@@ -319,6 +322,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mlm,
         "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
         claims="claims_use",
+        quick={"seconds": 30.0},
     ),
     "abc-decoding": Experiment(
         "ABC's Figures 1 and 2 and Table 6: what decoding costs.",
@@ -332,6 +336,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _distill_arguments,
         _distill,
         "--corpus runs/wiki --work runs/abc-distill",
+        quick={"seconds": 5.0, "batch": 4, "length": 64, "rows": 32},
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",

@@ -10,7 +10,7 @@ import importlib.util
 import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -50,7 +50,8 @@ class Experiment:
     """One experiment: what it makes, its arguments, the function that runs it, and the arguments of a complete call.
 
     ``run`` returns the results file that it wrote, or None. The claims on that file are judged when it ends: those of
-    the module ``claims`` of the paper's folder, or of all its modules whose names begin so.
+    the module ``claims`` of the paper's folder, or of all its modules whose names begin so. ``quick`` are the options
+    of --quick, by name; none where the experiment trains nothing and is over soon.
     """
 
     summary: str
@@ -58,6 +59,7 @@ class Experiment:
     run: Callable[[argparse.Namespace], Path | None]
     example: str = ""
     claims: str = "claims"
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
 
 def folders() -> list[str]:
@@ -162,6 +164,8 @@ def load_results(folder: Path | str = RESULTS) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{path} is not readable JSON: {error}") from None
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
+        if content.get("quick"):
+            raise ValueError(f"{path} is of a --quick run, which is no evidence; take it out of {folder}")
         results[path.stem] = content
     return results
 

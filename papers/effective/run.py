@@ -323,17 +323,20 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments,
         _study,
         "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu.xz --work runs/effective",
+        quick={"seconds": 50.0},
     ),
     "effective-patterns": Experiment(
         "Effective attention: Table 2 and Figure 4 for any encoder and text file.",
         _patterns_arguments,
         _patterns,
         "--texts texts.txt --out patterns.json",
+        quick={"limit": 16},
     ),
     "effective-classifier": Experiment(
         "Effective attention: the pattern classifier, held out from models and from maps.",
         _classifier_arguments,
         _classifier,
+        quick={"seeds": 1, "steps": 4},
     ),
     "effective-maps": Experiment(
         "Effective attention: Figures 2 and 7, the maps of one sentence and head, standard and effective.",

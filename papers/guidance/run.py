@@ -121,6 +121,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study,
         "--only a,b,c,d,e,f,g --corpus runs/wiki --glue data/glue --translation data --oromo data/oromo "
         "--tagalog data/tagalog --work runs/guidance",
+        quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 50.0},
     ),
     "guidance-patterns": Experiment(
         "Attention guidance: Figure 4, its patterns over a sentence.",

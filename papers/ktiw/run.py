@@ -229,6 +229,8 @@ def _heads(options: argparse.Namespace) -> dict[str, Any]:
 
 
 STANDARD = ("reference", "second", "uniform")
+QUICK_STUDY = {"steps": 20, "only": "multi30k"}
+QUICK_TOY = {"steps": 10, "seeds": 1}
 EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-data": Experiment(
         "KTIW: tokenise its data sets, and Table 9's statistics beside ours.",
@@ -241,56 +243,66 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-table2"),
         _results(_study("ktiw-table2", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-tau": Experiment(
         "KTIW: Tables 3 and 4, the same by Kendall's tau.",
         _study_arguments("ktiw-tau"),
         _results(_study("ktiw-tau", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-train": Experiment(
         "KTIW: Tables 7 and 8, the same on the training set.",
         _study_arguments("ktiw-train"),
         _results(_study("ktiw-train", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-frozen": Experiment(
         "KTIW: Table 10, attention trained while everything else is frozen.",
         _study_arguments("ktiw-frozen"),
         _results(_study("ktiw-frozen", ("reference", "uniform", "frozen"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-logreg": Experiment(
         "KTIW: Table 11, the proxy against logistic regression.",
         _study_arguments("ktiw-logreg"),
         _results(_study("ktiw-logreg", ("reference", "uniform"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-optimal": Experiment(
         "KTIW: appendix A.1, optimal attention of the model with a linear output layer.",
         _study_arguments("ktiw-optimal"),
         _results(_study("ktiw-optimal", ("reference", "linear"))),
         "--prepared runs/ktiw-data --only multi30k --work runs/ktiw",
+        quick=QUICK_STUDY,
     ),
     "ktiw-permutations": Experiment(
         "KTIW: Figure 3, copying permutations, where single words cannot be learned.",
         _copying_arguments("ktiw-permutations"),
         _results(_toy("ktiw-permutations")),
+        quick=QUICK_TOY,
     ),
     "ktiw-multihead": Experiment(
         "KTIW: Figure 6, good and bad initialisations of eight heads.",
         _copying_arguments("ktiw-multihead"),
         _results(_toy("ktiw-multihead")),
+        quick=QUICK_TOY,
     ),
     "ktiw-local": Experiment(
         "KTIW: Figure 7, where the knowledge of a keyword lies.",
         _toy_arguments("ktiw-local"),
         _results(_toy("ktiw-local")),
+        quick=QUICK_TOY,
     ),
     "ktiw-permute-function": Experiment(
         "KTIW: section 6.2, copying against a fixed permutation of positions.",
         _copying_arguments("ktiw-permute-function"),
         _results(_toy("ktiw-permute-function")),
+        quick=QUICK_TOY,
     ),
     "ktiw-diagnosis": Experiment(
         "Ours: is word translation learnable from co-occurrence? The toy tasks' and the data sets' count tables.",
@@ -321,5 +333,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _heads_arguments,
         _results(_heads),
         "--prepared runs/ktiw-data --work runs/ktiw-transformers",
+        quick={"steps": 20},
     ),
 }

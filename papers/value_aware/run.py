@@ -199,5 +199,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _arguments,
         _run,
         "--corpus runs/wiki --work runs/value-aware",
+        quick={"seconds": 50.0},
     ),
 }

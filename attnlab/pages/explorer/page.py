@@ -17,8 +17,8 @@ ASSETS = Path(__file__).parent / "assets"
 SHARED = ("files",)
 # A module comes after those it imports.
 MODULES = (
-    "data colour surface dom files maps actions grid heat lines passage pane chart tables timeline exports keys state "
-    "controls cards app"
+    "data colour surface dom files maps actions grid heat lines passage tip pane chart tables timeline exports keys "
+    "state controls cards app"
 )
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)

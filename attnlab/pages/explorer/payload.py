@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.pages.explorer.codec import Coded, encode, pooled, squeeze
+from attnlab.pages.explorer.opening import telling_share
 
 __all__ = ["AXES", "Item", "LayerMaps", "Packed", "Tokens", "pack"]
 
@@ -115,6 +116,7 @@ def pack(
         "items": packed,
         "columns": [dict(column) for column in columns],
         "panes": [list(pane) for pane in panes],
+        "opens": packer.opens(len(items) - 1 if items[-1].step is not None else 0, packed),
         "metrics": {name: [list(pair) for pair in pairs] for name, pairs in (metrics or {}).items()},
         "notes": [*notes, *packer.notes()],
         "about": dict(about or {}),
@@ -134,6 +136,8 @@ class _Packer:
         self.missing = 0
         self.error = 0.0
         self._stored = 0
+        # (item, kind): (layer's place in its stack, head, share) of the head with the largest share of telling weight.
+        self._telling: dict[tuple[int, str], tuple[int, int, float]] = {}
 
     def item(self, number: int, item: Item) -> dict[str, Any]:
         text = {name: _text(name, tokens) for name, tokens in item.texts.items()}
@@ -168,6 +172,19 @@ class _Packer:
             notes.append(f"{self.missing:,} weights are not numbers (NaN or infinity); they are drawn hatched.")
         return notes
 
+    def opens(self, number: int, packed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The head that is shown first: the most telling one of an item's first kind of attention."""
+        kind = packed[number]["stacks"][0]["kind"]
+        layer, head, share = self._telling[number, kind]
+        return {"kind": kind, "layer": layer, "head": head, "share": float(f"{share:.3g}")}
+
+    def _note_telling(self, number: int, kind: str, layer: int, small: np.ndarray) -> None:
+        """Keep the layer's most telling head if no layer before has one as telling."""
+        shares = telling_share(small)
+        head = int(shares.argmax())
+        if shares[head] > self._telling.get((number, kind), (0, 0, -1.0))[2]:
+            self._telling[number, kind] = (layer, head, float(shares[head]))
+
     def _layer(
         self, number: int, item: Item, layer: LayerMaps, stack: dict[str, Any], threads: ThreadPoolExecutor
     ) -> None:
@@ -183,7 +200,11 @@ class _Packer:
                 raise ValueError(
                     f"{name!r} must be given for every {layer.kind} layer; layers before {layer.layer} lack it"
                 )
-            entry = self._entry(f"{number}.{layer.kind}.{layer.layer}.{name}", w, reading, layer, whole, threads)
+            small = pooled(w, self.settings.size)
+            if reading is stack["readings"][0]:
+                self._note_telling(number, layer.kind, index, small)
+            key = f"{number}.{layer.kind}.{layer.layer}.{name}"
+            entry = self._entry(key, w, small, reading, layer, whole, threads)
             if self.types and name not in layer.dimensions:
                 entry["types"] = _type_shares(w, item.texts[AXES[layer.kind][1]], self.types)
             reading["layers"].append(entry)
@@ -200,13 +221,13 @@ class _Packer:
         self,
         key: str,
         w: np.ndarray,
+        small: np.ndarray,
         reading: dict[str, Any],
         layer: LayerMaps,
         whole: bool,
         threads: ThreadPoolExecutor,
     ) -> dict[str, Any]:
         """One layer of one reading: its thumbnails, and its whole maps where they are larger and kept."""
-        small = pooled(w, self.settings.size)
         reading["thumbnail"] = list(small.shape[1:])
         signed = _signed(reading, w)
         precise = self.settings.precise

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_keys_move_and_help_lists_them(look: Look) -> None:
-    page = look(one_text()[0])
+    page = look(one_text()[0], fragment="layer=0&head=0")
     assert title(page) == "Layer 0 · head 0"
     press(page, "ArrowRight", "ArrowRight", "ArrowDown")
     assert title(page) == "Layer 1 · head 2"
@@ -35,7 +35,8 @@ def test_keys_move_and_help_lists_them(look: Look) -> None:
     press(page, "+")
     assert float(page.locator(".x-large").get_attribute("data-frame").split()[2]) > 60
     press(page, "0", "Escape")
-    assert page.locator(".x-readout").inner_text().startswith("Point at a cell")
+    assert page.locator(".x-readout").inner_text() == ""
+    assert page.locator(".x-hint").inner_text().startswith("Point at a cell")
     page.keyboard.press("?")
     help_text = page.locator("dialog[open]").inner_text()
     assert "Shift + arrows" in help_text
@@ -132,7 +133,7 @@ def test_files_hold_the_numbers_that_are_shown(look: Look) -> None:
 
 def test_a_link_restores_the_view(look: Look) -> None:
     exploration, _ = one_text()
-    page = look(exploration)
+    page = look(exploration, fragment="layer=0&head=0")
     press(page, "2", "ArrowDown", "ArrowRight", "b", "w", "l")
     page.locator("input[type=range]").first.fill("0.6")
     settle(page)
@@ -145,5 +146,11 @@ def test_a_link_restores_the_view(look: Look) -> None:
     assert other.locator("[aria-label=View] [aria-pressed=true]").inner_text() == "Lines"
     assert other.locator(".x-tick input").first.is_checked()
     assert other.evaluate("location.hash.slice(1)") == fragment
+    press(other, "m", "+", "+")
+    until(other, "location.hash.includes('zoom=')")
+    frame = other.locator(".x-large").first.get_attribute("data-frame")
+    zoomed = look(exploration, fragment=other.evaluate("location.hash.slice(1)"))
+    seen = zoomed.locator(".x-large").first.get_attribute("data-frame")
+    assert [float(number) for number in seen.split()] == pytest.approx([float(n) for n in frame.split()], abs=0.02)
     broken = look(exploration, fragment="kind=nonsense&layer=99&head=-2&panes=%E0%A4%A&zoom=x&q=1e9")
-    assert title(broken) == "Layer 2 · head 0"
+    assert title(broken) == f"Layer 2 · head {exploration.packed.meta['opens']['head']}"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.browser
 
 def test_encoder_decoder_and_cross(look: Look) -> None:
     exploration, maps = translation()
-    page = look(exploration)
+    page = look(exploration, fragment="layer=0&head=0")
     for kind in ("decoder", "cross", "encoder"):
         press(page, "a")
         assert page.locator("[aria-label='Kind of attention'] [aria-pressed=true]").inner_text() == kind
@@ -58,7 +58,7 @@ def test_an_approximation_beside_what_it_approximates(look: Look) -> None:
     value, error = value_and_error(point_at(page, 6, 2, pane=2))
     assert abs(value - lost[1, 6, 2]) <= error
     assert "dimension 2" in page.locator(".x-readout").nth(2).inner_text()
-    assert page.inner_text(".x-facts") == "|(W - Ŵ) v| / |W v| 0.5"
+    assert page.inner_text(".x-facts:not(.x-why)") == "|(W - Ŵ) v| / |W v| 0.5"
     press(page, "l", "t")
 
 
@@ -137,7 +137,7 @@ def test_a_long_text_keeps_the_chosen_layers_whole(look: Look) -> None:
     made = [softmax(i, 1, n, n) for i in range(2)]
     layers = [LayerMaps("decoder", i, {"standard": w}) for i, w in enumerate(made)]
     items = [Item("gpt", {"target": text([f"t{i}" for i in range(n)])}, layers)]
-    page = look(shown(items, layers=[1]))
+    page = look(shown(items, layers=[1]), fragment="layer=0&head=0")
     assert page.inner_text(".x-note").startswith("Layers kept as thumbnails of at most 64 x 64 cells only: decoder 0.")
     assert "150" not in point_at(page, 1, 2)
     # Block 1 of 64 holds tokens 3 and 4, block 2 tokens 5 and 6.
@@ -182,10 +182,13 @@ def test_the_same_view_in_a_notebook(browser: Any) -> None:
     host = blank.locator("#cell > div")
     assert host.locator("h2").nth(0).inner_text() == "All heads"
     host.locator(".x-grid").focus()
+    opens = exploration.packed.meta["opens"]
+    layer, head = (opens["layer"] + 1) % len(layers), opens["head"]
     blank.keyboard.press("ArrowDown")
+    title = f"Layer {layer} · head {head}"
     until(
         blank,
-        "document.querySelector('#cell > div').shadowRoot.querySelector('.x-head h2').textContent === 'Layer 1 · head 0'",
+        f"document.querySelector('#cell > div').shadowRoot.querySelector('.x-head h2').textContent === '{title}'",
     )
     canvas = host.locator(".x-large")
     canvas.scroll_into_view_if_needed()
@@ -196,7 +199,7 @@ def test_the_same_view_in_a_notebook(browser: Any) -> None:
         blank, "document.querySelector('#cell > div').shadowRoot.querySelector('.x-readout').textContent.includes('±')"
     )
     value, error = value_and_error(host.locator(".x-readout").inner_text())
-    assert abs(value - layers[1].maps["standard"][0, 1, 2]) <= error
+    assert abs(value - layers[layer].maps["standard"][head, 1, 2]) <= error
     background = blank.evaluate("getComputedStyle(document.querySelector('#cell > div')).backgroundColor")
     assert background == "rgb(16, 20, 26)"
     assert trouble == []

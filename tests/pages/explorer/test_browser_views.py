@@ -85,7 +85,7 @@ def test_every_view_draws_something_of_its_own(look: Look) -> None:
 
 def test_words_are_sums_over_keys_and_means_over_queries(look: Look) -> None:
     exploration, layers = one_text()
-    page = look(exploration)
+    page = look(exploration, fragment="layer=0&head=0")
     press(page, "w")
     w = layers[0].maps["standard"][0].astype(np.float64)
     readout = point_at(page, 1, 0)

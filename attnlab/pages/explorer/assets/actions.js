@@ -1,3 +1,5 @@
+import { MOST_HEADS } from "./maps.js";
+
 // The actions of keys and buttons.
 
 const WHOLE = { s: 1, x: 0, y: 0 };
@@ -36,6 +38,13 @@ export const addActions = (app) => {
     return app.set({ panes: [...panes, { ...unused, minus: null }], active: panes.length });
   };
   app.closePane = (index) => app.set({ panes: app.state.panes.filter((_, i) => i !== index), active: 0 });
+  // A kept head's lines are drawn with those of the chosen one.
+  app.toggleKept = (one = [app.state.layer, app.state.head]) => {
+    const { kept } = app.state;
+    const others = kept.filter((other) => String(other) !== String(one));
+    const next = others.length < kept.length ? others : [...kept, one].slice(0, MOST_HEADS - 1);
+    app.set({ view: "lines", kept: next });
+  };
   app.zoomBy = (factor) => app.paneViews[app.state.active]?.zoomBy(factor);
   app.zoomOut = () => app.set({ zoom: WHOLE }, "draw");
 

@@ -1,14 +1,14 @@
 import { addActions } from "./actions.js";
 import { aboutCard, gridCard, headsCard, typesCard, weightsCard } from "./cards.js";
 import { paletteOf } from "./colour.js";
-import { masthead, toolbar } from "./controls.js";
+import { linesLegend, masthead, toolbar } from "./controls.js";
 import { Payload } from "./data.js";
 import { make, number } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { helpDialog, onKey } from "./keys.js";
 import { itemOf, paneMap, placeOf } from "./maps.js";
 import { paneView } from "./pane.js";
-import { firstState, fromFragment, toFragment, writeAddress } from "./state.js";
+import { firstState, fromFragment, setAddress, toFragment } from "./state.js";
 import { timelineView } from "./timeline.js";
 
 // The explorer: one state, and views that draw it. A change of state draws all of them again, once per frame.
@@ -18,7 +18,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   let state = firstState(meta);
   let colours = null;
   const app = {
-    host, data, meta, hover: null, hoverQuery: null, scroll: 0, theme: "", version: 0, paneViews: [], sharedTop: 0,
+    host, data, meta, hover: null, hoverQuery: null, follow: false, scroll: 0, theme: "", version: 0, paneViews: [], sharedTop: 0,
     timeline: meta.items.length > 1 && meta.items.every((item) => item.step !== null),
     get state() { return state; },
     palette: () => colours,
@@ -61,7 +61,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     if (!linked || next === written) return;
     written = next;
     clearTimeout(timer);
-    timer = setTimeout(() => writeAddress(next), 120);
+    timer = setTimeout(() => setAddress(toFragment(state)), 120);
   };
   addActions(app);
 
@@ -78,15 +78,16 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
   app.play = () => timeCard?.play();
 
   const header = masthead(app, { linked, restyle, isDark, help: app.help });
-  const tools = toolbar(app);
+  const [tools, legend] = [toolbar(app), linesLegend(app)];
   const [grid, heads, types, weights] = [gridCard(app), headsCard(app), typesCard(app), weightsCard(app)];
   const title = make("h2", { "aria-live": "polite" });
   const facts = make("p", { class: "x-facts" });
+  const why = make("p", { class: "x-facts x-why" });
   const panes = make("div", { class: "x-panes" });
-  const head = make("section", { class: "card x-head" }, make("div", { class: "x-card-bar" }, title, exportMenu(app)), tools.node, facts, panes);
+  const head = make("section", { class: "card x-head" }, make("div", { class: "x-card-bar" }, title, exportMenu(app)), why, tools.node, legend.node, facts, panes);
   const main = make("div", { class: "x-main" },
-    make("div", { class: "x-column x-side" }, grid.node, heads.node, types.node),
-    make("div", { class: "x-column x-front" }, head, weights.node));
+    make("div", { class: "x-column x-side" }, grid.node, types.node),
+    make("div", { class: "x-column x-front" }, head, weights.node, heads.node));
   const notes = meta.notes.map((note) => make("p", { class: "note x-note" }, note));
   root.classList.add("x-root");
   root.append(header.node, make("main", { class: "x-page" }, notes, timeCard?.node, main, aboutCard(meta)), help);
@@ -95,6 +96,14 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     const value = place?.stack.statistics[key]?.[place.layer]?.[place.head];
     return value === null || value === undefined ? [] : [`${name} ${typeof value === "string" ? value : number(value, 3)}`];
   }).join(" · ");
+
+  // Why the page opens on this head; nothing for the others.
+  const reason = () => {
+    const { kind, layer, head: at, share } = meta.opens;
+    if (!share || state.kind !== kind || state.layer !== layer || state.head !== at) return "";
+    return `Shown first because it depends most on what the tokens are: a token gives ${number(share, 2)} to one other, `
+      + "beyond what that one, or any at that distance, receives anyway.";
+  };
 
   const matchPanes = () => {
     while (app.paneViews.length > state.panes.length) app.paneViews.pop().node.remove();
@@ -128,9 +137,11 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     app.paneViews.forEach((pane) => pane.draw());
     header.sync();
     tools.sync();
+    legend.sync();
     const place = placeOf(app, state.panes[state.active]);
     title.textContent = app.paneViews[state.active].view()?.headTitle.replace(/^l/, "L") ?? "";
     facts.textContent = factsOf(place);
+    why.textContent = reason();
     timeCard?.draw();
     await grid.draw();
     if (version !== app.version) return;

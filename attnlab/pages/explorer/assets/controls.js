@@ -1,7 +1,7 @@
 import { MOST_PANES } from "./actions.js";
 import { choice, make } from "./dom.js";
-import { itemOf, mergesWords } from "./maps.js";
-import { writeAddress } from "./state.js";
+import { itemOf, linedHeads, mergesWords, MOST_HEADS, placeOf } from "./maps.js";
+import { setAddress } from "./state.js";
 
 // The header of the page, and the buttons above a head; sync() updates them from the state.
 
@@ -29,11 +29,11 @@ export const masthead = (app, { linked, restyle, isDark, help }) => {
   const search = make("input", { type: "search", placeholder: "Search a token", "aria-label": "Search a token", oninput: onInput, onkeydown: onKeydown });
   app.focusSearch = () => { search.focus(); search.select(); };
   const copyLink = async () => {
-    writeAddress(`#${app.fragment()}`);
+    const set = setAddress(app.fragment());
     try {
       await navigator.clipboard.writeText(location.href);
       copy.textContent = "Copied";
-    } catch { copy.textContent = "In the address bar"; }
+    } catch { copy.textContent = set ? "In the address bar" : "No address here"; }
     setTimeout(() => { copy.textContent = "Link"; }, 1500);
   };
   const copy = make("button", { type: "button", title: "Copy the address of this view", onclick: copyLink }, "Link");
@@ -47,6 +47,33 @@ export const masthead = (app, { linked, restyle, isDark, help }) => {
     if (search.value !== app.state.search) search.value = app.state.search;
     theme.textContent = isDark() ? "Light" : "Dark";
     showHitCount();
+  };
+  return { node, sync };
+};
+
+// The heads whose lines are drawn, each with its colour; the chosen one can be kept, a kept one be removed.
+export const linesLegend = (app) => {
+  const node = make("ul", { class: "x-legend", "aria-label": "Heads whose lines are drawn" });
+  const note = make("li", { class: "x-legend-note" });
+  const entry = (one) => {
+    const swatch = make("span", { class: "x-swatch", "aria-hidden": "true" });
+    swatch.style.setProperty("--ink", `var(--cat-${one.colour})`);
+    const [sign, what] = one.kept ? ["×", "Remove"] : ["+", "Keep"];
+    const press = () => app.toggleKept([one.layer, one.head]);
+    const label = `${what} the lines of ${one.name}`;
+    const full = !one.kept && app.state.kept.length >= MOST_HEADS - 1;
+    const button = full ? null : make("button", { type: "button", "aria-label": label, title: one.now ? `${label} (h)` : label, onclick: press }, sign);
+    return make("li", { "aria-current": one.now ? "true" : null }, swatch, one.name, button);
+  };
+  const sync = () => {
+    const place = placeOf(app, app.state.panes[app.state.active]);
+    node.hidden = app.state.view !== "lines" || !place;
+    if (node.hidden) return;
+    const heads = linedHeads(app, place);
+    note.textContent = heads.length > 1 ? "" : "Keep this head (+ or h), then go to another: the lines of both are drawn. Shift and click in the grid does it too.";
+    const refocus = node.contains(node.getRootNode().activeElement);
+    node.replaceChildren(...heads.map(entry), note);
+    if (refocus) node.querySelector("button")?.focus();
   };
   return { node, sync };
 };

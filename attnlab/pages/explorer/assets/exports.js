@@ -7,6 +7,19 @@ import { FONT, SvgSurface } from "./surface.js";
 // The view as a file: PNG and SVG for papers, CSV and JSON for computing.
 
 const GAP = 24;
+const LEGEND_ROW = 18;
+
+// The colours of several heads' lines, four names a row.
+const drawLegend = (context, palette, lined) => {
+  lined.forEach((one, i) => {
+    const [x, y] = [(i % 4) * 140, 50 + Math.floor(i / 4) * LEGEND_ROW];
+    context.fillStyle = palette[`cat-${one.colour}`];
+    context.fillRect(x, y + 4, 10, 10);
+    context.fillStyle = palette.text;
+    context.fillText(one.name, x + 15, y + 9);
+  });
+};
+const legendHeight = (view) => view.lined.length > 1 ? Math.ceil(view.lined.length / 4) * LEGEND_ROW : 0;
 
 // The panes side by side, each with its title, on any surface.
 const poster = (app, surfaceOf) => {
@@ -14,7 +27,8 @@ const poster = (app, surfaceOf) => {
   const panes = app.paneViews.filter((pane) => pane.view());
   const width = Math.max(...panes.map((pane) => pane.canvas.clientWidth)) || 600;
   const sheets = panes.map((pane) => pane.sheet(width, 860));
-  const total = [GAP + sheets.length * (width + GAP), Math.max(...sheets.map((sheet) => sheet.height)) + 62];
+  const legend = Math.max(...panes.map((pane) => legendHeight(pane.view())));
+  const total = [GAP + sheets.length * (width + GAP), Math.max(...sheets.map((sheet) => sheet.height)) + 62 + legend];
   const context = surfaceOf(...total);
   context.fillStyle = palette.card;
   context.fillRect(0, 0, ...total);
@@ -29,7 +43,8 @@ const poster = (app, surfaceOf) => {
     context.fillStyle = palette.muted;
     context.font = `12px ${FONT}`;
     context.fillText(`${app.meta.title} · ${app.state.kind} ${panes[i].view().headTitle}`, 0, 39);
-    context.translate(0, 54);
+    if (legend) drawLegend(context, palette, panes[i].view().lined);
+    context.translate(0, 54 + legend);
     sheet.draw(context);
     context.restore();
   });
@@ -56,13 +71,16 @@ const shownTable = (app) => {
   const columns = ["pane", "kind", "layer", "head", "query", "query token", views[0].dimensions ? "dimension" : "key", "key token", "weight"];
   const rows = [];
   for (const view of views) {
-    const { map, place } = view;
-    const where = [view.title, app.state.kind, place.number, place.head];
-    const weight = (i, j) => Number(map.values[i * map.cols + j].toPrecision(7));
-    const addRow = (i, j) => rows.push([...where, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], weight(i, j)]);
-    const query = app.state.q !== null && app.state.q < map.rows ? app.state.q : null;
-    if (app.state.view === "lines") for (const [i, j] of strongest(map, app.state.mass, query)) addRow(i, j);
-    else for (let i = 0; i < map.rows; i++) for (let j = 0; j < map.cols; j++) addRow(i, j);
+    const { place } = view;
+    const lines = app.state.view === "lines";
+    const query = app.state.q !== null && app.state.q < view.map.rows ? app.state.q : null;
+    for (const { map, number, head } of lines ? view.lined : [{ map: view.map, number: place.number, head: place.head }]) {
+      const where = [view.title, app.state.kind, number, head];
+      const weight = (i, j) => Number(map.values[i * map.cols + j].toPrecision(7));
+      const addRow = (i, j) => rows.push([...where, i, view.rows[i], j, view.dimensions ? "" : view.cols[j], weight(i, j)]);
+      if (lines) for (const [i, j] of strongest(map, app.state.mass, query)) addRow(i, j);
+      else for (let i = 0; i < map.rows; i++) for (let j = 0; j < map.cols; j++) addRow(i, j);
+    }
   }
   return { columns, rows };
 };

@@ -1,6 +1,6 @@
 import { paint } from "./colour.js";
 import { largest } from "./data.js";
-import { itemOf, paneMap, paneTitle, placeOf } from "./maps.js";
+import { itemOf, linedHeads, paneMap, paneTitle, placeOf } from "./maps.js";
 import { FONT, sized } from "./surface.js";
 import { make, number } from "./dom.js";
 
@@ -109,10 +109,15 @@ export const gridView = (app) => {
     const pane = app.state.panes[app.state.active];
     const place = placeOf(app, pane);
     if (!place) return;
-    const [x, y] = cell(place.layer, place.head);
-    context.strokeStyle = app.palette()[statistic(place.stack) ? "text" : "cat-1"];
     context.lineWidth = 2.5;
-    context.strokeRect(x, y, frame.size, frame.size);
+    const frameHead = (layer, head, ink) => {
+      context.strokeStyle = app.palette()[ink];
+      context.strokeRect(...cell(layer, head), frame.size, frame.size);
+    };
+    const lined = app.state.view === "lines" ? linedHeads(app, place) : [];
+    for (const one of lined) if (one.kept) frameHead(one.layer, one.head, `cat-${one.colour}`);
+    const ink = lined.length > 1 ? `cat-${lined.find((one) => one.now).colour}` : "cat-1";
+    frameHead(place.layer, place.head, statistic(place.stack) ? "text" : ink);
     canvas.setAttribute("aria-label", `All heads, ${paneTitle(app, pane)}; chosen: layer ${place.number}, head ${place.head}. The table of heads has their numbers.`);
   };
 
@@ -151,7 +156,9 @@ export const gridView = (app) => {
   };
   canvas.addEventListener("click", (event) => {
     const at = headAt(event);
-    if (at) app.set({ layer: at.layer, head: at.head });
+    if (!at) return;
+    if (event.shiftKey) app.toggleKept([at.layer, at.head]);
+    else app.set({ layer: at.layer, head: at.head });
   });
   canvas.addEventListener("pointermove", (event) => {
     const at = headAt(event);

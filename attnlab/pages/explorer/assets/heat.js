@@ -7,6 +7,9 @@ import { cut, FONT } from "./surface.js";
 const LEGEND = 46;
 const PADDING = 8;
 const CLOSEST = 64;
+// Up to so many tokens every one keeps its name, also on a phone, where the map is then wider than the screen.
+const NAMED = 64;
+const SMALLEST_NAMED = 8;
 
 const widths = new WeakMap();
 const widestOf = (ruler, names) => {
@@ -23,8 +26,9 @@ export const heatLayout = (ruler, { rows, cols }, width, tallest) => {
   const widest = Math.min(108, width * 0.24);
   const wide = (names) => Math.max(18, Math.min(widest, widestOf(ruler, names) + 10));
   const [left, over] = [wide(rows), wide(cols)];
-  const cell = Math.min(52, (width - left - PADDING) / cols.length, Math.max(120, tallest - over - LEGEND) / rows.length);
-  return { left, over, cell, width: cell * cols.length, height: cell * rows.length, total: over + cell * rows.length + LEGEND };
+  const fitting = Math.min(52, (width - left - PADDING) / cols.length, Math.max(120, tallest - over - LEGEND) / rows.length);
+  const cell = Math.max(rows.length, cols.length) > NAMED ? fitting : Math.max(SMALLEST_NAMED, fitting);
+  return { left, needs: left + cell * cols.length + PADDING, over, cell, width: cell * cols.length, height: cell * rows.length, total: over + cell * rows.length + LEGEND };
 };
 
 export const fit = (zoom, rows, cols) => {
@@ -36,6 +40,15 @@ export const fit = (zoom, rows, cols) => {
   };
 };
 
+// The visible part of a cell: [x, y, width, height].
+export const cellBox = (layout, zoom, i, j) => {
+  const size = layout.cell * zoom.s;
+  const within = (at, start, length) => Math.max(start, Math.min(start + length, at));
+  const [x, right] = [j, j + 1].map((at) => within(layout.left + (at - zoom.x) * size, layout.left, layout.width));
+  const [y, low] = [i, i + 1].map((at) => within(layout.over + (at - zoom.y) * size, layout.over, layout.height));
+  return [x, y, right - x, low - y];
+};
+
 export const cellAt = (layout, zoom, rows, cols, x, y) => {
   if (x < layout.left || y < layout.over || x >= layout.left + layout.width || y >= layout.over + layout.height) return null;
   const j = Math.floor(zoom.x + (x - layout.left) / (layout.cell * zoom.s));
@@ -44,7 +57,7 @@ export const cellAt = (layout, zoom, rows, cols, x, y) => {
 };
 
 const axis = (context, names, { palette, start, size, length, marked, hits, draw }) => {
-  const font = Math.max(8, Math.min(12.5, size * 0.86));
+  const font = Math.max(7, Math.min(12.5, size * 0.86));
   const every = Math.max(1, Math.ceil(font * 1.12 / size));
   const strong = new Set([...marked, ...hits]);
   // A name that would overlap a marked one is left out.

@@ -17,6 +17,7 @@ const cursor = (app, down, right) => {
   const { q, k } = app.state;
   const at = q === null ? [0, 0] : [clamp(q + down, view.rows.length), clamp((k ?? 0) + right, view.cols.length)];
   app.set({ q: at[0], k: at[1] });
+  app.follow = true;
   app.paneViews.forEach((pane) => pane.reveal(...at));
 };
 
@@ -28,6 +29,7 @@ const KEYS = [
   }],
   ["1 – 9", "the first, second, … thing that can be shown", Object.fromEntries(Array.from({ length: 9 }, (_, i) => [String(i + 1), (app) => app.showNumber(i)]))],
   ["m l t", "as a map, as lines, as text", { m: (app) => app.set({ view: "map" }), l: (app) => app.set({ view: "lines" }), t: (app) => app.set({ view: "text" }) }],
+  ["h", "keep this head's lines, or let them go: several heads in one view", { h: (app) => app.toggleKept() }],
   ["d", "minus the first reading: the difference", { d: (app) => app.toggleDifference() }],
   ["b", "one more pane beside, or back to one", { b: (app) => app.togglePanes() }],
   ["a", "encoder, decoder, cross", { a: (app) => app.nextKind() }],

@@ -66,7 +66,7 @@ export const largestPairs = (map, count) => {
 };
 
 export const drawLines = (context, view) => {
-  const { rows, cols, map, layout, palette, query, hits, scroll, top } = view;
+  const { rows, cols, layout, palette, query, hits, scroll } = view;
   const y = (i) => TOP + (i + 0.5) * layout.row - scroll;
   const middle = (layout.left + layout.right) / 2;
   context.font = `600 12px ${FONT}`;
@@ -80,20 +80,30 @@ export const drawLines = (context, view) => {
   context.beginPath();
   context.rect(0, TOP - 4, layout.width, layout.height - TOP + 4);
   context.clip();
+  // What the chosen query gives to a key, and in which colour: of several heads that of the one that gives most.
   const into = new Map();
-  for (const [i, j, weight] of view.lines.slice().reverse()) {
-    const share = Math.abs(weight) / (top || 1);
-    if (query !== null) into.set(j, weight);
-    else if (share < 0.02) continue;
-    if (Math.min(y(i), y(j)) > layout.height || Math.max(y(i), y(j)) < 0) continue;
-    context.strokeStyle = palette[weight < 0 ? "cat-1" : "cat-0"];
-    context.globalAlpha = Math.max(0.04, Math.min(1, query === null ? share : 0.25 + 0.75 * share));
-    context.lineWidth = 0.8 + 2.6 * share;
-    context.beginPath();
-    context.moveTo(layout.left, y(i));
-    context.bezierCurveTo(middle, y(i), middle, y(j), layout.right, y(j));
-    context.stroke();
-  }
+  const several = view.bundles.length > 1;
+  view.bundles.forEach(({ lines, colour, top }, at) => {
+    // Heads that draw the same line are drawn beside each other.
+    const aside = 2 * (at - (view.bundles.length - 1) / 2);
+    for (const [i, j, weight] of lines.slice().reverse()) {
+      const share = Math.abs(weight) / (top || 1);
+      const ink = palette[several ? `cat-${colour}` : weight < 0 ? "cat-1" : "cat-0"];
+      if (query !== null && share >= (into.get(j)?.share ?? 0)) into.set(j, { share, ink });
+      else if (query === null && share < 0.02) continue;
+      if (Math.min(y(i), y(j)) > layout.height || Math.max(y(i), y(j)) < 0) continue;
+      context.strokeStyle = ink;
+      context.globalAlpha = Math.max(0.04, Math.min(1, query === null ? share : 0.25 + 0.75 * share));
+      context.lineWidth = 0.8 + 2.6 * share;
+      // Where the colour names the head, dashes are weights below zero.
+      if (several && weight < 0) context.setLineDash([5, 4]);
+      context.beginPath();
+      context.moveTo(layout.left, y(i) + aside);
+      context.bezierCurveTo(middle, y(i) + aside, middle, y(j) + aside, layout.right, y(j) + aside);
+      context.stroke();
+      context.setLineDash([]);
+    }
+  });
   context.globalAlpha = 1;
   const font = Math.max(9, Math.min(13, layout.row * 0.7));
   const column = (names, x, align, strong, hit) => names.forEach((name, i) => {
@@ -105,9 +115,9 @@ export const drawLines = (context, view) => {
     context.fillText(cut(context, name, layout.column - 16), x, y(i));
   });
   column(rows, layout.left - 8, "right", (i) => i === query, new Set(hits.rows));
-  for (const [j, weight] of into) {
-    context.fillStyle = palette[weight < 0 ? "cat-1" : "cat-0"];
-    context.globalAlpha = 0.12 + 0.5 * Math.abs(weight) / (top || 1);
+  for (const [j, { share, ink }] of into) {
+    context.fillStyle = ink;
+    context.globalAlpha = 0.12 + 0.5 * share;
     context.fillRect(layout.right + 2, y(j) - layout.row / 2 + 1, layout.column - 6, layout.row - 2);
   }
   context.globalAlpha = 1;
@@ -123,6 +133,9 @@ export const drawLines = (context, view) => {
   context.restore();
   context.restore();
 };
+
+// The name of a query: [x, y, width, height].
+export const lineBox = (layout, scroll, query) => [0, TOP + query * layout.row - scroll, layout.left, layout.row];
 
 export const lineRowAt = (layout, scroll, rows, x, y) => {
   const i = Math.floor((y - TOP + scroll) / layout.row);

@@ -2,6 +2,9 @@ import { difference, merged } from "./data.js";
 
 // The content of a pane: an item's reading, minus another one if chosen, with the names of its rows and columns.
 
+// As many heads can be drawn in one view of lines as there are colours to tell them apart.
+export const MOST_HEADS = 7;
+
 export const itemOf = (app, pane) => pane.item ?? app.state.step;
 
 const wordText = (parts) => parts.map((part, i) => i ? part.replace(/^##/, "") : part.replace(/^[▁Ġ]/, "")).join("");
@@ -73,21 +76,39 @@ export const paneMap = async (app, pane, layer, head, small = false) => {
   return difference(await single(app, pane, layer, head, true), subtracted);
 };
 
-// The head that a pane shows, with words merged where the user asks for it: { map, rows, cols, title, place }.
+// The heads whose lines are drawn: those kept, and the chosen one.
+export const linedHeads = (app, place) => {
+  const { layers } = place.reading;
+  const now = [place.layer, place.head];
+  const kept = app.state.kept.filter(([layer, head]) => layer < layers.length && head < layers[layer].small.scales.length);
+  const isNow = (one) => String(one) === String(now);
+  const all = kept.some(isNow) ? kept : [...kept, now];
+  return all.map(([layer, head], colour) => (
+    { layer, head, number: place.stack.layers[layer], colour, now: isNow([layer, head]), kept: colour < kept.length, name: `layer ${place.stack.layers[layer]}, head ${head}` }));
+};
+
+// The head that a pane shows, with words merged where the user asks for it: { map, rows, cols, title, place }, and in
+// the view of lines the maps of all heads whose lines are drawn.
 export const shown = async (app, pane) => {
   const place = placeOf(app, pane);
   if (!place) return null;
-  const raw = await paneMap(app, pane, place.layer, place.head);
   const item = itemOf(app, pane);
   const queries = app.data.text(item, place.stack.queries);
   const keys = place.reading.columns === "keys" ? app.data.text(item, place.stack.keys) : null;
-  const merge = app.state.words && !raw.blocks;
-  const map = merge ? merged(raw, grouped(queries), keys && grouped(keys)) : raw;
+  const load = async ({ layer, head }) => {
+    const raw = await paneMap(app, pane, layer, head);
+    return app.state.words && !raw.blocks ? merged(raw, grouped(queries), keys && grouped(keys)) : raw;
+  };
+  const heads = app.state.view === "lines" ? linedHeads(app, place) : [];
+  const [map, ...maps] = await Promise.all([place, ...heads].map(load));
+  // A layer of which only thumbnails are stored has other rows, so its lines cannot be drawn with these.
+  const lined = heads.map((one, i) => ({ ...one, map: maps[i] })).filter((one) => one.map.rows === map.rows && one.map.cols === map.cols);
   return {
     map,
+    lined,
     place,
-    rows: sideNames(app, queries, map.rows, raw.blocks),
-    cols: keys ? sideNames(app, keys, map.cols, raw.blocks) : Array.from({ length: map.cols }, (_, i) => String(i)),
+    rows: sideNames(app, queries, map.rows, map.blocks),
+    cols: keys ? sideNames(app, keys, map.cols, map.blocks) : Array.from({ length: map.cols }, (_, i) => String(i)),
     dimensions: !keys,
     title: paneTitle(app, pane),
     headTitle: place.heads === 1 && place.stack.headCount > 1 ? `layer ${place.number} · all heads` : `layer ${place.number} · head ${place.head}`,

@@ -1,11 +1,12 @@
 import { paint } from "./colour.js";
 import { shrunk } from "./data.js";
 import { make, measured, number, options } from "./dom.js";
-import { cellAt, drawHeat, fit, heatLayout } from "./heat.js";
-import { drawLines, lineRowAt, linesLayout, strongest } from "./lines.js";
+import { cellAt, cellBox, drawHeat, fit, heatLayout } from "./heat.js";
+import { drawLines, lineBox, lineRowAt, linesLayout, strongest } from "./lines.js";
 import { comparable, describe, paneTitle, placeOf, shown } from "./maps.js";
-import { drawPassage, passageAt, passageLayout, received } from "./passage.js";
+import { drawPassage, passageAt, passageBox, passageLayout, received } from "./passage.js";
 import { sized } from "./surface.js";
+import { placeBeside } from "./tip.js";
 
 // One pane: its content drawn as a map, as lines or as text, and the readout under the pointer.
 
@@ -23,9 +24,11 @@ export const paneView = (app, index) => {
   const less = make("select", { "aria-label": "Minus", onchange: () => change({ minus: less.value ? parse(less.value) : null }) });
   const close = make("button", { type: "button", class: "x-close", "aria-label": "Close this pane", title: "Close", onclick: () => app.closePane(index) }, "×");
   const canvas = make("canvas", { class: "x-large", tabindex: "0", role: "img" });
+  const hint = make("p", { class: "x-hint" });
+  const scroller = make("div", { class: "x-scroll" }, canvas);
   const readout = make("p", { class: "readout x-readout", "aria-live": "polite" });
   const node = make("div", { class: "x-pane", onfocusin: () => index !== app.state.active && app.set({ active: index }) },
-    make("div", { class: "x-pane-bar" }, show, make("span", { class: "x-minus" }, "minus"), less, close), canvas, readout);
+    make("div", { class: "x-pane-bar" }, show, make("span", { class: "x-minus" }, "minus"), less, close), hint, scroller, readout);
   let view = null;
 
   const named = (spec) => [JSON.stringify([spec.item, spec.reading]), describe(app, spec)];
@@ -61,8 +64,11 @@ export const paneView = (app, index) => {
     if (app.state.view === "lines") {
       const layout = linesLayout(view, width, tallest);
       const scroll = Math.max(0, Math.min(app.scroll, layout.content - layout.height));
-      const lines = strongest(view.map, app.state.mass, seen.query);
-      return { height: layout.height, layout, scroll, draw: (context) => drawLines(context, { ...seen, layout, scroll, lines }) };
+      // The chosen head is drawn last, in front.
+      const ordered = view.lined.slice().sort((a, b) => a.now - b.now);
+      const top = (map) => (app.state.shared && app.sharedTop) || map.top;
+      const bundles = ordered.map(({ map, colour }) => ({ lines: strongest(map, app.state.mass, seen.query), colour, top: top(map) }));
+      return { height: layout.height, layout, scroll, draw: (context) => drawLines(context, { ...seen, layout, scroll, bundles }) };
     }
     if (app.state.view === "text" && !view.dimensions) {
       const selfAttention = view.place.stack.queries === view.place.stack.keys;
@@ -82,44 +88,76 @@ export const paneView = (app, index) => {
     }
     const layout = heatLayout(ruler, view, width, tallest);
     const zoom = fit(app.state.zoom, view.map.rows, view.map.cols);
-    return { height: layout.total, layout, zoom, draw: (context) => drawHeat(context, { ...seen, layout, zoom, caption: caption() }) };
+    return { width: Math.max(width, layout.needs), height: layout.total, layout, zoom, draw: (context) => drawHeat(context, { ...seen, layout, zoom, caption: caption() }) };
   };
 
   const tallest = () => Math.max(340, Math.min(860, app.windowHeight() * 0.86));
   let current = null;
   const draw = () => {
     if (!view) return;
-    const width = canvas.parentElement.clientWidth;
+    const width = scroller.clientWidth;
     if (!width) return;
     current = sheet(width, tallest());
-    const context = sized(canvas, width, current.height);
+    const wide = current.width ?? width;
+    canvas.style.width = wide > width ? `${wide}px` : "";
+    const context = sized(canvas, wide, current.height);
     current.draw(context);
     // The place of the cells, for tests: left, top, size, first column, first row.
     if (current.zoom) canvas.dataset.frame = [current.layout.left, current.layout.over, current.layout.cell * current.zoom.s, current.zoom.x, current.zoom.y].join(" ");
-    canvas.style.touchAction = app.state.view === "map" && app.state.zoom.s > 1 ? "none" : "pan-y pinch-zoom";
+    canvas.style.touchAction = app.state.view === "map" && app.state.zoom.s > 1 ? "none" : "pan-x pan-y pinch-zoom";
     showReadout();
+    placeReadout();
   };
 
   const quoted = (name, i) => view.dimensions && name === String(i) ? `dimension ${i}` : `“${name}” (${i})`;
   const weightText = (i, j) => measured(view.map.values[i * view.map.cols + j], view.map.error);
-  const showReadout = () => {
-    const seen = viewNow();
-    const { map, rows, cols } = view;
+  const looksAt = (map, query, count) => strongest(map, 0.999, query).slice(0, count).map(([, j, w]) => `${quoted(view.cols[j], j)} ${number(w, 2)}`).join(", ") || "nothing";
+  const HINTS = {
+    map: "Point at a cell to read its weight; click to keep it.",
+    lines: "Point at a token to see where it looks.",
+    text: "Choose a token: the others show what it gives them. Now: what each receives on average.",
+  };
+
+  // The cell whose weight is read: that under the pointer, or the chosen one.
+  const readCell = () => {
     const at = app.hover ?? (app.state.q !== null && app.state.k !== null ? [app.state.q, app.state.k] : null);
-    const blocks = map.blocks ? ` A thumbnail of ${map.rows} × ${map.cols} blocks: this layer's weights were not stored.` : "";
-    if (app.state.view === "map" && at && at[0] < rows.length && at[1] < cols.length) {
-      readout.textContent = `${quoted(rows[at[0]], at[0])} → ${quoted(cols[at[1]], at[1])}: ${weightText(...at)}`;
-    } else if (app.state.view !== "map" && seen.query !== null && seen.query < rows.length) {
-      const best = strongest(map, 0.999, seen.query).slice(0, 4).map(([, j, w]) => `${quoted(cols[j], j)} ${number(w, 2)}`);
-      readout.textContent = `${quoted(rows[seen.query], seen.query)} looks at ${best.join(", ") || "nothing"}`;
-    } else {
-      const hints = {
-        map: "Point at a cell to read its weight; click to keep it.",
-        lines: "Point at a token to see where it looks.",
-        text: "Choose a token: the others show what it gives them. Now: what each receives on average.",
-      };
-      readout.textContent = hints[app.state.view] + blocks;
+    return at && at[0] < view.rows.length && at[1] < view.cols.length ? at : null;
+  };
+  const readQuery = () => {
+    const query = app.hoverQuery ?? app.state.q;
+    return query !== null && query < view.rows.length ? query : null;
+  };
+  const readoutText = () => {
+    if (app.state.view === "map") {
+      const at = readCell();
+      return at ? `${quoted(view.rows[at[0]], at[0])} → ${quoted(view.cols[at[1]], at[1])}: ${weightText(...at)}` : "";
     }
+    const query = readQuery();
+    if (query === null) return "";
+    const name = quoted(view.rows[query], query);
+    if (app.state.view !== "lines" || view.lined.length < 2) return `${name} looks at ${looksAt(view.map, query, 4)}`;
+    return `${name} looks at ${view.lined.map((one) => `${looksAt(one.map, query, 2)} in ${one.name}`).join("; ")}`;
+  };
+  const showReadout = () => {
+    const blocks = view.map.blocks ? ` A thumbnail of ${view.map.rows} × ${view.map.cols} blocks: this layer's weights were not stored.` : "";
+    hint.textContent = HINTS[app.state.view] + blocks;
+    const text = readoutText();
+    if (readout.textContent !== text) readout.textContent = text;
+  };
+  // The box in the canvas that the readout stands beside.
+  const readBox = () => {
+    if (app.state.view === "map") return readCell() && cellBox(current.layout, current.zoom, ...readCell());
+    const query = readQuery();
+    if (query === null || view.dimensions && app.state.view === "text") return null;
+    if (app.state.view === "lines") return lineBox(current.layout, current.scroll, query);
+    return passageBox(current.layout.queries ?? current.layout.keys, query);
+  };
+  const placeReadout = () => {
+    const box = readout.textContent && readBox();
+    if (!box) return;
+    const follow = app.follow && index === app.state.active;
+    placeBeside(readout, box, { scroller, node, follow });
+    if (follow) app.follow = false;
   };
 
   const render = async () => {
@@ -130,7 +168,8 @@ export const paneView = (app, index) => {
     view = next;
     canvas.hidden = !view;
     if (!view) {
-      readout.textContent = `${describe(app, pane())} has no ${app.state.kind} attention.`;
+      hint.textContent = `${describe(app, pane())} has no ${app.state.kind} attention.`;
+      readout.textContent = "";
       return true;
     }
     const { linear, shared } = app.state;
@@ -140,7 +179,8 @@ export const paneView = (app, index) => {
     const once = (build) => { let built = null; return () => built ??= build(); };
     view.fine = once(() => paint(map, colours, scale));
     view.coarse = once(() => Math.max(map.rows, map.cols) > COARSE ? paint(shrunk(map, COARSE), colours, scale) : view.fine());
-    canvas.setAttribute("aria-label", `${view.title}, ${view.headTitle}, as ${app.state.view}. The table of numbers below has the weights.`);
+    const heads = view.lined.length > 1 ? view.lined.map((one) => one.name).join("; ") : view.headTitle;
+    canvas.setAttribute("aria-label", `${view.title}, ${heads}, as ${app.state.view}. The table of numbers below has the weights.`);
     return true;
   };
 

@@ -56,4 +56,7 @@ export const drawPassage = (context, view) => {
   });
 };
 
+// A token's box: [x, y, width, height].
+export const passageBox = (layout, i) => [...layout.boxes[i], LINE];
+
 export const passageAt = (layout, x, y) => layout.boxes.findIndex(([left, over, wide]) => x >= left && x < left + wide && y >= over && y < over + LINE);

@@ -1,10 +1,12 @@
+import { MOST_HEADS } from "./maps.js";
+
 // The state of the view, and its form as the fragment of an address: a link restores the view.
 
 export const firstState = (meta) => {
   const first = meta.items[0].stacks[0];
   const panes = meta.panes.length ? meta.panes.map(([item, reading]) => ({ item, reading, minus: null })) : [{ item: 0, reading: first.readings[0].name, minus: null }];
   return {
-    kind: first.kind, layer: 0, head: 0, panes, active: 0, view: "map", grid: "maps", words: false, shared: false, linear: false, q: null, k: null,
+    kind: meta.opens.kind, layer: meta.opens.layer, head: meta.opens.head, kept: [], panes, active: 0, view: "map", grid: "maps", words: false, shared: false, linear: false, q: null, k: null,
     mass: 0.8, search: "", step: 0, zoom: { s: 1, x: 0, y: 0 }, scalar: "",
   };
 };
@@ -13,11 +15,6 @@ const specText = ({ item, reading }) => `${item ?? "*"}:${encodeURIComponent(rea
 const specFrom = (text) => {
   const [item, reading] = text.split(":");
   return { item: item === "*" ? null : Number(item), reading: decodeURIComponent(reading ?? "") };
-};
-
-// A page inside another document, as a notebook shows it, has no address of its own and throws.
-export const writeAddress = (fragment) => {
-  try { history.replaceState(null, "", fragment); } catch { /* the view works without an address */ }
 };
 
 export const toFragment = (state) => {
@@ -37,6 +34,7 @@ export const toFragment = (state) => {
     search: state.search || null,
     step: state.step || null,
     scalar: state.scalar || null,
+    kept: state.kept.map((one) => one.join(".")).join(",") || null,
     zoom: s > 1 ? [s, x, y].map((n) => Number(n.toFixed(2))).join(",") : null,
   };
   const entries = Object.entries({ ...always, ...changed }).filter(([, value]) => value !== null);
@@ -57,8 +55,10 @@ export const fromFragment = (text, state, data) => {
   if (["map", "lines", "text"].includes(fields.view)) next.view = fields.view;
   for (const name of ["search", "scalar"]) if (name in fields) next[name] = plain(name);
   next.grid = "grid" in fields ? plain("grid") : "maps";
+  const pairs = ("kept" in fields ? plain("kept") : "").split(",").map((one) => one.split(".").map(Number));
+  next.kept = pairs.filter((one) => one.length === 2 && one.every((n) => Number.isInteger(n) && n >= 0)).slice(0, MOST_HEADS - 1);
   if (Number(fields.mass) > 0 && Number(fields.mass) <= 1) next.mass = Number(fields.mass);
-  const [s, x, y] = (fields.zoom ?? "1,0,0").split(",").map(Number);
+  const [s, x, y] = ("zoom" in fields ? plain("zoom") : "1,0,0").split(",").map(Number);
   if ([s, x, y].every(Number.isFinite)) next.zoom = { s: Math.max(1, s), x, y };
   const known = (spec) => spec && (spec.item === null ? 0 : spec.item) < items.length && items[spec.item ?? 0].stacks.some((stack) => stack.readingOf[spec.reading]) ? spec : null;
   try {
@@ -69,4 +69,12 @@ export const fromFragment = (text, state, data) => {
     if (panes.length) next.panes = panes;
   } catch { /* A broken address shows the first view. */ }
   return next;
+};
+
+// Some frames (a notebook's, for one) have no address that a page may set; the page works without.
+export const setAddress = (fragment) => {
+  try {
+    history.replaceState(null, "", `#${fragment}`);
+    return true;
+  } catch { return false; }
 };

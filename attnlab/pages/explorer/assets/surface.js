@@ -26,7 +26,7 @@ const short = (number) => Number(number.toFixed(2));
 
 export class SvgSurface {
   fillStyle = "#000"; strokeStyle = "#000"; lineWidth = 1; globalAlpha = 1; font = `12px ${FONT}`; textAlign = "left";
-  textBaseline = "alphabetic"; imageSmoothingEnabled = true; imageSmoothingQuality = "high";
+  textBaseline = "alphabetic"; #dash = ""; imageSmoothingEnabled = true; imageSmoothingQuality = "high";
   #parts = []; #path = ""; #box = null; #saved = []; #open = 0; #clips = 0; #ruler = document.createElement("canvas").getContext("2d");
 
   constructor(width, height) { this.width = width; this.height = height; }
@@ -59,6 +59,7 @@ export class SvgSurface {
   beginPath() { this.#path = ""; this.#box = null; }
   moveTo(x, y) { this.#path += `M${short(x)} ${short(y)}`; }
   lineTo(x, y) { this.#path += `L${short(x)} ${short(y)}`; }
+  setLineDash(lengths) { this.#dash = lengths.length ? ` stroke-dasharray="${lengths.join(" ")}"` : ""; }
   bezierCurveTo(...points) { this.#path += `C${points.map(short).join(" ")}`; }
   rect(x, y, w, h) { this.#box = [x, y, w, h].map(short); }
   clip() {
@@ -67,7 +68,7 @@ export class SvgSurface {
     this.#parts.push(`<clipPath id="${id}"><rect x="${x}" y="${y}" width="${w}" height="${h}"/></clipPath>`);
     this.#group(`clip-path="url(#${id})"`);
   }
-  stroke() { this.#parts.push(`<path d="${this.#path}" fill="none" stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"${this.#alpha()}/>`); }
+  stroke() { this.#parts.push(`<path d="${this.#path}" fill="none" stroke="${this.strokeStyle}" stroke-width="${short(this.lineWidth)}"${this.#dash}${this.#alpha()}/>`); }
 
   fillText(text, x, y) {
     const [, weight, size] = this.font.match(/^(\d+ )?([\d.]+)px/);

@@ -1,0 +1,71 @@
+"""Every registered experiment has --quick, and nothing of it comes near the papers' results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from papers import __main__ as command_line
+from papers.common.folders import RESULTS, command_of, experiments_like, load_results
+from papers.common.quick import FOLDER
+
+EXPERIMENTS = experiments_like(None)
+
+
+def seen_by(name: str, extra: list[str], monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """The options that an experiment's run gets from its example command line and ``extra``."""
+    seen: list[argparse.Namespace] = []
+
+    def write(options: argparse.Namespace) -> Path | None:
+        seen.append(options)
+        out = getattr(options, "out", None)
+        if out is None or out.suffix != ".json":
+            return None
+        out.write_text(json.dumps({"tables": {}}))
+        return out
+
+    replaced: dict[str, Any] = {name: replace(EXPERIMENTS[name], run=write)}
+    monkeypatch.setattr(command_line, "experiments_like", lambda _: replaced)
+    words = shlex.split(command_of(name, EXPERIMENTS[name]))[3:]
+    assert command_line.main([*words, *extra]) == 0
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_quick_keeps_away_from_results_and_from_whole_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = seen_by(name, [], monkeypatch)
+    quick = seen_by(name, ["--quick"], monkeypatch)
+    assert "no evidence" in capsys.readouterr().err
+    for option, value in EXPERIMENTS[name].quick.items():
+        assert hasattr(whole, option)
+        assert getattr(quick, option) == value
+    settings = EXPERIMENTS[name].quick
+    assert not settings or any(getattr(whole, option) != value for option, value in settings.items())
+    if EXPERIMENTS[name].quick and hasattr(whole, "work"):
+        folders = quick.work if isinstance(quick.work, list) else [quick.work]
+        assert all(folder.parent == FOLDER and not list(folder.iterdir()) for folder in folders)
+    out = getattr(quick, "out", None)
+    if out is not None and out.suffix == ".json":
+        assert out.parent not in (Path("papers/results"), RESULTS)
+        assert json.loads(out.read_text())["quick"] is True
+        with pytest.raises(ValueError, match="no evidence"):
+            load_results(out.parent)
+
+
+@pytest.mark.parametrize("extra", [["--out", "papers/results/other.json"], ["--collect"]])
+def test_quick_refuses_what_it_cannot_do(
+    extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["abc-lm", "--corpus", "none", "--work", "w", "--quick", *extra]
+    assert command_line.main(arguments) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m papers: --quick")
