@@ -59,6 +59,8 @@ def load_gguf(path: Path, *, dtype: torch.dtype | None) -> tuple[Any, Any]:
     for field, number in special.items():
         # transformers 5.17 gives the end of a text the number of its beginning (integrations/ggml.py).
         setattr(tokenizer, field, tokenizer.convert_ids_to_tokens(number))
+    # transformers warns at every decoding that it ignores the other setting.
+    tokenizer.clean_up_tokenization_spaces = False
     return model, tokenizer
 
 

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from attnlab.adapters import LoadedModel, Plan, load_model
 from attnlab.adapters.evict import KVPolicy
@@ -24,7 +26,8 @@ from attnlab.evaluation.intervals import Interval, mean_interval, paired_interva
 from attnlab.evaluation.ruler import RULER_TASKS
 from attnlab.evaluation.tasks import LOSS, TaskSettings, make_tasks
 from attnlab.models import Transformer
-from attnlab.provenance import provenance
+from attnlab.pages.evaluate import evaluation_table
+from attnlab.provenance import command_line, provenance
 from attnlab.registry import mechanism
 
 __all__ = ["FULL", "QUICK", "EvaluateConfig", "EvaluationSubject", "evaluate", "subjects_of"]
@@ -111,6 +114,7 @@ def evaluate(
                   "parameters": loaded.model.num_parameters(), "dtype": str(loaded.model.dtype).removeprefix("torch.")},
         "config": _jsonable(asdict(config)),
         "rows": [],
+        "command": command_line(),
         **provenance(),
     }  # fmt: skip
     cases: list[dict[str, list[float]]] = []
@@ -126,6 +130,7 @@ def evaluate(
         cases.append(values)
         _add_differences(row, values, cases[0])
         result["rows"].append(row)
+        result["tables"] = {"scores": evaluation_table(result)}
         if on_result is not None:
             on_result(result)
     return result
@@ -279,13 +284,19 @@ def _require_lm_eval() -> None:
 
 @contextmanager
 def _quiet_lm_eval() -> Iterator[None]:
-    """lm-eval warns of what is on purpose here: a model that is no path, a dataset that is no name."""
+    """lm-eval warns of what is on purpose here: a model that is no path, a dataset that is no name.
+
+    Its progress bars are for terminals.
+    """
+    from tqdm import tqdm
+
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets")]
     before = [logger.level for logger in loggers]
     try:
         for logger in loggers:
             logger.setLevel(logging.ERROR)
-        yield
+        with mock.patch("lm_eval.api.task.tqdm", partial(tqdm, disable=None)):
+            yield
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)

@@ -11,7 +11,7 @@ from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import MISSING, number, with_interval
 from attnlab.pages.tables import Column, table
 
-__all__ = ["evaluate_page", "evaluation_columns"]
+__all__ = ["evaluate_page", "evaluation_columns", "evaluation_table"]
 
 Row = Mapping[str, Any]
 MEANINGS = (
@@ -36,7 +36,7 @@ def evaluate_page(result: Mapping[str, Any]) -> str:
     body = [
         element("h1", title),
         element("p", _lead(rows), class_="lead"),
-        section("Scores", _scores(result, rows), _refused(result["rows"])),
+        section("Scores", _scores(result), _refused(result["rows"])),
         _needles(rows),
         section("How to read the columns", explained(MEANINGS)),
         section("What was run", facts(_facts(result, model)), config_list(result.get("config") or {})),
@@ -58,6 +58,13 @@ def evaluation_columns(result: Mapping[str, Any]) -> dict[str, Callable[[Row], s
             columns[task] = lambda row, task=task: _main_score(row["tasks"].get(task))  # type: ignore[misc]
     columns["seconds"] = lambda row: number(row.get("seconds"))
     return columns
+
+
+def evaluation_table(result: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The table as its cells are written: what a document shows of an evaluation."""
+    columns = evaluation_columns(result)
+    rows = [row for row in result["rows"] if not row.get("refused")]
+    return [{"attention": row["subject"], **{title: cell(row) for title, cell in columns.items()}} for row in rows]
 
 
 def _main_score(task: Mapping[str, Any] | None) -> str:
@@ -99,11 +106,9 @@ def _lead(rows: Sequence[Row]) -> str:
     )
 
 
-def _scores(result: Mapping[str, Any], rows: Sequence[Row]) -> Html:
-    columns = evaluation_columns(result)
-    shown = [{"subject": row["subject"], **{title: cell(row) for title, cell in columns.items()}} for row in rows]
-    headings = [Column("subject", "attention"), *(Column(title, title, show=str) for title in columns)]
-    return table(shown, name="scores", title="Scores, with 95 % intervals", columns=headings)
+def _scores(result: Mapping[str, Any]) -> Html:
+    headings = [Column("attention"), *(Column(title, title, show=str) for title in evaluation_columns(result))]
+    return table(evaluation_table(result), name="scores", title="Scores, with 95 % intervals", columns=headings)
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:
