@@ -70,13 +70,21 @@ def make_tasks(names: Sequence[str], settings: TaskSettings, tokenizer: Any, *, 
 
 def _configured(name: str, documents: Sequence[Mapping[str, Any]], **config: Any) -> Any:
     """An lm-eval task over documents that are at hand."""
-    import datasets
     from lm_eval.api.task import ConfigurableTask
 
-    dataset = datasets.Dataset.from_list([dict(document) for document in documents])
+    held = _Documents(documents)
     return ConfigurableTask(
-        config={"task": name, "test_split": "test", "custom_dataset": lambda **_: {"test": dataset}, **config}
+        config={"task": name, "test_split": "test", "custom_dataset": lambda **_: {"test": held}, **config}
     )
+
+
+class _Documents(list[Mapping[str, Any]]):
+    """Documents as lm-eval asks a dataset for them, without the hashing and copying of the package datasets."""
+
+    @property
+    def features(self) -> dict[str, type]:
+        """The names of a document's fields."""
+        return {name: type(value) for name, value in self[0].items()}
 
 
 def _metric(name: str, aggregation: str, *, higher: bool) -> dict[str, Any]:
