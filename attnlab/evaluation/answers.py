@@ -21,10 +21,13 @@ class AnswerFile:
     def __init__(self, path: Path | str, *, subject: str) -> None:
         self.path, self.subject = Path(path), subject
         self.known = _read(self.path)
+        # How many answers were taken from the file.
+        self.taken = 0
 
     def get(self, kind: str, request: Any) -> Any:
         """The answer to a request; None where it is not known. lm-eval's answers of two parts are tuples."""
         answer = self.known.get(self._key(kind, request))
+        self.taken += answer is not None
         return tuple(answer) if isinstance(answer, list) else answer
 
     def add_partial(self, kind: str, request: Any, answer: Any) -> None:

@@ -24,7 +24,7 @@ from attnlab.adapters.load import max_length
 from attnlab.evaluation.answers import AnswerFile, fingerprint
 from attnlab.evaluation.intervals import Interval, mean_interval, paired_interval, wilson
 from attnlab.evaluation.ruler import RULER_TASKS
-from attnlab.evaluation.tasks import LOSS, TaskSettings, make_tasks
+from attnlab.evaluation.tasks import LOSS, TaskSettings, fresh_tasks, task_data
 from attnlab.models import Transformer
 from attnlab.pages.evaluate import evaluation_table
 from attnlab.provenance import command_line, provenance
@@ -107,6 +107,7 @@ def evaluate(
             "`attnlab compare` judges other models"
         )
     limit = max_length(loaded.model) or max(config.settings.window, *config.settings.lengths)
+    data = task_data(config.tasks, config.settings, loaded.tokenizer, limit=limit)
     digest = fingerprint(loaded.model) if answers is not None else ""
     result: dict[str, Any] = {
         "name": "evaluate",
@@ -122,7 +123,7 @@ def evaluate(
         print(f"[{number}/{len(subjects)}] {subject.name}", file=sys.stderr, flush=True)
         kept = None if answers is None else AnswerFile(answers, subject=f"{digest} {_identity(subject)}")
         try:
-            row, values = _row(loaded, subject, config, kept, limit)
+            row, values = _row(loaded, subject, config, kept, data, window=min(config.settings.window, limit))
         except ValueError as error:
             if number == 1:
                 raise
@@ -137,7 +138,13 @@ def evaluate(
 
 
 def _row(
-    loaded: LoadedModel, subject: EvaluationSubject, config: EvaluateConfig, answers: AnswerFile | None, limit: int
+    loaded: LoadedModel,
+    subject: EvaluationSubject,
+    config: EvaluateConfig,
+    answers: AnswerFile | None,
+    data: Mapping[str, Any],
+    *,
+    window: int,
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """One subject's scores, and the values of its single windows and cases by task."""
     from lm_eval.evaluator import evaluate as run_tasks
@@ -145,27 +152,33 @@ def _row(
     from attnlab.evaluation.harness import AttnlabLM
 
     with _quiet_lm_eval():
-        tasks = make_tasks(config.tasks, config.settings, loaded.tokenizer, limit=limit)
         lm = AttnlabLM(
             loaded.model,
             tokenizer=loaded.tokenizer,
             mechanism=subject.mechanism,
             plan=subject.plan,
             policy=subject.policy,
-            window=min(config.settings.window, limit),
+            window=window,
             stride=config.settings.stride,
             answers=answers,
             batch_size=config.batch,
         )
         began = time.perf_counter()
         found = run_tasks(
-            lm, tasks, bootstrap_iters=0, log_samples=True, apply_chat_template=config.chat_template, verbosity="ERROR"
+            lm,
+            fresh_tasks(data),
+            bootstrap_iters=0,
+            log_samples=True,
+            apply_chat_template=config.chat_template,
+            verbosity="ERROR",
         )
     assert found is not None, "one process"
+    # Answers that were in the file took no time.
+    seconds = None if answers is not None and answers.taken else time.perf_counter() - began
     row: dict[str, Any] = {
         "subject": subject.name,
         "refused": None,
-        "seconds": time.perf_counter() - began,
+        "seconds": seconds,
         "tasks": {},
     }
     values: dict[str, list[float]] = {}

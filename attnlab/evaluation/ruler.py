@@ -107,26 +107,42 @@ def make_cases(
     task = RULER_TASKS[name]
     hay = _Haystack(_sentences(haystack), words, long=length >= LONG)
     room = length - task.new_tokens
-    drawn = []
+    drawn, amount = [], 0
     for i in range(cases):
         depth = i / max(cases - 1, 1)
         draw = f"{seed} {name} {length} {i}"
-        amount = _largest_that_fits(lambda n: count_tokens(task.make(random.Random(draw), n, depth, hay)[0]), room)  # noqa: B023
+
+        def tokens(n: int, draw: str = draw, depth: float = depth) -> int:
+            return count_tokens(task.make(random.Random(draw), n, depth, hay)[0])
+
+        # Cases of a length need about as much filling.
+        amount = _largest_that_fits(tokens, room, amount)
         prompt, answers = task.make(random.Random(draw), amount, depth, hay)
         drawn.append(RulerCase(prompt, tuple(answers), length, round(depth, 3) if task.has_depth else None))
     return drawn
 
 
-def _largest_that_fits(tokens: Callable[[int], int], room: int) -> int:
-    """The largest amount of filling whose prompt fits into ``room`` tokens, by doubling and halving."""
+def _largest_that_fits(tokens: Callable[[int], int], room: int, guess: int) -> int:
+    """The largest amount of filling whose prompt fits into ``room`` tokens, looked for around a guess."""
     if tokens(0) > room:
         raise ValueError(
             f"a case needs {tokens(0)} tokens before any filling, and {room} are left beside the answer: ask for a "
             "greater length"
         )
-    low, high = 0, 1
-    while tokens(high) <= room:
-        low, high = high, 2 * high
+    # An interval around the guess that holds the answer: low fits, high does not.
+    low, high, step = 0, guess + 1, 1
+    if guess and tokens(guess) <= room:
+        low = guess
+        while tokens(high) <= room:
+            low, high, step = high, high + 2 * step, 2 * step
+    elif guess:
+        high = guess
+        while high - step > 0 and tokens(high - step) > room:
+            high, step = high - step, 2 * step
+        low = max(0, high - step)
+    else:
+        while tokens(high) <= room:
+            low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if tokens(middle) <= room else (low, middle)

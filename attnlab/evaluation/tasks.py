@@ -7,15 +7,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from attnlab.adapters.load import SHIPPED
 from attnlab.data import TextFile, bundled_text
 from attnlab.data.readers import numbered_lines
+from attnlab.errors import first_line
 from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall, ruler_document
 
-__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskSettings", "make_tasks", "shipped_words"]
+__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskData", "TaskSettings", "fresh_tasks", "shipped_words", "task_data"]
 
 LOSS, LAMBADA = "loss", "lambada"
 OWN_TASKS = (LOSS, LAMBADA, *RULER_TASKS)
@@ -55,27 +57,47 @@ class TaskSettings:
             raise ValueError(f"lengths and cases are at least 1, got {self.lengths} and {self.cases}")
 
 
-def make_tasks(names: Sequence[str], settings: TaskSettings, tokenizer: Any, *, limit: int) -> dict[str, Any]:
-    """lm-eval's task objects by name; ``limit`` is the model's length. A generated task has one for each length."""
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        LOSS: lambda: {LOSS: _loss(settings, tokenizer, limit)},
-        LAMBADA: lambda: {LAMBADA: _lambada(settings)},
-        **{name: lambda name=name: _generated(name, settings, tokenizer, limit) for name in RULER_TASKS},  # type: ignore[misc]
+@dataclass(frozen=True)
+class TaskData:
+    """A task's documents and lm-eval's settings of it; ``fresh`` makes the task, which holds one subject's answers."""
+
+    name: str
+    documents: _Documents
+    config: Mapping[str, Any]
+
+    def fresh(self) -> Any:
+        """lm-eval's task over the documents."""
+        from lm_eval.api.task import ConfigurableTask
+
+        source = {"test_split": "test", "custom_dataset": lambda **_: {"test": self.documents}}
+        return ConfigurableTask(config={"task": self.name, **source, **self.config})
+
+
+def task_data(names: Sequence[str], settings: TaskSettings, tokenizer: Any, *, limit: int) -> dict[str, TaskData | str]:
+    """The tasks' data by name; a generated task has one for each length, one of lm-eval's own stays its name.
+
+    ``limit`` is the model's length.
+    """
+    makers: dict[str, Callable[[], list[TaskData]]] = {
+        LOSS: lambda: [_loss(settings, tokenizer, limit)],
+        LAMBADA: lambda: [_lambada(settings)],
+        **{name: partial(_generated, name, settings, tokenizer, limit) for name in RULER_TASKS},
     }
-    tasks: dict[str, Any] = {}
+    tasks: dict[str, TaskData | str] = {}
     for name in dict.fromkeys(names):
-        tasks |= makers[name]() if name in makers else _of_lm_eval(name)
+        if name in makers:
+            tasks |= {data.name: data for data in makers[name]()}
+        else:
+            tasks[name] = _known_to_lm_eval(name)
     return tasks
 
 
-def _configured(name: str, documents: Sequence[Mapping[str, Any]], **config: Any) -> Any:
-    """An lm-eval task over documents that are at hand."""
-    from lm_eval.api.task import ConfigurableTask
-
-    held = _Documents(documents)
-    return ConfigurableTask(
-        config={"task": name, "test_split": "test", "custom_dataset": lambda **_: {"test": held}, **config}
-    )
+def fresh_tasks(data: Mapping[str, TaskData | str]) -> dict[str, Any]:
+    """lm-eval's task objects, without answers yet."""
+    tasks: dict[str, Any] = {}
+    for name, one in data.items():
+        tasks |= {name: one.fresh()} if isinstance(one, TaskData) else _of_lm_eval(one)
+    return tasks
 
 
 class _Documents(list[Mapping[str, Any]]):
@@ -91,7 +113,7 @@ def _metric(name: str, aggregation: str, *, higher: bool) -> dict[str, Any]:
     return {"metric": name, "aggregation": aggregation, "higher_is_better": higher}
 
 
-def _loss(settings: TaskSettings, tokenizer: Any, limit: int) -> Any:
+def _loss(settings: TaskSettings, tokenizer: Any, limit: int) -> TaskData:
     """The loss of a text: lm-eval's rolling log likelihood, whose windows ``AttnlabLM`` cuts."""
     if settings.window > limit:
         raise ValueError(
@@ -103,13 +125,15 @@ def _loss(settings: TaskSettings, tokenizer: Any, limit: int) -> Any:
     text, tokens = _cut(bundled_text() if settings.text is None else TextFile(settings.text), most, tokenizer)
     if tokens < settings.window:
         raise ValueError(f"{name} has {tokens} tokens, fewer than one window of {settings.window}")
-    return _configured(
+    return TaskData(
         LOSS,
-        [{"text": text}],
-        output_type="loglikelihood_rolling",
-        doc_to_text="",
-        doc_to_target="{{text}}",
-        metric_list=[_metric("bits_per_byte", "bits_per_byte", higher=False)],
+        _Documents([{"text": text}]),
+        {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "{{text}}",
+            "metric_list": [_metric("bits_per_byte", "bits_per_byte", higher=False)],
+        },
     )
 
 
@@ -132,7 +156,7 @@ def _cut(source: str | TextFile, most: int | None, tokenizer: Any) -> tuple[str,
     return text[:low], most
 
 
-def _lambada(settings: TaskSettings) -> Any:
+def _lambada(settings: TaskSettings) -> TaskData:
     """LAMBADA's last word given its passage: lm-eval's own task ``lambada_openai``, from a file."""
     if settings.lambada is None:
         raise ValueError('the task lambada needs its file, JSON lines of {"text": ...}: give it with --lambada')
@@ -154,46 +178,46 @@ def _lambada(settings: TaskSettings) -> Any:
         documents.append({"text": text.strip()})
     if not documents:
         raise ValueError(f"{settings.lambada} holds no passage")
-    return _configured(
+    return TaskData(
         LAMBADA,
-        documents,
-        output_type="loglikelihood",
-        doc_to_text="{{text.split(' ')[:-1]|join(' ')}}",
-        doc_to_target="{{' '+text.split(' ')[-1]}}",
-        metric_list=[_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean", higher=True)],
+        _Documents(documents),
+        {
+            "output_type": "loglikelihood",
+            "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
+            "doc_to_target": "{{' '+text.split(' ')[-1]}}",
+            "metric_list": [_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean", higher=True)],
+        },
     )
 
 
-def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) -> dict[str, Any]:
+def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) -> list[TaskData]:
     """One task of the generator for each length."""
     too_long = [length for length in settings.lengths if length > limit]
     if too_long:
         raise ValueError(f"{name} at {too_long[0]} tokens is longer than the model's {limit}; ask for shorter ones")
     haystack = None if settings.haystack is None else TextFile(settings.haystack).beginning(None)[0]
-    return {
-        f"{name} {length}": _configured(
-            f"{name} {length}",
-            [
-                ruler_document(case)
-                for case in make_cases(
-                    name,
-                    length=length,
-                    cases=settings.cases,
-                    count_tokens=lambda prompt: len(tokenizer(prompt, verbose=False).input_ids),
-                    haystack=haystack,
-                    words=shipped_words(),
-                    seed=settings.seed,
-                )
-            ],
-            output_type="generate_until",
-            doc_to_text="{{input}}",
-            doc_to_target="{{answers}}",
-            process_results=lambda document, texts: {"recall": recall(texts[0], document["answers"])},
-            metric_list=[_metric("recall", "mean", higher=True)],
-            generation_kwargs={"do_sample": False, "max_gen_toks": RULER_TASKS[name].new_tokens, "until": []},
-        )
-        for length in settings.lengths
+    config = {
+        "output_type": "generate_until",
+        "doc_to_text": "{{input}}",
+        "doc_to_target": "{{answers}}",
+        "process_results": lambda document, texts: {"recall": recall(texts[0], document["answers"])},
+        "metric_list": [_metric("recall", "mean", higher=True)],
+        "generation_kwargs": {"do_sample": False, "max_gen_toks": RULER_TASKS[name].new_tokens, "until": []},
     }
+
+    def documents(length: int) -> _Documents:
+        cases = make_cases(
+            name,
+            length=length,
+            cases=settings.cases,
+            count_tokens=lambda prompt: len(tokenizer(prompt, verbose=False).input_ids),
+            haystack=haystack,
+            words=shipped_words(),
+            seed=settings.seed,
+        )
+        return _Documents(map(ruler_document, cases))
+
+    return [TaskData(f"{name} {length}", documents(length), config) for length in settings.lengths]
 
 
 @functools.cache
@@ -203,20 +227,28 @@ def shipped_words() -> list[str]:
     return sorted(word for word in vocabulary if re.fullmatch("[a-z]{4,10}", word))
 
 
+@functools.cache
+def _task_manager() -> Any:
+    """lm-eval's list of its tasks, which takes seconds to read."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def _known_to_lm_eval(name: str) -> str:
+    if not _task_manager().match_tasks([name]):
+        raise ValueError(
+            f"there is no task named {name!r}: here are {', '.join(OWN_TASKS)}, and lm-eval's own "
+            "(`lm_eval ls tasks` lists them)"
+        )
+    return name
+
+
 def _of_lm_eval(name: str) -> dict[str, Any]:
     """A task of lm-eval by its name; its data must be at hand."""
-    from lm_eval.tasks import TaskManager, get_task_dict
+    from lm_eval.tasks import get_task_dict
 
     try:
-        manager = TaskManager()
-        if not manager.match_tasks([name]):
-            raise ValueError(
-                f"there is no task named {name!r}: here are {', '.join(OWN_TASKS)}, and lm-eval's own "
-                "(`lm_eval ls tasks` lists them)"
-            )
-        return dict(get_task_dict([name], manager))
-    except ValueError:
-        raise
+        return dict(get_task_dict([name], _task_manager()))
     except Exception as error:
-        line = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(f"lm-eval's task {name}: its data is not at hand ({line})") from None
+        raise ValueError(f"lm-eval's task {name}: its data is not at hand ({first_line(error)})") from None
