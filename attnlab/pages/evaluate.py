@@ -87,23 +87,25 @@ def _difference(task: Mapping[str, Any] | None) -> str:
 
 
 def _lead(rows: Sequence[Row]) -> str:
-    """What the numbers say about the subject whose loss is nearest to the model's own, in one sentence."""
-    others = [row for row in rows[1:] if (row["tasks"].get("loss") or {}).get("over_own")]
+    """The subject whose loss is nearest to that of the model's own attention, in one sentence."""
     if not rows:
         return "Nothing could be measured; the table says why."
     own = rows[0]["tasks"]
-    told = [
-        f"{task} {_main_score(own[task])}" if task != "loss" else f"loss {_shown(own[task], 'loss')}" for task in own
-    ]
-    start = f"With its own attention the model has {', '.join(told)}."
+    others = [row for row in rows[1:] if (row["tasks"].get("loss") or {}).get("over_own")]
     if not others:
-        return start
+        scores = [f"{task} {_shown(own[task], 'loss') if task == 'loss' else _main_score(own[task])}" for task in own]
+        return f"With its own attention the model has {', '.join(scores)}."
     best = min(others, key=lambda row: row["tasks"]["loss"]["over_own"]["value"])
-    recalls = [f"{task} {_main_score(best['tasks'][task])}" for task in best["tasks"] if task != "loss"]
+    kept = [f"{task} {_plain(best['tasks'][task])} (own: {_plain(own[task])})" for task in own if task != "loss"]
     return (
-        f"{start} Nearest in loss is {best['subject']}: {_difference(best['tasks']['loss'])} nats a token"
-        f"{'; ' + ', '.join(recalls) if recalls else ''}."
+        f"Nearest in loss to the model's own attention is {best['subject']}: {_difference(best['tasks']['loss'])} nats "
+        f"a token{'; ' + ', '.join(kept) if kept else ''}."
     )
+
+
+def _plain(task: Mapping[str, Any]) -> str:
+    """A task's score without its interval."""
+    return _main_score(task).partition(" [")[0]
 
 
 def _scores(result: Mapping[str, Any]) -> Html:
@@ -128,15 +130,20 @@ def _needles(rows: Sequence[Row]) -> Html | None:
     cases = {task: rows[0]["tasks"][task]["cases"] for task in lengths}
     bins = min(DEPTHS, *(len(each) for each in cases.values()))
     grids = {row["subject"]: [_by_depth(row["tasks"][task]["cases"], bins) for task in lengths] for row in rows}
-    note = (
-        f"Rows: {', '.join(task.split()[1] + ' tokens' for task in lengths)}. Columns: where the needle stands, from "
-        "the beginning of the text (0) to its end."
-    )
     return section(
         "Needles by length and depth",
-        heat_maps(grids, name="needles", title="Share of needles found", note=note, rows="length", columns="depth",
-                  low=0.0, high=1.0),
-    )  # fmt: skip
+        heat_maps(
+            grids,
+            name="needles",
+            title="Share of needles found",
+            note="Rows: tokens of the prompt. Columns: where the needle stands, from the beginning of the text (0) on.",
+            rows="length",
+            columns="depth",
+            row_names=[task.split()[1] for task in lengths],
+            low=0.0,
+            high=1.0,
+        ),
+    )
 
 
 def _by_depth(cases: Sequence[Mapping[str, Any]], bins: int) -> list[float | None]:

@@ -25,17 +25,24 @@ def heat_maps(
     note: str = "",
     rows: str = "layer",
     columns: str = "head",
+    row_names: Sequence[str] = (),
     low: float | None = None,
     high: float | None = None,
 ) -> Html:
     """Small multiples with one colour scale: one cell per layer and head; signed numbers diverge from zero.
 
-    With ``low`` the colours run from it to ``high``, whatever the signs.
+    With ``low`` the colours run from it to ``high``, whatever the signs. Rows are numbered unless ``row_names`` are
+    given.
     """
     values = [v for grid in maps.values() for row in grid for v in row if _is_finite(v)]
     paint, bottom, top = _scale(values, low, high)
     grids = [
-        element("div", element("h4", breakable(label)), _grid(grid, label, paint, top, rows, columns), class_="heat")
+        element(
+            "div",
+            element("h4", breakable(label)),
+            _grid(grid, label, paint, top, rows, columns, row_names),
+            class_="heat",
+        )
         for label, grid in maps.items()
     ]
     table = {
@@ -80,13 +87,16 @@ def _is_finite(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def _grid(grid: Grid, label: str, paint: Callable[..., str], top: float, rows: str, columns: str) -> Html:
-    size, left, head = 22, 26, 18
+def _grid(
+    grid: Grid, label: str, paint: Callable[..., str], top: float, rows: str, columns: str, row_names: Sequence[str]
+) -> Html:
+    names = row_names or [str(i) for i in range(len(grid))]
+    size, left, head = 22, max(26, 12 + 7 * max(map(len, names), default=0)), 18
     wide = max((len(row) for row in grid), default=0)
     cells = [
         element(
             "rect",
-            element("title", f"{label}, {rows} {i}, {columns} {j}: {number(value)}"),
+            element("title", f"{label}, {rows} {names[i]}, {columns} {j}: {number(value)}"),
             x=left + j * size,
             y=head + i * size,
             width=size - 1.5,
@@ -101,6 +111,8 @@ def _grid(grid: Grid, label: str, paint: Callable[..., str], top: float, rows: s
     across = [
         element("text", j, x=left + (j + 0.5) * size, y=head - 6, class_="tick middle") for j in range(0, wide, every)
     ]
-    down = [element("text", i, x=left - 7, y=head + (i + 0.65) * size, class_="tick end") for i in range(len(grid))]
+    down = [
+        element("text", name, x=left - 7, y=head + (i + 0.65) * size, class_="tick end") for i, name in enumerate(names)
+    ]
     box = f"0 0 {left + wide * size} {head + len(grid) * size}"
     return element("svg", cells, across, down, viewBox=box, role="img", aria_label=f"{label} by {rows} and {columns}")
