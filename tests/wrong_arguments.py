@@ -57,6 +57,8 @@ def right_arguments() -> dict[str, dict[str, Any]]:
     model = small_model()
     trace, ids = _trace(model), torch.tensor([[1, 2, 3, 4]])
     q, k, v = torch.randn(3, 1, 2, 3, 4)
+    # A model that is no causal one: every right call of these is refused, too, with a message.
+    nothing = al.LoadedModel(torch.nn.Linear(1, 1), None, "encoder")
     return {
         "AttentionCall": {"q": q, "k": k, "v": v},
         "KVPolicy": {"budget": 4},
@@ -68,9 +70,11 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "distill": {"model": model, "converted": model, "texts": ["a b"]},
         "effective_attention": {"layer": trace[0]},
         "effective_from_output": {"layer": trace[0]},
+        "evaluate": {"model": nothing, "config": al.EvaluateConfig(tasks=("loss",))},
         "evicting": {"model": model, "policy": al.KVPolicy(budget=4)},
         "explore": {"what": trace},
         "faithfulness": {"model": model, "texts": [{"input_ids": ids}]},
+        "generate": {"loaded": nothing, "text": "a"},
         "guide": {"model": model, "guidance": al.Guidance(fraction=0.5)},
         "guide_trainer": {"trainer": None, "guidance": al.Guidance(fraction=0.5)},
         "is_converted": {"model": model},
@@ -82,6 +86,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "reading_names": {},
         "record": {"model": model},
         "register": {"name": "a-name-of-a-test"},
+        "save_model": {"loaded": nothing, "folder": "nowhere"},
         "spec_of": {"mech": al.Softmax()},
         "swap": {"model": model, "mech": "softmax"},
         "swap_plan": {"model": model, "plan": al.Plan({0: "softmax"})},

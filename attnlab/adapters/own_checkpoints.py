@@ -21,6 +21,8 @@ OWN_FIELDS = {"kind", "vocab", "width", "heads", "layers"}
 
 def is_own_checkpoint(folder: Path) -> bool:
     """Whether ``save_transformer`` wrote the model in this folder."""
+    if not (folder / CONFIG).is_file():
+        return False
     values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     if not isinstance(values, dict):
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -98,7 +99,9 @@ def _law_names(laws: Iterable[str] | None) -> list[str]:
 def _result(mech: Mechanism, name: str, law: Law) -> LawResult:
     if name in mech.exempt:
         return LawResult(name, "exempt", mech.exempt[name])
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # A law may take long; nothing is wrong with that.
+        warnings.filterwarnings("ignore", "value-aware.* searches for the best")
         torch.manual_seed(0)
         try:
             law(copy.deepcopy(mech))

@@ -36,7 +36,8 @@ class Malformed:
         """Count one bad line, or raise if such lines are fatal."""
         if self.action == "fail":
             raise PythonRemedyError(
-                f"{path} line {line}: {why}", remedy="to leave such lines out pass malformed=Malformed('skip')"
+                f"{path} line {line}: {why}; mend or remove the line",
+                remedy="or leave such lines out with malformed=Malformed('skip')",
             )
         self.count += 1
         if len(self.lines) < KEEP:

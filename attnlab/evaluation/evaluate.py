@@ -25,6 +25,7 @@ from attnlab.evaluation.answers import AnswerFile, fingerprint
 from attnlab.evaluation.intervals import Interval, mean_interval, paired_interval, wilson
 from attnlab.evaluation.ruler import RULER_TASKS
 from attnlab.evaluation.tasks import LOSS, TaskSettings, fresh_tasks, task_data
+from attnlab.fields import check_fields, check_int, expect
 from attnlab.models import Transformer
 from attnlab.pages.evaluate import evaluation_table
 from attnlab.provenance import command_line, provenance
@@ -56,17 +57,31 @@ class EvaluateConfig:
     batch: int = 4
     chat_template: bool = False
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_int("batch", self.batch, least=1)
+        expect("settings", self.settings, TaskSettings, "a TaskSettings")
+        if not isinstance(self.tasks, tuple) or not self.tasks or not all(isinstance(t, str) for t in self.tasks):
+            raise ValueError(f"tasks must be a tuple of names, such as ('loss', 'needle'), got {self.tasks!r}")
+
 
 def subjects_of(
     mechanisms: Sequence[str] = (), plans: Sequence[Plan | Path | str] = (), policies: Sequence[KVPolicy | str] = ()
 ) -> list[EvaluationSubject]:
     """The model itself, then a subject for each mechanism, plan (or its file) and cache policy (or its spec)."""
+    for argument, given in (("mechanisms", mechanisms), ("plans", plans), ("policies", policies)):
+        if isinstance(given, str) or not isinstance(given, Sequence):
+            raise ValueError(f"{argument} is a list, got {type(given).__name__}")
     subjects = [EvaluationSubject()]
+    for spec in mechanisms:
+        expect("a mechanism", spec, str, "a spec string, such as top-r:r=64")
     subjects += [EvaluationSubject(spec, mechanism=spec) for spec in mechanisms if spec != OWN]
     for plan in plans:
+        expect("a plan", plan, (Plan, str, Path), "a Plan, or its file")
         name = "plan" if isinstance(plan, Plan) else Path(plan).stem
         subjects.append(EvaluationSubject(f"plan {name}", plan=plan if isinstance(plan, Plan) else Plan.load(plan)))
     for policy in policies:
+        expect("a policy", policy, (KVPolicy, str), "a KVPolicy, or its spec, such as budget=64")
         made = policy if isinstance(policy, KVPolicy) else _policy(policy)
         subjects.append(EvaluationSubject(f"cache {_policy_name(made)}", policy=made))
     for subject in subjects:
@@ -98,7 +113,13 @@ def evaluate(
     >>> result = evaluate("smollm2", mechanisms=["window:r=124,sinks=4"])  # doctest: +SKIP
     """
     _require_lm_eval()
-    config = config or EvaluateConfig()
+    expect("model", model, (str, Path, LoadedModel), "what load_model returns, or what it takes")
+    config = EvaluateConfig() if config is None else config
+    expect("config", config, EvaluateConfig, "an EvaluateConfig")
+    expect("name", name, (str, type(None)), "a string")
+    expect("answers", answers, (str, Path, type(None)), "the path of a file")
+    if on_result is not None and not callable(on_result):
+        raise ValueError(f"on_result is called with the result so far, got {type(on_result).__name__}")
     subjects = subjects_of(mechanisms, plans, policies)
     loaded = load_model(model) if isinstance(model, (str, Path)) else model
     if loaded.task != "causal" or isinstance(loaded.model, Transformer):

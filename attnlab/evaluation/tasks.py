@@ -16,6 +16,7 @@ from attnlab.data import TextFile, bundled_text
 from attnlab.data.readers import numbered_lines
 from attnlab.errors import first_line
 from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall, ruler_document
+from attnlab.fields import check_fields, check_int, expect
 
 __all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskData", "TaskSettings", "fresh_tasks", "shipped_words", "task_data"]
 
@@ -45,6 +46,12 @@ class TaskSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        expect("lengths", self.lengths, tuple, "a tuple of ints")
+        for length in self.lengths:
+            check_int("a length", length, least=1)
+        for name in ("text", "lambada", "haystack"):
+            expect(name, getattr(self, name), (Path, type(None)), "a path, or None")
         stride = self.window if self.stride is None else self.stride
         for name, value in (("windows", self.windows), ("passages", self.passages)):
             if value is not None and value < 1:
@@ -53,8 +60,8 @@ class TaskSettings:
             raise ValueError(
                 f"a window has at least 2 tokens and a stride of 1 to its length, got {self.window}, {stride}"
             )
-        if self.cases < 1 or not self.lengths or min(self.lengths) < 1:
-            raise ValueError(f"lengths and cases are at least 1, got {self.lengths} and {self.cases}")
+        if self.cases < 1 or not self.lengths:
+            raise ValueError(f"there is at least one length and one case, got {self.lengths} and {self.cases}")
 
 
 @dataclass(frozen=True)

@@ -280,8 +280,8 @@ def test_the_readings_take_both(family: Family) -> None:
 
 
 def test_models_without_attention_are_refused() -> None:
-    for use in (al.swap, al.evicting):
-        with pytest.raises(ValueError, match="cannot be swapped or recorded"), use(nn.Linear(2, 2), "softmax"):
+    for use, what in ((al.swap, "softmax"), (al.evicting, al.KVPolicy(4))):
+        with pytest.raises(ValueError, match="cannot be swapped or recorded"), use(nn.Linear(2, 2), what):
             pass
     with (
         pytest.raises(ValueError, match="holds both layers"),

@@ -34,6 +34,10 @@ class Case:
 GOOD: dict[str, list[str]] = {
     "demo": ["--tokens", "40", "--length", "20", "-m", "softmax", "--out", "{own}/demo"],
     "compare": ["{files}/llama", "--text", "{files}/text.txt", "-m", "softmax", "--tokens", "30", "-o", "{own}/p.html"],
+    "evaluate": [
+        *["{files}/llama", "--text", "{files}/text.txt", "--tasks", "loss", "--window", "16", "--windows", "1"],
+        *["-o", "{own}/p.html"],
+    ],
     "explore": ["{files}/llama", "a b a b", "-o", "{own}/p.html"],
     "train": [
         *["--text", "{files}/text.txt", "--model", "attnlab-lm", "--task", "causal", "--vocab", "20", "--length", "8"],
