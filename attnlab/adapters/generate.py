@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from attnlab.adapters.load import LoadedModel
+from attnlab.fields import check_int, expect
 from attnlab.models import Transformer
 
 __all__ = ["generate", "target_ends"]
@@ -21,16 +23,19 @@ def generate(
     ``loaded`` is what ``load_model`` returns. At temperature 0 the most probable token is taken each time. A mechanism
     with a memory of its own (its ``make_cache``) decodes with it; inside ``swap`` the swapped one attends.
     """
+    expect("loaded", loaded, LoadedModel, "what load_model returns")
+    expect("text", text, str, "a string")
+    check_int("max_new_tokens", max_new_tokens, least=1)
+    expect("temperature", temperature, (int, float), "a number")
+    check_int("seed", seed, least=0)
     model, tokenizer, task = loaded
     if task not in ("causal", "seq2seq"):
         raise ValueError(
             f"{type(model).__name__} predicts {'masked tokens' if task == 'mlm' else 'no tokens'}, so it cannot "
             "continue a text; use a causal or a sequence-to-sequence model"
         )
-    if max_new_tokens < 1 or not temperature >= 0:
-        raise ValueError(
-            f"max_new_tokens must be positive and temperature at least 0, got {max_new_tokens}, {temperature}"
-        )
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be a number of at least 0, got {temperature}")
     ids = tokenizer(text, return_tensors="pt")["input_ids"].to(next(model.parameters()).device)
     end = _end(tokenizer)
     if task == "causal" and end is not None and ids.shape[1] > 1 and ids[0, -1] == end:

@@ -25,6 +25,7 @@ from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpo
 from attnlab.adapters.tokenizer_files import load_tokenizer
 from attnlab.errors import PythonRemedyError
 from attnlab.errors import first_line as _first_line
+from attnlab.fields import expect
 from attnlab.models import Transformer, save_transformer
 
 __all__ = [
@@ -141,6 +142,10 @@ def as_loaded(model: Any, tokenizer: Any) -> LoadedModel:
 
 def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
     """Write a model and its tokenizer so that ``load_model`` reads both again; converted ones stay converted."""
+    expect("loaded", loaded, LoadedModel, "what load_model returns")
+    expect("folder", folder, (str, Path), "the path of a folder")
+    if not hasattr(loaded.tokenizer, "save_pretrained"):
+        raise ValueError(f"a tokenizer of transformers can be saved, got {type(loaded.tokenizer).__name__}")
     if isinstance(loaded.model, Transformer):
         save_transformer(loaded.model, folder)
     else:

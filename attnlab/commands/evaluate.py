@@ -101,13 +101,14 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.pages.evaluate import evaluate_page
     from attnlab.provenance import check_writable, write_atomic
 
-    check_writable(options.out)
+    answers = options.answers or options.out.with_suffix(".answers.jsonl")
+    for path in (options.out, answers):
+        check_writable(path)
     check_mechanisms(options.mechanism)
     subjects_of(options.mechanism, options.plan, options.policy)
     config = _config(options)
     loaded = load_model(options.model, trust_remote_code=options.trust_remote_code, dtype=getattr(torch, options.dtype))
     to_device(options.device, loaded.model)
-    answers = options.answers or options.out.with_suffix(".answers.jsonl")
 
     def write(result: dict[str, Any]) -> None:
         write_atomic(options.out, evaluate_page(result))

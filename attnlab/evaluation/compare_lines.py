@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,12 +75,21 @@ def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
     lines = [line.rstrip() for line in aligned(table, left=2)]
     for row in recommendation["rows"]:
         if row["replaced"]:
-            placed = ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
-            lines.append(f"{plan_name(row)}: {placed}")
+            lines.append(f"{plan_name(row)}: {_placed(row['plan']['layers'], recommendation['by'])}")
     if recommendation["left_out"]:
         lines.append(f"left out: {len(recommendation['left_out'])} plans that softmax or one of these beats or equals")
     # The last line is what to do.
     return [*lines, *filter(None, [recommendation.get("sentence")])]
+
+
+def _placed(layers: Mapping[str, str], by: str) -> str:
+    """What a plan puts where: layer by layer, or, where heads differ, how many heads take what (the file has which)."""
+    if by != "heads":
+        return ", ".join(f"{layer}: {spec}" for layer, spec in layers.items())
+    by_layer = [spec.removeprefix("per-head:heads=").split("/") for spec in layers.values()]
+    heads = max(map(len, by_layer), default=1)
+    counts = Counter(spec for specs in by_layer for spec in (specs if len(specs) > 1 else specs * heads))
+    return ", ".join(f"{spec} in {count} heads" for spec, count in counts.most_common())
 
 
 def aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from attnlab.evaluation.tasks import LOSS, TaskSettings, fresh_tasks, task_data
 from attnlab.fields import check_fields, check_int, expect
 from attnlab.models import Transformer
 from attnlab.pages.evaluate import evaluation_table
+from attnlab.progress import Progress
 from attnlab.provenance import command_line, provenance
 from attnlab.registry import mechanism
 
@@ -127,6 +127,11 @@ def evaluate(
             f"evaluate takes a causal language model of transformers, and this is a {type(loaded.model).__name__}; "
             "`attnlab compare` judges other models"
         )
+    if loaded.tokenizer.eos_token_id is None:
+        raise ValueError(
+            "this model's tokenizer names no token that ends a text, which lm-eval's tasks need; name it in "
+            "tokenizer_config.json (eos_token)"
+        )
     limit = max_length(loaded.model) or max(config.settings.window, *config.settings.lengths)
     data = task_data(config.tasks, config.settings, loaded.tokenizer, limit=limit)
     digest = fingerprint(loaded.model) if answers is not None else ""
@@ -140,8 +145,10 @@ def evaluate(
         **provenance(),
     }  # fmt: skip
     cases: list[dict[str, list[float]]] = []
+    progress = Progress("evaluating", plain=True)
+    progress.expect(len(subjects))
     for number, subject in enumerate(subjects, 1):
-        print(f"[{number}/{len(subjects)}] {subject.name}", file=sys.stderr, flush=True)
+        progress.stage(subject.name)
         kept = None if answers is None else AnswerFile(answers, subject=f"{digest} {_identity(subject)}")
         try:
             row, values = _row(loaded, subject, config, kept, data, window=min(config.settings.window, limit))
@@ -153,8 +160,11 @@ def evaluate(
         _add_differences(row, values, cases[0])
         result["rows"].append(row)
         result["tables"] = {"scores": evaluation_table(result)}
+        progress.step()
+        progress.finished(f"{subject.name} ({number} of {len(subjects)})")
         if on_result is not None:
             on_result(result)
+    progress.close()
     return result
 
 
