@@ -256,8 +256,5 @@ def _as_heads_see(call: AttentionCall, heads: range) -> AttentionCall:
     if not heads_see_differently(call):
         return call
     part = slice(heads.start, heads.stop)
-    masks = {
-        name: t if t is None or t.shape[1] == 1 else t[:, part]
-        for name, t in (("mask", call.mask), ("bias", call.bias))
-    }
-    return replace(call, q=call.q[:, part], k=call.k[:, :1], v=call.v[:, :1], **masks)
+    mask, bias = (t if t is None or t.shape[1] == 1 else t[:, part] for t in (call.mask, call.bias))
+    return replace(call, q=call.q[:, part], k=call.k[:, :1], v=call.v[:, :1], mask=mask, bias=bias)

@@ -330,6 +330,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _decoding,
         "--work runs/abc-decoding",
         claims="claims_use",
+        quick={"set": ["lengths=[16, 32, 64, 128]", "layers=1", "batch=2", "repeats=2", "together=2"]},
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.",
