@@ -71,6 +71,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _corpus_arguments,
         _corpus,
         "--enwik8 data/enwik8/enwik8.xz --wikitext data/wikitext-103 --out runs/wiki",
-        quick={"articles": 300},
+        quick={"articles": 60},
     ),
 }

@@ -12,20 +12,20 @@ from papers.common.folders import RESULTS, experiments_like
 from papers.common.progress import each, note, showing
 from papers.common.row_store import Part
 
-# What runs without data, and its arguments; {out} is a path of the test's own.
+# What runs without a corpus, in a second or in some, and its arguments; {out} is a path of the test's own.
 CHEAP = {
     "claims": f"--results {RESULTS} --out {{out}}.html",
     "value-aware-words": "--wikitext {data} --out {out}",
-    "effective-patterns": "--texts {data}/texts.txt --out {out}.json",
     "effective-maps": "--text 'The cat sat.' --out {out}.html",
     "abc-family": "--out {out}.json",
     "abc-figures": f"--results {RESULTS} --out {{out}}",
-    "abc-decoding": "--work {out} --out {out}.json",
     "guidance-patterns": "--out {out}.html",
-    "ktiw-diagnosis": "--out {out}.json",
     "ktiw-figures": f"--results {RESULTS} --out {{out}}",
 }
 SLOW = {
+    "ktiw-diagnosis": "--out {out}.json",
+    "abc-decoding": "--work {out} --out {out}.json",
+    "effective-patterns": "--texts {data}/texts.txt --out {out}.json",
     "effective-classifier": "--out {out}.json",
     "ktiw-permutations": "--out {out}.json",
     "ktiw-multihead": "--out {out}.json",
