@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PythonRemedyError", "first_line", "is_out_of_memory", "placed", "problem_of", "read_json_object"]
+__all__ = ["PythonRemedyError", "first_line", "is_out_of_memory", "placed", "problem_of", "read_json_object", "refusal"]
 
 
 class PythonRemedyError(ValueError):
@@ -59,6 +59,13 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     text = str(error)
     return isinstance(error, (RuntimeError, ImportError, OSError)) and any(sign in text for sign in OUT_OF_MEMORY)
+
+
+def refusal(error: Exception, sentence: str) -> ValueError:
+    """A ValueError of this sentence to raise for an error of a library; want of memory is raised as it came."""
+    if is_out_of_memory(error):
+        raise error
+    return ValueError(sentence)
 
 
 def read_json_object(path: Path | str, *, remedy: str = "") -> dict[str, Any]:

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from attnlab.errors import is_out_of_memory
+from attnlab.errors import refusal
 
 __all__ = ["load_tokenizer"]
 
@@ -25,10 +25,8 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ValueError(f"{name}: its tokenizer cannot be loaded ({reason})") from None
+        raise refusal(error, f"{name}: its tokenizer cannot be loaded ({reason})") from None
 
 
 def _refuse_missing(folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_quick_refuses_what_it_cannot_do(
 
 
 def test_every_paper_says_that_there_is_quick() -> None:
-    pages = sorted(RESULTS.parent.glob("**/README.md"))
+    pages = [RESULTS.parent / "README.md", *sorted(RESULTS.parent.glob("*/README.md"))]
     assert len(pages) > 5
     assert [page for page in pages if "--quick" not in page.read_text(encoding="utf-8")] == []
 
