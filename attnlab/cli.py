@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from attnlab import __version__
-from attnlab.errors import first_line, problem_of
+from attnlab.errors import first_line, is_out_of_memory, problem_of
 
 __all__ = ["COMMANDS", "Command", "main", "run_reporting", "until_nobody_reads"]
 
@@ -93,11 +93,16 @@ def until_nobody_reads(main: Callable[..., int]) -> Callable[..., int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 for an error the user can correct, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
-    options = make_parser(words).parse_args(words)
+    # Loading a command's module and its options may fail too, for want of memory.
+    return run_reporting(_run_command, argparse.Namespace(words=words, debug="--debug" in words), program="attnlab")
+
+
+def _run_command(call: argparse.Namespace) -> None:
+    options = make_parser(call.words).parse_args(call.words)
     if options.command is None:
         print(_overview())
-        return 0
-    return run_reporting(command_module(options.command).run, options, program="attnlab")
+    else:
+        command_module(options.command).run(options)
 
 
 def command_module(name: str) -> Any:
@@ -158,7 +163,7 @@ def _overview() -> str:
 
 def _what_the_user_can_correct(error: Exception) -> str | None:
     """One line about an error that the user can correct; None for one that is a defect of the program."""
-    if isinstance(error, MemoryError) or _is_failed_allocation(error):
+    if is_out_of_memory(error):
         detail = "" if isinstance(error, MemoryError) else f" ({_allocation(error)})"
         return f"there is not enough memory for this{detail}; ask for less, or use a machine with more"
     if isinstance(error, OSError) and error.filename is not None:
@@ -169,18 +174,12 @@ def _what_the_user_can_correct(error: Exception) -> str | None:
 
 
 def _is_run_error(error: Exception) -> bool:
-    # Imported last: it imports torch, which may be what failed.
+    # It imports torch: where nothing has done so yet, no run has failed.
+    if "attnlab.training" not in sys.modules:
+        return False
     from attnlab.training import RunError
 
     return isinstance(error, RunError)
-
-
-def _is_failed_allocation(error: Exception) -> bool:
-    """Whether torch could not have memory: on the CPU it says so by a RuntimeError."""
-    text = str(error)
-    return isinstance(error, RuntimeError) and (
-        type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in text or "not enough memory" in text
-    )
 
 
 def _allocation(error: Exception) -> str:

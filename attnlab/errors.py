@@ -1,4 +1,4 @@
-"""Errors with a remedy in Python, which the command line leaves out, and JSON files that hold something else."""
+"""Errors with a remedy in Python, which the command line leaves out, of memory, and of JSON files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PythonRemedyError", "first_line", "placed", "problem_of", "read_json_object"]
+__all__ = ["PythonRemedyError", "first_line", "is_out_of_memory", "placed", "problem_of", "read_json_object", "refusal"]
 
 
 class PythonRemedyError(ValueError):
@@ -36,6 +36,36 @@ def placed(place: str, error: ValueError) -> ValueError:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
     return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
+# How torch, C++, the kernel and the loader of shared libraries say that there is no memory left.
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "can't start new thread",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory left, also where a library says so by an error of another type.
+
+    >>> is_out_of_memory(RuntimeError("std::bad_alloc")), is_out_of_memory(ValueError("not enough memory for a book"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    text = str(error)
+    return isinstance(error, (RuntimeError, ImportError, OSError)) and any(sign in text for sign in OUT_OF_MEMORY)
+
+
+def refusal(error: Exception, sentence: str) -> ValueError:
+    """A ValueError of this sentence to raise for an error of a library; want of memory is raised as it came."""
+    if is_out_of_memory(error):
+        raise error
+    return ValueError(sentence)
 
 
 def read_json_object(path: Path | str, *, remedy: str = "") -> dict[str, Any]:

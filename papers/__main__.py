@@ -49,7 +49,10 @@ def _run(options: argparse.Namespace) -> None:
     out = getattr(options, "out", None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    written = options.experiment.run(options)
+    from papers.common.progress import showing
+
+    with showing(options.name):
+        written = options.experiment.run(options)
     if written is None:
         return
     print(f"wrote {written.resolve()}")

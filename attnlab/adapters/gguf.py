@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from attnlab.errors import first_line
+from attnlab.errors import first_line, refusal
 
 __all__ = ["is_gguf", "load_gguf"]
 
@@ -54,7 +54,7 @@ def load_gguf(path: Path, *, dtype: torch.dtype | None) -> tuple[Any, Any]:
             model = auto.from_pretrained(folder, gguf_file=name, dtype=torch.float32 if dtype is None else dtype)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=name)
         except Exception as error:
-            raise ValueError(f"{path}: transformers cannot load it ({first_line(error)})") from None
+            raise refusal(error, f"{path}: transformers cannot load it ({first_line(error)})") from None
     model = _without_quantisation(model)
     for field, number in special.items():
         # transformers 5.17 gives the end of a text the number of its beginning (integrations/ggml.py).
@@ -97,7 +97,7 @@ def _header(path: Path) -> tuple[str, dict[str, int]]:
         special = {field: int(number.contents()) for field, number in numbers.items() if number is not None}
         return str(reader.fields["general.architecture"].contents()), special
     except Exception as error:
-        raise ValueError(f"{path} is truncated or damaged ({first_line(error)}); copy it again") from None
+        raise refusal(error, f"{path} is truncated or damaged ({first_line(error)}); copy it again") from None
 
 
 def _without_quantisation(model: Any) -> Any:

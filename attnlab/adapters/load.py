@@ -23,7 +23,7 @@ from attnlab.adapters.model_files import (
 from attnlab.adapters.named_models import named_model_file
 from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
 from attnlab.adapters.tokenizer_files import load_tokenizer
-from attnlab.errors import PythonRemedyError
+from attnlab.errors import PythonRemedyError, refusal
 from attnlab.errors import first_line as _first_line
 from attnlab.fields import expect
 from attnlab.models import Transformer, save_transformer
@@ -97,7 +97,7 @@ def load_model(
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise ValueError(f"{name}: no usable model config ({_first_line(error)})") from None
+        raise refusal(error, f"{name}: no usable model config ({_first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
     try:
@@ -111,7 +111,7 @@ def load_model(
                 output_loading_info=True,
             )
     except Exception as error:
-        raise ValueError(f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
+        raise refusal(error, f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
     model, task, missing = _without_absent_parts(model, task, set(info["missing_keys"]))
     if missing:
         raise ValueError(f"{name}: its weights lack {len(missing)} tensors, such as {min(missing)}")

@@ -6,6 +6,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from attnlab.errors import refusal
+
 __all__ = ["load_tokenizer"]
 
 # For each kind of file: packages as pip names them, and as Python imports them.
@@ -24,7 +26,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise ValueError(f"{name}: its tokenizer cannot be loaded ({reason})") from None
+        raise refusal(error, f"{name}: its tokenizer cannot be loaded ({reason})") from None
 
 
 def _refuse_missing(folder: Path) -> None:

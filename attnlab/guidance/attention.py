@@ -34,8 +34,8 @@ class Groups:
     targets: dict[str, Targets]
     # The same in the kernel's layout, made for the first layer that needs it.
     packed: Any = None
-    # Groups are found again by the mask's id, so the mask must live as long as they do.
-    mask: Tensor | None = None
+    # Groups are found again by the ids of mask and bias, which must live as long as they do.
+    masks: tuple[Tensor | None, Tensor | None] = (None, None)
 
     __repr__ = short_repr
 

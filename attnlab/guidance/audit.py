@@ -61,7 +61,7 @@ def pattern_audit(
             continue
         W = layer.weights().float()
         # A mask may be inside a bias, as a sliding window's or a padded text's often is.
-        call = replace(layer.call, mask=pair_mask(layer.call))
+        call = replace(layer.call, mask=pair_mask(layer.call), bias=None)
         of = _texts_rows(call, attention_mask)
         for name in patterns:
             targets = layer_targets(name, call, input_ids, attention_mask=attention_mask, tokens=tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall
+from attnlab.attention import AttentionCall, pair_mask
 from attnlab.guidance.settings import Guidance
 from attnlab.loss import Loss
 from attnlab.mechanisms.softmax import Softmax
@@ -51,18 +51,12 @@ def guidance_loss(
         call = layer.call
         for name, heads in assigned.items():
             # Layers with the same masks share their targets.
-            key = (name, call.causal, call.offset, id(call.mask))
-            if key not in drawn or (call.mask is not None and call.mask.shape[1] > 1):
+            key = (name, call.causal, call.offset, id(call.mask), id(call.bias))
+            if key not in drawn or heads_see_differently(call):
                 own = _of_heads(call, heads)
-                drawn[key] = layer_targets(
-                    name,
-                    own,
-                    input_ids,
-                    attention_mask=attention_mask,
-                    queries=queries,
-                    query_mask=query_mask,
-                    tokens=tokens,
-                )
+                texts = {"attention_mask": attention_mask, "queries": queries, "query_mask": query_mask}
+                drawn[key] = layer_targets(name, own, input_ids, **texts, tokens=tokens)
+                refuse_hidden_pattern(name, drawn[key], input_ids, **texts, tokens=tokens)
             errors = squared_error(guided_weights(layer, heads), drawn[key])
             total = total + errors.sum() / len(heads)
     return Loss(total, cells(guidance, input_ids, attention_mask, queries, query_mask))
@@ -106,7 +100,7 @@ def layer_targets(
     queries: Int[Tensor, "b q"] | None = None,
     **texts: Any,
 ) -> Targets:
-    """The pattern over a call's keys, cut to what the call lets each query see.
+    """The pattern over a call's keys, cut to what the call lets each query see: by flags, a mask, or one inside a bias.
 
     ``texts`` are those of ``pattern_targets``: query_mask and tokens.
     """
@@ -121,10 +115,28 @@ def layer_targets(
         attention_mask=call.key_visible if attention_mask is None else attention_mask,
         causal=call.causal,
         offset=call.offset,
-        mask=call.mask,
+        mask=pair_mask(call),
         queries=queries,
         **texts,
     )
+
+
+def refuse_hidden_pattern(name: str, targets: Targets, input_ids: Int[Tensor, "b k"], **texts: Any) -> None:
+    """A ValueError where the attention hides every key that the pattern names, as a causal one hides Next's.
+
+    ``targets`` are those of ``layer_targets``; ``texts`` are those of ``pattern_targets``. A text without the pattern's
+    tokens is no reason to refuse it.
+    """
+    if not bool(targets.followed.any()) and bool(pattern_targets(name, input_ids, **texts).followed.any()):
+        raise ValueError(
+            f"no head of this model can follow {name!r}: its attention hides the tokens that the pattern names, as a "
+            "causal model's hides all that follow; guide it to other patterns"
+        )
+
+
+def heads_see_differently(call: AttentionCall) -> bool:
+    """Whether heads may have masks of their own, in a mask or inside a bias."""
+    return any(t is not None and t.shape[1] > 1 for t in (call.mask, call.bias))
 
 
 def cells(

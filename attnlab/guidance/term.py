@@ -15,7 +15,16 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.fields import expect
 from attnlab.guidance.attention import Groups, attend_guided, errors_only, guided_errors
 from attnlab.guidance.inputs import watch_inputs
-from attnlab.guidance.loss import cells, chosen_kind, guided_numbers, layer_targets, refuse_missing, refuse_unguided
+from attnlab.guidance.loss import (
+    cells,
+    chosen_kind,
+    guided_numbers,
+    heads_see_differently,
+    layer_targets,
+    refuse_hidden_pattern,
+    refuse_missing,
+    refuse_unguided,
+)
 from attnlab.guidance.settings import Guidance
 from attnlab.loss import Loss
 from attnlab.mechanisms.softmax import Softmax
@@ -48,6 +57,8 @@ class GuidanceTerm:
     _running: bool = field(default=False, repr=False)
     # The patterns of each layer that has run.
     _patterns_of: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    # The patterns that have been drawn once, and that the attention does not hide.
+    _can_be_followed: set[str] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         # torch.compile would treat what is kept from layer to layer as constants.
@@ -123,21 +134,24 @@ class GuidanceTerm:
             raise ValueError("the guided model was not called with input_ids, from which the patterns are drawn")
         heads = self.guidance.assign(call.q.shape[1], layer=self.layers.index(layer), n_layers=len(self.layers))
         self._note_patterns(layer, tuple(heads))
-        seen = (call.causal, call.offset, id(call.mask))
+        seen = (call.causal, call.offset, id(call.mask), id(call.bias))
         key = (*seen, *heads.items())
         if key not in self._groups:
             drawn = {name: self._drawn(name, own, call, seen) for name, own in heads.items()}
-            self._groups[key] = Groups(heads, drawn, mask=call.mask)
+            self._groups[key] = Groups(heads, drawn, masks=(call.mask, call.bias))
         self._groups_of[layer] = self._groups[key]
         return self._groups[key]
 
     def _drawn(self, name: str, heads: range, call: AttentionCall, seen: tuple[object, ...]) -> Targets:
         """The pattern's targets; heads share them unless each has a mask of its own."""
-        key = (name, *seen) if call.mask is None or call.mask.shape[1] == 1 else (name, heads, *seen)
+        key = (name, heads, *seen) if heads_see_differently(call) else (name, *seen)
         if key not in self._targets:
             assert self._batch is not None
-            texts = self._texts(self._batch)
-            self._targets[key] = layer_targets(name, _cut_mask(call, heads), **texts, tokens=self.tokens)
+            texts = {**self._texts(self._batch), "tokens": self.tokens}
+            self._targets[key] = layer_targets(name, _as_heads_see(call, heads), **texts)
+            if name not in self._can_be_followed:
+                refuse_hidden_pattern(name, self._targets[key], **texts)
+                self._can_be_followed.add(name)
         return self._targets[key]
 
     def _note_patterns(self, layer: int, names: tuple[str, ...]) -> None:
@@ -237,10 +251,10 @@ def _frames(adapter: ModelAdapter, term: GuidanceTerm) -> dict[Any, Frame]:
     return frames
 
 
-def _cut_mask(call: AttentionCall, heads: range) -> AttentionCall:
-    """The call as these heads see it, of which patterns read only the mask."""
-    if call.mask is None or call.mask.shape[1] == 1:
+def _as_heads_see(call: AttentionCall, heads: range) -> AttentionCall:
+    """The call as these heads see it, of which patterns read only the mask and the bias."""
+    if not heads_see_differently(call):
         return call
     part = slice(heads.start, heads.stop)
-    q = call.q[:, part]
-    return replace(call, q=q, k=call.k[:, :1], v=call.v[:, :1], mask=call.mask[:, part], bias=None)
+    mask, bias = (t if t is None or t.shape[1] == 1 else t[:, part] for t in (call.mask, call.bias))
+    return replace(call, q=call.q[:, part], k=call.k[:, :1], v=call.v[:, :1], mask=mask, bias=bias)

@@ -20,6 +20,7 @@ from attnlab.measure import captured, median_seconds
 from attnlab.models import Cache, Transformer, named_config
 from attnlab.models.transformer import EncoderOutput
 from papers.abc.tables import Rows, spread
+from papers.common.progress import each
 from papers.common.row_store import Part
 
 __all__ = ["KEYS", "MODELS", "NAME", "NOTES", "AbcDecodingConfig", "exponent", "run_decoding"]
@@ -72,7 +73,7 @@ def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
     device = best_device()
     kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     jobs, held = {}, {}
-    for name in config.models:
+    for name in each(config.models):
         cross, causal = MODELS[name]
         torch.manual_seed(0)
         wanted = replace(named_config(config.model), cross_attention=cross, causal_attention=causal, dropout=0.0)

@@ -12,6 +12,7 @@ from torch import nn
 from attnlab.attention import AttentionCall
 from attnlab.provenance import write_json
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names
+from papers.common.progress import each
 
 __all__ = ["NAME", "family_rows", "write_family"]
 
@@ -20,7 +21,7 @@ NAME = "abc-family"
 
 def family_rows() -> list[dict[str, Any]]:
     """For each member: its control, what it learns, whether it may be causal, and how large its past is."""
-    return [_row(name) for name in mechanism_names() if name.startswith("abc-")]
+    return [_row(name) for name in each([name for name in mechanism_names() if name.startswith("abc-")])]
 
 
 def write_family(out: Path) -> None:

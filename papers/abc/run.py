@@ -292,13 +292,20 @@ def _needed(options: argparse.Namespace, name: str) -> Path:
     return path
 
 
+# Few updates, and few held-out sentences of few words.
+QUICK_TRANSLATOR = ["steps=10", "held_out=16", "longest=24", "beams=2", "tokens_held_out=1024"]
 EXPERIMENTS: dict[str, Experiment] = {
     "abc-lm": Experiment(
         "ABC's Table 2: language models that differ in their attention.",
         _lm_arguments,
         _lm,
         "--corpus runs/wiki --work runs/abc-lm",
-        quick={"seconds": 30.0, "steps": 20},
+        quick={
+            "seconds": 20.0,
+            "steps": 4,
+            "tables": ["table_2a"],
+            "set": ["batch=2", "layers=1", 'models=["BASE", "ABC_MLP-32"]'],
+        },
     ),
     "abc-mt": Experiment(
         "ABC's Tables 3a, 5 and 7: translation with bounded memories.",
@@ -306,7 +313,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mt,
         "--data data --work runs/abc-mt",
         claims="claims_translation",
-        quick={"seconds": 30.0, "variants": ["BASE"]},
+        quick={"seconds": 20.0, "variants": ["BASE"], "set": QUICK_TRANSLATOR},
     ),
     "abc-doc-mt": Experiment(
         "ABC's Table 3b: translation of documents.",
@@ -314,7 +321,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         _doc,
         "--data data --work runs/abc-doc-mt",
         claims="claims_translation",
-        quick={"seconds": 30.0, "variants": ["BASE"]},
+        quick={
+            "seconds": 20.0,
+            "variants": ["BASE"],
+            "set": [f"translation.{setting}" for setting in QUICK_TRANSLATOR],
+        },
     ),
     "abc-mlm": Experiment(
         "ABC's Table 4: a masked LM converted, continued, fine-tuned.",
@@ -322,7 +333,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mlm,
         "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
         claims="claims_use",
-        quick={"seconds": 30.0},
+        quick={
+            "seconds": 20.0,
+            "set": ["batch=2", 'tasks=["RTE"]', "seeds=[0]", "tune_limit=64", "eval_batches=2"],
+        },
     ),
     "abc-decoding": Experiment(
         "ABC's Figures 1 and 2 and Table 6: what decoding costs.",
@@ -330,6 +344,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _decoding,
         "--work runs/abc-decoding",
         claims="claims_use",
+        quick={"set": ["lengths=[16, 32, 64, 128]", "layers=1", "batch=2", "repeats=2", "together=2"]},
     ),
     "abc-distill": Experiment(
         "Conversion made affordable: distillation against continued training.",

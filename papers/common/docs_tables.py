@@ -27,6 +27,7 @@ from attnlab.pages.tables import columns_of
 from attnlab.provenance import write_atomic
 from papers.common.folders import experiments_in_markdown, load_results
 from papers.common.ledger_page import claims_page
+from papers.common.progress import each
 
 __all__ = ["fill_pages", "fill_tables", "markdown_table", "stale_pages"]
 
@@ -39,6 +40,7 @@ PAGES = ("README.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
 EXPERIMENTS = re.compile(
     r"(?P<open><!-- experiments:(?P<folder>\w+) -->\n).*?(?P<close><!-- /experiments -->)", re.DOTALL
 )
+
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
@@ -98,7 +100,7 @@ def stale_pages(root: Path) -> dict[Path, str]:
     """The pages whose generated parts are not what the results say, with what they should hold."""
     claims = root / "docs" / "claims.md"
     wanted = {claims: claims_page(load_results(root / "papers" / "results"))[1]} if claims.parent.exists() else {}
-    for path in sorted(path for pattern in PAGES for path in root.glob(pattern)):
+    for path in each(sorted(path for pattern in PAGES for path in root.glob(pattern)), lambda path: path.name):
         if path != claims:
             text = path.read_text(encoding="utf-8")
             try:

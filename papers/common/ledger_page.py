@@ -15,6 +15,7 @@ from attnlab.pages.tables import Column, table
 from attnlab.provenance import write_atomic
 from papers.common.claims import HELD, NOT_HELD, NOT_RUN, NOT_TESTABLE, STATES, Claim, Verdict, judge
 from papers.common.folders import RESULTS, described_columns, folders, load_results, modules
+from papers.common.progress import note
 
 __all__ = ["all_claims", "claims_in", "claims_json", "claims_page", "papers_of", "report_claims", "tables_wanted"]
 
@@ -111,6 +112,7 @@ def report_claims(
     if not Path(results).is_dir():
         raise ValueError(f"{results} is no folder; give the folder with the results' JSON files")
     loaded = load_results(results)
+    note(f"{len(loaded)} results files")
     page_text, markdown_text = claims_page(loaded)
     written = {"page": str(write_atomic(out, page_text))}
     if markdown is not None:

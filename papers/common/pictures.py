@@ -15,6 +15,7 @@ from typing import Any
 from attnlab.pages.html import Html, element
 from attnlab.pages.numbers import Scale, scale_over, short
 from attnlab.provenance import write_atomic
+from papers.common.progress import each
 
 __all__ = ["COLOURS", "Drawing", "Line", "Matrix", "Panel", "Tables", "draw_results", "line_panels", "matrices"]
 
@@ -26,6 +27,7 @@ COLOURS = ("#c44e52", "#4c72b0", "#55a868", "#8172b2", "#937860", "#64b5cd", "#8
 STYLE = Html(
     "text{font:11px sans-serif;fill:#555}.title{font-weight:bold}.tick{font-size:10px}path{fill:none}.axis{stroke:#999}"
 )
+
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 300, 190, 40, 24, 34
 KEY_LINE = 15
 # The usual width of a letter.
@@ -69,7 +71,7 @@ def draw_results(pictures: Mapping[str, Drawing], results: Path, out: Path) -> l
     """Write the pictures, {file: drawing}, of what the folder ``results`` holds into the folder ``out``."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, (result, needed, draw) in pictures.items():
+    for name, (result, needed, draw) in each(list(pictures.items()), lambda picture: picture[0]):
         path = results / f"{result}.json"
         tables = json.loads(path.read_text(encoding="utf-8"))["tables"] if path.exists() else {}
         if tables.get(needed):

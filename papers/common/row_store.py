@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from attnlab.pages.tables import PAPER
 from attnlab.provenance import command_line, commit, provenance, write_json
 from papers.common.folders import beside_paper
+from papers.common.progress import note
 
 __all__ = [
     "Gathered",
@@ -79,17 +82,21 @@ class Part:
 
     def extend(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add rows to a table; the file is written once."""
-        for row in rows:
-            print(f"{self.path.stem}: {table} {json.dumps(row)}", flush=True)
+        with tqdm.external_write_mode():
+            for row in rows:
+                print(f"{self.path.stem}: {table} {json.dumps(row)}", flush=True)
         self._add(table, rows)
         self._write()
+        note(f"{table}: {len(self.content['tables'][table])} rows")
 
     def add_tables(self, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Add rows to several tables; the file is written once."""
         for table, rows in tables.items():
             self._add(table, rows)
         self._write()
-        print(f"{self.path.stem}: {', '.join(tables)}", flush=True)
+        with tqdm.external_write_mode():
+            print(f"{self.path.stem}: {', '.join(tables)}", flush=True)
+        note(", ".join(tables))
 
     def rows(self, table: str, wanted: Mapping[str, Row], measure: Callable[[str], Row]) -> None:
         """Add ``measure(spec)`` for each of ``wanted``, {spec: its labels}, that is not there yet.

@@ -49,12 +49,15 @@ def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
     parser.add_argument("--vocab", type=int, default=8192, help="of the tokeniser (default: %(default)s)")
+    parser.add_argument("--articles", type=int, help="only so many articles of each source (default: all)")
 
 
 def _corpus(options: argparse.Namespace) -> None:
     from papers.common.wiki_corpus import prepare_wiki_corpus
 
-    counts = prepare_wiki_corpus(options.enwik8, options.wikitext, options.out, vocab=options.vocab)
+    counts = prepare_wiki_corpus(
+        options.enwik8, options.wikitext, options.out, vocab=options.vocab, limit=options.articles
+    )
     print(json.dumps(counts, indent=1))
 
 
@@ -68,5 +71,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _corpus_arguments,
         _corpus,
         "--enwik8 data/enwik8/enwik8.xz --wikitext data/wikitext-103 --out runs/wiki",
+        quick={"articles": 60},
     ),
 }

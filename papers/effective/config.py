@@ -86,6 +86,8 @@ class EffectiveConfig:
     model: str | None = None
     tagger: str | None = None
     treebank: str | None = None
+    # Sentences of it to learn from; None: all.
+    sentences: int | None = None
     classifier: str | None = None
     tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B", "QNLI")
     batch_size: int = 8

@@ -11,6 +11,7 @@ from torch import Tensor
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.pages import element, heat_maps, map_viewer, page
 from attnlab.provenance import write_atomic
+from papers.common.progress import note
 from papers.effective.tables import read_maps
 
 __all__ = ["write_maps_page"]
@@ -32,6 +33,7 @@ def write_maps_page(
     and the share of W that never reaches the output.
     """
     inputs = _encoded(loaded, text, pair)
+    note(f"reading {inputs['input_ids'].shape[1]} tokens")
     maps, facts, layers = read_maps(loaded.model, inputs)
     layer = len(layers) - 1 if layer is None else layer
     heads = layers[0].output.shape[1]

@@ -13,6 +13,7 @@ from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.devices import best_device
 from attnlab.provenance import write_atomic
 from attnlab.reading.pattern_classifier import load_classifier
+from papers.common.progress import each, note
 from papers.common.row_store import make_results, write_results
 from papers.effective import PAPER
 from papers.effective.figures import figures_page
@@ -38,13 +39,15 @@ def evaluate_classifier(
 ) -> dict[str, Any]:
     """Train with each family of models held out, and with a fifth of the maps held out, and write the scores."""
     device = best_device()
+    note(f"drawing {generated:,} maps")
     made = generated_pictures(generated, seed=0)
     scores: dict[str, list[Any]] = {"models": [], "maps": []}
     result: dict[str, Any] = {}
     config = {"steps": steps, "generated": generated, "members": members}
     for seed in range(seeds):
         training: dict[str, Any] = {"made": made, "steps": steps, "members": members, "device": device, "seed": seed}
-        for split, held_out in (("models", leave_one_model_out), ("maps", cross_validated)):
+        held_out_by = [("models", leave_one_model_out), ("maps", cross_validated)]
+        for split, held_out in each(held_out_by, lambda pair: f"seed {seed}, {pair[0]} held out"):  # noqa: B023
             scores[split].append(held_out(maps, **training))
             # Written after every split, so that finished scores are kept when time runs out.
             result = write_results(out, classifier_result(maps, scores, config=config))
@@ -116,6 +119,7 @@ def patterns_of_texts(
         }
         tally.add(maps, facts, real=real, marked=marked, types=None)
         count += 1
+        note(f"{count} texts")
     if not count:
         raise ValueError("no text to read; a text file has one text a line, or two with a tab between them")
     tables = tally.tables(name) | {"identity": [tally.identity(name)]}

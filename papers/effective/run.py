@@ -17,12 +17,14 @@ import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
+from papers.common.progress import note
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
 from papers.effective.config import KEYS, NAME, NOTES, EffectiveConfig
@@ -77,6 +79,7 @@ def run(
         result["unfinished"] = {name: codes.get(name) for name in names if codes.get(name) != 0}
         result["seconds"] = round(time.monotonic() - started, 1)
         write_results(out, result, before=before)
+        note(f"{sum(map(len, result['tables'].values()))} rows of {', '.join(names)}")
         return result
 
     deadline = None if seconds is None else started + seconds
@@ -194,9 +197,12 @@ def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> Effe
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:
+        note("training the tagger")
         from papers.effective.tagger import read_conllu, train_tagger
 
-        path = train_tagger(read_conllu(config.treebank), epochs=3, keep=0.1).save(work / "tagger.json")
+        path = train_tagger(islice(read_conllu(config.treebank), config.sentences), epochs=3, keep=0.1).save(
+            work / "tagger.json"
+        )
         config = replace(config, tagger=str(path))
     if config.classifier is None:
         from attnlab.reading.pattern_classifier import load_classifier
@@ -222,6 +228,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     tags = parser.add_mutually_exclusive_group(required=True)
     tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
     tags.add_argument("--tagger", help="a saved tagger")
+    parser.add_argument("--sentences", type=int, help="only the treebank's first so many (default: all)")
     add_out(parser, NAME)
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
     parser.add_argument("--only", help="parts, such as STS-B,timing; the others' results are kept")
@@ -237,7 +244,13 @@ def _study(options: argparse.Namespace) -> Path:
     check_writable(options.out)
     if options.page is not None:
         check_writable(options.page)
-    config = EffectiveConfig(data=options.data, model=options.model, treebank=options.treebank, tagger=options.tagger)
+    config = EffectiveConfig(
+        data=options.data,
+        model=options.model,
+        treebank=options.treebank,
+        tagger=options.tagger,
+        sentences=options.sentences,
+    )
     only = options.only.split(",") if options.only else None
     run(
         config,
@@ -284,6 +297,8 @@ def _classifier_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--maps", type=Path, help="a folder of labelled maps (default: the shipped ones)")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each split (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=450, help="of each training (default: %(default)s)")
+    parser.add_argument("--generated", type=int, default=4000, help="maps to learn from (default: %(default)s)")
+    parser.add_argument("--members", type=int, default=5, help="networks that answer together (default: %(default)s)")
 
 
 def _classifier(options: argparse.Namespace) -> Path:
@@ -293,7 +308,14 @@ def _classifier(options: argparse.Namespace) -> Path:
 
     check_writable(options.out)
     maps = our_maps() if options.maps is None else load_labelled(options.maps)
-    evaluate_classifier(maps, options.out, seeds=options.seeds, steps=options.steps)
+    evaluate_classifier(
+        maps,
+        options.out,
+        seeds=options.seeds,
+        steps=options.steps,
+        generated=options.generated,
+        members=options.members,
+    )
     return options.out
 
 
@@ -323,7 +345,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments,
         _study,
         "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu.xz --work runs/effective",
-        quick={"seconds": 50.0},
+        quick={"seconds": 40.0, "only": "RTE", "sentences": 200},
     ),
     "effective-patterns": Experiment(
         "Effective attention: Table 2 and Figure 4 for any encoder and text file.",
@@ -336,7 +358,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Effective attention: the pattern classifier, held out from models and from maps.",
         _classifier_arguments,
         _classifier,
-        quick={"seeds": 1, "steps": 4},
+        quick={"seeds": 1, "steps": 4, "generated": 200, "members": 1},
     ),
     "effective-maps": Experiment(
         "Effective attention: Figures 2 and 7, the maps of one sentence and head, standard and effective.",

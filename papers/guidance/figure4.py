@@ -11,6 +11,7 @@ import torch
 from attnlab.pages import element, heat_maps, page
 from attnlab.patterns import SpecialTokens, dense, pattern_targets, special_tokens
 from attnlab.provenance import write_atomic
+from papers.common.progress import each
 
 __all__ = ["SENTENCE", "write_patterns_page"]
 
@@ -30,7 +31,7 @@ def write_patterns_page(
     known = {"period": bool(tokens.period), "delim": bool(tokens.delimiters)}
     maps: dict[str, Sequence[Sequence[float | None]]] = {
         name: dense(pattern_targets(name, ids, tokens=tokens), keys=ids.shape[1])[0, 0].tolist()
-        for name in SHOWN
+        for name in each(SHOWN)
         if known.get(name, True)
     }
     places = " ".join(f"{i}:{word}" for i, word in enumerate(words))

@@ -12,6 +12,7 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
+from papers.common.progress import each
 from papers.common.row_store import Part, gather
 from papers.common.translation import TASKS, corpus_bleu, find_file, read_task
 from papers.guidance.assemble import KEYS, assemble
@@ -99,7 +100,7 @@ def run_parts(
     run: dict[str, Callable[..., None]] = {"a": part_a, "b": part_b, "c": part_c, "d": part_d, "e": part_e, "f": part_f,
                                            "g": part_g}  # fmt: skip
     began = time.monotonic()
-    for name in only:
+    for name in each(only, lambda name: f"part {name}"):
         left = None if seconds is None else seconds - (time.monotonic() - began)
         if left is not None and left <= 0:
             break

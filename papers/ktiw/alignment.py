@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
+from papers.common.progress import note
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import Corpus
@@ -25,6 +26,7 @@ def write_alignment(corpus: Corpus, folder: Path, out: Path | str, *, steps: int
     maps = load_file(run / "steps" / entry["file"])
     source, target = index["sequences"]["source"], index["sequences"]["target"]
     known = {word: i for i, word in enumerate(corpus.words)}
+    note("fitting IBM Model 1")
     model = fit_ibm(bitext(*as_read(corpus, "train")), steps=steps)
     ibm, _ = ibm_alpha(model.trans, bitext([[known[w] for w in source]], [[known[w] for w in target]]))
     rows = []

@@ -18,6 +18,7 @@ from attnlab.devices import best_device
 from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_proxy, random_agreement, train_proxy
 from attnlab.provenance import write_atomic, write_json
 from attnlab.training import load_weights
+from papers.common.progress import each, note
 from papers.ktiw.config import StudyConfig, study_config
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.optimal import optimal_agreement
@@ -54,7 +55,7 @@ def run_chosen(
     ``stacked`` trains the runs of a data set at once. ``glove`` is a file of word vectors that the embeddings of
     classifiers start from (A.8).
     """
-    for corpus in corpora:
+    for corpus in each(corpora, lambda corpus: corpus.name):
         config = study_config(corpus)
         config = replace(config, steps=steps or config.steps, batch=batch or config.batch)
         config = replace(config, glove=None if glove is None else str(glove))
@@ -89,6 +90,7 @@ def compare_runs(corpus: Corpus, folder: Path, *, config: StudyConfig) -> None:
     corpus = shortened(corpus, config.longest)
     on = measured_on(corpus, config)
     device = best_device()
+    note(f"{corpus.name}: comparing the runs")
     gold = _gold(corpus, config, folder, on, device)
     write_json(folder / "chance.json", _chance(gold, on, config))
     if (folder / "uniform" / READINGS).exists():

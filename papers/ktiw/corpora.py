@@ -21,7 +21,7 @@ from attnlab.data.readers import numbered_lines
 from attnlab.data.vocabularies import train_sentencepiece, train_words
 from attnlab.provenance import write_atomic
 
-__all__ = ["READERS", "TITLES", "Corpus", "load_corpus", "prepare", "save_corpus", "statistics"]
+__all__ = ["READERS", "TITLES", "Corpus", "load_corpus", "prepare", "save_corpus", "some_examples", "statistics"]
 
 Rows = list[np.ndarray]
 # Texts are cut after this many words. The paper leaves longer texts of Amazon out and does not mention the others.
@@ -63,6 +63,18 @@ def prepare(name: str, folder: Path | str, *, vocab: int = 8000) -> Corpus:
     if not where.is_dir():
         raise ValueError(f"{where} is no folder; put the files of {TITLES[name]} there as they are downloaded")
     return READERS[name](name, where, vocab)
+
+
+def some_examples(corpus: Corpus, count: int | None) -> Corpus:
+    """The corpus with at most ``count`` examples of either split, taken evenly, so that all classes stay."""
+    if count is None:
+        return corpus
+
+    def thinned(sides: tuple[Rows, Any]) -> tuple[Rows, Any]:
+        every = -(-len(sides[0]) // count)
+        return sides[0][::every], sides[1][::every]
+
+    return replace(corpus, train=thinned(corpus.train), valid=thinned(corpus.valid))
 
 
 def save_corpus(corpus: Corpus, path: Path | str) -> Path:

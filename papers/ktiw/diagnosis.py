@@ -8,6 +8,7 @@ from typing import Any
 
 from attnlab.dynamics import Bitext, bitext
 from attnlab.evaluation.diagnose import diagnose
+from papers.common.progress import each
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import TITLES, Corpus
@@ -24,10 +25,9 @@ def write_diagnosis(corpora: Sequence[Corpus], out: Path | str, *, pairs: int = 
         "40 of 60 words": PermutationCopying(words=60),
         "a fixed permutation, 40 of 60 words": FixedPermutation(),
     }
-    rows = [diagnose(_sampled(task, pairs), name=name) for name, task in tasks.items()]
-    for corpus in corpora:
-        if corpus.kind == "translation":
-            rows.append(diagnose(bitext(*corpus.train), name=TITLES[corpus.name]))
+    rows = [diagnose(_sampled(tasks[name], pairs), name=name) for name in each(list(tasks))]
+    for corpus in each([corpus for corpus in corpora if corpus.kind == "translation"], lambda corpus: corpus.name):
+        rows.append(diagnose(bitext(*corpus.train), name=TITLES[corpus.name]))
     config = {"toy_pairs": pairs, "draws": 3}
     return write_results(out, make_results("ktiw-diagnosis", PAPER, {"diagnosis": rows}, config=config))
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from attnlab.dynamics import agreement, logistic_proxy, train_proxy
+from papers.common.progress import each
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.config import study_config
@@ -24,7 +25,7 @@ FACTORS = (1, 20)
 def write_proxy_rates(corpora: Sequence[Corpus], out: Path | str, *, count: int = 1000) -> dict[str, Any]:
     """A(beta_px, beta_log) on validation texts, for the proxy trained at the paper's rate and at twenty times that."""
     rows, device = [], torch.device("cpu")
-    for corpus in (one for one in corpora if one.kind == "classification"):
+    for corpus in each([one for one in corpora if one.kind == "classification"], lambda corpus: corpus.name):
         on = examples(corpus, "valid", count=count, device=device)
         logistic = logistic_proxy(corpus.train, corpus.valid, words=corpus.vocab)
         gold = proxy_rows(logistic, on)

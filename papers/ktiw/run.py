@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="a folder with a folder for each data set, as downloaded")
     parser.add_argument("--prepared", type=Path, help="the files that ktiw-data wrote; instead of --data")
     parser.add_argument("--only", help="data sets, such as imdb,multi30k (default: all in the folder)")
+    parser.add_argument("--examples", type=int, help="at most so many of either split (default: all)")
 
 
 def _data_arguments(name: str) -> Arguments:
@@ -59,7 +61,8 @@ def _data_arguments(name: str) -> Arguments:
 
 def _read_corpora(options: argparse.Namespace, names: Sequence[str] | None = None) -> list[Any]:
     """The data sets that --only names, or ``names``, or all; without --only those that the folder holds."""
-    from papers.ktiw.corpora import READERS, load_corpus, prepare
+    from papers.common.progress import each
+    from papers.ktiw.corpora import READERS, load_corpus, prepare, some_examples
 
     if (options.data is None) == (options.prepared is None):
         raise ValueError("name the data: --data FOLDER as downloaded, or --prepared FOLDER as ktiw-data wrote it")
@@ -69,9 +72,11 @@ def _read_corpora(options: argparse.Namespace, names: Sequence[str] | None = Non
         raise ValueError(f"no data set named {unknown[0]!r}; there are {', '.join(READERS)}")
     if options.prepared is not None:
         files = {name: options.prepared / f"{name}.npz.xz" for name in wanted}
-        return [load_corpus(files[name]) for name in _present(files, options)]
+        present = _present(files, options)
+        return [some_examples(load_corpus(files[name]), options.examples) for name in each(present)]
     folders = {name: options.data / name for name in wanted}
-    return [prepare(name, options.data) for name in _present(folders, options)]
+    present = _present(folders, options)
+    return [some_examples(prepare(name, options.data), options.examples) for name in each(present)]
 
 
 def _present(paths: Mapping[str, Path], options: argparse.Namespace) -> list[str]:
@@ -143,7 +148,7 @@ def _study(name: str, runs: Sequence[str]) -> WriteResults:
 def _toy_arguments(name: str) -> Arguments:
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--seeds", type=int, help="models of each setting, instead of the paper's")
-        parser.add_argument("--steps", type=int, help="updates, instead of the default")
+        parser.add_argument("--steps", type=int, help="updates of each training, instead of the default")
         add_out(parser, name)
         _add_page(parser)
 
@@ -155,6 +160,8 @@ def _copying_arguments(name: str) -> Arguments:
         _toy_arguments(name)(parser)
         models = "literal: Eqs. 1 and 2; projected: with a bias in attention and a linear layer on the context"
         parser.add_argument("--model", choices=("literal", "projected"), default="literal", help=models)
+        if name == "ktiw-multihead":
+            parser.add_argument("--candidates", type=int, help="initialisations that are tried (default: 64)")
 
     return arguments
 
@@ -165,7 +172,10 @@ def _toy(name: str) -> WriteResults:
 
         changes = {"seeds": options.seeds, "steps": options.steps}
         if name != "ktiw-local":
-            changes["literal"] = options.model == "literal"
+            trainings = ("head_steps", "figure_6_steps", "permute_steps")
+            changes |= {"literal": options.model == "literal", **dict.fromkeys(trainings, options.steps)}
+        if name == "ktiw-multihead":
+            changes["candidates"] = options.candidates
         return run_toy(name, options.out, {key: value for key, value in changes.items() if value is not None})
 
     return write
@@ -175,7 +185,8 @@ def _diagnosis(options: argparse.Namespace) -> dict[str, Any]:
     from papers.ktiw.diagnosis import write_diagnosis
 
     named = options.data is not None or options.prepared is not None
-    return write_diagnosis(_read_corpora(options) if named else [], options.out)
+    pairs = {} if options.examples is None else {"pairs": options.examples}
+    return write_diagnosis(_read_corpora(options) if named else [], options.out, **pairs)
 
 
 def _rates(options: argparse.Namespace) -> dict[str, Any]:
@@ -224,12 +235,17 @@ def _heads(options: argparse.Namespace) -> dict[str, Any]:
         from papers.ktiw.transformers import run_heads
 
         config = HeadsConfig(family=options.family, steps=options.steps)
+        config = replace(config, sentences=min(config.sentences, options.examples or config.sentences))
         run_heads(_read_translation(options), options.work, config=config)
     return write_heads_result(options.work, options.out)
 
 
 STANDARD = ("reference", "second", "uniform")
-QUICK_STUDY = {"steps": 20, "only": "multi30k"}
+# The smallest translation and the smallest classification that are downloaded whole.
+QUICK_TRANSLATION = {"only": "multi30k", "examples": 32}
+QUICK_CLASSIFICATION = {"only": "20newsgroups", "examples": 32}
+QUICK_STUDY = {**QUICK_TRANSLATION, "steps": 5}
+QUICK_CLASSIFIERS = {**QUICK_CLASSIFICATION, "steps": 5}
 QUICK_TOY = {"steps": 10, "seeds": 1}
 EXPERIMENTS: dict[str, Experiment] = {
     "ktiw-data": Experiment(
@@ -237,6 +253,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _prepare_arguments,
         _results(_prepare),
         "--data data --into runs/ktiw-data",
+        quick={"only": "20newsgroups,multi30k"},
     ),
     "ktiw-table2": Experiment(
         "KTIW: Tables 2, 5 and 6, agreement of attention with lexical probes, and the curve of A.7.",
@@ -264,14 +281,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-frozen"),
         _results(_study("ktiw-frozen", ("reference", "uniform", "frozen"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
-        quick=QUICK_STUDY,
+        quick=QUICK_CLASSIFIERS,
     ),
     "ktiw-logreg": Experiment(
         "KTIW: Table 11, the proxy against logistic regression.",
         _study_arguments("ktiw-logreg"),
         _results(_study("ktiw-logreg", ("reference", "uniform"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
-        quick=QUICK_STUDY,
+        quick=QUICK_CLASSIFIERS,
     ),
     "ktiw-optimal": Experiment(
         "KTIW: appendix A.1, optimal attention of the model with a linear output layer.",
@@ -290,7 +307,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "KTIW: Figure 6, good and bad initialisations of eight heads.",
         _copying_arguments("ktiw-multihead"),
         _results(_toy("ktiw-multihead")),
-        quick=QUICK_TOY,
+        quick={**QUICK_TOY, "candidates": 1},
     ),
     "ktiw-local": Experiment(
         "KTIW: Figure 7, where the knowledge of a keyword lies.",
@@ -309,12 +326,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         _data_arguments("ktiw-diagnosis"),
         _results(_diagnosis),
         "--prepared runs/ktiw-data",
+        quick={**QUICK_TRANSLATION, "examples": 1000},
     ),
     "ktiw-proxy-rates": Experiment(
         "Ours: the proxy against logistic regression, at the paper's rate and at a higher one.",
         _data_arguments("ktiw-proxy-rates"),
         _results(_rates),
         "--prepared runs/ktiw-data",
+        quick=QUICK_CLASSIFICATION,
     ),
     "ktiw-alignment": Experiment(
         "Ours: attention, lexical probe and IBM Model 1 side by side for a sentence.",
@@ -333,6 +352,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _heads_arguments,
         _results(_heads),
         "--prepared runs/ktiw-data --work runs/ktiw-transformers",
-        quick={"steps": 20},
+        quick=QUICK_STUDY,
     ),
 }

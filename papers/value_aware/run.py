@@ -20,6 +20,7 @@ from typing import Any
 
 from attnlab.provenance import check_writable, write_json
 from papers.common.folders import Experiment, add_out
+from papers.common.progress import note
 from papers.common.row_store import Part, read_results, write_results
 from papers.value_aware.config import ARMS, CONFIGS, KEYS, NAME, ValueAwareConfig
 from papers.value_aware.tables import collect, merged_with
@@ -102,6 +103,7 @@ def reproduce(
             result = collect(config, work, names)
             if result["tables"] != written:
                 written = result["tables"]
+                note(f"{sum(map(len, written.values()))} rows of {', '.join(names)}")
                 write_results(out, merged_with(before, result))
             if seconds is not None and time.monotonic() - started > seconds:
                 break
@@ -179,12 +181,13 @@ def _run(options: argparse.Namespace) -> Path:
 def _words_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's three files")
     parser.add_argument("--out", type=Path, required=True, help="a new folder for the token stores")
+    parser.add_argument("--articles", type=int, help="only the first so many of each file (default: all)")
 
 
 def _words(options: argparse.Namespace) -> None:
     from papers.value_aware.words import prepare_words
 
-    print(json.dumps(prepare_words(options.wikitext, options.out), indent=1))
+    print(json.dumps(prepare_words(options.wikitext, options.out, limit=options.articles), indent=1))
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -193,12 +196,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         _words_arguments,
         _words,
         "--wikitext data/wikitext-103 --out runs/wiki-words",
+        quick={"articles": 30},
     ),
     "value-aware": Experiment(
         "Value-aware approximation: its Tables 1 and 2 and Figures 1 to 3.",
         _arguments,
         _run,
         "--corpus runs/wiki --work runs/value-aware",
-        quick={"seconds": 50.0},
+        quick={"seconds": 30.0, "only": "mlm"},
     ),
 }

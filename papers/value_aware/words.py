@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from attnlab.data import load_store, train_words, write_store
 from attnlab.data.readers import numbered_lines
+from papers.common.progress import each, note
 from papers.common.wiki_corpus import HEADING
 
 __all__ = ["articles_of", "prepare_words"]
@@ -24,8 +26,10 @@ UNKNOWN = "<unk>"
 WORD = r"\S+"
 
 
-def prepare_words(wikitext: Path, out: Path) -> dict[str, Any]:
+def prepare_words(wikitext: Path, out: Path, *, limit: int | None = None) -> dict[str, Any]:
     """Write tokenizer, train, valid and wikitext103-test below ``out``; returns the counts of each.
+
+    ``limit``: only the first so many articles of each file.
 
     ``wikitext`` is the folder of wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens, plain or compressed.
     """
@@ -33,12 +37,13 @@ def prepare_words(wikitext: Path, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise ValueError(f"{out} is not empty; name a new folder")
-    words = train_words(articles_of(files["train"]), min_count=1, pattern=WORD, lowercase=False)
+    note("making the vocabulary")
+    words = train_words(islice(articles_of(files["train"]), limit), min_count=1, pattern=WORD, lowercase=False)
     tokeniser = replace(words, words=tuple(word for word in words.words if word != UNKNOWN))
     tokeniser.save(out / "tokenizer")
     counts: dict[str, Any] = {"vocabulary": tokeniser.vocab_size}
-    for name, path in files.items():
-        write_store(out / name, articles_of(path), tokeniser, source=path.name)
+    for name, path in each(list(files.items()), lambda file: file[0]):
+        write_store(out / name, islice(articles_of(path), limit), tokeniser, source=path.name)
         counts[name] = {key: n for key, n in load_store(out / name).meta.items() if isinstance(n, int)}
     return counts
 

@@ -235,11 +235,17 @@ def test_an_interrupt_says_so(error: KeyboardInterrupt, line: str, capsys: pytes
             RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."),
             "(can't allocate memory: you tried to allocate 4 bytes)",
         ),
+        (RuntimeError("std::bad_alloc"), "not enough memory for this (std::bad_alloc)"),
+        (OSError(12, "Cannot allocate memory"), "not enough memory for this ([Errno 12] Cannot allocate memory)"),
+        (
+            ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+            "not enough memory for this (libtorch",
+        ),
         (ValueError("two\nlines"), "attnlab: two; lines\n"),
         (ValueError("\udcff"), "attnlab: \\udcff\n"),
         (FileNotFoundError(2, "No such file", "a.txt"), "attnlab: a.txt: No such file\n"),
     ],
-    ids=range(6),
+    ids=range(9),
 )
 def test_one_place_makes_one_line(error: Exception, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     def failing(options: argparse.Namespace) -> None:

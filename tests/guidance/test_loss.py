@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attnlab as al
-from attnlab.attention import visible
+from attnlab.attention import pair_mask, visible
 from attnlab.guidance import Guidance, guidance_loss, squared_error
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
 from attnlab.trace import LayerTrace
@@ -22,6 +22,7 @@ TOKENS = SpecialTokens(period=(9,), delimiters=(1, 2))
 IDS = torch.tensor([[0, 0, 1, 5, 9, 5, 2], [1, 9, 0, 4, 4, 9, 2]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 1, 1, 1, 1]])
 HEADS = {"next": 1, "same": 2, "period": 1, "first": 1}
+CAUSAL_HEADS = {"prev": 1, "same": 2, "period": 1, "first": 1}
 
 
 def layer(number: int, *, groups: int = 1, mechanism: str = "softmax", **call: object) -> LayerTrace:
@@ -38,10 +39,14 @@ def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
     for x in layers:
         W, call = x.weights(), x.call
         start = 0
-        for name, count in HEADS.items():
+        for name, count in (CAUSAL_HEADS if call.causal else HEADS).items():
             own = slice(start, start + count)
-            mask = call.mask if call.mask is None or call.mask.shape[1] == 1 else call.mask[:, own]
-            seen = visible(replace(call, mask=mask, q=call.q[:, own], k=call.q[:, own], v=call.q[:, own]))
+            masks = {
+                key: t if t is None or t.shape[1] == 1 else t[:, own]
+                for key, t in (("mask", call.mask), ("bias", call.bias))
+            }
+            part = replace(call, **masks, q=call.q[:, own], k=call.q[:, own], v=call.q[:, own])
+            seen, mask = visible(part), pair_mask(part)
             targets = pattern_targets(name, IDS, attention_mask=MASK, causal=call.causal, mask=mask, tokens=TOKENS)
             t = dense(targets, keys=N, visible=seen).double()
             error = (W[:, start : start + count] - t).square() * targets.rows[..., None]
@@ -57,13 +62,17 @@ def by_definition(layers: list[LayerTrace], reduction: str) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("mechanism", ["softmax", "kernel:poly,degree=2"])
 def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: int, mechanism: str) -> None:
-    # No mask, one for all heads, one for each.
-    masks = [None, torch.rand(B, 1, N, N) > 0.3, torch.rand(1, H, N, N) > 0.3]
+    # No mask, one for all heads, one for each, and both inside a bias.
+    hidden = torch.rand(B, 1, N, N) < 0.3, torch.rand(1, H, N, N) < 0.3
+    masks = [{}, *({"mask": ~pairs} for pairs in hidden)]
+    masks += [{"bias": torch.randn(pairs.shape).double().masked_fill(pairs, -1e9)} for pairs in hidden]
+    if mechanism != "softmax":
+        masks = masks[:3]
     layers = [
-        layer(i, groups=groups, mechanism=mechanism, causal=causal, key_visible=MASK.bool(), mask=mask)
+        layer(i, groups=groups, mechanism=mechanism, causal=causal, key_visible=MASK.bool(), **mask)
         for i, mask in enumerate(masks)
     ]
-    guidance = Guidance(heads=HEADS, reduction=reduction)
+    guidance = Guidance(heads=CAUSAL_HEADS if causal else HEADS, reduction=reduction)
     loss = guidance_loss(layers, guidance, IDS, attention_mask=MASK, tokens=TOKENS)
     expected = by_definition(layers, reduction)
     mean = loss.total / loss.count
@@ -75,6 +84,20 @@ def test_the_loss_is_its_dense_definition(reduction: str, causal: bool, groups: 
         assert a.abs().max() > 0
     # The sixth head is not guided.
     assert slopes[0][:, 5].abs().max() == 0
+
+
+UPPER = torch.ones(N, N).triu(1).bool()[None, None]
+
+
+@pytest.mark.parametrize(
+    "hidden", [{"causal": True}, {"mask": ~UPPER}, {"bias": torch.zeros(1, 1, N, N).double().masked_fill(UPPER, -1e9)}]
+)
+def test_a_pattern_of_tokens_that_the_attention_hides_is_refused(hidden: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="can follow 'next': its attention hides the tokens that the pattern names"):
+        guidance_loss([layer(0, **hidden)], Guidance(heads={"prev": 1, "next": 1}), IDS)
+    # A text without a full stop is no reason to refuse "period".
+    without = SpecialTokens(period=(8,), delimiters=(1, 2))
+    assert guidance_loss([layer(0, **hidden)], Guidance(heads={"period": 1}), IDS, tokens=without).total == 0
 
 
 def test_by_hand() -> None:

@@ -490,3 +490,14 @@ def test_a_run_state_is_read_back_with_values_that_are_not_finite():
     again = RunState.from_json(fields)
     assert math.isnan(again.evaluated.pop("b"))
     assert again == dataclasses.replace(state, evaluated={"a": 1.0})
+
+
+def test_lines_that_a_finished_run_has_not_written_are_not_taken_from_its_checkpoint(tmp_path):
+    job(tmp_path)
+    written = without_seconds(read_metrics(tmp_path))
+    newest = list_checkpoints(tmp_path)[-1]
+    (newest / "metrics.jsonl").write_text("{}")
+    names = [path.name for path in newest.iterdir() if path.name != "checksums.json"]
+    (newest / "checksums.json").write_text(json.dumps({name: on_disk._digest(newest / name) for name in names}))
+    job(tmp_path, resume=True)
+    assert without_seconds(read_metrics(tmp_path)) == written

@@ -69,3 +69,19 @@ def test_quick_refuses_what_it_cannot_do(
     arguments = ["abc-lm", "--corpus", "none", "--work", "w", "--quick", *extra]
     assert command_line.main(arguments) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith("python -m papers: --quick")
+
+
+def test_every_paper_says_that_there_is_quick() -> None:
+    pages = [RESULTS.parent / "README.md", *sorted(RESULTS.parent.glob("*/README.md"))]
+    assert len(pages) > 5
+    assert [page for page in pages if "--quick" not in page.read_text(encoding="utf-8")] == []
+
+
+# What is read, drawn or judged from results and runs at hand has nothing to cut.
+NOTHING_TO_CUT = {
+    "claims", "docs", "effective-maps", "abc-figures", "abc-family", "guidance-patterns", "ktiw-alignment", "ktiw-figures"
+}  # fmt: skip
+
+
+def test_every_experiment_that_trains_or_reads_a_corpus_is_cut() -> None:
+    assert {name for name, experiment in EXPERIMENTS.items() if not experiment.quick} == NOTHING_TO_CUT
