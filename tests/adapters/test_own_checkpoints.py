@@ -168,5 +168,5 @@ def test_a_masked_language_model_continues_nothing(tmp_path: Path, wordpiece: To
         al.generate(al.load_model(tmp_path), "the old")
     saved(tmp_path, wordpiece, "decoder")
     loaded = al.load_model(tmp_path)
-    with pytest.raises(ValueError, match="max_new_tokens must be positive"):
+    with pytest.raises(ValueError, match="max_new_tokens must be an int of at least 1"):
         al.generate(loaded, "the old", max_new_tokens=0)
