@@ -108,8 +108,8 @@ def _deberta() -> dict[str, Callable[..., Any]]:
     ) -> tuple[Tensor, Tensor | None]:
         if query_states is not None or self.head_logits_proj is not None:
             raise ValueError(
-                "DeBERTa's talking heads, and its enhanced mask decoder with queries from other states, cannot be said to "
-                "any attnlab mechanism; swap or record other layers, or another model"
+                "DeBERTa's talking heads, and its enhanced mask decoder with queries of its own, cannot be said to any "
+                "attnlab mechanism; swap or record another model"
             )
         split = self.transpose_for_scores
         q, k, v = split(self.in_proj(hidden_states)).chunk(3, dim=-1)

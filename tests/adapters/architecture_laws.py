@@ -1,108 +1,130 @@
-"""What swap, record and generate must do in a model of any architecture; ``judge`` says how one fares."""
+"""What swap, record and generate must do in a model of any architecture: ``judge`` says how one fares."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import attnlab as al
 from attnlab.adapters import adapter_of
+from attnlab.adapters.protocol import Site
 from tests.adapters.architectures import CannotBuild, build, inputs, quiet
 
 __all__ = ["Verdict", "judge"]
 
 TOLERANCE = 1e-4
-OUTSIDE = ("none of its modules", "can be swapped only in part")
-# A softmax over more than these is one over keys.
+# A softmax over more than these is one over keys, not over experts.
 MOST_EXPERTS = 6
-SDPA = torch.nn.functional.scaled_dot_product_attention
+NONE_REACHED, PARTLY_REACHED = "none of its modules", "can be swapped only in part"
+Batch = dict[str, Tensor]
 
 
 @dataclass
 class Verdict:
-    """How an architecture fares: "works", "refused", "outside", "no attention", "not built"; why, and what was seen."""
+    """How an architecture fares, and why.
+
+    The outcomes: "works"; "in part", where some modules attend outside of transformers' interface and the layers to
+    swap must be named; "refused"; "outside" the interface altogether; "no attention" in it; "not built".
+    """
 
     outcome: str
     reason: str = ""
+    # Layers that were swapped, those of them whose W was compared with eager attention's, and those that no input of
+    # the sweep reaches (the image tower of a model that is given text).
     layers: int = 0
-    # Layers whose W is that of eager attention.
     compared: int = 0
-    # Layers that no input of the sweep reaches (an image tower that is given text only).
     unreached: int = 0
-    generates: bool = False
+    # Whether generation with and without a cache was compared.
+    generated: bool = False
 
 
 def judge(kind: str) -> Verdict:
-    """The verdict on an architecture; an AssertionError where something is silently wrong."""
+    """The verdict on an architecture; an AssertionError where something is wrong without a refusal."""
     try:
         model = build(kind)
         batch = inputs(model)
-    except Exception as error:
-        return Verdict("not built", " ".join(f"{type(error).__name__}: {error}".split()))
+    except CannotBuild as error:
+        return Verdict("not built", str(error))
     try:
         sites = adapter_of(model).sites()
         with al.swap(model, "softmax"):
             outputs(model, batch)
     except ValueError as error:
-        outside = any(words in str(error) for words in OUTSIDE)
-        if outside and not attention_modules(model):
-            return Verdict("no attention")
-        return Verdict("outside" if outside else "refused", str(error))
-    reached = reached_sites(model, batch)
-    verdict = Verdict("works", layers=len(reached), unreached=len(sites) - len(reached))
-    assert reached, "no layer is reached"
-    check_softmax(model, batch)
+        if PARTLY_REACHED in str(error):
+            return judge_sites(model, batch, Verdict("in part", str(error)), adapter_of(model).sites())
+        if NONE_REACHED in str(error):
+            with SoftmaxOverKeys() as seen:
+                outputs(model, batch)
+            return Verdict("outside" if attention_modules(model) or seen.calls else "no attention")
+        with pytest.raises(ValueError, match=re.escape(str(error))), al.record(model):
+            outputs(model, batch)
+        return Verdict("refused", str(error))
     check_nothing_is_left(model, batch)
-    check_each_layer(model, batch, reached)
-    check_weights(model, batch)
-    verdict.compared = check_against_eager(model, batch)
-    verdict.generates = check_generation(model, batch)
+    return judge_sites(model, batch, Verdict("works"), sites)
+
+
+def judge_sites(model: Any, batch: Batch, verdict: Verdict, sites: list[Site]) -> Verdict:
+    """The laws at the sites that the batch reaches."""
+    trace = recorded(model, batch)
+    keys = {layer.name: layer.call.k.shape[2] for layer in trace}
+    reached = [site for site in sites if site.name in keys]
+    assert reached, "no layer is reached"
+    layers = [(site.kind, site.layer) for site in reached]
+    batches = [one for one in (batch, padded(model, batch)) if one is not None]
+    for one in batches:
+        check_softmax(model, one, layers)
+        check_weights(model, one)
+    # Every mechanism gives a single key all the weight.
+    check_each_layer(model, batch, [site for site in reached if keys[site.name] > 1])
+    verdict.layers, verdict.unreached = len(reached), len(sites) - len(reached)
+    verdict.compared = check_against_eager(model, batches[-1])
+    verdict.generated = check_generation(model, batch, layers)
     return verdict
 
 
 def attention_modules(model: nn.Module) -> list[str]:
-    """The modules that attend, by their class names."""
+    """The modules that attend, by the names of their classes."""
     return [name for name, module in model.named_modules() if "attention" in type(module).__name__.lower()]
 
 
-def outputs(model: Any, batch: dict[str, Tensor], **options: Any) -> list[Tensor]:
+def outputs(model: Any, batch: Batch, **options: Any) -> list[Tensor]:
     """The floating-point tensors that the model returns, caches left out."""
     torch.manual_seed(3)
     with torch.no_grad(), quiet():
         answer = model(**batch, **options)
-    flat: list[Tensor] = []
+    return list(tensors_in(answer))
 
-    def add(value: Any) -> None:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            flat.append(value)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                add(item)
-        elif isinstance(value, dict):
-            for name, item in value.items():
-                if "past_key" not in name and "cache" not in name:
-                    add(item)
 
-    add(answer)
-    return flat
+def tensors_in(answer: Any) -> Iterator[Tensor]:
+    if isinstance(answer, Tensor) and answer.is_floating_point():
+        yield answer
+    elif isinstance(answer, (list, tuple)):
+        for item in answer:
+            yield from tensors_in(item)
+    elif isinstance(answer, dict):
+        for name, item in answer.items():
+            if "past_key" not in name and "cache" not in name:
+                yield from tensors_in(item)
 
 
 def difference(actual: list[Tensor], expected: list[Tensor]) -> float:
     """The largest difference, as a part of the largest number of its tensor."""
     assert [t.shape for t in actual] == [t.shape for t in expected], "the outputs have other shapes"
-    parts = [(a - e).abs().nan_to_num(torch.inf).max() / e.abs().max().clamp(min=1e-3) for a, e in zip(actual, expected, strict=True) if e.numel()]
-    return float(max(parts))
+    pairs = [(a, e) for a, e in zip(actual, expected, strict=True) if e.numel()]
+    return max(float((a - e).abs().nan_to_num(torch.inf).max() / e.abs().max().clamp(min=1e-3)) for a, e in pairs)
 
 
-def padded(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    """The batch with its second row's last three tokens hidden; None for a model that takes no such mask."""
+def padded(model: Any, batch: Batch) -> Batch | None:
+    """The batch with the last three tokens of its second row hidden; None for a model that takes no such mask."""
     if "input_ids" not in batch or "attention_mask" not in inspect.signature(model.forward).parameters:
         return None
     mask = torch.ones_like(batch["input_ids"])
@@ -110,168 +132,156 @@ def padded(model: Any, batch: dict[str, Tensor]) -> dict[str, Tensor] | None:
     return {**batch, "attention_mask": mask}
 
 
-def of_real_tokens(tensors: list[Tensor], batch: dict[str, Tensor]) -> list[Tensor]:
-    """The tensors without their rows for padding, which sees nothing here and anything in transformers."""
+def of_real_tokens(tensors: list[Tensor], batch: Batch) -> list[Tensor]:
+    """The tensors without their rows for padding, which may see nothing here and anything in transformers."""
     mask = batch.get("attention_mask")
     if mask is None:
         return tensors
     return [t[mask.bool()] if t.shape[:2] == mask.shape else t for t in tensors]
 
 
-def check_softmax(model: Any, batch: dict[str, Tensor]) -> None:
-    """A swap with softmax gives the model's outputs, under padding too."""
-    for one in (batch, padded(model, batch)):
-        if one is None:
-            continue
-        expected = outputs(model, one)
-        assert all(bool(t.isfinite().all()) for t in expected), "the model's own outputs are not finite"
-        again = difference(outputs(model, one), expected)
-        assert again == 0, f"the model gives other outputs the second time ({again:.1e})"
-        with al.swap(model, "softmax"):
-            off = difference(of_real_tokens(outputs(model, one), one), of_real_tokens(expected, one))
-        what = "under padding" if "attention_mask" in one else ""
-        assert off <= TOLERANCE, f"swap(softmax) is off by {off:.1e} {what}"
-        assert difference(outputs(model, one), expected) == 0, "the model is not what it was after the swap"
+def recorded(model: Any, batch: Batch) -> al.Trace:
+    with al.record(model, keep="all") as trace:
+        outputs(model, batch)
+    return trace
 
 
-class Unswapped(TorchFunctionMode):
-    """Notes every attention that torch computes by itself."""
+def check_softmax(model: Any, batch: Batch, layers: list[tuple[str, int]]) -> None:
+    """A swap with softmax gives the model's outputs, and leaves the model as it was."""
+    expected = outputs(model, batch)
+    assert all(bool(t.isfinite().all()) for t in expected), "the model's own outputs are not finite"
+    assert difference(outputs(model, batch), expected) == 0, "the model gives other outputs the second time"
+    with al.swap(model, "softmax", layers=layers):
+        off = difference(of_real_tokens(outputs(model, batch), batch), of_real_tokens(expected, batch))
+    assert off <= TOLERANCE, (
+        f"swap(softmax) is off by {off:.1e}, {'padded' if 'attention_mask' in batch else 'unpadded'}"
+    )
+    assert difference(outputs(model, batch), expected) == 0, "the model is not what it was after the swap"
+
+
+class SoftmaxOverKeys(TorchFunctionMode):
+    """Notes every softmax over keys that torch is asked for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is SDPA:
-            self.calls.append(f"scaled_dot_product_attention {tuple(args[0].shape) if args else ''}")
-        if getattr(func, "__name__", "") in ("softmax", "softmax_") and args and args[0].dim() >= 3 and min(args[0].shape[-2:]) > MOST_EXPERTS:
-            self.calls.append(f"softmax {tuple(args[0].shape)}")
+        name = getattr(func, "__name__", "")
+        scores = name.startswith("softmax") and args[0].dim() > 2 and min(args[0].shape[-2:]) > MOST_EXPERTS
+        if scores or name == "scaled_dot_product_attention":
+            self.calls.append(name)
         return func(*args, **(kwargs or {}))
 
 
-def check_nothing_is_left(model: Any, batch: dict[str, Tensor]) -> None:
-    """Under another mechanism in all layers, no softmax over keys is left in the model."""
-    with al.swap(model, "uniform"), Unswapped() as seen:
+def check_nothing_is_left(model: Any, batch: Batch) -> None:
+    """Under a mechanism without a softmax in all layers, the model computes none over keys."""
+    with al.swap(model, "uniform"), SoftmaxOverKeys() as seen:
         outputs(model, batch)
-    assert not seen.calls, f"attends beside the swap: {seen.calls[0]}"
+    assert not seen.calls, f"the model attends beside the swap: {seen.calls[0]}"
 
 
-def reached_sites(model: Any, batch: dict[str, Tensor]) -> list[tuple[Any, int]]:
-    """The sites that the batch reaches, each with the number of its keys."""
-    with al.record(model) as trace:
-        outputs(model, batch)
-    reached = {layer.name: layer.call.k.shape[2] for layer in trace}
-    return [(site, reached[site.name]) for site in adapter_of(model).sites() if site.name in reached]
-
-
-def check_each_layer(model: Any, batch: dict[str, Tensor], sites: list[tuple[Any, int]]) -> None:
-    """A mechanism in one layer alone changes the outputs."""
+def check_each_layer(model: Any, batch: Batch, sites: list[Site]) -> None:
+    """Another mechanism in one layer alone changes the outputs."""
     expected = outputs(model, batch)
-    for site, keys in sites:
+    for site in sites:
         with al.swap(model, "uniform", layers=[(site.kind, site.layer)]):
             off = difference(outputs(model, batch), expected)
-        # Every mechanism gives a single key all the weight.
-        assert off > 1e-6 or keys == 1, f"{site.name}: swapping it changes nothing"
+        assert off > 1e-6, f"{site.name}: swapping it changes nothing"
 
 
-def check_weights(model: Any, batch: dict[str, Tensor]) -> None:
-    """W times the values is the output, and its rows sum to 1, or to 0 where a query sees nothing."""
-    for one in (batch, padded(model, batch)):
-        if one is None:
-            continue
-        with al.record(model) as trace:
-            outputs(model, one)
-        for layer in trace:
-            w = layer.weights()
-            sums = w.sum(-1)
-            seen = sums > 0.5
-            assert float((sums[seen] - 1).abs().max()) < TOLERANCE, f"{layer.name}: rows of W do not sum to 1"
-            assert float(sums[~seen].abs().sum()) == 0, f"{layer.name}: rows of W sum to neither 1 nor 0"
-            mixed = w @ layer.values.repeat_interleave(layer.call.groups, 1)
-            off = difference([mixed[seen]], [layer.output[seen]])
-            assert off <= TOLERANCE, f"{layer.name}: W @ v is off by {off:.1e}"
+def check_weights(model: Any, batch: Batch) -> None:
+    """W times the values is the output, and its rows sum to 1, or are zero where a query sees nothing."""
+    for layer in recorded(model, batch):
+        w = layer.weights()
+        seen = w.sum(-1) > 0.5
+        assert float((w.sum(-1) - seen.to(w)).abs().max()) <= TOLERANCE, f"{layer.name}: rows of W do not sum to 1"
+        mixed = w @ layer.values.repeat_interleave(layer.call.groups, 1)
+        off = difference([mixed[seen]], [layer.output[seen]])
+        assert off <= TOLERANCE, f"{layer.name}: W @ v is off by {off:.1e}"
 
 
 @contextmanager
-def implementation(model: Any, name: str) -> Iterator[None]:
-    """Inside, the model attends by this attention of transformers."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config") and hasattr(m.config, "_attn_implementation")}
-    before = {key: config._attn_implementation for key, config in configs.items()}
+def eager(model: nn.Module) -> Iterator[None]:
+    """Inside, the model attends by transformers' eager attention."""
+    configs = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
+    before = {key: getattr(config, "_attn_implementation", None) for key, config in configs.items()}
+    for config in configs.values():
+        config._attn_implementation = "eager"
     try:
-        for config in configs.values():
-            config._attn_implementation = name
         yield
     finally:
         for key, config in configs.items():
             config._attn_implementation = before[key]
 
 
-def check_against_eager(model: Any, batch: dict[str, Tensor]) -> int:
-    """The recorded W is the one that eager attention returns: the number of layers that were compared."""
+def check_against_eager(model: Any, batch: Batch) -> int:
+    """The recorded W is the one that eager attention returns, with all that it holds: the number of layers compared.
+
+    So windows, chunks, ALiBi and position biases are in it. Not every module returns its W.
+    """
     count = 0
-    for one in (padded(model, batch) or batch,):
-        own: dict[str, list[Tensor]] = {}
-        modules = dict(model.named_modules())
-        with implementation(model, "eager"):
-            names = [site.name for site in adapter_of(model).sites()]
-
-            def keep(name: str) -> Any:
-                def hook(_module: Any, _args: Any, answer: Any) -> None:
-                    tensors = [t for t in (answer if isinstance(answer, tuple) else ()) if isinstance(t, Tensor) and t.dim() == 4]
-                    own.setdefault(name, []).append(tensors[-1] if tensors else None)
-
-                return hook
-
-            hooks = [modules[name].register_forward_hook(keep(name)) for name in names]
-            try:
-                asked = "output_attentions" in inspect.signature(model.forward).parameters
-                eager = outputs(model, one, **({"output_attentions": True} if asked else {}))
-            finally:
-                for hook in hooks:
-                    hook.remove()
-            if not all(bool(t.isfinite().all()) for t in eager):
-                return 0
-            with al.record(model, keep="all") as trace:
-                outputs(model, one)
-            for layer in trace:
-                history = trace.history(layer.layer, kind=layer.kind) if False else history_of(trace, layer)
-                weights = own.get(layer.name, [])
-                if len(weights) != len(history):
+    with eager(model):
+        returned = returned_weights(model, batch)
+        trace = recorded(model, batch)
+        for layer in trace:
+            calls = trace.history((layer.kind, layer.layer))
+            own = returned.get(layer.name, [])
+            for call, theirs in zip(calls, own, strict=True) if len(own) == len(calls) else ():
+                w = call.weights()
+                if theirs is None or theirs.shape != w.shape:
                     continue
-                for step, w in zip(history, weights, strict=True):
-                    expected = step.weights()
-                    if w is None or w.shape != expected.shape:
-                        continue
-                    seen = expected.sum(-1) > 0.5
-                    off = float((w[seen] - expected[seen]).abs().max())
-                    assert off <= TOLERANCE, f"{layer.name}: W is off eager attention's by {off:.1e}"
-                    count += 1
+                seen = w.sum(-1) > 0.5
+                off = float((w - theirs)[seen].abs().max())
+                assert off <= TOLERANCE, f"{layer.name}: W is off eager attention's by {off:.1e}"
+                count += 1
     return count
 
 
-def history_of(trace: Any, layer: Any) -> Any:
-    return trace.history((layer.kind, layer.layer))
+def returned_weights(model: Any, batch: Batch) -> dict[str, list[Tensor | None]]:
+    """{site: the weights that its module returns, call by call}; empty if eager attention gives the model NaN."""
+    returned: dict[str, list[Tensor | None]] = {}
+
+    def keep(name: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, answer: Any) -> None:
+            tensors = [t for t in tensors_in(answer if isinstance(answer, (tuple, list)) else ()) if t.dim() == 4]
+            returned.setdefault(name, []).append(tensors[-1] if tensors else None)
+
+        return hook
+
+    hooks = [site.module.register_forward_hook(keep(site.name)) for site in adapter_of(model).sites()]
+    asks = "output_attentions" in inspect.signature(model.forward).parameters
+    try:
+        answers = outputs(model, batch, **({"output_attentions": True} if asks else {}))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return returned if all(bool(t.isfinite().all()) for t in answers) else {}
 
 
-def check_generation(model: Any, batch: dict[str, Tensor]) -> bool:
-    """Generation with a cache gives the tokens that it gives without one, if the model's own does."""
-    if not getattr(model, "can_generate", lambda: False)() or not hasattr(model, "generate"):
+def check_generation(model: Any, batch: Batch, layers: list[tuple[str, int]]) -> bool:
+    """Under a swap, generation with a cache gives the tokens that it gives without one, where the model's own does."""
+    if not getattr(model, "can_generate", bool)() or not hasattr(model, "generate"):
         return False
-    given = {name: t for name, t in batch.items() if name != "decoder_input_ids"}
+    prompt = {name: t for name, t in batch.items() if name != "decoder_input_ids"}
+    limits = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "num_beams": 1}
+    if model.config.is_encoder_decoder:
+        limits["decoder_start_token_id"] = 2
 
-    def generated(use_cache: bool) -> Tensor:
-        torch.manual_seed(3)
+    def generated(*, use_cache: bool) -> Tensor:
         with torch.no_grad(), quiet():
-            return model.generate(**given, max_new_tokens=4, min_new_tokens=4, do_sample=False, num_beams=1, use_cache=use_cache)
+            return model.generate(**prompt, **limits, use_cache=use_cache)
 
     try:
-        own = [generated(use_cache) for use_cache in (True, False)]
+        own = generated(use_cache=True)
+        if not torch.equal(own, generated(use_cache=False)):
+            return False
     except Exception:
+        # What the model cannot do by itself is no matter of a swap.
         return False
-    if not torch.equal(*own):
-        return False
-    with al.swap(model, "softmax"):
-        assert torch.equal(generated(True), own[0]), "generate under swap(softmax) gives other tokens"
-    with al.swap(model, "top-r:r=3"):
-        assert torch.equal(generated(True), generated(False)), "generate with and without a cache differ under a swap"
+    with al.swap(model, "softmax", layers=layers):
+        assert torch.equal(generated(use_cache=True), own), "generate gives other tokens under swap(softmax)"
+    with al.swap(model, "top-r:r=3", layers=layers):
+        tokens = [generated(use_cache=use_cache) for use_cache in (True, False)]
+        assert torch.equal(*tokens), "under a swap, generate gives other tokens with a cache than without one"
     return True

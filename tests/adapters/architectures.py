@@ -11,14 +11,14 @@ import importlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.auto import configuration_auto, modeling_auto
 
-__all__ = ["CannotBuild", "architectures", "build", "inputs"]
+__all__ = ["CannotBuild", "architectures", "build", "inputs", "quiet"]
 
 VOCABULARY, LENGTH, BATCH = 64, 11, 2
 WIDTH, HEADS, WINDOW = 32, 4, 5
@@ -36,6 +36,7 @@ MAPPINGS = {
 }
 
 # Names of sizes, the first that matches counts; a function makes the new value from the old one.
+# fmt: off
 SIZES: list[tuple[str, Any]] = [
     (r".*vocab_size(_\w+)?|num_embeddings|codebook_size|n_vocab|vocab", VOCABULARY),
     (r"(num_)?(hidden_)?layers?|num_hidden_layers|n_layers?|num_(encoder|decoder)_layers|(encoder|decoder)_layers"
@@ -77,6 +78,7 @@ SIZES: list[tuple[str, Any]] = [
     (r"num_conv_pos_embeddings", 16),
     (r"num_conv_pos_embedding_groups", 2),
 ]
+# fmt: on
 TOKEN = re.compile(r"\w*token_(id|index)|\w*token_ids?")
 # Names that the patterns above would take for sizes.
 NO_SIZES = {"num_labels", "num_channels", "conv_kernel", "conv_stride", "num_feat_extract_layers", "num_conv_layers"}
@@ -84,7 +86,14 @@ NO_SIZES = {"num_labels", "num_channels", "conv_kernel", "conv_stride", "num_fea
 MAMBA = {"mamba_n_heads": 8, "mamba_d_ssm": 64}
 ALPHABET = {"vocab_size": VOCABULARY}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2}
-SHIFTED = {"window_size": 2, "image_size": 32, "patch_size": 2, "depths": [1, 2, 1], "num_heads": [2, 2, 4], "embed_dim": 16}
+SHIFTED = {
+    "window_size": 2,
+    "image_size": 32,
+    "patch_size": 2,
+    "depths": [1, 2, 1],
+    "num_heads": [2, 2, 4],
+    "embed_dim": 16,
+}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
     "deepseek_v2": EXPERTS,
@@ -116,24 +125,29 @@ class CannotBuild(Exception):  # noqa: N818
 
 def architectures() -> dict[str, tuple[str, str]]:
     """{model type: (what it is for, the name of its class)}, in the order of the alphabet."""
-    found: dict[str, tuple[str, str]] = {}
+    kinds: dict[str, tuple[str, str]] = {}
     for purpose, mapping in MAPPINGS.items():
         for kind, names in getattr(modeling_auto, mapping).items():
             name = names if isinstance(names, str) else names[0]
-            found.setdefault(kind, (purpose, name))
-    return dict(sorted(found.items()))
+            kinds.setdefault(kind, (purpose, name))
+    return dict(sorted(kinds.items()))
 
 
 def config_of(kind: str) -> Any:
     """The architecture's config, with small sizes."""
-    module = importlib.import_module(f"transformers.models.{configuration_auto.model_type_to_module_name(kind)}")
-    own = getattr(module, configuration_auto.CONFIG_MAPPING_NAMES[kind])
+    own = getattr(folder_of(kind), configuration_auto.CONFIG_MAPPING_NAMES[kind])
     return shrunk(own, OVERRIDES.get(kind, {}))
+
+
+def folder_of(kind: str) -> Any:
+    """The package of transformers that holds the architecture."""
+    return importlib.import_module(f"transformers.models.{configuration_auto.model_type_to_module_name(kind)}")
 
 
 def shrunk(own: Any, overrides: dict[str, Any]) -> Any:
     """A config of the class with its sizes replaced by small ones, those of its sub-configs too."""
     plain = own()
+    old = plain.to_dict()
     values: dict[str, Any] = {}
     for name in getattr(own, "sub_configs", {}):
         sub = getattr(plain, name, None)
@@ -142,39 +156,40 @@ def shrunk(own: Any, overrides: dict[str, Any]) -> Any:
             if "siglip" in type(sub).model_type and "siglip" not in own.model_type:
                 # The published models leave out the tower's pooling.
                 values[name]["vision_use_head"] = False
-    for name, old in plain.to_dict().items():
-        if name in values or name in NO_SIZES:
-            continue
-        new = small(name, old)
+    for name, value in old.items():
+        new = None if name in values or name in NO_SIZES else small(name, value)
         if new is not None:
             values[name] = new
-    old = plain.to_dict()
     for heads in ("num_attention_heads", "num_heads"):
         if heads in values and old.get("num_key_value_heads") == old[heads]:
             values["num_key_value_heads"] = HEADS
     set_layer_types(own, plain, values)
+    set_rotary_sections(old, values)
+    values.update({key: value for key, value in overrides.items() if key not in getattr(own, "sub_configs", {})})
+    return own(**values)
+
+
+def set_rotary_sections(old: dict[str, Any], values: dict[str, Any]) -> None:
+    """Rotary positions of time, height and width share the width of a head."""
     rope = old.get("rope_parameters")
     if isinstance(rope, dict) and "mrope_section" in rope:
-        half = int(8 * rope.get("partial_rotary_factor", old.get("partial_rotary_factor") or 1.0)) // 2
-        values["rope_parameters"] = dict(rope, mrope_section=[half - 2 * (half // 4 or 1) + (half < 3), half // 4 or 1, half // 4 or (half > 2)])
-    values.update({key: value for key, value in overrides.items() if not (isinstance(value, dict) and key in values)})
-    return own(**values)
+        rotated = rope.get("partial_rotary_factor", old.get("partial_rotary_factor") or 1.0)
+        values["rope_parameters"] = dict(rope, mrope_section=[2, 1, 1] if rotated == 1 else [1, 1, 0])
 
 
 def set_layer_types(own: Any, plain: Any, values: dict[str, Any]) -> None:
     """As many layers as there are kinds of layers, at least two, with one entry each in the lists that name kinds."""
     count = next((name for name in ("num_hidden_layers", "n_layer", "num_layers") if name in values), None)
-    lists = [
-        name
+    columns = {
+        name: value
         for name, value in plain.to_dict().items()
-        if isinstance(value, (list, tuple)) and count is not None and len(value) == getattr(plain, count) > 2
-    ]
-    lists = [name for name in lists if not isinstance(getattr(own, name, None), property)]
+        if isinstance(value, (list, tuple)) and not isinstance(getattr(own, name, None), property)
+    }
+    lists = [name for name, value in columns.items() if count and len(value) == getattr(plain, count) > 2]
     if not lists:
         return
-    first = {name: list(getattr(plain, name)) for name in lists}
-    rows = list(zip(*first.values(), strict=True))
-    kinds = sorted({str(row): row for row in reversed(rows)}.values(), key=lambda row: rows.index(row))[:4]
+    rows = list(zip(*(columns[name] for name in lists), strict=True))
+    kinds = sorted({str(row): row for row in reversed(rows)}.values(), key=rows.index)[:4]
     kinds = kinds * 2 if len(kinds) == 1 else kinds
     values[count] = len(kinds)
     for name, column in zip(lists, zip(*kinds, strict=True), strict=True):
@@ -203,31 +218,30 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def class_of(kind: str, name: str) -> Any:
-    module = importlib.import_module(f"transformers.models.{configuration_auto.model_type_to_module_name(kind)}")
-    return getattr(module, name)
-
-
-def build(kind: str, *, implementation: str | None = None) -> Any:
+def build(kind: str) -> Any:
     """A small model of the architecture in evaluation mode; CannotBuild says why there is none."""
-    purpose, name = architectures()[kind]
-    with quiet():
-        config = config_of(kind)
-        if implementation is not None:
-            config._attn_implementation = implementation
-        own = class_of(kind, name)
-        with torch.device("meta"):
-            count = sum(parameter.numel() for parameter in own(config).parameters())
-        if count > MOST_PARAMETERS:
-            raise CannotBuild(f"{count:,} parameters after shrinking")
-        torch.manual_seed(7)
-        model = own(config).eval()
+    _, name = architectures()[kind]
+    try:
+        with quiet():
+            config = config_of(kind)
+            own = getattr(folder_of(kind), name)
+            with torch.device("meta"):
+                count = sum(parameter.numel() for parameter in own(config).parameters())
+            if count > MOST_PARAMETERS:
+                raise CannotBuild(f"{count:,} parameters after shrinking")
+            torch.manual_seed(7)
+            model = own(config).eval()
+    except Exception as error:
+        raise CannotBuild(" ".join(f"{type(error).__name__}: {error}".split())) from error
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() >= 2 and parameter.requires_grad:
-                parameter.normal_(std=1.5 * parameter[0].numel() ** -0.5 if parameter[0].numel() > 1 else 0.3)
-            elif parameter.requires_grad:
-                # Gates and temperatures that start at zero.
+            if not parameter.requires_grad:
+                # Fixed position tables are no weights.
+                continue
+            if parameter.dim() >= 2:
+                parameter.normal_(std=1.5 * max(25, parameter[0].numel()) ** -0.5)
+            else:
+                # Gates and temperatures may start at zero, where attention does not count.
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
@@ -257,10 +271,7 @@ def candidates(model: Any) -> Iterator[dict[str, Tensor]]:
         patches = 3 * size(model, "temporal_patch_size", 2) * size(model, "patch_size", PATCH) ** 2
         yield {first: noise(16 + 32, patches), "grid_thw": torch.tensor([[1, 4, 4], [1, 4, 8]])}
     if main in ("input_features", "input_values"):
-        bands = next(
-            (s for n in ("num_mel_bins", "input_feat_per_channel", "feature_size", "num_mel_bands") if (s := size(model, n, None))),
-            16,
-        )
+        bands = size(model, "num_mel_bins", None) or size(model, "input_feat_per_channel", 16)
         for length in (FRAMES, 2 * size(model, "max_source_positions", FRAMES), 64):
             for shape in ((BATCH, bands, length), (BATCH, length, bands)):
                 yield {main: noise(*shape), **target}
@@ -278,7 +289,7 @@ def size(model: Any, name: str, default: Any) -> Any:
     return next((value for one in configs if (value := getattr(one, name, None)) is not None), default)
 
 
-def pair(side: Any) -> tuple[int, int]:
+def pair(side: Any) -> tuple[int, ...]:
     return (side, side) if isinstance(side, int) else tuple(side)
 
 
@@ -292,7 +303,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def inputs(model: Any) -> dict[str, Tensor]:
-    """A batch that the model takes: the first of the candidates with which it runs and gives finite numbers."""
+    """A batch that the model takes: the first of the candidates with which it runs."""
     first: Exception | None = None
     for batch in candidates(model):
         try:
@@ -301,4 +312,4 @@ def inputs(model: Any) -> dict[str, Tensor]:
             return batch
         except Exception as error:
             first = first or error
-    raise CannotBuild(f"no batch that it takes: {type(first).__name__}: {first}")
+    raise CannotBuild(" ".join(f"no batch that it takes: {type(first).__name__}: {first}".split()))
