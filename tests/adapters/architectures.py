@@ -239,7 +239,7 @@ def build(kind: str) -> Any:
                 # Fixed position tables are no weights.
                 continue
             if parameter.dim() >= 2:
-                parameter.normal_(std=1.5 * max(25, parameter[0].numel()) ** -0.5)
+                parameter.normal_(std=1.5 * max(25, parameter.shape[1:].numel()) ** -0.5)
             else:
                 # Gates and temperatures may start at zero, where attention does not count.
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -90,10 +90,15 @@ def grouped(rows: list[dict[str, Any]], outcome: str, by: str) -> list[dict[str,
 
 def write_record(path: Path) -> bool:
     """Judge every architecture and write the record; whether nothing was wrong."""
+    from attnlab.progress import Progress
     from attnlab.provenance import provenance, write_json
 
+    transformers.logging.set_verbosity_error()
     rows, right = [], True
+    progress = Progress("architectures")
+    progress.expect(len(architectures()))
     for name, (purpose, model) in architectures().items():
+        progress.step()
         try:
             verdict = judge(name)
         except Exception as error:
@@ -102,6 +107,7 @@ def write_record(path: Path) -> bool:
             continue
         row = {"architecture": name, "purpose": purpose, "class": model, **vars(verdict), "why": reason_of(verdict)}
         rows.append(row)
+    progress.close()
     purposes = sorted({row["purpose"] for row in rows})
     counts = [
         {"outcome": outcome, "architectures": len(of)}

@@ -151,10 +151,6 @@ MORE_DECODERS = {
     "xglm": lambda: tf.XGLMForCausalLM(
         tf.XGLMConfig(d_model=24, num_layers=3, attention_heads=4, ffn_dim=37, max_position_embeddings=64, **SPECIAL)
     ),
-    # A decoder by its config; the class is that of an encoder.
-    "rembert_decoder": lambda: tf.RemBertForCausalLM(
-        tf.RemBertConfig(is_decoder=True, input_embedding_size=16, output_embedding_size=16, **LLAMA)
-    ),
     "gemma2": lambda: tf.Gemma2ForCausalLM(
         tf.Gemma2Config(sliding_window=5, attn_logit_softcapping=2.0, layer_types=SLIDING_TYPES, **WIDE)
     ),
@@ -180,7 +176,7 @@ ALL = {**ENCODERS, **DECODERS, **SEQ2SEQ}
 FAMILIES = {**ALL, **MORE_ENCODERS, **MORE_DECODERS, **MORE_SEQ2SEQ}
 # The families whose only attention of their own is eager.
 EAGER = {
-    "mpnet", "deberta", "deberta_v2", "megatron_bert", "roformer", "rembert_decoder", "gptj", "gpt_neo", "codegen",
+    "mpnet", "deberta", "deberta_v2", "megatron_bert", "roformer", "gptj", "gpt_neo", "codegen",
     "gpt_neox_japanese", "bloom", "mpt", "xglm", "mvp", "gpt_oss", "gemma2",
 }  # fmt: skip
 
