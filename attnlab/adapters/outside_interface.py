@@ -137,25 +137,14 @@ def _deberta() -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
-def _gptj() -> dict[str, Callable[..., Any]]:
+def _gptj(*, divisor: str = "scale_attn", dropout: str = "attn_dropout") -> dict[str, Callable[..., Any]]:
+    """GPT-J and its kin: attributes of the module are what scores are divided by, and the dropout."""
+
     def _attn(
         self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        out, weights = attend(
-            self, query, key, value, attention_mask, scaling=1 / self.scale_attn, dropout=self.attn_dropout
-        )
-        return out.transpose(1, 2), weights
-
-    return {"_attn": _attn}
-
-
-def _gpt_neox_japanese() -> dict[str, Callable[..., Any]]:
-    def _attn(
-        self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        out, weights = attend(
-            self, query, key, value, attention_mask, scaling=1 / self.norm_factor, dropout=self.attention_dropout
-        )
+        scaling = 1 / getattr(self, divisor)
+        out, weights = attend(self, query, key, value, attention_mask, scaling=scaling, dropout=getattr(self, dropout))
         return out.transpose(1, 2), weights
 
     return {"_attn": _attn}
@@ -331,7 +320,9 @@ FAMILIES = {
     "flava.FlavaSelfAttention": Family(partial(bert, always_weights=False)),
     "gptj.GPTJAttention": Family(_gptj, "decoder"),
     "codegen.CodeGenAttention": Family(_gptj, "decoder"),
-    "gpt_neox_japanese.GPTNeoXJapaneseAttention": Family(_gpt_neox_japanese, "decoder"),
+    "gpt_neox_japanese.GPTNeoXJapaneseAttention": Family(
+        partial(_gptj, divisor="norm_factor", dropout="attention_dropout"), "decoder"
+    ),
     "gpt_neo.GPTNeoSelfAttention": Family(_gpt_neo, "decoder"),
     "openai.Attention": Family(_openai_gpt, "decoder"),
     "falcon.FalconAttention": Family(_falcon, "decoder"),
