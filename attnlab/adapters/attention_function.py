@@ -394,7 +394,7 @@ def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]
     if family_of(module) is not None:
         return own_attention
     forward = forward_of(module)
-    eager = [name for name in forward.__code__.co_names if name.startswith("eager")]
+    eager = [name for name in forward.__code__.co_names if "eager" in name]
     default = forward.__globals__[eager[0]] if eager else None
     function = forward.__globals__[INTERFACE].get_interface(implementation, default)
     if function is None:

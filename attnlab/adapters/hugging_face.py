@@ -169,12 +169,14 @@ def _attends(module: nn.Module) -> bool:
 
 def _kind(name: str, module: nn.Module) -> Kind:
     family = family_of(module)
-    if family is not None:
+    if family is not None and family.kind is not None:
         return family.kind
     own_name = ".".join(name.split(".")[-2:])
     if getattr(module, "is_cross_attention", False) or CROSS.search(own_name) or CROSS.search(type(module).__name__):
         return "cross"
-    return "decoder" if getattr(module, "is_causal", False) else "encoder"
+    # Families that are led through the interface have no is_causal, and say is_decoder.
+    causal = getattr(module, "is_causal" if family is None else "is_decoder", False)
+    return "decoder" if causal else "encoder"
 
 
 def _output_linear(module: nn.Module, parent: nn.Module | None) -> nn.Module | None:

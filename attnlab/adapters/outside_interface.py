@@ -11,13 +11,14 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout as drop
 
-from attnlab.attention import repeat_groups
+from attnlab.adapters.attend import attend, own_attention
+from attnlab.adapters.older_families import bart, bert
 from attnlab.trace import Kind
 
 __all__ = ["FAMILIES", "Family", "family_of", "lead_through_interface", "own_attention", "restore_class"]
@@ -25,51 +26,6 @@ __all__ = ["FAMILIES", "Family", "family_of", "lead_through_interface", "own_att
 # The attribute of a subclass that names the class it stands for.
 BASE = "attnlab_base"
 PREFIX = "attnlab|"
-
-
-def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    *,
-    dropout: nn.Dropout | None = None,
-    implementation: str = "eager",
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """(the heads' outputs as (b, q, h, e), W or None): by contexts and conversions, or as the model itself."""
-    from attnlab.adapters.attention_function import function_in_place_of
-
-    p = dropout.p if dropout is not None and module.training else 0.0
-    return function_in_place_of(implementation)(module, query, key, value, mask, dropout=p, **options)
-
-
-def own_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    dropout: float = 0.0,
-    position_bias: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """What the model itself computes: softmax in float32 or wider, hidden pairs at the least finite number."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_groups(key, groups), repeat_groups(value, groups)
-    wide = torch.promote_types(query.dtype, torch.float32)
-    scores = query.to(wide) @ key.to(wide).mT * scaling
-    if position_bias is not None:
-        scores = scores + position_bias
-    if attention_mask is not None and attention_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attention_mask, torch.finfo(wide).min)
-    elif attention_mask is not None:
-        scores = scores + attention_mask
-    weights = drop(scores.softmax(-1).to(value.dtype), p=dropout)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 # The methods of each family
@@ -140,14 +96,76 @@ def _deberta_v2() -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
-def _gptj() -> dict[str, Callable[..., Any]]:
+def _deberta() -> dict[str, Callable[..., Any]]:
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        output_attentions: bool = False,
+        query_states: Tensor | None = None,
+        relative_pos: Tensor | None = None,
+        rel_embeddings: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        if query_states is not None or self.head_logits_proj is not None:
+            raise ValueError(
+                "DeBERTa's talking heads, and its enhanced mask decoder with queries of its own, cannot be said to any "
+                "attnlab mechanism; swap or record another model"
+            )
+        split = self.transpose_for_scores
+        q, k, v = split(self.in_proj(hidden_states)).chunk(3, dim=-1)
+        q, v = q + split(self.q_bias[None, None, :]), v + split(self.v_bias[None, None, :])
+        terms = 1 + len(self.pos_att_type)
+        scaling = (q.shape[-1] * terms) ** -0.5
+        bias = None
+        if self.relative_attention and rel_embeddings is not None and relative_pos is not None:
+            embeddings = self.pos_dropout(rel_embeddings)
+            # The model scales its queries first, and makes its position bias from those.
+            bias = self.disentangled_att_bias(q * scaling, k, relative_pos, embeddings, terms)
+        out, weights = attend(
+            self,
+            q,
+            k,
+            v,
+            attention_mask.bool(),
+            scaling=scaling,
+            position_bias=bias if isinstance(bias, Tensor) else None,
+            dropout=self.dropout,
+            is_causal=False,
+        )
+        return out.flatten(2), weights if output_attentions else None
+
+    return {"forward": forward}
+
+
+def _gptj(*, divisor: str = "scale_attn", dropout: str = "attn_dropout") -> dict[str, Callable[..., Any]]:
+    """GPT-J and its kin: attributes of the module are what scores are divided by, and the dropout."""
+
     def _attn(
         self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        out, weights = attend(
-            self, query, key, value, attention_mask, scaling=1 / self.scale_attn, dropout=self.attn_dropout
-        )
+        scaling = 1 / getattr(self, divisor)
+        out, weights = attend(self, query, key, value, attention_mask, scaling=scaling, dropout=getattr(self, dropout))
         return out.transpose(1, 2), weights
+
+    return {"_attn": _attn}
+
+
+def _openai_gpt() -> dict[str, Callable[..., Any]]:
+    def _attn(
+        self: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attention_mask: Tensor | None = None,
+        output_attentions: bool = False,
+    ) -> list[Tensor | None]:
+        mask = self.bias[:, :, : q.shape[2], : k.shape[3]].bool()
+        if attention_mask is not None:
+            mask = attention_mask.masked_fill(~mask, torch.finfo(attention_mask.dtype).min)
+        scaling = v.shape[-1] ** -0.5 if self.scale else 1.0
+        # Its keys come transposed.
+        out, weights = attend(self, q, k.mT, v, mask, scaling=scaling, dropout=self.attn_dropout)
+        return [out.transpose(1, 2), *([weights] if output_attentions else [])]
 
     return {"_attn": _attn}
 
@@ -213,30 +231,118 @@ def _falcon() -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
+def _bloom() -> dict[str, Callable[..., Any]]:
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Tensor,
+        attention_mask: Tensor | None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        q, k, v = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            k, v = layer_past.update(k, v, self.layer_idx)
+        b, h, n_q, _ = q.shape
+        out, weights = attend(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            scaling=self.inv_norm_factor,
+            position_bias=alibi.view(b, h, 1, -1).expand(b, h, n_q, -1),
+            dropout=self.attention_dropout,
+        )
+        add = getattr(self, BASE).forward.__globals__["dropout_add"]
+        return add(self.dense(out.flatten(2)), residual, self.hidden_dropout, self.training), weights
+
+    return {"forward": forward}
+
+
+def _mpt() -> dict[str, Callable[..., Any]]:
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_bias: Tensor | None,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        mixed = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        shape = (*hidden_states.shape[:2], self.n_heads, self.head_dim)
+        q, k, v = (t.reshape(shape).transpose(1, 2) for t in mixed.chunk(3, dim=2))
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        # The mask covers all tokens, the keys perhaps not: a cache may have evicted some.
+        n_k = k.shape[2] if attention_mask is None else attention_mask.shape[-1]
+        bias = None if position_bias is None else position_bias[None, :, :, -n_k:].expand(1, -1, q.shape[2], -1)
+        out, weights = attend(
+            self,
+            q,
+            k,
+            v,
+            # It marks what is hidden.
+            None if attention_mask is None else ~attention_mask.bool(),
+            scaling=self.softmax_scale,
+            position_bias=bias,
+            dropout=self.attn_dropout_p,
+        )
+        return self.out_proj(out.flatten(2)), weights
+
+    return {"forward": forward}
+
+
 @dataclass(frozen=True)
 class Family:
-    """A class of transformers by its name: how its methods are led through the interface, and the kind of its sites."""
+    """How the methods of a class are led through the interface, and the kind of its sites."""
 
     methods: Callable[[], dict[str, Callable[..., Any]]]
-    kind: Kind
-    # A module of another family may have the same class name.
-    module: str
+    # None where it differs from module to module.
+    kind: Kind | None = None
 
 
+# By the model's folder in transformers and the name of the class.
 FAMILIES = {
-    "MPNetSelfAttention": Family(_mpnet, "encoder", "transformers.models.mpnet"),
-    "DisentangledSelfAttention": Family(_deberta_v2, "encoder", "transformers.models.deberta_v2"),
-    "GPTJAttention": Family(_gptj, "decoder", "transformers.models.gptj"),
-    "GPTNeoSelfAttention": Family(_gpt_neo, "decoder", "transformers.models.gpt_neo"),
-    "FalconAttention": Family(_falcon, "decoder", "transformers.models.falcon"),
+    "mpnet.MPNetSelfAttention": Family(_mpnet, "encoder"),
+    "deberta.DisentangledSelfAttention": Family(_deberta, "encoder"),
+    "deberta_v2.DisentangledSelfAttention": Family(_deberta_v2, "encoder"),
+    "megatron_bert.MegatronBertSelfAttention": Family(partial(bert, always_weights=True)),
+    "rembert.RemBertSelfAttention": Family(partial(bert, always_weights=True)),
+    "roformer.RoFormerSelfAttention": Family(partial(bert, always_weights=True)),
+    "tapas.TapasSelfAttention": Family(partial(bert, always_weights=False)),
+    "visual_bert.VisualBertSelfAttention": Family(partial(bert, always_weights=False)),
+    "flava.FlavaSelfAttention": Family(partial(bert, always_weights=False)),
+    "gptj.GPTJAttention": Family(_gptj, "decoder"),
+    "codegen.CodeGenAttention": Family(_gptj, "decoder"),
+    "gpt_neox_japanese.GPTNeoXJapaneseAttention": Family(
+        partial(_gptj, divisor="norm_factor", dropout="attention_dropout"), "decoder"
+    ),
+    "gpt_neo.GPTNeoSelfAttention": Family(_gpt_neo, "decoder"),
+    "openai.Attention": Family(_openai_gpt, "decoder"),
+    "falcon.FalconAttention": Family(_falcon, "decoder"),
+    "bloom.BloomAttention": Family(_bloom, "decoder"),
+    "mpt.MptAttention": Family(_mpt, "decoder"),
+    "xglm.XGLMAttention": Family(bart),
+    "mvp.MvpAttention": Family(bart),
+    "trocr.TrOCRAttention": Family(bart),
 }
 
 
 def family_of(module: nn.Module) -> Family | None:
     """The family of a module; None where it attends through the interface, or by code that is not known here."""
-    own = getattr(type(module), BASE, type(module))
-    family = FAMILIES.get(own.__name__)
-    return family if family is not None and own.__module__.startswith(family.module) else None
+    return FAMILIES.get(_key(getattr(type(module), BASE, type(module))))
+
+
+def _key(own: type) -> str:
+    """The name of a class of transformers.models among the families."""
+    folder = own.__module__.removeprefix("transformers.models.").split(".")[0]
+    return f"{folder}.{own.__name__}"
 
 
 def lead_through_interface(module: nn.Module) -> None:
@@ -253,5 +359,5 @@ def restore_class(module: nn.Module) -> None:
 
 @functools.cache
 def _subclass(own: Any) -> Any:
-    methods = FAMILIES[own.__name__].methods()
+    methods = FAMILIES[_key(own)].methods()
     return type(own.__name__, (own,), {**methods, BASE: own, "__module__": own.__module__})

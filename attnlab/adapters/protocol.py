@@ -157,7 +157,7 @@ def adapter_of(model: Any) -> ModelAdapter:
         raise ValueError(
             f"{type(model).__name__} cannot be swapped or recorded: none of its modules is an attention layer of "
             "attnlab.models, calls transformers' AttentionInterface (BERT, GPT-2, Llama, T5, ...), or is of a family "
-            "that attnlab leads through it (MPNet, DeBERTa-v2, GPT-J, GPT-Neo, Falcon); use a model class that is"
+            "that attnlab leads through it (DeBERTa, RoFormer, GPT-J, Falcon, Bloom, ...); use a model class that is"
         )
     if len(kinds) > 1:
         raise ValueError(

@@ -302,8 +302,8 @@ def test_training_with_attention_dropout() -> None:
 
 
 def test_classes_that_cannot_be_swapped_are_named() -> None:
-    bloom = tf.BloomModel(tf.BloomConfig(hidden_size=24, n_layer=1, n_head=2, vocab_size=61))
-    with pytest.raises(ValueError, match="BloomModel cannot be swapped or recorded"), swap(bloom, "softmax"):
+    xlm = tf.XLMModel(tf.XLMConfig(emb_dim=24, n_layers=1, n_heads=2, vocab_size=61))
+    with pytest.raises(ValueError, match="XLMModel cannot be swapped or recorded"), swap(xlm, "softmax"):
         pass
     with pytest.raises(ValueError, match=r"a model .* was expected, got str"):
         adapter_of("bert-base")

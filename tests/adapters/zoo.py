@@ -89,6 +89,11 @@ MORE_ENCODERS = {
     "albert": lambda: tf.AlbertForMaskedLM(tf.AlbertConfig(embedding_size=16, **LLAMA)),
     "esm": lambda: tf.EsmForMaskedLM(tf.EsmConfig(mask_token_id=3, **LLAMA)),
     "mpnet": lambda: tf.MPNetForMaskedLM(tf.MPNetConfig(**LLAMA)),
+    "deberta": lambda: tf.DebertaForMaskedLM(
+        tf.DebertaConfig(relative_attention=True, pos_att_type=["c2p", "p2c"], max_relative_positions=7, **LLAMA)
+    ),
+    "megatron_bert": lambda: tf.MegatronBertForMaskedLM(tf.MegatronBertConfig(**LLAMA)),
+    "roformer": lambda: tf.RoFormerForMaskedLM(tf.RoFormerConfig(rotary_value=True, **LLAMA)),
     "deberta_v2": lambda: tf.DebertaV2ForMaskedLM(
         tf.DebertaV2Config(relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4, **LLAMA)
     ),
@@ -139,6 +144,13 @@ MORE_DECODERS = {
     ),
     "falcon": lambda: tf.FalconForCausalLM(tf.FalconConfig(**LLAMA)),
     "falcon_alibi": lambda: tf.FalconForCausalLM(tf.FalconConfig(alibi=True, **LLAMA)),
+    "codegen": lambda: tf.CodeGenForCausalLM(tf.CodeGenConfig(rotary_dim=4, **GPT2)),
+    "gpt_neox_japanese": lambda: tf.GPTNeoXJapaneseForCausalLM(tf.GPTNeoXJapaneseConfig(**LLAMA)),
+    "bloom": lambda: tf.BloomForCausalLM(tf.BloomConfig(hidden_size=24, n_layer=3, n_head=4, **SPECIAL)),
+    "mpt": lambda: tf.MptForCausalLM(tf.MptConfig(d_model=24, n_heads=4, n_layers=3, max_seq_len=64, **SPECIAL)),
+    "xglm": lambda: tf.XGLMForCausalLM(
+        tf.XGLMConfig(d_model=24, num_layers=3, attention_heads=4, ffn_dim=37, max_position_embeddings=64, **SPECIAL)
+    ),
     "gemma2": lambda: tf.Gemma2ForCausalLM(
         tf.Gemma2Config(sliding_window=5, attn_logit_softcapping=2.0, layer_types=SLIDING_TYPES, **WIDE)
     ),
@@ -157,12 +169,16 @@ MORE_SEQ2SEQ = {
     "umt5": lambda: tf.UMT5ForConditionalGeneration(
         tf.UMT5Config(d_model=24, d_kv=7, num_heads=3, num_layers=2, d_ff=37, **RELATIVE, **SPECIAL)
     ),
+    "mvp": lambda: tf.MvpForConditionalGeneration(tf.MvpConfig(**BART)),
     "pegasus": lambda: tf.PegasusForConditionalGeneration(tf.PegasusConfig(**BART)),
 }
 ALL = {**ENCODERS, **DECODERS, **SEQ2SEQ}
 FAMILIES = {**ALL, **MORE_ENCODERS, **MORE_DECODERS, **MORE_SEQ2SEQ}
 # The families whose only attention of their own is eager.
-EAGER = {"mpnet", "deberta_v2", "gptj", "gpt_neo", "gpt_oss", "gemma2"}
+EAGER = {
+    "mpnet", "deberta", "deberta_v2", "megatron_bert", "roformer", "gptj", "gpt_neo", "codegen",
+    "gpt_neox_japanese", "bloom", "mpt", "xglm", "mvp", "gpt_oss", "gemma2",
+}  # fmt: skip
 
 
 def build(name: str, *, implementation: str = "sdpa") -> tf.PreTrainedModel:
