@@ -45,7 +45,7 @@ LOGITS = 1 << 28
 MOST_TOKENS, LEAST_TOKENS, WORK = 8192, 1024, 2e11
 
 # Below this a perplexity or an error is that of a word or two.
-LEAST_TOKENS = 16
+LEAST_MEASURED = 16
 # The measures of quality, as a table's header names them.
 LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
 
@@ -114,10 +114,10 @@ def cut_windows(
 
 def refuse_short_text(windows: Windows, *, asked: int) -> None:
     """Raise if the text has so few tokens, and fewer than were asked for, that nothing can be measured on it."""
-    if windows.tokens < min(LEAST_TOKENS, asked):
+    if windows.tokens < min(LEAST_MEASURED, asked):
         raise ValueError(
             f"the text has {windows.tokens} token{'s' * (windows.tokens > 1)}, from which nothing can be measured; "
-            f"give a text of at least {LEAST_TOKENS}, better of thousands"
+            f"give a text of at least {LEAST_MEASURED}, better of thousands"
         )
 
 
