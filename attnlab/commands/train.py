@@ -35,13 +35,13 @@ MODEL_NAMES = (
 )
 
 
+# The model of each task, where none is named.
+MODEL_OF_TASK = {"mlm": "attnlab-mlm", "causal": "attnlab-lm"}
 # What the settings of a new run are where no option says otherwise. A parser's default could not be told from an option
 # that was given, and --resume refuses those.
 DEFAULTS: dict[str, Any] = {
     "column": "text",
     "vocab": 8192,
-    "model": "attnlab-mlm",
-    "task": "mlm",
     "attention": "softmax",
     "length": 128,
     "batch": 16,
@@ -73,7 +73,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     ):
         default = f" (default: {DEFAULTS[name]})" if name in DEFAULTS else ""
         new.add_argument(f"--{name}", type=kind, help=explanation + default)
-    new.add_argument("--task", choices=("mlm", "causal"), help="what it learns (default: mlm)")
+    new.add_argument("--task", choices=("mlm", "causal"), help="what it learns (default: what the model is made for)")
     new.add_argument("--skip-malformed", action="store_true", default=None, help="leave out lines that cannot be read")
     new.add_argument(
         "--record",
@@ -108,7 +108,7 @@ def _guidance_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--guidance-patterns",
         metavar="NAMES",
-        help="the patterns (default: next,prev,first,period,delim; for --task causal without next)",
+        help="the patterns (default: next,prev,first,period,delim; for a causal model without next)",
     )
     parser.add_argument(
         "--guidance-alpha0",
@@ -183,13 +183,17 @@ def _go_on(options: argparse.Namespace) -> Outcome:
 
 def _start(options: argparse.Namespace) -> Outcome:
     """Train from the beginning."""
-    from attnlab.pretraining import CorpusConfig, PretrainConfig, train_language_model
+    from attnlab.pretraining import CorpusConfig, PretrainConfig, task_of, train_language_model
 
     for name, value in DEFAULTS.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if not options.text:
         raise ValueError("name the text to train on (--text FILE), or a run to go on with (--resume DIR)")
+    if options.model is None:
+        options.model = MODEL_OF_TASK[options.task or "mlm"]
+    if options.task is None:
+        options.task = task_of(options.model)
     corpus = CorpusConfig(
         text=options.text,
         tokenizer=options.tokenizer,

@@ -32,12 +32,13 @@ from attnlab.evaluation.sweep import sweep_r
 from attnlab.guidance import pattern_audit
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.patterns import special_tokens
 from attnlab.progress import Progress
 from attnlab.provenance import provenance
 from attnlab.reading.approximation import ApproximationError, approximation_error, reading_error
 from attnlab.reading.registry import recorded_reading
-from attnlab.registry import mechanism
+from attnlab.registry import mechanism, spec_of
 from attnlab.trace import Trace
 
 __all__ = ["DEFAULT_MECHANISMS", "CompareConfig", "compare"]
@@ -56,6 +57,10 @@ DEFAULT_MECHANISMS = (
 # The tokens whose attention is recorded, and the queries that errors are measured on: of all heads together, so that a
 # model of many heads takes no longer, and the fewest of each head.
 TRACED, QUERIES, LEAST_QUERIES = 1024, 40_000, 16
+# Parameters times tokens of a forward pass that is recorded, or repeated for the clock: a second or two on two cores.
+WORK = 7e10
+# The support of a value-aware query takes about (d + 1)^3 steps to find; so many of them for all queries together.
+SEARCH = 1.5e9
 # What exact attention in other words has no number for.
 COSTS = ("time_ratio", "attention_time_ratio", "memory_ratio")
 # The conformance law from which a mechanism is exempt that looks at later tokens.
@@ -123,11 +128,11 @@ def compare(
     result["warnings"] += own_attention_warnings(loaded, windows, batch=config.batch)
     for spec, mech in mechanisms.items():
         progress.stage(spec)
-        row, by_head = bench.measure(spec, mech)
+        row, by_head, notes = bench.measure(spec, mech)
         result["rows"].append(row)
         if row["refused"] is None:
             result["layers"][spec] = by_head
-            result["warnings"] += _future_warnings(bench.trace, spec, mech) + untrained_warnings({spec: mech})
+            result["warnings"] += notes + _future_warnings(bench.trace, spec, mech) + untrained_warnings({spec: mech})
         progress.finished(f"{spec} ({len(result['rows'])} of {len(mechanisms)})")
         keep(result)
     progress.stage("patterns of the heads")
@@ -180,10 +185,15 @@ class _Bench:
     def __init__(self, loaded: LoadedModel, windows: Windows, config: CompareConfig, progress: Progress) -> None:
         self.loaded, self.windows, self.config, self.progress = loaded, windows, config, progress
         length = windows.input_ids.shape[1]
-        self.heads_windows = _first_windows(windows, min(config.traced, max(1, TRACED // length)), TRACED)
+        affordable = int(WORK / max(1, sum(p.numel() for p in loaded.model.parameters())))
+        traced = max(1, min(config.traced, TRACED // length, affordable // length))
+        self.heads_windows = _first_windows(windows, traced, TRACED)
         self.trace = _traced(loaded, self.heads_windows)
-        # Times are ratios: a few windows give them as well as a batch, and sooner.
-        self.sample = next(batches(windows, size=max(1, min(config.batch, 2, 512 // length))))
+        # Times are ratios: a few windows give them as well as a batch, and sooner; a long pass has less noise.
+        self.sample = next(
+            batches(windows, size=max(1, min(config.batch, 2, 512 // length, affordable // 2 // length)))
+        )
+        self.repeats = max(1, min(config.repeats, 4 * affordable // self.sample["input_ids"].numel()))
         # One layer's attention at the text's full length, for its cost.
         first = next(iter(self.trace))
         with swap(loaded.model, Softmax()), record(loaded.model, layers=[(first.kind, first.layer)]) as whole:
@@ -201,22 +211,35 @@ class _Bench:
         rows, _, n_q, _ = next(iter(self.trace)).call.sizes
         return {"windows": rows, "tokens": n_q, "queries": self.queries}
 
-    def measure(self, spec: str, mech: Mechanism) -> tuple[dict[str, Any], list[list[float]]]:
-        """(the mechanism's row, each layer's output error per head); a refusal is a row with its reason."""
+    def error(self, mech: Mechanism) -> tuple[ApproximationError, list[str]]:
+        """The mechanism's error, and a sentence where it is measured on fewer queries than that of the others."""
+        call = next(iter(self.trace)).call
+        rows, heads, _, _ = call.sizes
+        in_a_row = len(self.trace) * heads
+        affordable = int(SEARCH / (call.v.shape[-1] + 1) ** 3)
+        if not (isinstance(mech, ValueAware) and mech.r != 1) or affordable >= rows * in_a_row * self.queries:
+            return approximation_error(self.trace, mech, queries=self.queries), []
+        first = [replace(layer, call=_first(layer.call), output=layer.output[:1]) for layer in self.trace]
+        queries = min(self.queries, max(LEAST_QUERIES, affordable // in_a_row))
+        note = f"its keys take long to find, so that its errors are over {queries} queries of the first window alone"
+        return approximation_error(first, mech, queries=queries), [f"{spec_of(mech)}: {note}"]
+
+    def measure(self, spec: str, mech: Mechanism) -> tuple[dict[str, Any], list[list[float]], list[str]]:
+        """(the mechanism's row, each layer's output error per head, warnings); a refusal is a row with its reason."""
         exact = all(mech.is_exact(call) for call in (self.call, *(layer.call for layer in self.trace)))
         own = isinstance(mech, Softmax)
         try:
-            error = self.exact_error if own else approximation_error(self.trace, mech, queries=self.queries)
+            error, notes = (self.exact_error, []) if own else self.error(mech)
             predictions = self.exact if own else self._predictions(mech)
             of_readings = {name: reading_error(self.trace, mech, name) for name in self.config.readings}
             # Exact attention is compared with itself: its cost says nothing of an approximation.
             cost = dict.fromkeys(COSTS, 1.0 if own else None) if exact else self._cost(mech)
         except ValueError as refusal:
-            return {"mechanism": spec, "refused": problem_of(refusal)}, []
+            return {"mechanism": spec, "refused": problem_of(refusal)}, [], []
         self.progress.step()
         row = {"mechanism": spec, "refused": None, "exact": exact, **_errors(error)}
         row |= {"quality": self._quality(predictions), "reading_errors": of_readings} | cost
-        return row, [layer.output.tolist() for layer in error.layers]
+        return row, [layer.output.tolist() for layer in error.layers], notes
 
     def _predictions(self, mech: Mechanism) -> Predictions | None:
         with swap(self.loaded.model, mech):
@@ -246,7 +269,7 @@ class _Bench:
         def ratio(job: Callable[[Mechanism], Any]) -> float:
             jobs = {"softmax": partial(job, Softmax()), "mechanism": partial(job, mech)}
             # The text has just been read by the mechanism, so the model needs no warming up.
-            seconds = median_seconds(jobs, repeats=self.config.repeats, warmup=int(job is attend), device=device)
+            seconds = median_seconds(jobs, repeats=self.repeats, warmup=int(job is attend), device=device)
             return seconds["mechanism"] / seconds["softmax"]
 
         # On a CPU every allocation is counted, which is slow where a search for keys makes many: one window is enough.

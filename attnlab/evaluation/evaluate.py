@@ -159,7 +159,7 @@ def evaluate(
         cases.append(values)
         _add_differences(row, values, cases[0])
         result["rows"].append(row)
-        result["tables"] = {"scores": evaluation_table(result)}
+        result["tables"] = {"scores": evaluation_table(result, seconds=False)}
         progress.step()
         progress.finished(f"{subject.name} ({number} of {len(subjects)})")
         if on_result is not None:

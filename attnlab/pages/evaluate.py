@@ -60,9 +60,9 @@ def evaluation_columns(result: Mapping[str, Any]) -> dict[str, Callable[[Row], s
     return columns
 
 
-def evaluation_table(result: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The table as its cells are written: what a document shows of an evaluation."""
-    columns = evaluation_columns(result)
+def evaluation_table(result: Mapping[str, Any], *, seconds: bool = True) -> list[dict[str, str]]:
+    """The table as its cells are written; a document shows it without the ``seconds`` of one machine."""
+    columns = {title: cell for title, cell in evaluation_columns(result).items() if seconds or title != "seconds"}
     rows = [row for row in result["rows"] if not row.get("refused")]
     return [{"attention": row["subject"], **{title: cell(row) for title, cell in columns.items()}} for row in rows]
 

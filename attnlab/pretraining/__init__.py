@@ -3,7 +3,7 @@
 from attnlab.pretraining.corpus import CorpusConfig, prepare_corpus
 from attnlab.pretraining.guided import pattern_tokens
 from attnlab.pretraining.hugging_face import BertMaskedLM, bert_states
-from attnlab.pretraining.language_model import SHIPPED_MLM, PretrainConfig, build_model, pretrain
+from attnlab.pretraining.language_model import SHIPPED_MLM, PretrainConfig, build_model, pretrain, task_of
 from attnlab.pretraining.training_run import resume_language_model, train_language_model
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "prepare_corpus",
     "pretrain",
     "resume_language_model",
+    "task_of",
     "train_language_model",
 ]

@@ -36,10 +36,12 @@ from attnlab.training import (
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, say
 
-__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "check_training_size", "pretrain"]
+__all__ = ["SHIPPED_MLM", "PretrainConfig", "build_model", "check_training_size", "pretrain", "task_of"]
 
 # How names of Hugging Face's models begin.
 HUGGING_FACE = ("bert-", "llama-")
+# What a model of each kind, or of each family of Hugging Face's, learns from a plain text.
+TASKS = {"encoder": "mlm", "decoder": "causal", "bert": "mlm", "llama": "causal"}
 LARGEST_FLOAT32 = 3e38
 # The name of each task's loss term.
 TERM_NAMES = {"mlm": "masked-lm", "causal": "causal-lm"}
@@ -119,6 +121,18 @@ class PretrainConfig:
 SHIPPED_MLM = PretrainConfig(
     model="bert-6x256", lengths=(512, 128), tokens=32_768, lr=1e-3, warmup=1000, steps=15_800, evaluations=16
 )
+
+
+def task_of(model: str) -> str:
+    """What a model of this name learns: "mlm" or "causal".
+
+    >>> task_of("attnlab-lm"), task_of("bert-6x256")
+    ('causal', 'mlm')
+    """
+    kind = model.partition("-")[0] if model.startswith(HUGGING_FACE) else named_config(model).kind
+    if kind not in TASKS:
+        raise ValueError(f"{model!r} is of kind {kind}, which learns from pairs of texts; name an encoder or a decoder")
+    return TASKS[kind]
 
 
 def check_training_size(config: PretrainConfig, *, vocab: int) -> None:

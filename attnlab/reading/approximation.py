@@ -252,6 +252,9 @@ def _rows(call: AttentionCall) -> Iterator[AttentionCall]:
             for name in ("x", "key_visible", "mask", "bias", "memory")
             for t in (getattr(call, name),)
         }
+        # Flags that hide nothing would copy keys and values in each of the many small calls.
+        if one["key_visible"] is not None and bool(one["key_visible"].all()):
+            one["key_visible"] = None
         yield replace(call, q=call.q[i : i + 1], k=call.k[i : i + 1], v=call.v[i : i + 1], **one)
 
 

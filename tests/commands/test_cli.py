@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from attnlab.adapters.load import SHIPPED
 from attnlab.cli import COMMANDS, command_module, main, make_parser
 from attnlab.commands.train import MODEL_NAMES
 from attnlab.models import CONFIGS
+from attnlab.pretraining import PretrainConfig
 
 QUICK = ["--tokens", "60", "--length", "32", "-m", "softmax", "-m", "top-r:r=2"]
 
@@ -270,8 +272,6 @@ def test_bench_prints_ratios(capsys: pytest.CaptureFixture[str]) -> None:
 TRAINING = [
     "--model",
     "attnlab-lm",
-    "--task",
-    "causal",
     "--vocab",
     "300",
     "--length",
@@ -316,7 +316,7 @@ def test_train_then_resume_then_report(
     assert "without recorded steps" in fails("explore", run, "-o", page)
 
 
-MASKED = ["--model", "attnlab-mlm", "--task", "mlm"]
+MASKED = ["--model", "attnlab-mlm"]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_train_guided(
     outcome = json.loads(capsys.readouterr().out)
     # At the last step alpha is 0, so that the loss is the task's.
     assert outcome["metrics"]["valid/guidance"] > 0
-    task = "masked-lm" if "mlm" in options else "causal-lm"
+    task = "masked-lm" if "attnlab-mlm" in options else "causal-lm"
     assert outcome["metrics"]["valid/loss"] == pytest.approx(outcome["metrics"][f"valid/{task}"])
     settings = json.loads((run / "run.json").read_text())["config"]["pretrain"]["guidance"]
     assert settings["patterns"] == patterns
@@ -351,6 +351,36 @@ def test_train_guided(
     # The folder alone says how to go on.
     assert main(["train", "--resume", str(run), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == outcome["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({}, ("attnlab-mlm", "mlm")),
+        ({"model": "attnlab-lm"}, ("attnlab-lm", "causal")),
+        ({"model": "bert-2x32"}, ("bert-2x32", "mlm")),
+        ({"model": "llama-2x32"}, ("llama-2x32", "causal")),
+        ({"task": "causal"}, ("attnlab-lm", "causal")),
+        ({"model": "attnlab-lm", "task": "causal"}, ("attnlab-lm", "causal")),
+    ],
+)
+def test_the_task_is_the_models_own_and_the_model_the_tasks(
+    named: dict[str, str], expected: tuple[str, str], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[tuple[str, str]] = []
+
+    def stop(corpus: Any, config: PretrainConfig, **others: Any) -> None:
+        chosen.append((config.model, config.task))
+        raise ValueError("this is enough")
+
+    monkeypatch.setattr("attnlab.pretraining.train_language_model", stop)
+    options = [part for name, value in named.items() for part in (f"--{name}", value)]
+    assert main(["train", "--text", str(text), *options, "--out", str(tmp_path / "run")]) == 2
+    assert chosen == [expected]
+
+
+def test_a_model_for_pairs_of_texts_has_no_task_of_one(text: Path, fails: Fails) -> None:
+    assert "learns from pairs of texts" in fails("train", "--text", text, "--model", "translation-wmt14")
 
 
 def test_options_of_guidance_need_guidance(text: Path, tmp_path: Path, fails: Fails) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from attnlab.data import bundled_text
 from attnlab.evaluation.compare import CompareConfig, _Bench, compare
 from attnlab.evaluation.compare_lines import comparison_lines, table_lines
 from attnlab.evaluation.quality import default_tokens
+from attnlab.evaluation.recommend import RecommendConfig
+from attnlab.mechanisms import value_aware
 from attnlab.pages import compare_page
 from attnlab.progress import Progress
 from tests.adapters.test_load import save
@@ -102,7 +105,7 @@ def test_progress_is_shown_from_the_first_second(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     progress = Progress("comparing", plain=True)
     progress.stage("reading the model")
-    assert ("reading the model" in capsys.readouterr().err) == terminal
+    assert "reading the model" in capsys.readouterr().err
     progress.expect(4)
     progress.step(2)
     progress.stage("softmax")
@@ -132,6 +135,49 @@ def test_an_interrupt_keeps_what_is_finished(
     assert "stopped; what was finished is kept" in shown.err
     assert "comparing: top-r:r=2 (1 of 2)" in shown.err
     assert "top-r:r=2" in page.read_text()
+
+
+class _Counted:
+    """Forward passes of a model, by their tokens, and the queries whose value-aware keys were searched for."""
+
+    def __init__(self, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tokens, self.searched = 0, 0
+        loaded.model.register_forward_pre_hook(self._forward, with_kwargs=True)
+        search = value_aware.caratheodory
+
+        def counted(w: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            self.searched += w.shape[0] * w.shape[1]
+            return search(w, values)
+
+        monkeypatch.setattr(value_aware, "caratheodory", counted)
+
+    def _forward(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        self.tokens += kwargs["input_ids"].numel()
+
+
+@pytest.mark.parametrize("recommended", [None, "heads"])
+def test_the_work_of_a_large_model_is_bounded(
+    recommended: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass costs parameters times tokens: this model plays one so large that a pass over one window is long."""
+    loaded = load_model(save("llama", tmp_path))
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    monkeypatch.setattr("attnlab.evaluation.compare.WORK", 16 * parameters)
+    monkeypatch.setattr("attnlab.evaluation.compare.SEARCH", 1.0)
+    recommend = partial(RecommendConfig, work=4000 * parameters)
+    monkeypatch.setattr("attnlab.evaluation.compare.RecommendConfig", recommend)
+    counted = _Counted(loaded, monkeypatch)
+    specs = ("softmax", "value-aware:r=d+1", "window:r=2", "top-r:r=2")
+    config = CompareConfig(mechanisms=specs, length=16, tokens=96, recommend=recommended)
+    text = " ".join(random.Random(3).choices("abcd", k=160))
+    result = compare(loaded, text, config=config, model_name="large", text_name="letters")
+    # Each mechanism reads the text once and a window for the clock, thrice at most, beside softmax.
+    most = 4 * 96 + 2 * 16 + 2 * 2 * 3 * 16
+    # Six plans at most are timed, thrice and once before, on the three windows that they are chosen on.
+    assert counted.tokens <= most + (4000 + 6 * 4 * 48 if recommended else 0)
+    # 16 queries of the one window, in each of 3 layers of 4 heads.
+    assert 0 < counted.searched <= 16 * 3 * 4
+    assert result["errors_over"]["windows"] == 1
 
 
 def test_untrained_mechanisms_and_a_models_own_attention_are_named() -> None:

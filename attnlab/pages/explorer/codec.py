@@ -1,14 +1,18 @@
-"""A map as few bytes: 8 bits with a scale per head, or half precision, deflated; and its thumbnail."""
+"""A map as few bytes: 8 bits with a scale per head, or half precision, deflated; and its thumbnail.
+
+Numbers are stored key by key, since what queries give to one key is alike; of a causal map those below the diagonal.
+"""
 
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Coded", "encode", "pooled", "squeeze"]
+__all__ = ["Coded", "encode", "is_causal", "pooled", "squeeze"]
 
 # A byte counts steps of a head's scale: from 0 to 254, or from -127 to 127 around 127 where a reading has a sign.
 # 255 stands for NaN and infinity.
@@ -24,29 +28,42 @@ class Coded:
     missing: int
 
 
-def encode(maps: np.ndarray, *, signed: bool, precise: bool) -> Coded:
-    """Code maps (head, query, key).
+def encode(maps: np.ndarray, *, signed: bool, precise: bool, causal: bool = False) -> Coded:
+    """Code maps (head, query, key), in which no query looks ahead if ``causal``.
 
     >>> coded = encode(np.array([[[1.0, 0.0], [0.25, 0.75]]]), signed=False, precise=False)
     >>> list(coded.heads[0]), coded.scales[0] * 254
-    ([254, 0, 64, 191], 1.0)
+    ([254, 64, 0, 191], 1.0)
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        parts = [_half(w) if precise else _bytes(w, signed) for w in maps]
+        parts = [_half(w, causal) if precise else _bytes(w, signed, causal) for w in maps]
     heads, scales, missing = zip(*parts, strict=True)
     return Coded(heads, scales, sum(missing))
 
 
-def squeeze(raw: bytes) -> bytes:
-    """Deflated, as base64 (the text of a page).
+def is_causal(maps: np.ndarray) -> bool:
+    """Whether all weights above the diagonal of square maps (head, query, key) are zero."""
+    _, queries, keys = maps.shape
+    return queries == keys and not any(np.triu(w, 1).any() for w in maps)
 
-    >>> zlib.decompress(base64.b64decode(squeeze(b"attention")))
-    b'attention'
+
+def squeeze(raw: bytes) -> tuple[bytes, bool]:
+    """(deflated, as base64: the text of a page; whether each byte is stored as its difference to the one before it).
+
+    >>> stream, differences = squeeze(b"attention")
+    >>> zlib.decompress(base64.b64decode(stream)), differences
+    (b'attention', False)
     """
     # Weights are noise with runs of zeros: run lengths and Huffman codes compress them as well as a search for
-    # matches would, in a fraction of the time.
-    packer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
-    return base64.b64encode(packer.compress(raw) + packer.flush())
+    # matches would, in a fraction of the time. Some readings have no zeros, but neighbours that are alike.
+    changes = np.diff(np.frombuffer(raw, np.uint8), prepend=np.uint8(0)).tobytes()
+    plain, changed = _deflated(raw, zlib.Z_RLE), _deflated(changes, zlib.Z_HUFFMAN_ONLY)
+    return base64.b64encode(min(plain, changed, key=len)), len(changed) < len(plain)
+
+
+def _deflated(raw: bytes, strategy: int) -> bytes:
+    packer = zlib.compressobj(1, zlib.DEFLATED, 15, 9, strategy)
+    return packer.compress(raw) + packer.flush()
 
 
 def pooled(maps: np.ndarray, size: int) -> np.ndarray:
@@ -72,7 +89,7 @@ def _blocks(length: int, size: int) -> np.ndarray:
     return np.arange(size)[:, None] == np.arange(length) * size // length
 
 
-def _bytes(w: np.ndarray, signed: bool) -> tuple[bytes, float, int]:
+def _bytes(w: np.ndarray, signed: bool, causal: bool) -> tuple[bytes, float, int]:
     finite = np.isfinite(w)
     whole = bool(finite.all())
     kept = w if whole else np.where(finite, w, 0)
@@ -84,10 +101,20 @@ def _bytes(w: np.ndarray, signed: bool) -> tuple[bytes, float, int]:
     coded = steps.astype(np.uint8)
     if not whole:
         coded[~finite] = NOT_A_NUMBER
-    return coded.tobytes(), scale, 0 if whole else int((~finite).sum())
+    return _key_by_key(coded, causal).tobytes(), scale, 0 if whole else int((~finite).sum())
 
 
-def _half(w: np.ndarray) -> tuple[bytes, float, int]:
-    halves = w.astype("<f2").view(np.uint8).reshape(-1, 2)
+def _half(w: np.ndarray, causal: bool) -> tuple[bytes, float, int]:
+    halves = _key_by_key(w.astype("<f2"), causal).view(np.uint8).reshape(-1, 2)
     # All low bytes, then all high bytes: the high ones resemble each other, so they compress well.
     return halves.T.tobytes(), 0.0, int((~np.isfinite(w)).sum())
+
+
+def _key_by_key(w: np.ndarray, causal: bool) -> np.ndarray:
+    """The numbers of a map (query, key), those of a key together; in a causal map those of its own query and later."""
+    return w.T[_own_and_later(len(w))] if causal else w.T.ravel()
+
+
+@functools.lru_cache(4)
+def _own_and_later(length: int) -> np.ndarray:
+    return np.triu(np.ones((length, length), dtype=bool))

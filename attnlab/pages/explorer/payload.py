@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.pages.explorer.codec import Coded, encode, pooled, squeeze
+from attnlab.pages.explorer.codec import Coded, encode, is_causal, pooled, squeeze
 from attnlab.pages.explorer.opening import telling_share
 
 __all__ = ["AXES", "Item", "LayerMaps", "Packed", "Tokens", "pack"]
@@ -106,7 +106,7 @@ def pack(
     packed = [packer.item(i, item) for i, item in enumerate(items)]
     packer.check_layers()
     meta = {
-        "format": 1,
+        "format": 2,
         "title": title,
         "subtitle": subtitle,
         "precise": precise,
@@ -236,25 +236,30 @@ class _Packer:
         if reduced and not whole and (layer.kind, layer.layer) not in self.left_out:
             self.left_out.append((layer.kind, layer.layer))
         # The page shows a layer's thumbnails together, so they are one stream; each whole map is a stream of its own.
-        coded = encode(small, signed=signed, precise=precise and not full)
-        small_part = self._put(f"{key}.small", coded, [squeeze(b"".join(coded.heads))])
+        causal = is_causal(small)
+        coded = encode(small, signed=signed, precise=precise and not full, causal=causal)
+        small_part = self._put(f"{key}.small", coded, [squeeze(b"".join(coded.heads))], causal=causal)
         entry: dict[str, Any] = {"signed": signed, "small": small_part}
         if full:
-            heads = list(threads.map(partial(_squeezed, signed=signed, precise=precise), w[:, None]))
+            causal = is_causal(w)
+            heads = list(threads.map(partial(_squeezed, signed=signed, precise=precise, causal=causal), w[:, None]))
             coded = Coded((), tuple(one.scales[0] for one, _ in heads), sum(one.missing for one, _ in heads))
-            entry["full"] = self._put(key, coded, [stream for _, stream in heads])
+            entry["full"] = self._put(key, coded, [stream for _, stream in heads], causal=causal)
         self.missing += coded.missing
         return entry
 
-    def _put(self, blob: str, coded: Coded, streams: Sequence[bytes]) -> dict[str, Any]:
+    def _put(self, blob: str, coded: Coded, squeezed: Sequence[tuple[bytes, bool]], *, causal: bool) -> dict[str, Any]:
+        """Keep the streams; where each lies and how it is read."""
+        streams, differences = zip(*squeezed, strict=True)
         self.blobs[blob] = b"".join(streams)
         self.error = max(self.error, max(coded.scales) / 2)
         scales = [float(f"{scale:.9g}") for scale in coded.scales]
-        return {"blob": blob, "lengths": [len(stream) for stream in streams], "scales": scales}
+        lengths = [len(stream) for stream in streams]
+        return {"blob": blob, "lengths": lengths, "differences": differences, "scales": scales, "causal": causal}
 
 
-def _squeezed(maps: np.ndarray, *, signed: bool, precise: bool) -> tuple[Coded, bytes]:
-    coded = encode(maps, signed=signed, precise=precise)
+def _squeezed(maps: np.ndarray, *, signed: bool, precise: bool, causal: bool) -> tuple[Coded, tuple[bytes, bool]]:
+    coded = encode(maps, signed=signed, precise=precise, causal=causal)
     return coded, squeeze(coded.heads[0])
 
 

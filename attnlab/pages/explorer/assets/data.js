@@ -17,6 +17,12 @@ const inflate = async (bytes) => {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
+// Undo what the packing did where neighbours are alike: each byte was stored as its difference to the one before it.
+const summedUp = (bytes) => {
+  for (let i = 1; i < bytes.length; i++) bytes[i] += bytes[i - 1];
+  return bytes;
+};
+
 const halfToNumber = (half) => {
   const sign = half & 0x8000 ? -1 : 1;
   const exponent = (half >> 10) & 31;
@@ -26,17 +32,22 @@ const halfToNumber = (half) => {
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 };
 
+// How many numbers of a map are stored: of a causal one those on the diagonal and below it.
+const storedCount = (rows, cols, causal) => causal ? rows * (rows + 1) / 2 : rows * cols;
+
 let halves = null;
-const numbersOf = (bytes, { precise, scale, signed }) => {
-  if (precise) {
-    halves ??= Float32Array.from({ length: 65536 }, (_, i) => halfToNumber(i));
-    const n = bytes.length / 2;
-    return Float32Array.from({ length: n }, (_, i) => halves[bytes[i] | (bytes[n + i] << 8)]);
-  }
+// Numbers are stored key by key.
+const numbersOf = (bytes, { rows, cols, causal, precise, scale, signed }) => {
+  if (precise) halves ??= Float32Array.from({ length: 65536 }, (_, i) => halfToNumber(i));
+  const n = storedCount(rows, cols, causal);
   const zero = signed ? MIDDLE : 0;
   const steps = Float32Array.from({ length: 256 }, (_, i) => i === NOT_A_NUMBER ? NaN : (i - zero) * scale);
-  const values = new Float32Array(bytes.length);
-  for (let i = 0; i < bytes.length; i++) values[i] = steps[bytes[i]];
+  const values = new Float32Array(rows * cols);
+  for (let j = 0, at = 0; j < cols; j++) {
+    for (let i = causal ? j : 0; i < rows; i++, at++) {
+      values[i * cols + j] = precise ? halves[bytes[at] | (bytes[n + at] << 8)] : steps[bytes[at]];
+    }
+  }
   return values;
 };
 
@@ -125,9 +136,9 @@ export class Payload {
     const [rows, cols] = part === entry.full ? reading.size : reading.thumbnail;
     // A thumbnail beside a whole map is stored in 8 bits either way.
     const precise = this.meta.precise && !(part === entry.small && entry.full);
-    const bytes = await this.#bytes(part, at, rows * cols * (precise ? 2 : 1));
+    const bytes = await this.#bytes(part, at, storedCount(rows, cols, part.causal) * (precise ? 2 : 1));
     const scale = part.scales[at];
-    const values = numbersOf(bytes, { precise, scale, signed: entry.signed });
+    const values = numbersOf(bytes, { rows, cols, causal: part.causal, precise, scale, signed: entry.signed });
     const blocks = rows < reading.size[0] || cols < reading.size[1] ? reading.size : null;
     const map = mapOf(rows, cols, values, { signed: entry.signed, error: precise ? 0 : scale / 2, blocks });
     this.#store(key, map);
@@ -136,9 +147,13 @@ export class Payload {
 
   // Each whole map is a stream; the thumbnails of a layer are one stream, cached once it is unpacked.
   async #bytes(part, at, size) {
-    const unpack = (start, length) => inflate(fromBase64(this.#read(part.blob).slice(start, start + length)));
-    if (part.lengths.length === part.scales.length && part.scales.length > 1) return unpack(part.lengths.slice(0, at).reduce((a, b) => a + b, 0), part.lengths[at]);
-    if (!this.#layers.has(part.blob)) this.#layers.set(part.blob, unpack(0, part.lengths[0]));
+    const unpack = async (stream) => {
+      const start = part.lengths.slice(0, stream).reduce((a, b) => a + b, 0);
+      const bytes = await inflate(fromBase64(this.#read(part.blob).slice(start, start + part.lengths[stream])));
+      return part.differences[stream] ? summedUp(bytes) : bytes;
+    };
+    if (part.lengths.length === part.scales.length && part.scales.length > 1) return unpack(at);
+    if (!this.#layers.has(part.blob)) this.#layers.set(part.blob, unpack(0));
     return (await this.#layers.get(part.blob)).subarray(at * size, (at + 1) * size);
   }
 

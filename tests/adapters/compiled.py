@@ -1,0 +1,77 @@
+"""Swapped and converted models with torch.compile and without: ``python -m tests.adapters.compiled swapped``.
+
+A program of its own, since torch.compile cannot read through the shape checks that run under pytest.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.adapters import convert, swap
+from tests.adapters.zoo import build, inputs, padding
+
+TOLERANCE = 1e-4
+SWAPPED = ("softmax", "top-r:r=3", "window:r=4", "kernel:elu", "value-aware:r=1", "value-aware:r=d+1")
+CONVERTED = ("abc-mlp:slots=3", "abc-window", "kernel:elu", "rfa", "top-r:r=3")
+
+
+def logits_and_gradients(run: Callable[..., Any], model: nn.Module, given: dict[str, Tensor]) -> list[Tensor]:
+    """The logits, and the gradient of the mean of their squares by every parameter that has one."""
+    model.zero_grad()
+    logits = run(**given).logits
+    logits.square().mean().backward()
+    return [logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def assert_compiled_equals_eager(model: nn.Module, given: dict[str, Tensor]) -> None:
+    expected = logits_and_gradients(model, model, given)
+    # The graphs are made and differentiated as for the compiler proper, and run without it: that would take minutes.
+    actual = logits_and_gradients(torch.compile(model, backend="aot_eager"), model, given)
+    torch.compiler.reset()
+    assert len(actual) == len(expected) > 1
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+
+
+def swapped() -> None:
+    for name in ("llama", "bert"):
+        for spec in SWAPPED:
+            model = build(name, implementation="sdpa")
+            with swap(model, spec):
+                assert_compiled_equals_eager(model, inputs(model, padding("right")))
+            print(name, spec)
+
+
+def converted() -> None:
+    for spec in CONVERTED:
+        model = convert(build("llama", implementation="sdpa"), spec)
+        assert_compiled_equals_eager(model, inputs(model, padding("right")))
+        print("llama", spec)
+
+
+def before_and_after() -> None:
+    """Compiled code of the model's own attention is not used inside a swap, nor that of the swap after it."""
+    model = build("llama", implementation="sdpa")
+    other = copy.deepcopy(model)
+    given = inputs(model, padding("right"))
+    compiled = torch.compile(model, backend="aot_eager")
+    own = other(**given).logits
+    with swap(other, "window:r=1"):
+        replaced = other(**given).logits
+    assert (own - replaced).abs().max() > 10 * TOLERANCE
+    torch.testing.assert_close(compiled(**given).logits, own, rtol=0, atol=TOLERANCE)
+    with swap(model, "window:r=1"):
+        torch.testing.assert_close(compiled(**given).logits, replaced, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(compiled(**given).logits, own, rtol=0, atol=TOLERANCE)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    {"swapped": swapped, "converted": converted, "before-and-after": before_and_after}[sys.argv[1]]()
+    print("the same")
