@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.abc_compressive import AbcCompressive
     from attnlab.mechanisms.abc_dilated import AbcDilated
     from attnlab.mechanisms.abc_global import AbcGlobal
+    from attnlab.mechanisms.abc_hybrid import AbcHybrid
     from attnlab.mechanisms.abc_linformer import AbcLinformer
     from attnlab.mechanisms.abc_luna import AbcLuna
     from attnlab.mechanisms.abc_mlp import AbcMlp
@@ -73,6 +74,7 @@ __all__ = [
     "AbcCompressive",
     "AbcDilated",
     "AbcGlobal",
+    "AbcHybrid",
     "AbcLinformer",
     "AbcLuna",
     "AbcMlp",
@@ -153,6 +155,7 @@ _OFFERED = {
     "mechanisms.abc_compressive": "AbcCompressive",
     "mechanisms.abc_dilated": "AbcDilated",
     "mechanisms.abc_global": "AbcGlobal",
+    "mechanisms.abc_hybrid": "AbcHybrid",
     "mechanisms.abc_linformer": "AbcLinformer",
     "mechanisms.abc_luna": "AbcLuna",
     "mechanisms.abc_mlp": "AbcMlp",
