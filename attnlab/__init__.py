@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         swap_plan,
     )
     from attnlab.adapters.evict import KVPolicy, evicting
+    from attnlab.adapters.initialise import initialise_control
     from attnlab.attention import AttentionCall, Mechanism
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
@@ -122,6 +123,7 @@ __all__ = [
     "generate",
     "guide",
     "guide_trainer",
+    "initialise_control",
     "is_converted",
     "load_model",
     "mechanism",
@@ -145,6 +147,7 @@ _OFFERED = {
     "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
+    "adapters.initialise": "initialise_control",
     "attention": "AttentionCall Mechanism",
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
