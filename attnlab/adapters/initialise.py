@@ -39,10 +39,10 @@ def initialise_control(
     """
     for name, value in (("tokens", tokens), ("length", length), ("rounds", rounds)):
         check_int(name, value, least=1)
-    conversions = _hybrid_layers(model)
+    layers = _hybrid_layers(model)
     windows = _windows(texts, tokenizer, tokens, length)
-    keys: list[list[Tensor]] = [[] for _ in conversions]
-    inputs: list[list[Tensor]] = [[] for _ in conversions]
+    keys: list[list[Tensor]] = [[] for _ in layers]
+    inputs: list[list[Tensor]] = [[] for _ in layers]
     training = model.training
     model.eval()
     try:
@@ -50,38 +50,39 @@ def initialise_control(
             device = next(model.parameters()).device
             with torch.no_grad(), swap(model, "softmax"), record(model) as trace:
                 model(input_ids=ids.to(device))
-            for i, conversion in enumerate(conversions):
+            for i, (conversion, mech) in enumerate(layers):
                 call = trace[conversion.kind, conversion.layer].call
                 assert call.x is not None
                 keys[i].append(call.k[0].float())
-                if conversion.mechanism.control == "x":
+                if mech.control == "x":
                     inputs[i].append(call.x[0].float())
     finally:
         model.train(training)
-    for conversion, of_layer, read in zip(conversions, keys, inputs, strict=True):
+    for (_, mech), of_layer, read in zip(layers, keys, inputs, strict=True):
         x = torch.cat(read) if read else None
-        _set_control(conversion.mechanism, torch.cat(of_layer, 1), x, rounds=rounds, seed=seed)
+        _set_control(mech, torch.cat(of_layer, 1), x, rounds=rounds, seed=seed)
     return model
 
 
-def _hybrid_layers(model: nn.Module) -> list[Conversion]:
+def _hybrid_layers(model: nn.Module) -> list[tuple[Conversion, AbcHybrid]]:
     """The layers with slots to begin with, each with a control of its own."""
-    conversions = [
-        c for c in adapter_of(model).conversions() if isinstance(c.mechanism, AbcHybrid) and c.mechanism.slots
+    layers = [
+        (c, c.mechanism)
+        for c in adapter_of(model).conversions()
+        if isinstance(c.mechanism, AbcHybrid) and c.mechanism.slots
     ]
-    if not conversions:
+    if not layers:
         raise ValueError(
             "no layer of this model attends by abc-hybrid with slots; convert it first: "
             'al.convert(model, "abc-hybrid:slots=64")'
         )
-    if len({id(c.mechanism) for c in conversions}) < len(conversions):
+    if len({id(mech) for _, mech in layers}) < len(layers):
         raise ValueError(
             "the layers of this model share one control, but each layer has keys of its own; convert with tied=false"
         )
-    for c in conversions:
-        if c.kind == "cross":
-            raise ValueError("the keys of cross-attention come from pairs of texts; convert kinds=('causal',) alone")
-    return conversions
+    if any(c.kind == "cross" for c, _ in layers):
+        raise ValueError("the keys of cross-attention come from pairs of texts; convert kinds=('causal',) alone")
+    return layers
 
 
 def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> list[Int[Tensor, "1 n"]]:

@@ -51,9 +51,9 @@ class WriteControl(NamedTuple):
 )
 @dataclass(eq=False)
 class AbcHybrid(Mechanism, nn.Module):
-    """W = softmax([q k_E, q K~ + log m]) [I_E; Phi^T]: E the last ``window`` and the first ``sinks`` tokens.
+    """W = softmax([q k_E, q K~ + log m]) [I_E; Phi^T], E the first and the last tokens (ABC, Eqs. 3-5 beside keys).
 
-    Every other token i, once it has left the window, is written into the slots (after ABC, Eqs. 3-5 and 12):
+    E are ``sinks`` and ``window`` tokens. Every other token i is written into the slots when it leaves the window:
 
         alpha_i = softmax_s(u_i),  u_i = W_phi x_i + b,  m = sum_i alpha_i,  K~ = sum_i alpha_i (x) k_i / m,
 
