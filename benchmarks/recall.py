@@ -29,8 +29,8 @@ TABLE = "recall"
 class Config:
     pairs: int = 64
     length: int = 512
-    # Questions come more than so many tokens after the last pair: beyond every window.
-    apart: int = 64
+    # Questions come more than so many tokens after the last pair: beyond what two windows reach.
+    apart: int = 128
     keys: int = 512
     values: int = 128
     # Keys that a head may hold.
@@ -51,7 +51,7 @@ class Config:
 
 
 TINY = replace(
-    Config(), pairs=8, length=64, apart=16, keys=16, values=16, memory=16, width=64, heads=2, rows=32, steps=200,
+    Config(), pairs=8, length=64, apart=32, keys=16, values=16, memory=16, width=64, heads=2, rows=32, steps=200,
     warmup=20, lr=5e-3, evaluations=2,
 )  # fmt: skip
 

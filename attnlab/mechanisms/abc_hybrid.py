@@ -232,27 +232,13 @@ class AbcHybrid(Mechanism, nn.Module):
         return u
 
     def _make_parameters(self, call: AttentionCall) -> None:
-        x, (_, g, n_k, d) = call.x, call.k.shape
-        if not self.by_key:
-            assert x is not None, "refused before"
-            if x.shape[1] != n_k:
-                raise ValueError(
-                    f"abc-hybrid needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with "
-                    "make_cache(), which keeps the slots and not the keys"
-                )
-        m = x.shape[-1] if not self.by_key and x is not None else 0
-        shapes: dict[str, tuple[int, ...]] = {"bias": (g, self.slots)}
-        if not self.by_key:
-            shapes["weight"] = (g, self.slots, m)
-        if self.control != "x":
-            shapes["key_weight"] = (g, self.slots, d)
-        if self.decay:
-            shapes |= {"gate_weight": (g, self.slots, d if self.by_key else m), "gate_bias": (g, self.slots)}
+        """Make the parameters at the first call, and check at every call that they are for its shapes."""
+        shapes = self._shapes(call)
         if self.bias is None:
             generator = torch.Generator("cpu").manual_seed(self.seed)
             for name, shape in shapes.items():
                 start = torch.full(shape, GATE if name == "gate_bias" else 0.0)
-                if name.endswith("weight") and name != "gate_weight":
+                if name in ("weight", "key_weight"):
                     # Logits of order 1 for inputs of order 1: slots that start alike would stay alike.
                     start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
                 setattr(self, name, nn.Parameter(start.to(call.q.device)))
@@ -263,6 +249,25 @@ class AbcHybrid(Mechanism, nn.Module):
                     f"the {name} of the control was made for (key/value heads, slots, width) = {made}, this call needs "
                     f"{shape}; make a mechanism for each shape"
                 )
+
+    def _shapes(self, call: AttentionCall) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters, by name."""
+        x, (_, g, n_k, width) = call.x, call.k.shape
+        shapes: dict[str, tuple[int, ...]] = {"bias": (g, self.slots)}
+        if self.control != "x":
+            shapes["key_weight"] = (g, self.slots, width)
+        if not self.by_key:
+            assert x is not None, "refused before"
+            if x.shape[1] != n_k:
+                raise ValueError(
+                    f"abc-hybrid needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with "
+                    "make_cache(), which keeps the slots and not the keys"
+                )
+            width = x.shape[-1]
+            shapes["weight"] = (g, self.slots, width)
+        if self.decay:
+            shapes |= {"gate_weight": (g, self.slots, width), "gate_bias": (g, self.slots)}
+        return shapes
 
 
 class Recent(NamedTuple):

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from attnlab.data.recall import RecallTask
 from attnlab.models import Transformer, TransformerConfig
 
-TASK = RecallTask(pairs=8, length=64, apart=16, keys=16, values=16, rows=16)
+TASK = RecallTask(pairs=8, length=64, apart=32, keys=16, values=16, rows=16)
 
 
 def test_every_key_is_asked_for_once_beyond_the_distance() -> None:
@@ -57,6 +57,7 @@ def answered(spec: str, steps: int) -> float:
     return sum(right[-5:]) / 5
 
 
+@pytest.mark.slow
 def test_slots_answer_beyond_the_window() -> None:
     """At equal memory a window answers by chance, 1 in 16; what has left it is in the hybrid's slots."""
     hybrid, window = (answered(spec, 80) for spec in ("abc-hybrid:slots=8,window=8,sinks=0", "abc-window:slots=16"))
