@@ -37,8 +37,8 @@ def initialise_control(
 
     With control="x" these logits are predicted from x by ridge regression; with "both", x starts without influence.
     """
-    for name, value in (("tokens", tokens), ("length", length), ("rounds", rounds)):
-        check_int(name, value, least=1)
+    for name, value, least in (("tokens", tokens, 1), ("length", length, 1), ("rounds", rounds, 1), ("seed", seed, 0)):
+        check_int(name, value, least=least)
     layers = _hybrid_layers(model)
     windows = _windows(texts, tokenizer, tokens, length)
     keys: list[list[Tensor]] = [[] for _ in layers]
