@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         swap_plan,
     )
     from attnlab.adapters.evict import KVPolicy, evicting
+    from attnlab.adapters.initialise import initialise_control
     from attnlab.attention import AttentionCall, Mechanism
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.abc_compressive import AbcCompressive
     from attnlab.mechanisms.abc_dilated import AbcDilated
     from attnlab.mechanisms.abc_global import AbcGlobal
+    from attnlab.mechanisms.abc_hybrid import AbcHybrid
     from attnlab.mechanisms.abc_linformer import AbcLinformer
     from attnlab.mechanisms.abc_luna import AbcLuna
     from attnlab.mechanisms.abc_mlp import AbcMlp
@@ -73,6 +75,7 @@ __all__ = [
     "AbcCompressive",
     "AbcDilated",
     "AbcGlobal",
+    "AbcHybrid",
     "AbcLinformer",
     "AbcLuna",
     "AbcMlp",
@@ -120,6 +123,7 @@ __all__ = [
     "generate",
     "guide",
     "guide_trainer",
+    "initialise_control",
     "is_converted",
     "load_model",
     "mechanism",
@@ -143,6 +147,7 @@ _OFFERED = {
     "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.distill": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
+    "adapters.initialise": "initialise_control",
     "attention": "AttentionCall Mechanism",
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
@@ -153,6 +158,7 @@ _OFFERED = {
     "mechanisms.abc_compressive": "AbcCompressive",
     "mechanisms.abc_dilated": "AbcDilated",
     "mechanisms.abc_global": "AbcGlobal",
+    "mechanisms.abc_hybrid": "AbcHybrid",
     "mechanisms.abc_linformer": "AbcLinformer",
     "mechanisms.abc_luna": "AbcLuna",
     "mechanisms.abc_mlp": "AbcMlp",

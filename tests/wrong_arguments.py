@@ -77,6 +77,11 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "generate": {"loaded": nothing, "text": "a"},
         "guide": {"model": model, "guidance": al.Guidance(fraction=0.5)},
         "guide_trainer": {"trainer": None, "guidance": al.Guidance(fraction=0.5)},
+        "initialise_control": {
+            "model": al.convert(small_model(), "abc-hybrid:slots=2,control=key"),
+            "texts": ["a b"],
+            "tokenizer": lambda text, **_: {"input_ids": [1, 2, 3, 4]},
+        },
         "is_converted": {"model": model},
         "load_model": {"path_or_hub_name": "nowhere"},
         "mechanism": {"spec": "softmax"},

@@ -1,0 +1,147 @@
+"""``initialise_control``: slots of a converted model that start as clusters of the model's own keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.adapters.contexts import record, swap
+from attnlab.adapters.protocol import Conversion, adapter_of
+from attnlab.fields import check_int
+from attnlab.mechanisms.abc_cluster import cluster
+from attnlab.mechanisms.abc_hybrid import AbcHybrid
+from attnlab.shapes import Float, Int
+
+__all__ = ["initialise_control"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# The share of x's variance that ridge regression adds to it.
+RIDGE = 1e-3
+
+
+def initialise_control(
+    model: Model, texts: Sequence[str], *, tokenizer: Any, tokens: int = 8192, length: int = 512, rounds: int = 10,
+    seed: int = 0,
+) -> Model:  # fmt: skip
+    """Set the controls of ``model``, converted to ``abc-hybrid``, in place, from the keys of about ``tokens`` tokens.
+
+    The model reads windows of ``length`` tokens of the texts by its softmax attention. In each layer and key/value head
+    ``rounds`` of k-means find a centre c_s for each slot, with a share pi_s of the keys and their variance sigma^2
+    around their centres. A key is then shared out as a mixture of normal distributions does it:
+
+        u_s = (<c_s, k> - |c_s|^2 / 2) / sigma^2 + log pi_s.
+
+    With control="x" these logits are predicted from x by ridge regression; with "both", x starts without influence.
+    """
+    for name, value, least in (("tokens", tokens, 1), ("length", length, 1), ("rounds", rounds, 1), ("seed", seed, 0)):
+        check_int(name, value, least=least)
+    layers = _hybrid_layers(model)
+    windows = _windows(texts, tokenizer, tokens, length)
+    keys: list[list[Tensor]] = [[] for _ in layers]
+    inputs: list[list[Tensor]] = [[] for _ in layers]
+    training = model.training
+    model.eval()
+    try:
+        for ids in windows:
+            device = next(model.parameters()).device
+            with torch.no_grad(), swap(model, "softmax"), record(model) as trace:
+                model(input_ids=ids.to(device))
+            for i, (conversion, mech) in enumerate(layers):
+                call = trace[conversion.kind, conversion.layer].call
+                assert call.x is not None
+                keys[i].append(call.k[0].float())
+                if mech.control == "x":
+                    inputs[i].append(call.x[0].float())
+    finally:
+        model.train(training)
+    for (_, mech), of_layer, read in zip(layers, keys, inputs, strict=True):
+        x = torch.cat(read) if read else None
+        _set_control(mech, torch.cat(of_layer, 1), x, rounds=rounds, seed=seed)
+    return model
+
+
+def _hybrid_layers(model: nn.Module) -> list[tuple[Conversion, AbcHybrid]]:
+    """The layers with slots to begin with, each with a control of its own."""
+    layers = [
+        (c, c.mechanism)
+        for c in adapter_of(model).conversions()
+        if isinstance(c.mechanism, AbcHybrid) and c.mechanism.slots
+    ]
+    if not layers:
+        raise ValueError(
+            "no layer of this model attends by abc-hybrid with slots; convert it first: "
+            'al.convert(model, "abc-hybrid:slots=64")'
+        )
+    if len({id(mech) for _, mech in layers}) < len(layers):
+        raise ValueError(
+            "the layers of this model share one control, but each layer has keys of its own; convert with tied=false"
+        )
+    if any(c.kind == "cross" for c, _ in layers):
+        raise ValueError("the keys of cross-attention come from pairs of texts; convert kinds=('causal',) alone")
+    return layers
+
+
+def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> list[Int[Tensor, "1 n"]]:
+    """Rows of ``length`` tokens, at most ``tokens`` in all; the texts follow one another."""
+    if isinstance(texts, str):
+        raise ValueError("texts must be several strings, got one; pass [text]")
+    stream: list[int] = []
+    for text in texts:
+        stream += tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(stream) >= tokens:
+            break
+    if len(stream) < 2:
+        raise ValueError(f"the texts hold {len(stream)} tokens, too few to find clusters of keys in")
+    ids = torch.tensor(stream[: max(tokens, 2)])
+    return [row[None] for row in ids.split(min(length, len(ids)))]
+
+
+@torch.no_grad()
+def _set_control(
+    mech: AbcHybrid, k: Float[Tensor, "g n d"], x: Float[Tensor, "n m"] | None, *, rounds: int, seed: int
+) -> None:
+    """The control of one layer from its keys, and from their inputs where it reads only those."""
+    n = k.shape[1]
+    if n < mech.slots:
+        raise ValueError(f"{n} tokens cannot make {mech.slots} clusters; give longer texts, or more tokens")
+    # Centres start at keys that lie evenly in the sequence: shuffled, those are any.
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).to(k.device)
+    k = k[:, order]
+    seen = torch.ones(1, n, dtype=torch.bool, device=k.device)
+    nearest = cluster(k[None], seen, mech.slots, rounds=rounds)[0]
+    member = torch.nn.functional.one_hot(nearest, mech.slots).to(k.dtype)
+    size = member.sum(1)
+    centres = member.mT @ k / size.clamp(min=1).unsqueeze(-1)
+    off = k - centres.gather(1, nearest.unsqueeze(-1).expand_as(k))
+    variance = off.square().mean((1, 2)).clamp(min=1e-6)[:, None]
+    weight = centres / variance.unsqueeze(-1)
+    # A cluster that lost its last key gets next to none.
+    bias = -centres.square().sum(-1) / (2 * variance) + (size.clamp(min=1e-3) / n).log()
+    assert mech.bias is not None
+    if x is not None:
+        assert mech.weight is not None
+        logits = k @ weight.mT + bias.unsqueeze(1)
+        fitted, constant = _regression(x[order], logits - logits.mean(-1, keepdim=True))
+        mech.weight.copy_(fitted)
+        mech.bias.copy_(constant)
+        return
+    assert mech.key_weight is not None
+    mech.key_weight.copy_(weight)
+    mech.bias.copy_(bias)
+    if mech.weight is not None:
+        mech.weight.zero_()
+
+
+def _regression(x: Float[Tensor, "n m"], y: Float[Tensor, "g n s"]) -> tuple[Float[Tensor, "g s m"], Tensor]:
+    """W and b of the ridge regression y = W x + b, in float64."""
+    mean_x, mean_y = x.double().mean(0), y.double().mean(1)
+    centred = x.double() - mean_x
+    covariance = centred.mT @ centred
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
+    covariance.diagonal().add_(ridge)
+    slope = torch.linalg.solve(covariance, centred.mT @ (y.double() - mean_y.unsqueeze(1))).mT
+    return slope, mean_y - slope @ mean_x

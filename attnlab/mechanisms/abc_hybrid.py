@@ -1,0 +1,434 @@
+"""ABC with exact neighbours: the last tokens and the first stand as they are, all others are written into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, ungrouped
+from attnlab.fields import check_fields, check_int
+from attnlab.mechanisms._bounded.hybrid_memory import Keys, Rules, Slots, attend, empty_slots
+from attnlab.mechanisms._bounded.slot_memory import FLOOR
+from attnlab.mechanisms._device import no_autocast
+from attnlab.registry import register
+from attnlab.shapes import Float, Int
+
+__all__ = ["AbcHybrid", "HybridCache"]
+
+CONTROLS = ("x", "key", "both")
+WRITES = ("sum", "delta")
+# log alpha stays within these bounds, and log gamma above -1/2: then sums over a chunk stay in the range of float32.
+LEAST_SHARE = -40.0
+LARGEST_LOGIT = 20.0
+MOST_FADED = 0.5
+# Where a gate's logit starts: a token's weight is halved after about a hundred others.
+GATE = -4.3
+
+
+class WriteControl(NamedTuple):
+    """What each key writes, log alpha, and what it leaves of earlier writes, log gamma; None is all of them."""
+
+    log: Float[Tensor, "b g k n"]
+    fade: Float[Tensor, "b g k n"] | None
+
+
+@register(
+    "abc-hybrid",
+    examples=(
+        "abc-hybrid:slots=3,window=2,sinks=1",
+        "abc-hybrid:slots=3,window=2,sinks=1,mass=false",
+        "abc-hybrid:slots=3,window=3,sinks=0,decay=true",
+        "abc-hybrid:slots=3,window=2,sinks=1,write=delta",
+        "abc-hybrid:slots=3,window=2,sinks=1,control=key",
+        "abc-hybrid:slots=2,window=1,sinks=2,control=both,decay=true,mass=false",
+        "abc-hybrid:slots=0,window=2,sinks=2",
+    ),
+)
+@dataclass(eq=False)
+class AbcHybrid(Mechanism, nn.Module):
+    """W = softmax([q k_E, q K~ + log m]) [I_E; Phi^T], E the first and the last tokens (ABC, Eqs. 3-5 beside keys).
+
+    E are ``sinks`` and ``window`` tokens. Every other token i is written into the slots when it leaves the window:
+
+        alpha_i = softmax_s(u_i),  u_i = W_phi x_i + b,  m = sum_i alpha_i,  K~ = sum_i alpha_i (x) k_i / m,
+
+    and V~ alike. A token is shared out among slots, so m counts the tokens of a slot, and a slot of m equal keys gets
+    the attention that m keys would. A slot that nothing was written into is not read. ``mass=false`` is abc-mlp's read:
+    alpha_i = exp(u_i), and no log m.
+
+    ``control`` is "x", "key" (u_i = W_k k_i + b, whose cache holds keys alone) or "both" (their sum).
+    ``decay`` fades each slot as it is written to: m_t = gamma_t m_{t-1} + alpha_t, and the sums of alpha k and alpha v
+    alike, with gamma_t = exp(-sigmoid(w x_t + c) / 2) for each slot.
+    ``write=delta`` removes what the slots would have answered (Schlag et al., 2021):
+    K~_t = K~_{t-1} + alpha_t (x) (k_t - K~_{t-1}^T alpha_t), and V~ alike; m = 1 - prod_i (1 - alpha_i). Rows of W then
+    have negative numbers and are no distributions.
+
+    Without causality all queries read what is kept after the last token. ``tied`` layers of a model share W_phi.
+    """
+
+    slots: int = 64
+    window: int = 64
+    sinks: int = 4
+    control: str = "x"
+    write: str = "sum"
+    decay: bool = False
+    mass: bool = True
+    tied: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("slots", "window", "sinks"):
+            check_int(name, getattr(self, name), least=0)
+        if self.slots + self.window == 0:
+            raise ValueError("slots and window are both 0, so a token could not see itself; give one of them")
+        if self.control not in CONTROLS:
+            raise ValueError(f"control must be one of {', '.join(CONTROLS)}, got {self.control!r}")
+        if self.write not in WRITES:
+            raise ValueError(f"write must be one of {', '.join(WRITES)}, got {self.write!r}")
+        if self.decay and self.write == "delta":
+            raise ValueError("write='delta' removes what it replaces, so nothing is left for decay; choose one of them")
+        nn.Module.__init__(self)
+        self.tied_across_layers = self.tied
+        self.exempt = {}
+        if self.slots:
+            why = "each key/value head has its own W_phi, so repeating heads adds to it"
+            self.exempt["grouped_queries_equal_repeated_keys"] = why
+        if self.write == "delta":
+            self.exempt["cancelling sums"] = "the delta rule subtracts: rows of W are no distributions, and sums cancel"
+        self.weight: nn.Parameter | None
+        self.key_weight: nn.Parameter | None
+        self.bias: nn.Parameter | None
+        self.gate_weight: nn.Parameter | None
+        self.gate_bias: nn.Parameter | None
+        for name in ("weight", "key_weight", "bias", "gate_weight", "gate_bias"):
+            self.register_parameter(name, None)
+
+    def cannot(self) -> dict[str, str]:
+        reasons = {
+            "mask": "all queries of a prefix read one memory; a general mask needs a memory for each query",
+            "bias": "a bias of one query and one key cannot pass through slots that hold many keys; drop it (convert "
+            "has bias='drop'), or convert cross-attention alone (kinds=('cross',)), which has none",
+        }
+        if not self.by_key:
+            reasons["no-x"] = (
+                "the control is computed from what the keys were made from; pass x=, or choose control='key'"
+            )
+        return reasons
+
+    @property
+    def by_key(self) -> bool:
+        """Whether the keys alone make the control."""
+        return self.control == "key" or not self.slots
+
+    def is_exact(self, call: AttentionCall) -> bool:
+        return self.window >= call.k.shape[2]
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        return min(1.0, (self.slots + self.window + self.sinks) / max(1, call.k.shape[2]))
+
+    def least_bytes(self, call: AttentionCall) -> int:
+        """The keys and values of every slot, and the control of every key."""
+        b, g, n_k, d = call.k.shape
+        return 4 * b * g * self.slots * (d + call.v.shape[3] + n_k)
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        call = hide_unseen(call)
+        kind = torch.promote_types(call.q.dtype, torch.float32)
+        k, groups = call.k.to(kind), call.groups
+        if call.k.shape[2] == 0 or call.q.shape[2] == 0:
+            return call.q.new_zeros(call.sizes)
+        with no_autocast(call.q):
+            c = self.control_of(call)
+            places, newest = _places(call)
+            hidden = torch.zeros_like(places, dtype=torch.bool) if call.key_visible is None else ~call.key_visible
+            never = (hidden | (places < self.sinks))[:, None, :, None]
+            log = c.log.masked_fill(never, FLOOR)
+            fade = None if c.fade is None else c.fade.masked_fill(never, 0)
+            s = dot_products(grouped(call.q, groups), k.unsqueeze(2), scale=call.softmax_scale)
+            rows = []
+            for t in range(call.q.shape[2]):
+                age = newest[:, t, None] - places
+                exact = ~hidden & (age >= 0) & ((age < self.window) | (places < self.sinks))
+                gone = (~hidden & (age >= self.window) & (places >= self.sinks))[:, None, :, None]
+                phi, bonus, empty = self._contents(log.masked_fill(~gone, FLOOR), fade, gone)
+                of_keys = s[..., t, :].masked_fill(~exact[:, None, None], FLOOR)
+                of_slots = s[..., t, :].masked_fill(~gone[:, :, None, :, 0], 0) @ phi.mT + bonus.unsqueeze(2)
+                of_slots = of_slots.masked_fill(empty.unsqueeze(2), FLOOR)
+                P = torch.cat([of_keys, of_slots], -1).softmax(-1)
+                to_keys = P[..., : k.shape[2]].masked_fill(~exact[:, None, None], 0)
+                to_slots = P[..., k.shape[2] :].masked_fill(empty.unsqueeze(2), 0)
+                rows.append(to_keys + to_slots @ phi)
+        return ungrouped(torch.stack(rows, 3)).to(call.q.dtype)
+
+    def _contents(self, log: Tensor, fade: Tensor | None, gone: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Phi^T (b, g, n, k) of the keys that are gone, what is added to each slot's score, and which are empty."""
+        unwritten = log <= FLOOR / 2
+        if self.write == "delta":
+            alpha = log.exp()
+            system = (alpha @ alpha.mT).tril(-1) + torch.eye(log.shape[2], dtype=log.dtype, device=log.device)
+            # alpha^T system^{-1}, from the right.
+            phi = torch.linalg.solve_triangular(system, alpha.mT, upper=False, left=False, unitriangular=True)
+            full = -torch.expm1(torch.log1p(-alpha.double().clamp(max=1 - 1e-12)).sum(2))
+            empty = full <= 0
+            bonus = full.masked_fill(empty, 1).log().to(log.dtype)
+            return phi, bonus if self.mass else torch.zeros_like(bonus), empty
+        left = None if fade is None else fade.masked_fill(~gone, 0)
+        if left is not None:
+            # What all later tokens leave of each.
+            log = (log + left.sum(2, keepdim=True) - left.cumsum(2)).masked_fill(unwritten, FLOOR)
+        z, empty = log.logsumexp(2), unwritten.all(2)
+        phi = log.softmax(2).masked_fill(unwritten, 0).mT
+        return phi, z if self.mass else torch.zeros_like(z), empty
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """Time and memory linear in the keys, forward and backward."""
+        return _attend(self, call, None)[0]
+
+    def make_cache(self, batch: int, capacity: int) -> HybridCache:
+        """An empty past of constant size."""
+        return HybridCache(batch)
+
+    def control_of(self, call: AttentionCall) -> WriteControl:
+        """What the call's keys write, in at least float32."""
+        if not self.slots:
+            nothing = call.k.new_zeros(*call.k.shape[:3], 0, dtype=torch.promote_types(call.k.dtype, torch.float32))
+            return WriteControl(nothing, None)
+        self._make_parameters(call)
+        u = self._logits(call, self.weight, self.key_weight, self.bias)
+        # A large key is as good as a larger one; infinities would be NaN.
+        u = u.clamp(-1e4, 1e4)
+        if self.mass or self.write == "delta":
+            log = u.log_softmax(-1).clamp(min=LEAST_SHARE)
+        else:
+            log = LARGEST_LOGIT * torch.tanh(u / LARGEST_LOGIT)
+        if not self.decay:
+            return WriteControl(log, None)
+        from_x = not self.by_key
+        gate = self._logits(
+            call, self.gate_weight if from_x else None, None if from_x else self.gate_weight, self.gate_bias
+        )
+        return WriteControl(log, -MOST_FADED * gate.clamp(-1e4, 1e4).sigmoid())
+
+    def _logits(
+        self, call: AttentionCall, of_x: Tensor | None, of_key: Tensor | None, bias: Tensor | None
+    ) -> Float[Tensor, "b g k n"]:
+        """W_phi x + W_k k + b, in at least float32."""
+        kind = torch.promote_types(call.k.dtype, torch.float32)
+        assert bias is not None
+        # Layers that share this control may be on several devices.
+        u = bias.to(call.k.device, kind).unsqueeze(1)
+        if of_x is not None:
+            assert call.x is not None, "refused before"
+            matrix = of_x.to(call.k.device, kind)
+            u = u + (call.x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
+        if of_key is not None:
+            u = u + call.k.to(kind) @ of_key.to(call.k.device, kind).mT
+        return u
+
+    def _make_parameters(self, call: AttentionCall) -> None:
+        """Make the parameters at the first call, and check at every call that they are for its shapes."""
+        shapes = self._shapes(call)
+        if self.bias is None:
+            generator = torch.Generator("cpu").manual_seed(self.seed)
+            for name, shape in shapes.items():
+                start = torch.full(shape, GATE if name == "gate_bias" else 0.0)
+                if name in ("weight", "key_weight"):
+                    # Logits of order 1 for inputs of order 1: slots that start alike would stay alike.
+                    start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
+                setattr(self, name, nn.Parameter(start.to(call.q.device)))
+        for name, shape in shapes.items():
+            made = tuple(getattr(self, name).shape)
+            if made != shape:
+                raise ValueError(
+                    f"the {name} of the control was made for (key/value heads, slots, width) = {made}, this call needs "
+                    f"{shape}; make a mechanism for each shape"
+                )
+
+    def _shapes(self, call: AttentionCall) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters, by name."""
+        x, (_, g, n_k, width) = call.x, call.k.shape
+        shapes: dict[str, tuple[int, ...]] = {"bias": (g, self.slots)}
+        if self.control != "x":
+            shapes["key_weight"] = (g, self.slots, width)
+        if not self.by_key:
+            assert x is not None, "refused before"
+            if x.shape[1] != n_k:
+                raise ValueError(
+                    f"abc-hybrid needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with "
+                    "make_cache(), which keeps the slots and not the keys"
+                )
+            width = x.shape[-1]
+            shapes["weight"] = (g, self.slots, width)
+        if self.decay:
+            shapes |= {"gate_weight": (g, self.slots, width), "gate_bias": (g, self.slots)}
+        return shapes
+
+
+class Recent(NamedTuple):
+    """Tokens in order of place with what they will write; without it where keys alone make the control."""
+
+    k: Float[Tensor, "b g w d"]
+    v: Float[Tensor, "b g w e"]
+    log: Float[Tensor, "b g w n"] | None
+    fade: Float[Tensor, "b g w n"] | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Recent:
+        """The same change made to every tensor."""
+        k, v, log, fade = self
+        return Recent(
+            change(k), change(v), None if log is None else change(log), None if fade is None else change(fade)
+        )
+
+    def rows(self, index: Int[Tensor, "b n"]) -> Recent:
+        """The tokens that ``index`` names, in its order."""
+        return self.each(lambda t: _rows(t, index))
+
+
+@dataclass(frozen=True, eq=False)
+class HybridState:
+    """What is kept after some tokens: sinks, the last tokens, which end with the newest, and slots."""
+
+    sink_k: Float[Tensor, "b g s d"]
+    sink_v: Float[Tensor, "b g s e"]
+    recent: Recent
+    slots: Slots
+    count: Int[Tensor, " b"]
+
+    def tensors(self) -> list[Tensor]:
+        """All that is kept."""
+        kept = (self.sink_k, self.sink_v, *self.recent, *self.slots, self.count)
+        return [t for t in kept if t is not None]
+
+
+class HybridCache:
+    """The ``LayerCache`` of ``AbcHybrid``: sinks, window and slots, which no length changes."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.state: HybridState | None = None
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys, all new, and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, AbcHybrid), "this past is that of a mechanism with sinks, window and slots"
+        if call.q.shape[0] != self.batch:
+            raise ValueError(
+                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
+            )
+        mechanism.refuse(call)
+        n_q, n_k = call.sizes[2:]
+        if call.offset or (call.causal and n_q != n_k):
+            raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
+                             f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
+        out, self.state = _attend(mechanism, call, self.state)
+        return call, out
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        self.batch, s = rows.shape[0], self.state
+        if s is not None:
+            recent = s.recent.each(lambda t: t[rows])
+            slots = Slots(*(t[rows] for t in s.slots))
+            self.state = HybridState(s.sink_k[rows], s.sink_v[rows], recent, slots, s.count[rows])
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return 0 if self.state is None else sum(t.numel() * t.element_size() for t in self.state.tensors())
+
+
+def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
+    """The place of each key among the visible ones, and of the newest key that each query sees; -1 if it sees none."""
+    b, _, n_q, n_k = call.sizes
+    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
+    places = seen.cumsum(-1) - 1
+    counts = torch.cat([places.new_full((b, 1), -1), places], 1)
+    last = torch.full((n_q,), n_k, device=call.q.device)
+    if call.causal:
+        last = (torch.arange(n_q, device=call.q.device) + call.offset + 1).clamp(0, n_k)
+    return places, counts[:, last]
+
+
+def _attend(mech: AbcHybrid, call: AttentionCall, state: HybridState | None) -> tuple[Tensor, HybridState | None]:
+    """The output for keys that follow those of ``state``, and what is kept after them."""
+    b, _, n_q, n_k = call.sizes
+    if (state is None and n_k == 0) or n_q == 0 or b == 0:
+        return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), state
+    # Autocast would round the memory to half precision at every step.
+    with no_autocast(call.q):
+        call = hide_unseen(call)
+        newest = _places(call)[1]
+        if state is not None:
+            newest = newest + state.count[:, None]
+        recent, first, count = _continued(mech, call, state)
+        sinks = _sinks(mech, recent.k, recent.v, first, state)
+        rules = Rules(mech.window, mech.sinks, mech.mass, mech.write == "delta", call.softmax_scale)
+        kind = torch.promote_types(call.q.dtype, torch.float32)
+        c = WriteControl(recent.log, recent.fade) if recent.log is not None else _control_by_key(mech, recent)
+        keys = Keys(recent.k.to(kind), recent.v.to(kind), c.log, c.fade, sinks[0].to(kind), sinks[1].to(kind), first)
+        slots = empty_slots(keys, mech.slots, delta=rules.delta) if state is None else state.slots
+        lead = recent.k.shape[2]
+        if call.causal:
+            lead = 1 if state is not None else call.offset + 1 - mech.window
+        out, slots = attend(grouped(call.q, call.groups).to(kind), newest, keys, slots, rules, lead=lead)
+    kept = _last(recent, count - first, min(mech.window, recent.k.shape[2]), call.q.dtype)
+    return ungrouped(out).to(call.q.dtype), HybridState(*sinks, kept, slots, count)
+
+
+def _continued(
+    mech: AbcHybrid, call: AttentionCall, state: HybridState | None
+) -> tuple[Recent, Int[Tensor, " b"], Int[Tensor, " b"]]:
+    """The past's last tokens and the call's, in order of place; the place of the first in each row; all tokens so far.
+
+    Keys before the first token, which a row with hidden keys begins with, have negative places.
+    """
+    k, v, c = call.k, call.v, None if mech.by_key else mech.control_of(call)
+    tokens = Recent(k, v, *((None, None) if c is None else c))
+    new = torch.full((k.shape[0],), k.shape[2], device=k.device)
+    if call.key_visible is not None:
+        # Visible keys first and in order.
+        order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+        tokens, new = tokens.rows(order), call.key_visible.sum(-1)
+    if state is None:
+        return tokens, torch.zeros_like(new), new
+    past = iter([t for t in state.recent if t is not None])
+    joined = tokens.each(lambda t: torch.cat([next(past).to(t.dtype), t], 2))
+    return joined, state.count - state.recent.k.shape[2], state.count + new
+
+
+def _control_by_key(mech: AbcHybrid, recent: Recent) -> WriteControl:
+    """The controls of keys that were kept without them."""
+    return mech.control_of(AttentionCall(recent.k[:, :, :0], recent.k, recent.v))
+
+
+def _last(recent: Recent, length: Int[Tensor, " b"], n: int, dtype: torch.dtype) -> Recent:
+    """The last ``n`` of the first ``length`` tokens in each row."""
+    index = length[:, None] - n + torch.arange(n, device=length.device)
+    kept = recent.rows(index.clamp(0, max(0, recent.k.shape[2] - 1)))
+    return kept.each(lambda t: t.to(dtype))
+
+
+def _sinks(
+    mech: AbcHybrid, k: Tensor, v: Tensor, first: Int[Tensor, " b"], state: HybridState | None
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of the first places, those of places still to come being any."""
+    places = torch.arange(min(mech.sinks, k.shape[2]) if state is None else mech.sinks, device=k.device)
+    index = (places - first[:, None]).clamp(0, max(0, k.shape[2] - 1))
+    new = _rows(k, index), _rows(v, index)
+    if state is None:
+        return new
+    known = (places < state.count[:, None])[:, None, :, None]
+    grow = (0, 0, 0, mech.sinks - state.sink_k.shape[2])
+    old = (pad(t, grow) for t in (state.sink_k, state.sink_v))
+    a, b = (torch.where(known, t, fresh) for t, fresh in zip(old, new, strict=True))
+    return a, b
+
+
+def _rows(t: Float[Tensor, "b g k w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b g n w"]:
+    return t.gather(2, index[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3]))

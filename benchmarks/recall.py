@@ -1,0 +1,159 @@
+"""Multi-query associative recall at equal memory: which bounded attention remembers a pair that has left the window?
+
+    python benchmarks/recall.py runs/recall                # a GPU: 64 pairs in 512 tokens, 64 keys a head
+    python benchmarks/recall.py runs/recall --tiny         # a dry run on a CPU: 8 pairs in 64 tokens
+
+A model of two layers learns each mechanism for each seed, in a run folder of its own. The same command goes on where it
+was interrupted. ``benchmarks/results/recall.json``, or ``--out``, gets the share of questions answered.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from storing import make_results, read_results, write_results
+
+from attnlab.data.recall import RecallTask
+from attnlab.loss import IGNORED, Loss
+from attnlab.models import Transformer, TransformerConfig
+from attnlab.training import CrossEntropy, Evaluation, Recipe, Schedule, Settings, every, train
+
+TABLE = "recall"
+
+
+@dataclass(frozen=True)
+class Config:
+    pairs: int = 64
+    length: int = 512
+    # Questions come more than so many tokens after the last pair: beyond what two windows reach.
+    apart: int = 128
+    keys: int = 512
+    values: int = 128
+    # Keys that a head may hold.
+    memory: int = 64
+    width: int = 256
+    heads: int = 4
+    rows: int = 128
+    steps: int = 6000
+    warmup: int = 200
+    lr: float = 2e-3
+    evaluations: int = 6
+    batches: int = 8
+
+    def task(self, seed: int) -> RecallTask:
+        """Batches of this seed."""
+        sizes = (self.pairs, self.length, self.apart, self.keys, self.values, self.rows)
+        return RecallTask(*sizes, seed=seed)
+
+
+TINY = replace(
+    Config(), pairs=8, length=64, apart=32, keys=16, values=16, memory=16, width=64, heads=2, rows=32, steps=200,
+    warmup=20, lr=5e-3, evaluations=2,
+)  # fmt: skip
+
+
+def compared(memory: int) -> dict[str, str]:
+    """Specs by name; of hybrids three quarters of the memory are slots, since a pair is asked for far away."""
+    window = max(4, memory // 4)
+    hybrid = f"abc-hybrid:slots={memory - window},window={window},sinks=0"
+    return {
+        "softmax": "softmax",
+        "window": f"abc-window:slots={memory}",
+        "abc-mlp": f"abc-mlp:slots={memory},tied=false",
+        "hybrid": hybrid,
+        "hybrid, no mass": f"{hybrid},mass=false",
+        "hybrid, decay": f"{hybrid},decay=true",
+        "hybrid, delta": f"{hybrid},write=delta",
+        "hybrid, control of key": f"{hybrid},control=key",
+        "hybrid, control of both": f"{hybrid},control=both",
+        "hybrid, half slots": f"abc-hybrid:slots={memory // 2},window={memory // 2},sinks=0",
+    }
+
+
+class Answered:
+    """The share of questions whose most likely answer is right, as a term that has no weight in the loss."""
+
+    name = "answered"
+
+    def weight(self, step: int) -> float:
+        """None."""
+        return 0.0
+
+    def __call__(self, model: Any, output: Any, batch: Any, step: int) -> Loss:
+        asked = batch["labels"] != IGNORED
+        right = (output.logits.argmax(-1) == batch["labels"]) & asked
+        return Loss(right.sum().float(), asked.sum())
+
+
+def make_model(config: Config, spec: str, seed: int) -> Transformer:
+    """Two layers; large first weights, with which the previous token is found soon."""
+    torch.manual_seed(seed)
+    model = Transformer(
+        TransformerConfig(
+            kind="decoder", vocab=config.task(0).vocab, width=config.width, heads=config.heads, layers=2,
+            hidden=2 * config.width, positions="rotary", causal_attention=spec, bias=False, tied=False, init="xavier",
+            embed_scale=True,
+        )
+    )  # fmt: skip
+    # Parameters of the control are made at the first call, before the optimizer looks for them.
+    model(config.task(seed).batch(0)["input_ids"][:1])
+    return model
+
+
+def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, float]:
+    """Train one model, or go on with it, and evaluate it on sequences that it has not seen."""
+    settings = Settings(
+        steps=config.steps,
+        recipe=Recipe(lr=config.lr, weight_decay=0.01),
+        schedule=Schedule("cosine", warmup=config.warmup),
+        seed=seed,
+        evaluate_at=every(max(1, config.steps // config.evaluations), steps=config.steps),
+        checkpoint_seconds=60,
+        # Scores of recall are sharp, and half precision would round them.
+        precision="no",
+    )
+    outcome = train(
+        make_model(config, spec, seed),
+        config.task(seed),
+        terms=[CrossEntropy(), Answered()],
+        settings=settings,
+        run_dir=folder,
+        config={"spec": spec, **asdict(config)},
+        evaluations={"held-out": Evaluation(config.task(10_000 + seed), config.batches)},
+        resume=True,
+    )
+    return {"answered": outcome.metrics["held-out/answered"], "loss": outcome.metrics["held-out/cross_entropy"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path, help="the folder of the runs")
+    parser.add_argument("--only", nargs="+", help="names of what to compare; by default all")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--tiny", action="store_true", help="a dry run on a CPU")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "recall.json")
+    args = parser.parse_args()
+    config = TINY if args.tiny else Config()
+    config = replace(config, steps=args.steps or config.steps, lr=args.lr or config.lr)
+    specs = compared(config.memory)
+    if unknown := set(args.only or ()) - specs.keys():
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(specs)}")
+    for seed in range(args.seeds):
+        for name in args.only or specs:
+            labels = {"mechanism": name, "spec": specs[name], "seed": seed, "steps": config.steps, "lr": config.lr,
+                      "pairs": config.pairs, "length": config.length, "memory": config.memory}  # fmt: skip
+            folder = args.work / f"{name.replace(', ', '-').replace(' ', '-')}-{config.pairs}-{seed}"
+            row = labels | learned(config, specs[name], seed, folder)
+            print(row, flush=True)
+            result = make_results("recall", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: list(labels)})
+            write_results(args.out, result, before=read_results(args.out))
+
+
+if __name__ == "__main__":
+    main()
