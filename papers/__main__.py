@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> None:
     out = getattr(options, "out", None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-    from papers.common.progress import showing
+    from attnlab.progress import showing
 
     with showing(options.name):
         written = options.experiment.run(options)

@@ -69,19 +69,13 @@ def subjects_of(
     mechanisms: Sequence[str] = (), plans: Sequence[Plan | Path | str] = (), policies: Sequence[KVPolicy | str] = ()
 ) -> list[EvaluationSubject]:
     """The model itself, then a subject for each mechanism, plan (or its file) and cache policy (or its spec)."""
-    for argument, given in (("mechanisms", mechanisms), ("plans", plans), ("policies", policies)):
-        if isinstance(given, str) or not isinstance(given, Sequence):
-            raise ValueError(f"{argument} is a list, got {type(given).__name__}")
+    _expect_lists(mechanisms=(mechanisms, str), plans=(plans, (Plan, str, Path)), policies=(policies, (KVPolicy, str)))
     subjects = [EvaluationSubject()]
-    for spec in mechanisms:
-        expect("a mechanism", spec, str, "a spec string, such as top-r:r=64")
     subjects += [EvaluationSubject(spec, mechanism=spec) for spec in mechanisms if spec != OWN]
     for plan in plans:
-        expect("a plan", plan, (Plan, str, Path), "a Plan, or its file")
         name = "plan" if isinstance(plan, Plan) else Path(plan).stem
         subjects.append(EvaluationSubject(f"plan {name}", plan=plan if isinstance(plan, Plan) else Plan.load(plan)))
     for policy in policies:
-        expect("a policy", policy, (KVPolicy, str), "a KVPolicy, or its spec, such as budget=64")
         made = policy if isinstance(policy, KVPolicy) else _policy(policy)
         subjects.append(EvaluationSubject(f"cache {_policy_name(made)}", policy=made))
     for subject in subjects:
@@ -92,6 +86,14 @@ def subjects_of(
     if twice:
         raise ValueError(f"{min(twice)!r} is there twice")
     return subjects
+
+
+def _expect_lists(**lists: tuple[Any, Any]) -> None:
+    """Raise a ValueError unless each argument is a list of what it may hold."""
+    for name, (items, kind) in lists.items():
+        if isinstance(items, str) or not isinstance(items, Sequence) or not all(isinstance(i, kind) for i in items):
+            wanted = {"mechanisms": "spec strings", "plans": "Plans or their files", "policies": "KVPolicies or specs"}
+            raise ValueError(f"{name} is a list of {wanted[name]}, got {items!r}")
 
 
 def evaluate(
@@ -113,37 +115,16 @@ def evaluate(
     >>> result = evaluate("smollm2", mechanisms=["window:r=124,sinks=4"])  # doctest: +SKIP
     """
     _require_lm_eval()
-    expect("model", model, (str, Path, LoadedModel), "what load_model returns, or what it takes")
     config = EvaluateConfig() if config is None else config
-    expect("config", config, EvaluateConfig, "an EvaluateConfig")
-    expect("name", name, (str, type(None)), "a string")
-    expect("answers", answers, (str, Path, type(None)), "the path of a file")
-    if on_result is not None and not callable(on_result):
-        raise ValueError(f"on_result is called with the result so far, got {type(on_result).__name__}")
+    _check_arguments(model, config, name, answers, on_result)
     subjects = subjects_of(mechanisms, plans, policies)
     loaded = load_model(model) if isinstance(model, (str, Path)) else model
-    if loaded.task != "causal" or isinstance(loaded.model, Transformer):
-        raise ValueError(
-            f"evaluate takes a causal language model of transformers, and this is a {type(loaded.model).__name__}; "
-            "`attnlab compare` judges other models"
-        )
-    if loaded.tokenizer.eos_token_id is None:
-        raise ValueError(
-            "this model's tokenizer names no token that ends a text, which lm-eval's tasks need; name it in "
-            "tokenizer_config.json (eos_token)"
-        )
+    _check_model(loaded)
     limit = max_length(loaded.model) or max(config.settings.window, *config.settings.lengths)
     data = task_data(config.tasks, config.settings, loaded.tokenizer, limit=limit)
     digest = fingerprint(loaded.model) if answers is not None else ""
-    result: dict[str, Any] = {
-        "name": "evaluate",
-        "model": {"name": name or (Path(model).name if isinstance(model, (str, Path)) else type(loaded.model).__name__),
-                  "parameters": loaded.model.num_parameters(), "dtype": str(loaded.model.dtype).removeprefix("torch.")},
-        "config": _jsonable(asdict(config)),
-        "rows": [],
-        "command": command_line(),
-        **provenance(),
-    }  # fmt: skip
+    shown = name or (Path(model).name if isinstance(model, (str, Path)) else type(loaded.model).__name__)
+    result = _nothing_measured(loaded, shown, config)
     cases: list[dict[str, list[float]]] = []
     progress = Progress("evaluating", plain=True)
     progress.expect(len(subjects))
@@ -166,6 +147,46 @@ def evaluate(
             on_result(result)
     progress.close()
     return result
+
+
+def _check_arguments(model: Any, config: Any, name: Any, answers: Any, on_result: Any) -> None:
+    expect("model", model, (str, Path, LoadedModel), "what load_model returns, or what it takes")
+    expect("config", config, EvaluateConfig, "an EvaluateConfig")
+    expect("name", name, (str, type(None)), "a string")
+    expect("answers", answers, (str, Path, type(None)), "the path of a file")
+    if on_result is not None and not callable(on_result):
+        raise ValueError(f"on_result is called with the result so far, got {type(on_result).__name__}")
+
+
+def _check_model(loaded: LoadedModel) -> None:
+    if loaded.task != "causal" or isinstance(loaded.model, Transformer):
+        raise ValueError(
+            f"evaluate takes a causal language model of transformers, and this is a {type(loaded.model).__name__}; "
+            "`attnlab compare` judges other models"
+        )
+    if loaded.tokenizer.eos_token_id is None:
+        raise ValueError(
+            "this model's tokenizer names no token that ends a text, which lm-eval's tasks need; name it in "
+            "tokenizer_config.json (eos_token)"
+        )
+
+
+def _nothing_measured(loaded: LoadedModel, name: str, config: EvaluateConfig) -> dict[str, Any]:
+    """The result before the first subject: what is evaluated, how and where."""
+    model = {
+        "name": name,
+        "parameters": loaded.model.num_parameters(),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+    }
+    settings = _jsonable(asdict(config))
+    return {
+        "name": "evaluate",
+        "model": model,
+        "config": settings,
+        "rows": [],
+        "command": command_line(),
+        **provenance(),
+    }
 
 
 def _row(

@@ -19,8 +19,8 @@ from attnlab.devices import best_device
 from attnlab.measure import captured, median_seconds
 from attnlab.models import Cache, Transformer, named_config
 from attnlab.models.transformer import EncoderOutput
+from attnlab.progress import each
 from papers.abc.tables import Rows, spread
-from papers.common.progress import each
 from papers.common.row_store import Part
 
 __all__ = ["KEYS", "MODELS", "NAME", "NOTES", "AbcDecodingConfig", "exponent", "run_decoding"]

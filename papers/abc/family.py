@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from attnlab.attention import AttentionCall
+from attnlab.progress import each
 from attnlab.provenance import write_json
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names
-from papers.common.progress import each
 
 __all__ = ["NAME", "family_rows", "write_family"]
 

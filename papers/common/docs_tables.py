@@ -24,10 +24,10 @@ from typing import Any
 
 from attnlab.pages.numbers import number
 from attnlab.pages.tables import columns_of
+from attnlab.progress import each
 from attnlab.provenance import write_atomic
 from papers.common.folders import experiments_in_markdown, load_results
 from papers.common.ledger_page import claims_page
-from papers.common.progress import each
 
 __all__ = ["fill_pages", "fill_tables", "markdown_table", "stale_pages"]
 

@@ -12,10 +12,10 @@ from attnlab.pages.fragments import explained, provenance_facts, section
 from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import MISSING, number
 from attnlab.pages.tables import Column, table
+from attnlab.progress import note
 from attnlab.provenance import write_atomic
 from papers.common.claims import HELD, NOT_HELD, NOT_RUN, NOT_TESTABLE, STATES, Claim, Verdict, judge
 from papers.common.folders import RESULTS, described_columns, folders, load_results, modules
-from papers.common.progress import note
 
 __all__ = ["all_claims", "claims_in", "claims_json", "claims_page", "papers_of", "report_claims", "tables_wanted"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from attnlab.pages.html import Html, element
 from attnlab.pages.numbers import Scale, scale_over, short
+from attnlab.progress import each
 from attnlab.provenance import write_atomic
-from papers.common.progress import each
 
 __all__ = ["COLOURS", "Drawing", "Line", "Matrix", "Panel", "Tables", "draw_results", "line_panels", "matrices"]
 

@@ -22,9 +22,9 @@ from typing import Any
 from tqdm import tqdm
 
 from attnlab.pages.tables import PAPER
+from attnlab.progress import note
 from attnlab.provenance import command_line, commit, provenance, write_json
 from papers.common.folders import beside_paper
-from papers.common.progress import note
 
 __all__ = [
     "Gathered",

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.pages import element, heat_maps, map_viewer, page
+from attnlab.progress import note
 from attnlab.provenance import write_atomic
-from papers.common.progress import note
 from papers.effective.tables import read_maps
 
 __all__ = ["write_maps_page"]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.devices import best_device
+from attnlab.progress import each, note
 from attnlab.provenance import write_atomic
 from attnlab.reading.pattern_classifier import load_classifier
-from papers.common.progress import each, note
 from papers.common.row_store import make_results, write_results
 from papers.effective import PAPER
 from papers.effective.figures import figures_page

@@ -22,9 +22,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from attnlab.progress import note
 from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
-from papers.common.progress import note
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
 from papers.effective.config import KEYS, NAME, NOTES, EffectiveConfig

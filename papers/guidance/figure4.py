@@ -10,8 +10,8 @@ import torch
 
 from attnlab.pages import element, heat_maps, page
 from attnlab.patterns import SpecialTokens, dense, pattern_targets, special_tokens
+from attnlab.progress import each
 from attnlab.provenance import write_atomic
-from papers.common.progress import each
 
 __all__ = ["SENTENCE", "write_patterns_page"]
 

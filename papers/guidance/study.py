@@ -12,7 +12,7 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_store, load_tokeniser, read_text, records, train_bpe
 from attnlab.data.tokenisers import Tokeniser
-from papers.common.progress import each
+from attnlab.progress import each
 from papers.common.row_store import Part, gather
 from papers.common.translation import TASKS, corpus_bleu, find_file, read_task
 from papers.guidance.assemble import KEYS, assemble

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
-from papers.common.progress import note
+from attnlab.progress import note
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import Corpus

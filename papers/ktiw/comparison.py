@@ -16,9 +16,9 @@ from torch import Tensor
 
 from attnlab.devices import best_device
 from attnlab.dynamics import LogisticProxy, agreement, kendall_tau, logistic_proxy, random_agreement, train_proxy
+from attnlab.progress import each, note
 from attnlab.provenance import write_atomic, write_json
 from attnlab.training import load_weights
-from papers.common.progress import each, note
 from papers.ktiw.config import StudyConfig, study_config
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.optimal import optimal_agreement

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnlab.dynamics import Bitext, bitext
 from attnlab.evaluation.diagnose import diagnose
-from papers.common.progress import each
+from attnlab.progress import each
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.corpora import TITLES, Corpus

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from attnlab.dynamics import agreement, logistic_proxy, train_proxy
-from papers.common.progress import each
+from attnlab.progress import each
 from papers.common.row_store import make_results, write_results
 from papers.ktiw.assemble import PAPER
 from papers.ktiw.config import study_config

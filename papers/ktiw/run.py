@@ -61,7 +61,7 @@ def _data_arguments(name: str) -> Arguments:
 
 def _read_corpora(options: argparse.Namespace, names: Sequence[str] | None = None) -> list[Any]:
     """The data sets that --only names, or ``names``, or all; without --only those that the folder holds."""
-    from papers.common.progress import each
+    from attnlab.progress import each
     from papers.ktiw.corpora import READERS, load_corpus, prepare, some_examples
 
     if (options.data is None) == (options.prepared is None):

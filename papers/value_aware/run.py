@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from attnlab.progress import note
 from attnlab.provenance import check_writable, write_json
 from papers.common.folders import Experiment, add_out
-from papers.common.progress import note
 from papers.common.row_store import Part, read_results, write_results
 from papers.value_aware.config import ARMS, CONFIGS, KEYS, NAME, ValueAwareConfig
 from papers.value_aware.tables import collect, merged_with

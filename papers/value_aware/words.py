@@ -14,7 +14,7 @@ from typing import Any
 
 from attnlab.data import load_store, train_words, write_store
 from attnlab.data.readers import numbered_lines
-from papers.common.progress import each, note
+from attnlab.progress import each, note
 from papers.common.wiki_corpus import HEADING
 
 __all__ = ["articles_of", "prepare_words"]

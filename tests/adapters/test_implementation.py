@@ -120,8 +120,14 @@ def test_dropout_is_refused(saved):
         adopted(**batch())
 
 
-@pytest.mark.parametrize("order", ["import attnlab, transformers", "import transformers, attnlab",
-                                   "import transformers.modeling_utils, attnlab"])  # fmt: skip
+@pytest.mark.parametrize(
+    "order",
+    [
+        "import attnlab, transformers",
+        pytest.param("import transformers, attnlab", marks=pytest.mark.slow),
+        pytest.param("import transformers.modeling_utils, attnlab", marks=pytest.mark.slow),
+    ],
+)
 def test_the_order_of_imports_does_not_matter(order):
     program = f"""{order}
 from transformers import LlamaConfig, LlamaForCausalLM

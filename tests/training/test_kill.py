@@ -37,6 +37,8 @@ def killed_runs_end_like_the_whole_one(folder, kills, seed):
         assert not list(again.glob("checkpoints/.step-*"))
 
 
+# Kills at every write are in test_faults.py; those at random moments take longer.
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_ends_bit_for_bit_like_the_uninterrupted_one(tmp_path):
     killed_runs_end_like_the_whole_one(tmp_path, kills=3, seed=0)
 

@@ -148,6 +148,8 @@ def test_a_link_restores_the_view(look: Look) -> None:
     assert other.evaluate("location.hash.slice(1)") == fragment
     press(other, "m", "+", "+")
     until(other, "location.hash.includes('zoom=')")
+    # The address follows the last of the two keys a moment later.
+    other.wait_for_timeout(400)
     frame = other.locator(".x-large").first.get_attribute("data-frame")
     zoomed = look(exploration, fragment=other.evaluate("location.hash.slice(1)"))
     seen = zoomed.locator(".x-large").first.get_attribute("data-frame")

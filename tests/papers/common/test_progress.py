@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from attnlab.progress import each, note, showing
 from papers.__main__ import main
 from papers.common.folders import RESULTS, experiments_like
-from papers.common.progress import each, note, showing
 from papers.common.row_store import Part
 
 # What runs without a corpus, in a second or in some, and its arguments; {out} is a path of the test's own.
