@@ -173,7 +173,7 @@ def test_heads_of_32_have_keys_and_values_side_by_side(
     ("case", "segments"),
     [
         slow(Case(d=80, slots=20, length=99, scale=30, started=True, ended=True), 1),
-        (Case(d=80, slots=20, length=70, scale=30, heads=1, started=True, ended=True), 3),
+        slow(Case(d=80, slots=20, length=70, scale=30, heads=1, started=True, ended=True), 3),
         (Case(length=55, packed=(5, 50), scale=8, heads=1, started=True, ended=True), 1),
         slow(Case(length=95, packed=(5, 40, 50), scale=8, heads=2, groups=2, started=True, ended=True), 3),
         (Case(d=48, slots=20, length=37, causal=False, keys=40, heads=1, scale=8), 1),

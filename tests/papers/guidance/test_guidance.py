@@ -167,7 +167,7 @@ def test_the_papers_settings() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        "english-roberta-8-ag",
+        pytest.param("english-roberta-8-ag", marks=pytest.mark.slow),
         pytest.param("filipino-roberta-12-mlm", marks=pytest.mark.slow),
         pytest.param("oromo-roberta-16-ag", marks=pytest.mark.slow),
     ],
