@@ -67,22 +67,20 @@ def test_generate_gives_the_same_tokens(loaded: LoadedModel, inputs: Any, beams:
 
 @pytest.mark.slow
 def test_a_forward_pass_takes_as_long_as_with_sdpa(loaded: LoadedModel) -> None:
-    """The least of several turns: a busy machine slows some of them, and never makes one faster."""
-    ids = torch.randint(1000, 40_000, (1, 256))
+    """Turn by turn, the least of each: a busy machine slows some turns, and never makes one faster."""
+    ids = torch.randint(1000, 40_000, (1, 512))
 
     def own() -> None:
-        loaded.model(input_ids=ids)
+        loaded.model(input_ids=ids, use_cache=False)
 
     def swapped() -> None:
         with swap(loaded.model, "softmax"):
-            loaded.model(input_ids=ids)
+            loaded.model(input_ids=ids, use_cache=False)
 
     with torch.inference_mode():
-        ratios = []
-        for _ in range(9):
-            seconds = median_seconds({"own": own, "swapped": swapped}, repeats=1, warmup=0)
-            ratios.append(seconds["swapped"] / seconds["own"])
-    assert min(ratios) < 1.05
+        turns = [median_seconds({"own": own, "swapped": swapped}, repeats=1, warmup=0) for _ in range(12)]
+    least = {name: min(turn[name] for turn in turns) for name in ("own", "swapped")}
+    assert least["swapped"] < 1.05 * least["own"]
 
 
 @pytest.mark.slow
