@@ -14,8 +14,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["register_hooks", "when_imported"]
+__all__ = ["ADOPTED", "register_hooks", "when_imported"]
 
+# The beginning of an attn_implementation that names a mechanism.
 ADOPTED = "attnlab:"
 
 

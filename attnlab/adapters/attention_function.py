@@ -20,25 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.adopted import PREFIX, adopted_by, adopted_mechanism, masks_of, place_of_adopted
 from attnlab.adapters.calls import make_call
 from attnlab.adapters.masks import carrying_mask
 from attnlab.adapters.outside_interface import family_of, lead_through_interface, own_attention, restore_class
 from attnlab.adapters.protocol import CachedKeys, Conversion, Direct, Frame, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.errors import placed
+from attnlab.hooks import ADOPTED
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.open_contexts import OpenContexts, refuse_replica
-from attnlab.registry import mechanism
 from attnlab.summaries import short_repr
-from attnlab.trace import Kind
 
 __all__ = [
-    "ADOPTED",
     "INTERFACE",
-    "PREFIX",
     "Installed",
     "add_frame",
-    "adopted_mechanism",
     "argument_names",
     "current_mechanism",
     "evicts",
@@ -46,14 +43,12 @@ __all__ = [
     "function_in_place_of",
     "install",
     "installed_in",
+    "register_function",
     "registered_name",
     "remove_frame",
     "uninstall",
 ]
 
-PREFIX = "attnlab|"
-# The beginning of an attn_implementation that names a mechanism.
-ADOPTED = "attnlab:"
 # The object of transformers through which a module finds its attention function.
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 # The attribute of a converted module.
@@ -209,51 +204,23 @@ def current_mechanism(module: nn.Module) -> Mechanism:
     if installed is not None:
         return installed.mechanism
     own = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
-    return _adopted_by(module, own.removeprefix(PREFIX)) or Softmax()
+    return adopted_by(module, own.removeprefix(PREFIX)) or Softmax()
 
 
 def registered_name(own: str) -> str:
     """The name of our function in place of ``own``; a kernel that is neither SDPA nor eager gives way to SDPA."""
+    own = own if own in ("sdpa", "eager") or own.startswith(ADOPTED) else "sdpa"
+    register_function(PREFIX + own, own)
+    return PREFIX + own
+
+
+def register_function(name: str, own: str) -> None:
+    """Let transformers find our function in place of ``own`` under a name, with masks that carry their structure."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    own = own if own in ("sdpa", "eager") or own.startswith(ADOPTED) else "sdpa"
-    name = PREFIX + own
     if name not in AttentionInterface():
-        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[_plain(own)]))
+        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[masks_of(own)]))
         AttentionInterface.register(name, function_in_place_of(own))
-    return name
-
-
-def _plain(own: str) -> str:
-    """The attention of transformers that ``own`` is, or by whose masks an adopted mechanism attends."""
-    return "sdpa" if own.startswith(ADOPTED) else own
-
-
-@functools.cache
-def adopted_mechanism(own: str) -> Mechanism | None:
-    """The mechanism that an attn_implementation names; None for "sdpa" and "eager"."""
-    return mechanism(own.removeprefix(ADOPTED)) if own.startswith(ADOPTED) else None
-
-
-def _adopted_by(module: nn.Module, own: str) -> Mechanism | None:
-    """The mechanism that ``own`` names, as this module's layer uses it."""
-    mech = adopted_mechanism(own)
-    if mech is None:
-        return None
-    place = _place_of_adopted(module)
-    if place.layer < 0 and mech.in_layer(place.kind, 0) is not mech:
-        raise ValueError(
-            f"{mech!r} differs from layer to layer, and {type(module).__name__} does not know the number of its layer; "
-            "use al.swap"
-        )
-    return mech.in_layer(place.kind, place.layer)
-
-
-def _place_of_adopted(module: nn.Module) -> Site:
-    """The site of a module outside of contexts; its layer is -1 where the module does not know it."""
-    kind: Kind = "decoder" if getattr(module, "is_causal", False) else "encoder"
-    layer = getattr(module, "layer_idx", None)
-    return Site(module, kind, -1 if layer is None else layer, type(module).__name__, None)
 
 
 def forward_of(module: nn.Module) -> Any:
@@ -363,20 +330,20 @@ def _attend(
         value,
         attention_mask,
         x=inputs.get("x"),
-        own=_plain(own),
+        own=masks_of(own),
         memory=memory,
         cached_keys=None if opened is None else opened.cached_keys(),
         **kwargs,
     )
     mech, by_model = _mechanism_of_call(
-        opened, installed, _adopted_by(module, own), place.name, kwargs.get("dropout") or 0.0
+        opened, installed, adopted_by(module, own), place.name, kwargs.get("dropout") or 0.0
     )
     frames = [] if opened is None else list(opened.frames)
     notes = any(frame.note or frame.direct for frame in frames)
     refuse_replica(module, place.name, notes=notes, mechanism=mech)
     weights = None
     if by_model:
-        out, weights = _own_attention(module, _plain(own))(module, query, key, value, attention_mask, **kwargs)
+        out, weights = _own_attention(module, masks_of(own))(module, query, key, value, attention_mask, **kwargs)
         output = out.transpose(1, 2)
     else:
         mech, call, output = _run_mechanism(mech, call, installed, memory)
@@ -405,7 +372,7 @@ def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]
 def _place(module: nn.Module, opened: _OpenSite | None, installed: Installed | None) -> Site | Installed:
     if installed is not None:
         return installed
-    return _place_of_adopted(module) if opened is None else opened.site
+    return place_of_adopted(module) if opened is None else opened.site
 
 
 def _mechanism_of_call(

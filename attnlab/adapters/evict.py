@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import AttentionCall, Mechanism, grouped
-from attnlab.fields import check_fields, expect
+from attnlab.fields import check_fields, check_int, expect
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
 
@@ -59,12 +59,10 @@ class KVPolicy:
         check_fields(self)
         if self.by not in RANKINGS:
             raise ValueError(f"by must be one of {', '.join(RANKINGS)}, got {self.by!r}")
-        if isinstance(self.budget, bool) or not isinstance(self.budget, int) or self.budget < 1:
-            raise ValueError(f"budget must be an int of at least 1 (the keys a head keeps), got {self.budget!r}")
+        check_int("budget", self.budget, least=1)
         for name in ("recent", "sinks"):
-            count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-                raise ValueError(f"{name} must be an int of at least 0, got {count!r}")
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), least=0)
         if (self.recent or 0) + (self.sinks or 0) > self.budget:
             raise ValueError(f"recent={self.recent} and sinks={self.sinks} exceed the budget of {self.budget} keys")
 

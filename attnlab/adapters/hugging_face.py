@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.adopted import PREFIX
 from attnlab.adapters.attention_function import (
     INTERFACE,
-    PREFIX,
     Installed,
     add_frame,
     current_mechanism,

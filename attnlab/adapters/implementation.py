@@ -12,9 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from attnlab.adapters.attention_function import ADOPTED, adopted_mechanism, function_in_place_of
-from attnlab.adapters.masks import carrying_mask
+from attnlab.adapters.adopted import adopted_mechanism
+from attnlab.adapters.attention_function import register_function
 from attnlab.adapters.protocol import adapter_of, refuse_partial
+from attnlab.hooks import ADOPTED
 
 __all__ = ["adopt"]
 
@@ -25,8 +26,6 @@ def adopt(model: Any, name: str) -> None:
     transformers calls this while it makes a model, too. What can only be seen of a whole model, whether all of its
     attention is reached, is looked at before the first forward pass.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-
     mech = adopted_mechanism(name)
     if isinstance(mech, nn.Module) or "no-x" in (mech.cannot() if mech is not None else {}):
         raise ValueError(
@@ -38,9 +37,7 @@ def adopt(model: Any, name: str) -> None:
             f"attn_implementation={name!r}: {type(model).__name__} does not attend through transformers' "
             "AttentionInterface; load it as it is, then use al.swap(model, ...) if that takes it"
         )
-    if name not in AttentionInterface():
-        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()["sdpa"]))
-        AttentionInterface.register(name, function_in_place_of(name))
+    register_function(name, name)
     _check_before_first_pass(model)
 
 

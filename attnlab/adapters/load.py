@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,10 +18,9 @@ from attnlab.adapters.model_files import (
     refuse_layers_without_place,
 )
 from attnlab.adapters.named_models import named_model_file
-from attnlab.adapters.own_checkpoints import is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
-from attnlab.adapters.tokenizer_files import load_tokenizer
-from attnlab.errors import PythonRemedyError, refusal
-from attnlab.errors import first_line as _first_line
+from attnlab.adapters.own_checkpoints import Task, is_own_checkpoint, load_own_checkpoint, own_max_length, own_task
+from attnlab.adapters.tokenizer_files import load_tokenizer, quiet_transformers
+from attnlab.errors import PythonRemedyError, first_line, refusal
 from attnlab.fields import expect
 from attnlab.models import Transformer, save_transformer
 
@@ -43,8 +39,6 @@ __all__ = [
 
 # The small masked language model that comes with the package.
 SHIPPED = Path(__file__).resolve().parent.parent / "shipped" / "mlm"
-
-Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 TOKENIZER_FILES = (
@@ -87,7 +81,7 @@ def load_model(
 
     file = _gguf_file(str(path_or_hub_name))
     if file is not None:
-        with _quiet(False):
+        with quiet_transformers():
             model, tokenizer = load_gguf(file, dtype=dtype)
         check_weights(str(file), model)
         return LoadedModel(model.eval(), tokenizer, "seq2seq" if model.config.is_encoder_decoder else "causal")
@@ -97,11 +91,11 @@ def load_model(
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        raise refusal(error, f"{name}: no usable model config ({_first_line(error)})") from None
+        raise refusal(error, f"{name}: no usable model config ({first_line(error)})") from None
     cls, task = _class_and_task(config)
     section = getattr(config, CONTAINER, None)
     try:
-        with _quiet(section is not None):
+        with quiet_transformers(errors_only=section is not None):
             model, info = cls.from_pretrained(
                 name,
                 config=config,
@@ -111,7 +105,7 @@ def load_model(
                 output_loading_info=True,
             )
     except Exception as error:
-        raise refusal(error, f"{name}: its weights cannot be loaded as {cls.__name__} ({_first_line(error)})") from None
+        raise refusal(error, f"{name}: its weights cannot be loaded as {cls.__name__} ({first_line(error)})") from None
     model, task, missing = _without_absent_parts(model, task, set(info["missing_keys"]))
     if missing:
         raise ValueError(f"{name}: its weights lack {len(missing)} tensors, such as {min(missing)}")
@@ -196,25 +190,6 @@ def _without_absent_parts(model: Any, task: Task, missing: set[str]) -> tuple[An
             model.base_model.pooler = None
             missing -= absent
     return model, task, missing
-
-
-@contextmanager
-def _quiet(converted: bool) -> Iterator[None]:
-    """No progress bar outside a terminal, and no report of a conversion's tensors as unexpected."""
-    from transformers.utils import logging
-
-    bar = not sys.stderr.isatty() and logging.is_progress_bar_enabled()
-    verbosity = logging.get_verbosity()
-    if bar:
-        logging.disable_progress_bar()
-    if converted:
-        logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
 
 
 def reconvert(model: Any, path_or_hub_name: str | Path) -> Any:
@@ -327,7 +302,7 @@ def _check_safetensors(file: Path) -> None:
         with safe_open(file, framework="pt") as opened:
             opened.keys()
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{file} is truncated or damaged ({_first_line(error)}); copy it again") from None
+        raise ValueError(f"{file} is truncated or damaged ({first_line(error)}); copy it again") from None
 
 
 def _class_and_task(config: Any) -> tuple[Any, Task]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.adapters.adopted import PREFIX
 from attnlab.adapters.attend import attend, own_attention
 from attnlab.adapters.older_families import bart, bert
 from attnlab.trace import Kind
@@ -25,7 +26,6 @@ __all__ = ["FAMILIES", "Family", "family_of", "lead_through_interface", "own_att
 
 # The attribute of a subclass that names the class it stands for.
 BASE = "attnlab_base"
-PREFIX = "attnlab|"
 
 
 # The methods of each family

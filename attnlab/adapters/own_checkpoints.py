@@ -8,13 +8,15 @@ from typing import Any, Literal
 
 import torch
 
+from attnlab.adapters.tokenizer_files import quiet_transformers
 from attnlab.data.plain_tokenizer import PlainTokenizer
 from attnlab.data.tokenisers import load_tokeniser
 from attnlab.models import Transformer, TransformerConfig, load_transformer
 from attnlab.models.saving import CONFIG, MODEL_TYPE
 
-__all__ = ["is_own_checkpoint", "load_own_checkpoint", "own_max_length", "own_task"]
+__all__ = ["Task", "is_own_checkpoint", "load_own_checkpoint", "own_max_length", "own_task"]
 
+Task = Literal["mlm", "causal", "seq2seq", "encoder"]
 # By these an own config is known that was written before it named its model type.
 OWN_FIELDS = {"kind", "vocab", "width", "heads", "layers"}
 
@@ -29,9 +31,7 @@ def is_own_checkpoint(folder: Path) -> bool:
     return values.get("model_type") == MODEL_TYPE or ("model_type" not in values and values.keys() >= OWN_FIELDS)
 
 
-def load_own_checkpoint(
-    folder: Path, *, dtype: torch.dtype | None
-) -> tuple[Transformer, Any, Literal["mlm", "causal", "seq2seq", "encoder"]]:
+def load_own_checkpoint(folder: Path, *, dtype: torch.dtype | None) -> tuple[Transformer, Any, Task]:
     """(the model with the mechanisms that its config names, its tokenizer, its task)."""
     model = load_transformer(folder, dtype=dtype)
     tokenizer = _tokenizer(folder)
@@ -43,15 +43,11 @@ def load_own_checkpoint(
     return model, tokenizer, own_task(model.config)
 
 
-def own_task(config: TransformerConfig) -> Literal["mlm", "causal", "seq2seq", "encoder"]:
+def own_task(config: TransformerConfig) -> Task:
     """What a transformer of this config predicts: masked, next or target tokens, or none."""
     if config.head == "none":
         return "encoder"
-    tasks: dict[str, Literal["mlm", "causal", "seq2seq"]] = {
-        "encoder": "mlm",
-        "decoder": "causal",
-        "encoder-decoder": "seq2seq",
-    }
+    tasks: dict[str, Task] = {"encoder": "mlm", "decoder": "causal", "encoder-decoder": "seq2seq"}
     return tasks[config.kind]
 
 
@@ -64,12 +60,7 @@ def _tokenizer(folder: Path) -> Any:
     if not (folder / "tokenizer.json").is_file():
         return PlainTokenizer(load_tokeniser(folder))
     from transformers import PreTrainedTokenizerFast
-    from transformers.utils import logging
 
     # transformers would warn that it knows no model type "attnlab", which its tokenizers need not know.
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
+    with quiet_transformers(errors_only=True):
         return PreTrainedTokenizerFast.from_pretrained(folder)
-    finally:
-        logging.set_verbosity(verbosity)

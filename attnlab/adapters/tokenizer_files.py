@@ -1,14 +1,17 @@
-"""Tokenizers of model folders, and which packages their files need that transformers does not bring along."""
+"""Tokenizers of model folders, which packages their files need, and what transformers says while it loads."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnlab.errors import refusal
+from attnlab.errors import first_line, refusal
 
-__all__ = ["load_tokenizer"]
+__all__ = ["load_tokenizer", "quiet_transformers"]
 
 # For each kind of file: packages as pip names them, and as Python imports them.
 NEEDED = {
@@ -25,8 +28,26 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
-        raise refusal(error, f"{name}: its tokenizer cannot be loaded ({reason})") from None
+        raise refusal(error, f"{name}: its tokenizer cannot be loaded ({first_line(error)})") from None
+
+
+@contextmanager
+def quiet_transformers(*, errors_only: bool = False) -> Iterator[None]:
+    """No progress bar of transformers outside a terminal, and no warnings where ``errors_only``."""
+    from transformers.utils import logging
+
+    bar = not sys.stderr.isatty() and logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    if bar:
+        logging.disable_progress_bar()
+    if errors_only:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()
 
 
 def _refuse_missing(folder: Path) -> None:
