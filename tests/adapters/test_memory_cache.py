@@ -11,6 +11,7 @@ from torch import Tensor
 
 import attnlab as al
 from attnlab.adapters.memory_cache import MemoryLayer
+from tests.adapters.both_kinds import ours, tokens_of
 from tests.adapters.converted import converted
 from tests.adapters.zoo import build, inputs, padding
 from tests.tolerance import assert_close
@@ -171,3 +172,24 @@ def test_rows_are_repeated_chosen_and_forgotten() -> None:
         cache.reset()
         assert cache.get_seq_length() == 0
         assert_close(model(ids, past_key_values=cache).logits, model(ids, use_cache=False).logits)
+
+
+def test_the_map_of_a_decoding_step_is_refused_where_its_keys_are_gone() -> None:
+    model, ids = al.convert(ours("decoder"), "abc-mlp:slots=3"), tokens_of(4)
+    cache = model.make_cache(2, 6)
+    with torch.no_grad(), al.record(model) as trace:
+        model(ids, cache=cache)
+        assert trace[0].weights().shape == (2, 4, 4, 4)
+        model(ids[:, :1], cache=cache)
+    with pytest.raises(ValueError, match="read a memory of 4 earlier tokens"):
+        trace[0].weights()
+
+
+def test_a_bounded_memory_answers_only_the_mechanism_that_made_it() -> None:
+    model, ids = al.convert(ours("decoder"), "t2r:features=5"), tokens_of(4)
+    cache = model.make_cache(2, 6)
+    with torch.no_grad():
+        model(ids, cache=cache)
+        for mech in ("softmax", "rfa:features=5"):
+            with al.swap(model, mech), pytest.raises(ValueError, match="keeps no keys"):
+                model(ids[:, :1], cache=cache)

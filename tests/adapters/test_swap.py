@@ -11,6 +11,7 @@ import transformers as tf
 
 from attnlab.adapters import record, swap
 from attnlab.adapters.protocol import adapter_of
+from tests.adapters.both_kinds import FAMILIES
 from tests.adapters.zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
 
 TOLERANCE = 1e-5
@@ -241,8 +242,6 @@ def replicas_of(module: torch.nn.Module) -> torch.nn.Module:
 
 @pytest.mark.parametrize("name", ["bert", "mpnet", "our encoder"])
 def test_replicas_of_data_parallel_are_swapped_and_refuse_recorders(name: str) -> None:
-    from tests.adapters.test_both_kinds import FAMILIES
-
     model = FAMILIES[name].make() if name in FAMILIES else build(name)
     texts = {"input_ids": inputs(build("bert"))["input_ids"]}
     with torch.no_grad():
