@@ -145,7 +145,7 @@ __all__ = [
 _OFFERED = {
     "adapters": "Plan convert generate is_converted record swap swap_plan",
     "adapters.load": "LoadedModel load_model save_model shipped_model",
-    "adapters.distill": "Distillation distill",
+    "adapters.distillation": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "adapters.initialise": "initialise_control",
     "attention": "AttentionCall Mechanism",

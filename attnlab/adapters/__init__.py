@@ -27,7 +27,7 @@ Our Transformer needs no function in between: a converted layer's mechanism is i
 
 from attnlab.adapters.contexts import record, swap
 from attnlab.adapters.convert import convert, is_converted
-from attnlab.adapters.distill import Distillation, distill
+from attnlab.adapters.distillation import Distillation, distill
 from attnlab.adapters.evict import KVPolicy, evicting
 from attnlab.adapters.generate import generate
 from attnlab.adapters.load import LoadedModel, load_model, reconvert, save_model, shipped_model

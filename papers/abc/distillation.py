@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters import convert
-from attnlab.adapters.distill import Distillation, Progress, StageLearner, distill, run_stage
+from attnlab.adapters.distillation import Distillation, Progress, StageLearner, distill, run_stage
 from attnlab.data import IGNORED, Blocks, MlmSource
 from papers.abc.dense_attention import dense_attention
 from papers.abc.distillation_tables import derived

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from attnlab.data.overlap import Passages
 from attnlab.data.readers import open_bytes
-from papers.common.overlap import Passages
 
 __all__ = ["Article", "articles", "strip_markup", "wikitext_titles"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.data import TokenStore, load_store, load_tokeniser, train_wordpiece, write_store
+from attnlab.data.overlap import Passages
 from attnlab.data.readers import open_bytes
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.progress import each, note
 from attnlab.provenance import write_json
 from papers.common.enwik8 import articles, wikitext_titles
-from papers.common.overlap import Passages
 from papers.common.translation import find_file
 
 __all__ = ["WikiCorpus", "prepare_wiki_corpus", "wikitext_articles"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.adapters.distill import Progress, layer_error
+from attnlab.adapters.distillation import Progress, layer_error
 from tests.adapters import zoo as hf_zoo
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnlab.data.overlap import Passages
 from papers.common.enwik8 import articles, strip_markup, wikitext_titles
-from papers.common.overlap import Passages
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 LONG = "This sentence is here so that the page has words enough to be an article at all. " * 5
