@@ -134,7 +134,7 @@ class _Chunked(torch.autograd.Function):
         return (1 - hard) * kl + hard * student, kl, student, teacher
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         made = [
             None if t is None else (t * grad).to(dtype) for t, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]

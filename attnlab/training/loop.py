@@ -111,7 +111,9 @@ def _run(engine: Engine, source: Source) -> dict[str, float]:
     """Make the updates that are left, with what is due between them; returns how the time was spent."""
     accelerator, settings, state = engine.accelerator, engine.settings, engine.state
     steps = range(state.step, state.step if state.stopped else settings.steps)
-    engine.progress = ProgressLine(settings.steps, start=state.step, quiet=not accelerator.is_main_process)
+    engine.progress = ProgressLine(
+        settings.steps, start=state.step, quiet=not accelerator.is_main_process, tokens=settings.tokens
+    )
     batches = Prefetcher(
         source,
         steps,

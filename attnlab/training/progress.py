@@ -11,10 +11,13 @@ __all__ = ["ProgressLine"]
 
 
 class ProgressLine:
-    """Rate and time left on standard error; ``quiet`` (ranks other than the first) writes nothing."""
+    """Rate and time left on standard error; ``quiet`` (ranks other than the first) writes nothing.
 
-    def __init__(self, steps: int, *, start: int = 0, quiet: bool = False) -> None:
-        self.steps, self.quiet = steps, quiet
+    ``tokens`` are those of a step, where they are known: the rate is theirs then.
+    """
+
+    def __init__(self, steps: int, *, start: int = 0, quiet: bool = False, tokens: int | None = None) -> None:
+        self.steps, self.quiet, self.tokens = steps, quiet, tokens
         self.live = sys.stderr.isatty() and not quiet
         self.shown = time.perf_counter()
         # The last ten seconds, so that compilation and evaluations soon stop counting in the rate.
@@ -32,7 +35,8 @@ class ProgressLine:
         rate = (step - first) / max(now - since, 1e-9)
         loss = "" if self.loss is None else f"  loss {self.loss:.4f}"
         left = duration((self.steps - step) / rate) if rate else "?"
-        self._write(f"\r\x1b[Kstep {step}/{self.steps}{loss}  {rate:.1f} steps/s  {left} left")
+        speed = f"{rate:.1f} steps/s" if self.tokens is None else f"{rate * self.tokens:,.0f} tokens/s"
+        self._write(f"\r\x1b[Kstep {step}/{self.steps}{loss}  {speed}  {left} left")
 
     def evaluation(self, step: int, values: Mapping[str, float]) -> None:
         """One lasting line: the evaluation's values."""

@@ -122,6 +122,8 @@ class Settings:
     prefetch: int = 8
     # Seconds that a process waits for the others before the run ends with an error.
     timeout: float = 600.0
+    # Tokens in a global batch, for the rate that is shown; None: unknown.
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -64,7 +64,7 @@ class AbcDistillConfig:
     points: int = 8
     # Steps in which a method's speed is measured.
     probe: int = 8
-    settings: Distillation = field(default_factory=lambda: Distillation(layer_lr=1e-2, model_lr=5e-4))
+    settings: Distillation = field(default_factory=lambda: Distillation(heads_lr=1e-2, logits_lr=5e-4))
     # None: all.
     methods: tuple[str, ...] | None = None
     # Of the new parameters, the order of the texts, and dropout.
@@ -187,8 +187,8 @@ def _run_method(
     for stage in STAGES[method]:
         share = config.layer_share if stage == "layers" else 1 - config.layer_share * (len(STAGES[method]) - 1)
         steps = max(1, round(share * config.seconds / step_seconds(stage, case, student, config)))
-        rate = config.settings.model_lr * (2 if method.endswith("twice the rate") else 1)
-        settings = replace(config.settings, every=max(1, steps // config.points), model_lr=rate)
+        rate = config.settings.logits_lr * (2 if method.endswith("twice the rate") else 1)
+        settings = replace(config.settings, every=max(1, steps // config.points), logits_lr=rate)
 
         def note(progress: Progress, stage: str = stage, before: float = spent) -> None:
             loss = held_out_loss(student, case)
@@ -228,7 +228,7 @@ def _run_stage(
 ) -> list[Progress]:
     if stage == "labels":
         return _continue(case, student, steps, settings, note)
-    counts = {"layer_steps": steps, "model_steps": 0} if stage == "layers" else {"layer_steps": 0, "model_steps": steps}
+    counts = {"heads_steps": steps, "logits_steps": 0} if stage == "layers" else {"heads_steps": 0, "logits_steps": steps}
     return distill(case.model, student, case.source, settings=replace(settings, **counts), on_progress=note)
 
 
@@ -241,7 +241,7 @@ def _continue(
 ) -> list[Progress]:
     """The model's own objective, with the optimiser and the schedule of distillation."""
     loss_of = partial(_label_loss, student, causal=case.causal)
-    learner = StageLearner(student, settings, loss_of, steps=steps, lr=settings.model_lr)
+    learner = StageLearner(student, settings, loss_of, steps=steps, lr=settings.logits_lr)
     return run_stage("labels", learner, case.source, steps, every=settings.every, first=1, on_progress=note)
 
 

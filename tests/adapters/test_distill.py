@@ -64,12 +64,12 @@ def test_each_stage_brings_the_student_nearer(name: str, masked: bool) -> None:
     reports: list[Progress] = []
     distances = [errors(teacher, student, source.batch(99))]
     for steps in ((40, 0), (0, 60)):
-        settings = al.Distillation(layer_steps=steps[0], model_steps=steps[1], every=20, layer_lr=0.03, model_lr=3e-3)
+        settings = al.Distillation(heads_steps=steps[0], logits_steps=steps[1], every=20, heads_lr=0.03, logits_lr=3e-3)
         history = al.distill(teacher, student, source, settings=settings, on_progress=lambda x: reports.append(x))
         assert history == reports[-len(history) :]
         distances.append(errors(teacher, student, source.batch(99)))
     assert [(x.stage, x.step) for x in reports] == [
-        ("layers", 20), ("layers", 40), ("model", 20), ("model", 40), ("model", 60),
+        ("heads", 20), ("heads", 40), ("logits", 20), ("logits", 40), ("logits", 60),
     ]  # fmt: skip
     assert distances[1][0] < 0.9 * distances[0][0]
     assert distances[2][1] < distances[1][1]
@@ -81,7 +81,7 @@ def test_the_first_stage_changes_the_new_parameters_only() -> None:
     teacher = sharpened("bert")
     student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
     before = {n: p.detach().clone() for n, p in student.named_parameters()}
-    al.distill(teacher, student, Tokens(masked=True), settings=al.Distillation(layer_steps=2, model_steps=0))
+    al.distill(teacher, student, Tokens(masked=True), settings=al.Distillation(heads_steps=2, logits_steps=0))
     changed = {n for n, p in student.named_parameters() if not torch.equal(before[n], p)}
     assert changed == {"attnlab.encoder.weight"}
 
@@ -115,9 +115,9 @@ def test_padding_does_not_count() -> None:
 def test_a_model_without_new_parameters_begins_with_the_second_stage() -> None:
     teacher = sharpened("llama")
     student = al.convert(teacher, "abc-random:slots=2", copy=True)
-    settings = al.Distillation(layer_steps=3, model_steps=2)
+    settings = al.Distillation(heads_steps=3, logits_steps=2)
     history = al.distill(teacher, student, Tokens(masked=False), settings=settings, on_progress=lambda progress: True)
-    assert [(x.stage, x.step) for x in history] == [("model", 2)]
+    assert [(x.stage, x.step) for x in history] == [("logits", 2)]
 
 
 class Pairs:
@@ -140,9 +140,9 @@ class Pairs:
 def test_encoder_decoders_learn_from_pairs(name: str, bias: str, labels: bool) -> None:
     teacher = sharpened(name)
     student = al.convert(teacher, "abc-mlp:slots=3", bias=bias, copy=True)
-    settings = al.Distillation(layer_steps=20, model_steps=20, every=5, model_lr=1e-3)
+    settings = al.Distillation(heads_steps=20, logits_steps=20, every=5, logits_lr=1e-3)
     history = al.distill(teacher, student, Pairs(labels=labels), settings=settings)
-    for stage in ("layers", "model"):
+    for stage in ("heads", "logits"):
         first, *_, last = [x.loss for x in history if x.stage == stage]
         assert last < first
 
@@ -161,10 +161,10 @@ def test_strings_are_enough_with_the_models_tokenizer() -> None:
 
     loaded = al.load_model(SHIPPED)
     student = al.convert(loaded.model, "abc-mlp:slots=4", copy=True)
-    settings = al.Distillation(layer_steps=2, model_steps=1, batch=2, length=11)
+    settings = al.Distillation(heads_steps=2, logits_steps=1, batch=2, length=11)
     texts = ["The old man went to the sea and came back with a fish.", "It rained."]
     history = al.distill(loaded.model, student, texts, tokenizer=loaded.tokenizer, settings=settings)
-    assert [(x.stage, x.step) for x in history] == [("layers", 2), ("model", 1)]
+    assert [(x.stage, x.step) for x in history] == [("heads", 2), ("logits", 1)]
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -175,7 +175,7 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="tokenizer= is needed"):
         al.distill(teacher, student, ["a text"])
     with pytest.raises(ValueError, match="one stage must have some"):
-        al.Distillation(layer_steps=0, model_steps=0)
+        al.Distillation(heads_steps=0, logits_steps=0)
 
 
 def test_no_texts_are_refused() -> None:
@@ -188,13 +188,13 @@ def test_no_texts_are_refused() -> None:
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     model = hf_zoo.build("llama")
     converted = al.convert(model, "abc-mlp:slots=3", copy=True)
-    settings = al.Distillation(layer_steps=2, model_steps=3)
+    settings = al.Distillation(heads_steps=2, logits_steps=3)
     al.distill(model, converted, Tokens(masked=False), settings=settings)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     al.distill(model, converted, Tokens(masked=False), settings=settings)
     shown = capsys.readouterr().err
-    assert "distilling, layers: 100%" in shown
+    assert "distilling, heads: 100%" in shown
     assert "3/3" in shown
 
 
@@ -207,8 +207,8 @@ def test_our_own_masked_language_model_learns_from_texts() -> None:
     )
     model = Transformer(config).eval()
     converted = al.convert(model, "abc-mlp:slots=3", copy=True)
-    settings = al.Distillation(layer_steps=1, model_steps=1, batch=2, length=11)
+    settings = al.Distillation(heads_steps=1, logits_steps=1, batch=2, length=11)
     history = al.distill(
         model, converted, ["long live the king and queen"] * 3, tokenizer=loaded.tokenizer, settings=settings
     )
-    assert [progress.stage for progress in history] == ["layers", "model"]
+    assert [progress.stage for progress in history] == ["heads", "logits"]

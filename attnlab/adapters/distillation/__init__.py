@@ -1,5 +1,21 @@
-"""Distillation: a converted model learns from the model it was made from."""
+"""Distillation: a converted model learns from the model it was made from, in stages."""
 
-from attnlab.adapters.distillation.distill import Distillation, Progress, StageLearner, distill, layer_error, run_stage
+from attnlab.adapters.distillation.distill import HeldOut, StageLearner, distill, run_stage, teach
+from attnlab.adapters.distillation.losses import Predictions, layer_error
+from attnlab.adapters.distillation.rows import TokenRows
+from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress, row_shape
 
-__all__ = ["Distillation", "Progress", "StageLearner", "distill", "layer_error", "run_stage"]
+__all__ = [
+    "STAGES",
+    "Distillation",
+    "HeldOut",
+    "Predictions",
+    "Progress",
+    "StageLearner",
+    "TokenRows",
+    "distill",
+    "layer_error",
+    "row_shape",
+    "run_stage",
+    "teach",
+]

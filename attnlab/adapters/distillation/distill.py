@@ -2,75 +2,41 @@
 
 First only the new parameters are trained, layer by layer: on the teacher's own q, k, v and x the new attention W^ is to
 give the teacher's output, so |(W - W^) v|^2 falls (the value-aware objective of Gupta and Berant, 2021). All layers are
-trained at once, since none needs another's output. Then the whole model is trained on the teacher's predictions.
+trained at once, since none needs another's output. Then the whole model may learn the teacher's hidden states, and at
+last it learns the teacher's predictions.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
 from tqdm import tqdm
 
-from attnlab.adapters.contexts import record
 from attnlab.adapters.convert import is_converted
-from attnlab.adapters.load import as_loaded
-from attnlab.adapters.protocol import Conversion, adapter_of
-from attnlab.attention import AttentionCall
-from attnlab.fields import check_fields
+from attnlab.adapters.distillation.losses import Predictions, StageLoss
+from attnlab.adapters.distillation.rows import DrawnRows
+from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress
+from attnlab.adapters.distillation.student import fast_layers, low_rank, new_parameters, only, trained_parameters
 from attnlab.loss import IGNORED
-from attnlab.trace import Kind, Trace
+from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.feed import Source
-from attnlab.training.settings import Recipe, Schedule
+from attnlab.training.settings import Recipe, Schedule, Settings, every
 from attnlab.training.side_by_side import Clock, Learner, train_learners
 
-__all__ = ["Distillation", "Progress", "StageLearner", "distill", "layer_error", "run_stage"]
+__all__ = ["HeldOut", "StageLearner", "distill", "half_precision", "run_stage", "teach"]
 
-
-@dataclass(frozen=True)
-class Distillation:
-    """How long and how fast. ``batch`` rows of ``length`` tokens a step where ``texts`` are strings."""
-
-    layer_steps: int = 100
-    model_steps: int = 1000
-    layer_lr: float = 1e-2
-    model_lr: float = 5e-4
-    warmup: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    # Share of tokens hidden from a masked language model and its teacher.
-    masked: float = 0.15
-    batch: int = 16
-    length: int = 128
-    seed: int = 0
-    # Progress is reported after this many steps, and at the end of a stage.
-    every: int = 50
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if min(self.layer_steps, self.model_steps) < 0 or self.layer_steps + self.model_steps < 1:
-            raise ValueError(
-                f"steps must be at least 0 and one stage must have some, got {self.layer_steps}, {self.model_steps}"
-            )
-        if not 0 <= self.masked < 1:
-            raise ValueError(f"masked must lie in [0, 1), got {self.masked}")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a stage, "layers" or "model", has come; the seconds do not include those spent in ``on_progress``."""
-
-    stage: str
-    step: int
-    loss: float
-    seconds: float
+BETAS = (0.9, 0.98)
 
 
 def distill(
@@ -81,6 +47,8 @@ def distill(
     tokenizer: Any = None,
     settings: Distillation | None = None,
     on_progress: Callable[[Progress], bool | None] | None = None,
+    run_dir: Path | str | None = None,
+    held_out: Sequence[Mapping[str, Tensor]] = (),
 ) -> list[Progress]:
     """Teach ``converted``, in place, what ``model`` does; both are on one device.
 
@@ -88,33 +56,149 @@ def distill(
     batches have ``input_ids``, and ``attention_mask``, ``decoder_input_ids`` or ``labels`` where they apply. Positions
     with a label are learned; in a batch without labels, all tokens. ``on_progress`` is called every ``settings.every``
     steps and at a stage's end; where it returns True the stage ends. The stages' losses are the mean over layers of
-    |(W - W^) v|^2 / |W v|^2, and the teacher's KL divergence per token.
+    |(W - W^) v|^2 / |W v|^2, the mean over layers of |h - h^|^2 / |h|^2, and the teacher's KL divergence per token.
+
+    With ``run_dir`` each stage is a run folder in it, evaluated on the batches of ``held_out``, and the same call goes
+    on where it was killed.
     """
     settings = settings or Distillation()
     if not is_converted(converted) or is_converted(model):
         raise ValueError(
             "distill(model, converted, ...) wants the model as it was and its al.convert(model, copy=True)"
         )
-    source = texts if isinstance(texts, Source) else _Rows(texts, tokenizer, settings, model)
-    losses = _Losses(model, converted)
+    if run_dir is None and held_out:
+        raise ValueError("held_out is evaluated in a run folder: pass run_dir=, or evaluate in on_progress")
+    if run_dir is not None and on_progress is not None:
+        raise ValueError("a run folder keeps its progress in metrics.jsonl; leave on_progress= or run_dir= out")
+    if isinstance(texts, Source):
+        if settings.lengths:
+            raise ValueError("lengths are of rows that are drawn from strings; a source makes rows of its own")
+        source = texts
+    else:
+        source = DrawnRows(texts, tokenizer, settings, model)
+    return teach(model, converted, source, settings, on_progress=on_progress, run_dir=run_dir, held_out=held_out)
+
+
+def teach(
+    model: nn.Module,
+    student: nn.Module,
+    source: Source,
+    settings: Distillation,
+    *,
+    on_progress: Callable[[Progress], bool | None] | None = None,
+    run_dir: Path | str | None = None,
+    held_out: Sequence[Mapping[str, Tensor]] = (),
+) -> list[Progress]:
+    """The stages of ``distill``, for any student of the same shape, also one that was not converted."""
+    teacher = half_precision(model)
     history: list[Progress] = []
-    with teacher_eval(model, converted):
-        new = _new_parameters(converted)
-        steps = settings.layer_steps
-        if new and steps:
-            with _only(converted, new):
-                learner = StageLearner(
-                    converted, settings, losses.layers, steps=steps, lr=settings.layer_lr, train_mode=False
-                )
-                history += run_stage("layers", learner, source, steps, every=settings.every, on_progress=on_progress)
-        # The second stage continues with the batches after the first's.
-        first, steps = history[-1].step if history else 0, settings.model_steps
-        if steps:
-            learner = StageLearner(converted, settings, losses.predictions, steps=steps, lr=settings.model_lr)
-            history += run_stage(
-                "model", learner, source, steps, every=settings.every, first=first, on_progress=on_progress
-            )
+    first, adapters = 0, None
+    with ExitStack() as stack:
+        stack.enter_context(teacher_eval(teacher, student))
+        stack.enter_context(fast_layers(teacher, compile=settings.compile))
+        stack.enter_context(fast_layers(student, compile=settings.compile, checkpointing=settings.checkpointing))
+        for number, stage in enumerate(STAGES, 1):
+            steps = settings.steps_of(stage)
+            if steps == 0 or (stage == "heads" and not new_parameters(student)):
+                continue
+            if stage != "heads" and adapters is None:
+                adapters = stack.enter_context(low_rank(student, settings.lora, seed=settings.seed))
+            loss = StageLoss(teacher, student, stage, hard=settings.hard)
+            trained = trained_parameters(student, stage, train=settings.train, adapters=adapters or ())
+            with only(student, trained):
+                if run_dir is None:
+                    objective = partial(loss.mean, student)
+                    learner = StageLearner(
+                        student, settings, objective, steps=steps, lr=settings.lr_of(stage), train_mode=stage != "heads"
+                    )
+                    done = run_stage(
+                        stage, learner, source, steps, every=settings.every, first=first, on_progress=on_progress
+                    )
+                else:
+                    folder = Path(run_dir) / f"{number}-{stage}"
+                    watch = HeldOut(Predictions(teacher, student), held_out)
+                    done = _run_in_folder(folder, student, source, settings, loss, first=first, watch=watch)
+            history += done
+            # The next stage continues with the batches after this one's.
+            first += done[-1].step
     return history
+
+
+def _run_in_folder(
+    folder: Path,
+    student: nn.Module,
+    source: Source,
+    settings: Distillation,
+    loss: StageLoss,
+    *,
+    first: int,
+    watch: HeldOut,
+) -> list[Progress]:
+    """One stage through the training loop; where its folder holds a part of it, the rest."""
+    from attnlab.training.loop import train
+    from attnlab.training.runs import read_metrics
+
+    stage = loss.stage
+    steps = settings.steps_of(stage)
+    on_cpu = next(student.parameters()).device.type == "cpu"
+    training = Settings(
+        steps=steps,
+        recipe=Recipe(lr=settings.lr_of(stage), betas=BETAS, weight_decay=settings.weight_decay, clip=settings.clip),
+        schedule=_schedule(settings, steps),
+        seed=settings.seed,
+        device="cpu" if on_cpu else "auto",
+        evaluate_at=every(max(1, steps // settings.evaluations), steps=steps) if watch.batches else (),
+        log_every=min(settings.every, steps),
+        checkpoint_every=settings.checkpoint_every,
+        tokens=sum(t.numel() for t in [source.batch(first)["input_ids"]]),
+    )
+    data = {"tokens": source.checksum()} if hasattr(source, "checksum") else None
+    # When a checkpoint is written is part of the loop's settings, which may change.
+    described = {name: value for name, value in asdict(settings).items() if name != "checkpoint_every"}
+    train(
+        student,
+        _Later(source, first),
+        terms=loss.parts,
+        settings=training,
+        run_dir=folder,
+        name=f"distillation, {stage}",
+        config={"distillation": described, "stage": stage},
+        data=data,
+        callbacks=[watch],
+        forward=loss.forward,
+        # Several processes must agree, and one of them may have begun to write the folder.
+        resume=(folder / "run.json").exists() or int(os.environ.get("WORLD_SIZE", "1")) > 1,
+    )
+    lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
+    return [Progress(stage, line["step"], line["values"]["loss"], line["seconds"]) for line in lines]
+
+
+class HeldOut(Callback):
+    """Beside each evaluation: the student's loss on held-out text, the teacher's, and how far above it that is."""
+
+    def __init__(self, predictions: Predictions, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        self.predictions, self.batches = predictions, batches
+
+    def on_evaluation(self, moment: Moment) -> Mapping[str, float]:
+        return self.losses() if self.batches else {}
+
+    @torch.no_grad()
+    def losses(self) -> dict[str, float]:
+        """Means over the predicted tokens of all batches."""
+        device = next(self.predictions.student.parameters()).device
+        sums, count = torch.zeros(3, dtype=torch.float64), 0
+        for batch in self.batches:
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                result, targets = self.predictions({name: t.to(device) for name, t in batch.items()})
+            sums += torch.stack([result.student, result.teacher, result.kl]).double().cpu()
+            count += int((targets != IGNORED).sum())
+        student, teacher, kl = (sums / max(1, count)).tolist()
+        return {
+            "held-out/loss": student,
+            "held-out/teacher": teacher,
+            "held-out/above teacher": student - teacher,
+            "held-out/kl": kl,
+        }
 
 
 class StageLearner(Learner):
@@ -131,10 +215,9 @@ class StageLearner(Learner):
         train_mode: bool = True,
     ) -> None:
         self.loss_of, self.train_mode = loss_of, train_mode
-        recipe = Recipe(lr=lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay, clip=settings.clip)
-        schedule = Schedule("linear", warmup=max(1, round(settings.warmup * steps)))
+        recipe = Recipe(lr=lr, betas=BETAS, weight_decay=settings.weight_decay, clip=settings.clip)
         # A teacher that is recorded runs Python at every call, which a captured update would skip.
-        super().__init__(student, None, recipe, schedule=schedule, capture=False)
+        super().__init__(student, None, recipe, schedule=_schedule(settings, steps), capture=False)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         trained = [p for p in self.model.parameters() if p.requires_grad]
@@ -142,6 +225,10 @@ class StageLearner(Learner):
 
     def objective(self, batch: dict[str, Tensor]) -> Tensor:
         return self.loss_of(batch)
+
+
+def _schedule(settings: Distillation, steps: int) -> Schedule:
+    return Schedule("linear", warmup=max(1, round(settings.warmup * steps)))
 
 
 def run_stage(
@@ -182,131 +269,26 @@ class _Later:
 
     source: Source
     first: int
-    bar: Any
+    bar: Any = None
 
     def batch(self, step: int) -> dict[str, Tensor]:
-        self.bar.update()
+        if self.bar is not None:
+            self.bar.update()
         return self.source.batch(self.first + step)
 
 
-def layer_error(trace: Trace, mechanisms: Mapping[tuple[Kind, int], Callable[[AttentionCall], Tensor]]) -> Tensor:
-    """The mean over these layers of |(W - W^) v|^2 / |W v|^2, W^ by the mechanisms on the recorded calls."""
-    errors = []
-    for (kind, layer), mech in mechanisms.items():
-        teacher = trace[kind, layer]
-        difference = (mech(teacher.call) - teacher.output).float()
-        weight = _query_weight(teacher.call, kind)
-        size = (teacher.output.float().square() * weight).sum()
-        errors.append((difference.square() * weight).sum() / size.clamp(min=1e-12))
-    return torch.stack(errors).mean()
+def half_precision(model: nn.Module) -> nn.Module:
+    """A teacher on a GPU with its parameters in bfloat16, a copy where they are float32; elsewhere as it is.
 
-
-class _Losses:
-    """The losses of the two stages, of a batch on the models' device."""
-
-    def __init__(self, model: nn.Module, converted: nn.Module) -> None:
-        self.model, self.converted = model, converted
-        self.mechanisms = {
-            (conversion.kind, conversion.layer): _attending(conversion)
-            for conversion in adapter_of(converted).conversions()
-        }
-
-    def layers(self, batch: dict[str, Tensor]) -> Tensor:
-        """The value-aware error of every converted layer on the teacher's own calls."""
-        with torch.no_grad(), record(self.model) as trace:
-            self.model(**self._inputs(batch))
-        return layer_error(trace, self.mechanisms)
-
-    def predictions(self, batch: dict[str, Tensor]) -> Tensor:
-        """KL(teacher || student), the mean over the tokens that are learned."""
-        with torch.no_grad():
-            teacher = self.model(**self._inputs(batch)).logits
-        student = self.converted(**self._inputs(batch)).logits
-        chosen = _learned(batch, teacher)
-        p, q = (log_softmax(t[chosen].float(), -1) for t in (teacher, student))
-        return (p.exp() * (p - q)).sum(-1).mean()
-
-    def _inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The batch without its labels, from which an encoder-decoder's targets are made where it has none."""
-        inputs = {name: t for name, t in batch.items() if name != "labels"}
-        if getattr(self.model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
-            if "labels" not in batch:
-                raise ValueError("an encoder-decoder learns from pairs: its batches need labels or decoder_input_ids")
-            model: Any = self.model
-            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=batch["labels"])
-        return inputs
-
-
-def _attending(conversion: Conversion) -> Callable[[AttentionCall], Tensor]:
-    """The student's attention on a call of its teacher, without the bias that conversion may have dropped."""
-    mech = conversion.mechanism
-    return (lambda call: mech(replace(call, bias=None))) if conversion.drop_bias else mech
-
-
-def _new_parameters(converted: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the converted layers' mechanisms, each once."""
-    mechanisms = [conversion.mechanism for conversion in adapter_of(converted).conversions()]
-    learned = nn.ModuleList(mech for mech in mechanisms if isinstance(mech, nn.Module))
-    return [p for p in learned.parameters() if p.requires_grad]
-
-
-def _learned(batch: dict[str, Tensor], logits: Tensor) -> Tensor:
-    """Which positions of the logits are learned: those with a label, or all but padding."""
-    labels = batch.get("labels")
-    # A causal model's labels are its next tokens: every position is learned.
-    if labels is not None and labels.shape == logits.shape[:2]:
-        return labels != IGNORED
-    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
-    return torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device) if mask is None else mask.bool()
-
-
-def _query_weight(call: AttentionCall, kind: Kind) -> Tensor:
-    """1 at queries that are tokens; in self-attention those are the visible keys."""
-    _, _, n_q, n_k = call.sizes
-    if call.key_visible is None or kind == "cross" or n_q != n_k:
-        return torch.ones((), device=call.q.device)
-    return call.key_visible[:, None, :, None].float()
-
-
-class _Rows:
-    """Rows of tokens drawn from texts; for a masked language model some of them hidden."""
-
-    def __init__(self, texts: Iterable[str], tokenizer: Any, settings: Distillation, model: nn.Module) -> None:
-        if isinstance(texts, str):
-            raise ValueError("texts must be several strings, got one; pass [text]")
-        if getattr(model.config, "is_encoder_decoder", False):
-            raise ValueError("an encoder-decoder learns from pairs, not from texts; pass an object with batch(step)")
-        if tokenizer is None:
-            raise ValueError("texts are strings, so tokenizer= is needed; or pass an object with batch(step)")
-        texts = list(texts)
-        if not texts:
-            raise ValueError("texts is empty: there is nothing to learn from")
-        self.settings = settings
-        self.mask = tokenizer.mask_token_id if settings.masked and as_loaded(model, tokenizer).task == "mlm" else None
-        end = next((i for i in (tokenizer.sep_token_id, tokenizer.eos_token_id) if i is not None), None)
-        first = next((i for i in (tokenizer.cls_token_id, tokenizer.bos_token_id) if i is not None), None)
-        stream: list[int] = []
-        for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]:
-            stream += ids if end is None else [*ids, end]
-        self.first = [] if first is None else [first]
-        self.tokens = torch.tensor(stream, dtype=torch.long)
-        self.special = torch.tensor(sorted(set(tokenizer.all_special_ids)))
-        if len(self.tokens) < 2:
-            raise ValueError(f"the texts hold {len(self.tokens)} tokens, too few to learn from")
-
-    def batch(self, step: int) -> dict[str, Tensor]:
-        """A pure function of (seed, step)."""
-        s, draw = self.settings, torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
-        n = min(s.length - len(self.first), len(self.tokens))
-        starts = torch.randint(0, len(self.tokens) - n + 1, (s.batch,), generator=draw)
-        rows = self.tokens[starts[:, None] + torch.arange(n)]
-        ids = torch.cat([torch.tensor(self.first).expand(s.batch, -1).long(), rows], 1)
-        if self.mask is None:
-            return {"input_ids": ids}
-        hidden = (torch.rand(ids.shape, generator=draw) < s.masked) & ~torch.isin(ids, self.special)
-        # A batch without a hidden token would have no loss.
-        hidden[0, -1] = True
-        return {"input_ids": ids.masked_fill(hidden, self.mask), "labels": ids.masked_fill(~hidden, IGNORED)}
+    Only parameters: rotary frequencies are buffers, and in bfloat16 they would misplace tokens.
+    """
+    parameters = list(model.parameters())
+    if not parameters or not parameters[0].is_cuda or parameters[0].dtype != torch.float32:
+        return model
+    teacher = copy.deepcopy(model)
+    for p in teacher.parameters():
+        p.data = p.data.to(torch.bfloat16)
+    return teacher
 
 
 @contextmanager
@@ -319,17 +301,3 @@ def teacher_eval(model: nn.Module, converted: nn.Module) -> Iterator[None]:
     finally:
         model.train(before[0])
         converted.train(before[1])
-
-
-@contextmanager
-def _only(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, gradients are made for these parameters alone."""
-    wanted = {id(p) for p in parameters}
-    others = [p for p in model.parameters() if p.requires_grad and id(p) not in wanted]
-    for p in others:
-        p.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for p in others:
-            p.requires_grad_(True)
