@@ -228,8 +228,9 @@ def _run_stage(
 ) -> list[Progress]:
     if stage == "labels":
         return _continue(case, student, steps, settings, note)
-    counts = {"heads_steps": steps, "logits_steps": 0} if stage == "layers" else {"heads_steps": 0, "logits_steps": steps}
-    return distill(case.model, student, case.source, settings=replace(settings, **counts), on_progress=note)
+    heads = steps if stage == "layers" else 0
+    settings = replace(settings, heads_steps=heads, logits_steps=steps - heads)
+    return distill(case.model, student, case.source, settings=settings, on_progress=note)
 
 
 def _continue(
