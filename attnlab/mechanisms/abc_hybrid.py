@@ -194,6 +194,13 @@ class AbcHybrid(Mechanism, nn.Module):
         """An empty past of constant size."""
         return HybridCache(batch)
 
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        """Sinks and window, slots and their masses in float32, what the window's tokens will write, and a count."""
+        full = torch.promote_types(dtype, torch.float32).itemsize
+        keys = (self.sinks + self.window) * (d + e) * dtype.itemsize
+        later = 0 if self.by_key else self.window * self.slots * full * (2 if self.decay else 1)
+        return keys + self.slots * (d + e + 1) * full + later + 8
+
     def control_of(self, call: AttentionCall) -> WriteControl:
         """What the call's keys write, in at least float32."""
         if not self.slots:
