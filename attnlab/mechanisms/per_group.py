@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -125,10 +125,10 @@ class PerGroup(MixedHeads, nn.Module):
 
 
 class GroupCaches:
-    """The ``LayerCache`` of ``PerGroup``: that of each part, or all keys and values of the heads whose part has none."""
+    """The ``LayerCache`` of ``PerGroup``: that of each part; heads whose part has none keep all keys and values."""
 
     def __init__(self, caches: Sequence[LayerCache | None]) -> None:
-        self.caches = [KeysOfGroups() if cache is None else cache for cache in caches]
+        self.caches: list[Any] = [KeysOfGroups() if cache is None else cache for cache in caches]
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
@@ -145,6 +145,10 @@ class GroupCaches:
         """Copy rows."""
         for cache in self.caches:
             cache.select(rows)
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return sum(cache.nbytes() for cache in self.caches)
 
 
 class KeysOfGroups:
@@ -183,6 +187,10 @@ class KeysOfGroups:
             self.k, self.v = self.k[rows], self.v[rows]
         if self.visible is not None:
             self.visible = self.visible[rows]
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
 
 
 def per_group(specs: list[str]) -> str:
