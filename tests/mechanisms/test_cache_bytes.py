@@ -11,9 +11,7 @@ import attnlab as al
 from attnlab.conformance.calls import self_call
 
 SIZES = (11, 13, 17)
-CACHED = [
-    spec for spec in al.all_mechanisms() if al.mechanism(spec).make_cache(1, 0) is not None and "hybrid" not in spec
-]
+CACHED = [spec for spec in al.all_mechanisms() if al.mechanism(spec).make_cache(1, 0) is not None]
 
 
 @pytest.mark.parametrize("spec", CACHED)
