@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.kernelized import Kernelized
     from attnlab.mechanisms.lsh import Lsh
     from attnlab.mechanisms.orf import Orf
+    from attnlab.mechanisms.per_group import PerGroup
     from attnlab.mechanisms.per_head import PerHead
     from attnlab.mechanisms.rfa import Rfa
     from attnlab.mechanisms.softmax import Softmax
@@ -95,6 +96,7 @@ __all__ = [
     "Lsh",
     "Mechanism",
     "Orf",
+    "PerGroup",
     "PerHead",
     "Plan",
     "Position",
@@ -169,6 +171,7 @@ _OFFERED = {
     "mechanisms.kernelized": "Kernelized",
     "mechanisms.lsh": "Lsh",
     "mechanisms.orf": "Orf",
+    "mechanisms.per_group": "PerGroup",
     "mechanisms.per_head": "PerHead",
     "mechanisms.rfa": "Rfa",
     "mechanisms.softmax": "Softmax",

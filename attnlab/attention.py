@@ -161,6 +161,16 @@ class Mechanism:
         """
         return None
 
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        """The bytes that a cache holds for one key/value head of a sequence of ``length`` tokens; a model in ``dtype``.
+
+        Keys have the width ``d`` and values ``e``. What a row holds once for all of its heads is left out. The default
+        is for mechanisms without ``make_cache``: every key and value is kept.
+        """
+        if self.make_cache(1, 0) is not None:
+            raise NotImplementedError(f"{type(self).__name__} has make_cache and must define cache_bytes")
+        return length * (d + e) * dtype.itemsize
+
     def in_layer(self, kind: str, layer: int) -> Mechanism:
         """The mechanism as one layer of a model uses it; itself, unless layers must differ (random draws)."""
         return self

@@ -29,17 +29,17 @@ TABLE = "errors"
 def compared(memory: int) -> dict[str, Any]:
     """{name: spec, spec to be begun from clusters, or policy}, each with ``memory`` keys for a head."""
     sinks, half = 4, memory // 2
-    hybrid = f"abc-hybrid:slots={half},window={memory - half - sinks},sinks={sinks}"
-    few = f"abc-hybrid:slots={memory // 4},window={memory - memory // 4 - sinks},sinks={sinks}"
+    hybrid = f"abc-hybrid:slots={half},window={memory - half - sinks},sinks={sinks},block=4"
+    few = f"abc-hybrid:slots={memory // 4},window={memory - memory // 4 - sinks},sinks={sinks},block=4"
     return {
         "window and sinks": f"window:r={memory - sinks},sinks={sinks}",
         "abc-mlp": f"abc-mlp:slots={memory},tied=false",
         "hybrid, random control": hybrid,
-        "hybrid, clusters": (hybrid + ",control=key",),
-        "hybrid, clusters, a quarter of slots": (few + ",control=key",),
-        "hybrid, clusters, no mass": (hybrid + ",control=key,mass=false",),
-        "hybrid, clusters, decay": (hybrid + ",control=key,decay=true",),
-        "hybrid, clusters, delta": (hybrid + ",control=key,write=delta",),
+        "hybrid, clusters": (hybrid + "",),
+        "hybrid, clusters, a quarter of slots": (few + "",),
+        "hybrid, clusters, no mass": (hybrid + ",mass=false",),
+        "hybrid, clusters, decay": (hybrid + ",decay=true",),
+        "hybrid, clusters, delta": (hybrid + ",write=delta",),
         "hybrid, clusters seen through x": (hybrid + ",control=x",),
         # Token by token, which takes longest.
         "eviction by mass": al.KVPolicy(memory, by="mass"),

@@ -59,7 +59,8 @@ TINY = replace(
 def compared(memory: int) -> dict[str, str]:
     """Specs by name; of hybrids three quarters of the memory are slots, since a pair is asked for far away."""
     window = max(4, memory // 4)
-    hybrid = f"abc-hybrid:slots={memory - window},window={window},sinks=0"
+    block = next(b for b in (16, 8, 4, 2, 1) if window % b == 0)
+    hybrid = f"abc-hybrid:slots={memory - window},window={window},sinks=0,block={block},control=x"
     return {
         "softmax": "softmax",
         "window": f"abc-window:slots={memory}",
@@ -68,9 +69,9 @@ def compared(memory: int) -> dict[str, str]:
         "hybrid, no mass": f"{hybrid},mass=false",
         "hybrid, decay": f"{hybrid},decay=true",
         "hybrid, delta": f"{hybrid},write=delta",
-        "hybrid, control of key": f"{hybrid},control=key",
-        "hybrid, control of both": f"{hybrid},control=both",
-        "hybrid, half slots": f"abc-hybrid:slots={memory // 2},window={memory // 2},sinks=0",
+        "hybrid, control of key": hybrid.replace("=x", "=key"),
+        "hybrid, control of both": hybrid.replace("=x", "=both"),
+        "hybrid, half slots": f"abc-hybrid:slots={memory // 2},window={memory // 2},sinks=0,block={block},control=x",
     }
 
 

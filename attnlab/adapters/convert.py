@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from attnlab.adapters.plan import Plan
+from attnlab.adapters.plan import Plan, refuse_other_model
 from attnlab.adapters.protocol import Layers, ModelAdapter, Site, adapter_of, refuse_partial, select
 from attnlab.attention import Mechanism
 from attnlab.fields import expect
@@ -58,6 +58,7 @@ def convert(
     _refuse_converted(model, adapter)
     sites = adapter.sites()
     if isinstance(mech, Plan):
+        refuse_other_model(model, mech)
         adapter.convert(_planned(sites, mech, layers, kinds), drop_bias=bias == "drop", example=example)
         return model
     if layers is None:

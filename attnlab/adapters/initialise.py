@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.contexts import record, swap
-from attnlab.adapters.protocol import Conversion, adapter_of
+from attnlab.adapters.protocol import adapter_of
+from attnlab.attention import AttentionCall, Mechanism
 from attnlab.fields import check_int
 from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
+from attnlab.mechanisms.per_group import PerGroup
 from attnlab.shapes import Float, Int
+from attnlab.trace import Kind
 
-__all__ = ["initialise_control"]
+__all__ = ["HybridPart", "hybrid_parts", "initialise_control", "set_control"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -39,10 +42,10 @@ def initialise_control(
     """
     for name, value, least in (("tokens", tokens, 1), ("length", length, 1), ("rounds", rounds, 1), ("seed", seed, 0)):
         check_int(name, value, least=least)
-    layers = _hybrid_layers(model)
+    parts = _converted_parts(model)
     windows = _windows(texts, tokenizer, tokens, length)
-    keys: list[list[Tensor]] = [[] for _ in layers]
-    inputs: list[list[Tensor]] = [[] for _ in layers]
+    keys: list[list[Tensor]] = [[] for _ in parts]
+    inputs: list[list[Tensor]] = [[] for _ in parts]
     training = model.training
     model.eval()
     try:
@@ -50,39 +53,55 @@ def initialise_control(
             device = next(model.parameters()).device
             with torch.no_grad(), swap(model, "softmax"), record(model) as trace:
                 model(input_ids=ids.to(device))
-            for i, (conversion, mech) in enumerate(layers):
-                call = trace[conversion.kind, conversion.layer].call
+            for i, (site, part) in enumerate(parts):
+                call = trace[site].call
                 assert call.x is not None
-                keys[i].append(call.k[0].float())
-                if mech.control == "x":
+                keys[i].append(part.keys(call))
+                if part.mechanism.control == "x":
                     inputs[i].append(call.x[0].float())
     finally:
         model.train(training)
-    for (_, mech), of_layer, read in zip(layers, keys, inputs, strict=True):
+    for (_, part), of_part, read in zip(parts, keys, inputs, strict=True):
         x = torch.cat(read) if read else None
-        _set_control(mech, torch.cat(of_layer, 1), x, rounds=rounds, seed=seed)
+        set_control(part.mechanism, torch.cat(of_part, 1), x, rounds=rounds, seed=seed)
     return model
 
 
-def _hybrid_layers(model: nn.Module) -> list[tuple[Conversion, AbcHybrid]]:
-    """The layers with slots to begin with, each with a control of its own."""
-    layers = [
-        (c, c.mechanism)
-        for c in adapter_of(model).conversions()
-        if isinstance(c.mechanism, AbcHybrid) and c.mechanism.slots
-    ]
-    if not layers:
+class HybridPart(NamedTuple):
+    """A mechanism with slots, and that of the whole layer, of which it may have some key/value heads."""
+
+    mechanism: AbcHybrid
+    of_layer: Mechanism
+
+    def keys(self, call: AttentionCall) -> Float[Tensor, "g n d"]:
+        """The keys of its heads in the first row of a call of the layer."""
+        k = call.k[0].float()
+        if not isinstance(self.of_layer, PerGroup):
+            return k
+        return torch.cat([k[run.lo : run.hi] for run in self.of_layer.runs(len(k)) if run.part is self.mechanism])
+
+
+def hybrid_parts(mech: Mechanism) -> list[HybridPart]:
+    """The parts of a layer's mechanism whose slots may begin as clusters of keys."""
+    parts = dict.fromkeys(mech.parts) if isinstance(mech, PerGroup) else [mech]
+    return [HybridPart(part, mech) for part in parts if isinstance(part, AbcHybrid) and part.slots]
+
+
+def _converted_parts(model: nn.Module) -> list[tuple[tuple[Kind, int], HybridPart]]:
+    """The converted layers with slots to begin with, each with a control of its own."""
+    parts = [((c.kind, c.layer), part) for c in adapter_of(model).conversions() for part in hybrid_parts(c.mechanism)]
+    if not parts:
         raise ValueError(
             "no layer of this model attends by abc-hybrid with slots; convert it first: "
             'al.convert(model, "abc-hybrid:slots=64")'
         )
-    if len({id(mech) for _, mech in layers}) < len(layers):
+    if len({id(part.mechanism) for _, part in parts}) < len(parts):
         raise ValueError(
             "the layers of this model share one control, but each layer has keys of its own; convert with tied=false"
         )
-    if any(c.kind == "cross" for c, _ in layers):
+    if any(kind == "cross" for (kind, _), _ in parts):
         raise ValueError("the keys of cross-attention come from pairs of texts; convert kinds=('causal',) alone")
-    return layers
+    return parts
 
 
 def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> list[Int[Tensor, "1 n"]]:
@@ -101,7 +120,7 @@ def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> 
 
 
 @torch.no_grad()
-def _set_control(
+def set_control(
     mech: AbcHybrid, k: Float[Tensor, "g n d"], x: Float[Tensor, "n m"] | None, *, rounds: int, seed: int
 ) -> None:
     """The control of one layer from its keys, and from their inputs where it reads only those."""

@@ -5,26 +5,53 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from attnlab.adapters.cache_bytes import layer_shapes
 from attnlab.adapters.contexts import swap
-from attnlab.fields import expect
+from attnlab.fields import check_fields, check_int, expect
 from attnlab.provenance import write_json
 from attnlab.registry import mechanism, stored_mechanism
 
-__all__ = ["Plan", "swap_plan"]
+__all__ = ["Plan", "PlannedFor", "refuse_other_model", "swap_plan"]
 
 # A layer as ``swap(layers=...)`` takes it: 3, or ("cross", 3).
 LayerKey = int | tuple[str, int]
 
 
 @dataclass(frozen=True)
+class PlannedFor:
+    """The model that a plan is for, and the length and the share of softmax's cache at which it was chosen.
+
+    >>> print(PlannedFor(layers=30, key_value_heads=3, head_size=64))
+    30 layers with 3 key/value heads of 64
+    """
+
+    layers: int
+    key_value_heads: int
+    head_size: int
+    length: int | None = None
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("layers", "key_value_heads", "head_size"):
+            check_int(name, getattr(self, name), least=1)
+
+    def __str__(self) -> str:
+        return f"{self.layers} layers with {self.key_value_heads} key/value heads of {self.head_size}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """Layers and the spec strings they attend by; layers that are not named keep the model's own attention.
+
+    ``planned_for`` says which model the plan is for, where that is known; another is refused. ``report`` is what
+    ``plan_conversion`` measured; it is not saved with the plan.
 
     >>> plan = Plan({0: "top-r:r=16", ("cross", 1): "kernel:elu"})
     >>> plan.to_json()
@@ -34,8 +61,12 @@ class Plan:
     """
 
     layers: Mapping[LayerKey, str]
+    planned_for: PlannedFor | None = None
+    report: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.planned_for is not None:
+            expect("planned_for", self.planned_for, PlannedFor, "a PlannedFor")
         expect("layers", self.layers, Mapping, 'a mapping such as {0: "top-r:r=16", ("cross", 1): "kernel:elu"}')
         for key, spec in self.layers.items():
             _name(key)
@@ -44,9 +75,10 @@ class Plan:
             mechanism(spec)
         object.__setattr__(self, "layers", dict(self.layers))
 
-    def to_json(self) -> dict[str, dict[str, str]]:
+    def to_json(self) -> dict[str, Any]:
         """The plan as JSON holds it, with layers named "3" or "cross 3"."""
-        return {"layers": {_name(key): spec for key, spec in self.layers.items()}}
+        known = {} if self.planned_for is None else {"planned_for": asdict(self.planned_for)}
+        return {"layers": {_name(key): spec for key, spec in self.layers.items()}} | known
 
     @staticmethod
     def from_json(content: Any) -> Plan:
@@ -55,7 +87,14 @@ class Plan:
             raise ValueError('a plan is {"layers": {"0": "top-r:r=16", "cross 1": ...}}, got something else')
         for spec in filter(lambda spec: isinstance(spec, str), content["layers"].values()):
             stored_mechanism(spec)
-        return Plan({_key(name): spec for name, spec in content["layers"].items()})
+        planned_for = content.get("planned_for")
+        if planned_for is not None:
+            try:
+                planned_for = PlannedFor(**planned_for)
+            except TypeError:
+                fields = ", ".join(PlannedFor.__dataclass_fields__)
+                raise ValueError(f"planned_for names the model by {fields}, got {planned_for!r}") from None
+        return Plan({_key(name): spec for name, spec in content["layers"].items()}, planned_for)
 
     def save(self, path: Path | str) -> Path:
         """Write the plan as JSON."""
@@ -74,10 +113,22 @@ class Plan:
 def swap_plan(model: nn.Module, plan: Plan, *, dropout: str = "refuse") -> Iterator[nn.Module]:
     """Inside the context, each layer that ``plan`` names attends by its mechanism; undone on exit like ``swap``."""
     expect("plan", plan, Plan, "a Plan of layers and specs")
+    refuse_other_model(model, plan)
     with ExitStack() as undo:
         for key, spec in plan.layers.items():
             undo.enter_context(swap(model, spec, layers=[key], dropout=dropout))
         yield model
+
+
+def refuse_other_model(model: nn.Module, plan: Plan) -> None:
+    """Raise a ValueError if the plan says that it is for a model of other sizes."""
+    if plan.planned_for is None:
+        return
+    shapes = layer_shapes(model)
+    sizes = {(shape.groups, shape.d) for shape in shapes}
+    has = str(PlannedFor(len(shapes), *sizes.pop())) if len(sizes) == 1 else f"{len(shapes)} layers of several sizes"
+    if has != str(plan.planned_for):
+        raise ValueError(f"this plan is for {plan.planned_for}; the model has {has}; make a plan for this model")
 
 
 def _name(key: Any) -> str:

@@ -168,8 +168,8 @@ class AttnlabLM(HFLM):
 
 
 def _with_commas(spec: Mechanism | str) -> Mechanism | str:
-    per_head = isinstance(spec, str) and spec.startswith("per-head:")
-    return spec.replace(";", ",") if isinstance(spec, str) and not per_head else spec
+    mixed = isinstance(spec, str) and spec.startswith(("per-head:", "per-group:"))
+    return spec.replace(";", ",") if isinstance(spec, str) and not mixed else spec
 
 
 if __name__ == "__main__":

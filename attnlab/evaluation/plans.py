@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnlab.adapters.plan import Plan
-from attnlab.mechanisms.per_head import PerHead, per_head
+from attnlab.mechanisms.per_group import PerGroup
+from attnlab.mechanisms.per_head import PerHead, per_head, split_specs
 from attnlab.pages.numbers import with_interval
 from attnlab.registry import mechanism
 
-__all__ = ["Move", "Unit", "greedy", "plan_name", "plan_of", "recommended", "unbeaten", "write_plans"]
+__all__ = [
+    "Move",
+    "Unit",
+    "greedy",
+    "head_specs",
+    "plan_name",
+    "plan_of",
+    "recommended",
+    "unbeaten",
+    "within_bytes",
+    "write_plans",
+]
 
 # A plan that adds no more than this share of the loss may be recommended.
 ACCEPTED = 0.02
@@ -67,14 +79,68 @@ def greedy(increase: Mapping[Move, float], *, wanted: Sequence[str], allowance: 
         moves.append((unit, spec))
 
 
-def plan_of(moves: Iterable[Move]) -> Plan:
-    """The plan that the moves lead to; a layer of which no head has moved is left out."""
+def within_bytes(options: Mapping[Unit, Mapping[str, tuple[int, float]]], limit: int) -> dict[Unit, str]:
+    """The option of each unit, {spec: (bytes, cost)}, so that bytes add up to at most ``limit`` and costs to little.
+
+    Every unit begins with its smallest option. Then bytes are spent where they save most cost each, along the lower
+    convex hull of each unit's options, and what is left on any option that fits (the greedy multiple-choice knapsack).
+
+    >>> a, b = Unit("decoder", 0, 2, 0), Unit("decoder", 0, 2, 1)
+    >>> options = {a: {"window": (1, 0.5), "softmax": (8, 0.0)}, b: {"window": (1, 0.1), "softmax": (8, 0.0)}}
+    >>> list(within_bytes(options, 10).values())
+    ['softmax', 'window']
+    """
+    chosen = {unit: min(own, key=lambda spec: own[spec]) for unit, own in options.items()}
+    left = limit - sum(options[unit][spec][0] for unit, spec in chosen.items())
+    if left < 0:
+        raise ValueError(
+            f"the smallest candidates of all heads take {limit - left} bytes for a sequence, and the budget is {limit}; "
+            "name smaller candidates, or raise the budget"
+        )
+
+    def best(unit: Unit) -> tuple[float, str] | None:
+        """(cost saved per byte, the option) of the step that saves most among those that fit."""
+        own, (held, cost) = options[unit], options[unit][chosen[unit]]
+        steps = [
+            ((cost - c) / max(1, size - held), spec)
+            for spec, (size, c) in own.items()
+            if c < cost and size - held <= left
+        ]
+        return max(steps, default=None)
+
+    while steps := [(step, unit) for unit in options if (step := best(unit)) is not None]:
+        (_, spec), unit = max(steps, key=lambda one: one[0][0])
+        left -= options[unit][spec][0] - options[unit][chosen[unit]][0]
+        chosen[unit] = spec
+    return chosen
+
+
+def plan_of(moves: Iterable[Move], *, join: Callable[[list[str]], str] = per_head) -> Plan:
+    """The plan that the moves lead to; a layer of which no head has moved is left out.
+
+    ``join`` makes one spec of those of a layer's heads: of its query heads, or ``per_group`` of its key/value heads.
+    """
     specs: dict[tuple[str, int], list[str]] = {}
     for unit, spec in moves:
         layer = specs.setdefault((unit.kind, unit.layer), ["softmax"] * unit.heads)
         for head in range(unit.heads) if unit.head is None else [unit.head]:
             layer[head] = spec
-    return Plan({key: per_head(specs[key]) for key in sorted(specs)})
+    return Plan({key: join(specs[key]) for key in sorted(specs)})
+
+
+def head_specs(spec: str, heads: int) -> list[str]:
+    """The specs of a layer's heads, or of its key/value heads, whose spec this is.
+
+    >>> head_specs("per-group:groups=softmax/lsh:r=4;rounds=2", 4)
+    ['softmax', 'softmax', 'lsh:r=4,rounds=2', 'lsh:r=4,rounds=2']
+    >>> head_specs("top-r:r=2", 2)
+    ['top-r:r=2', 'top-r:r=2']
+    """
+    mech = mechanism(spec)
+    if isinstance(mech, PerGroup):
+        return [own for own in split_specs("groups", mech.groups) for _ in range(heads // len(mech.parts))]
+    own = split_specs("heads", mech.heads) if isinstance(mech, PerHead) else [spec]
+    return [own[head % len(own)] for head in range(heads)]
 
 
 def unbeaten(rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -34,6 +34,7 @@ __all__ = [
     "quality_summary",
     "quality_text",
     "refuse_short_text",
+    "special_tokens",
 ]
 
 # Tokens in a piece of text; the fewest pieces that an interval is made of, and the most.
@@ -80,7 +81,7 @@ def cut_windows(
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
     check_length(loaded.model, length)
-    before, after = _special_tokens(tokenizer)
+    before, after = special_tokens(tokenizer)
     room = length - len(before) - len(after)
     if room < 1:
         raise ValueError(f"a window of {length} tokens leaves no room beside the {len(before + after)} special ones")
@@ -264,7 +265,7 @@ def default_tokens(loaded: LoadedModel) -> int:
     return int(min(MOST_TOKENS, max(LEAST_TOKENS, WORK / max(1, parameters))))
 
 
-def _special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a text."""
     body = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters import LoadedModel, record, swap
-from attnlab.attention import AttentionCall
+from attnlab.attention import AttentionCall, grouped
 from attnlab.data import IGNORED
 from attnlab.evaluation.plan_meter import PlanMeter
 from attnlab.evaluation.plans import Unit, plan_of
@@ -20,9 +20,10 @@ from attnlab.evaluation.quality import batches, model_inputs
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading.gradient import output_gradients
 from attnlab.registry import mechanism
+from attnlab.shapes import Float
 from attnlab.trace import LayerTrace
 
-__all__ = ["ROUNDING", "estimated_sensitivity", "measured_sensitivity"]
+__all__ = ["ROUNDING", "detached", "estimated_increase", "estimated_sensitivity", "measured_sensitivity"]
 
 # A change of the loss below this share of it is rounding.
 ROUNDING = 1e-5
@@ -50,13 +51,21 @@ def measured_sensitivity(
     return rows
 
 
+def estimated_increase(
+    slope: Float[Tensor, "b h q e"], off: Float[Tensor, "b h q e"], *, heads: int = 1
+) -> tuple[Float[Tensor, " u"], Float[Tensor, " u"]]:
+    """(sum_i s_i, sum_i s_i^2 / 2) of each unit of ``heads`` neighbours, with s_i = <dL/do_i, o^_i - o_i> of query i.
+
+    The loss rises by their sum, to second order. The square has the empirical Fisher matrix in place of the Hessian.
+    """
+    s = grouped((slope * off).sum(-1).double(), heads).sum(2)
+    return s.sum((0, 2)), s.square().sum((0, 2)) / 2
+
+
 def estimated_sensitivity(
     meter: PlanMeter, units: Sequence[Unit], candidates: Sequence[str], exact: float
 ) -> list[dict[str, Any]]:
-    """The same from one gradient: with s_i = <dL/do_i, o^_i - o_i> of query i, the loss rises by sum_i s_i + s_i^2 / 2.
-
-    The square is the part of second order, with the empirical Fisher matrix in place of the Hessian.
-    """
+    """The same from one gradient: the sums of ``estimated_increase``."""
     heads: dict[tuple[str, int, str], Tensor] = {}
     refusals: dict[tuple[str, int, str], str] = {}
     predicted = 0
@@ -72,8 +81,8 @@ def estimated_sensitivity(
                 except ValueError as refusal:
                     refusals[key] = str(refusal)
                     continue
-                s = (slope * off).sum(-1).double()
-                heads[key] = heads.get(key, 0) + (s + s.square() / 2).sum((0, 2))
+                first, second = estimated_increase(slope, off)
+                heads[key] = heads.get(key, 0) + first + second
     meter.progress.step(4 * len(candidates))
     rows = []
     for unit, spec in [(unit, spec) for unit in units for spec in candidates]:
@@ -98,11 +107,12 @@ def _slopes(loaded: LoadedModel, batch: Mapping[str, Tensor]) -> tuple[list[Laye
             logits, labels = logits[:, :-1], labels[:, 1:]
         loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
         slopes = output_gradients(trace, loss)
-    layers = [replace(layer, call=_detached(layer.call), output=layer.output.detach()) for layer in trace]
+    layers = [replace(layer, call=detached(layer.call), output=layer.output.detach()) for layer in trace]
     return layers, slopes, int((labels != IGNORED).sum())
 
 
-def _detached(call: AttentionCall) -> AttentionCall:
+def detached(call: AttentionCall) -> AttentionCall:
+    """The call without the graph that its tensors stand in."""
     parts = {
         name: t.detach() for name in ("q", "k", "v", "x", "bias", "memory") if (t := getattr(call, name)) is not None
     }

@@ -22,6 +22,7 @@ __all__ = [
     "divided",
     "feature_bytes",
     "linear_attention",
+    "sums_bytes",
 ]
 
 # What attention by features refuses, and why.
@@ -59,6 +60,11 @@ def feature_bytes(call: AttentionCall, features: int) -> int:
     """The bytes of the sums that every key is added to: (features, values and 1) for each key/value head."""
     b, heads, _, _ = call.k.shape
     return 4 * b * heads * features * (call.v.shape[3] + 1)
+
+
+def sums_bytes(features: int, e: int, dtype: torch.dtype) -> int:
+    """The bytes of these sums in one key/value head of a cache."""
+    return features * (e + 1) * torch.promote_types(dtype, torch.float32).itemsize
 
 
 def linear_attention(
@@ -124,6 +130,10 @@ class LinearCache:
         self.batch = rows.shape[0]
         if self.state is not None:
             self.state = self.state[rows]
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return 0 if self.state is None else self.state.nbytes
 
 
 def _in_one_launch(call: AttentionCall, state: Tensor) -> bool:

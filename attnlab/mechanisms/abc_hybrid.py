@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
-from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, ungrouped
+from attnlab.attention import AttentionCall, dot_products, grouped, hide_unseen, ungrouped
 from attnlab.fields import check_fields, check_int
-from attnlab.mechanisms._bounded.hybrid_memory import Keys, Rules, Slots, attend, empty_slots
+from attnlab.mechanisms._bounded.hybrid_cache import (
+    HybridCache,
+    HybridMechanism,
+    WriteControl,
+    attend_call,
+    places_of,
+)
+from attnlab.mechanisms._bounded.hybrid_memory import written_before
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.mechanisms._device import no_autocast
 from attnlab.registry import register
-from attnlab.shapes import Float, Int
+from attnlab.shapes import Float
 
-__all__ = ["AbcHybrid", "HybridCache"]
+__all__ = ["AbcHybrid"]
 
 CONTROLS = ("x", "key", "both")
 WRITES = ("sum", "delta")
-# log alpha stays within these bounds, and log gamma above -1/2: then sums over a chunk stay in the range of float32.
+# log alpha stays within these bounds, and log gamma above -1/2: then sums of alpha stay in the range of float32.
 LEAST_SHARE = -40.0
 LARGEST_LOGIT = 20.0
 MOST_FADED = 0.5
@@ -30,40 +34,36 @@ MOST_FADED = 0.5
 GATE = -4.3
 
 
-class WriteControl(NamedTuple):
-    """What each key writes, log alpha, and what it leaves of earlier writes, log gamma; None is all of them."""
-
-    log: Float[Tensor, "b g k n"]
-    fade: Float[Tensor, "b g k n"] | None
-
-
 @register(
     "abc-hybrid",
     examples=(
-        "abc-hybrid:slots=3,window=2,sinks=1",
-        "abc-hybrid:slots=3,window=2,sinks=1,mass=false",
-        "abc-hybrid:slots=3,window=3,sinks=0,decay=true",
-        "abc-hybrid:slots=3,window=2,sinks=1,write=delta",
-        "abc-hybrid:slots=3,window=2,sinks=1,control=key",
-        "abc-hybrid:slots=2,window=1,sinks=2,control=both,decay=true,mass=false",
-        "abc-hybrid:slots=0,window=2,sinks=2",
+        "abc-hybrid:slots=3,window=2,sinks=1,block=2",
+        "abc-hybrid:slots=3,window=4,sinks=1,block=2,mass=false,control=x",
+        "abc-hybrid:slots=3,window=3,sinks=0,block=3,decay=true,control=x",
+        "abc-hybrid:slots=3,window=2,sinks=1,block=2,write=delta",
+        "abc-hybrid:slots=3,window=2,sinks=1,block=1",
+        "abc-hybrid:slots=2,window=1,sinks=2,block=1,control=both,decay=true,mass=false",
+        "abc-hybrid:slots=0,window=2,sinks=2,block=1",
     ),
 )
 @dataclass(eq=False)
-class AbcHybrid(Mechanism, nn.Module):
+class AbcHybrid(HybridMechanism, nn.Module):
     """W = softmax([q k_E, q K~ + log m]) [I_E; Phi^T], E the first and the last tokens (ABC, Eqs. 3-5 beside keys).
 
-    E are ``sinks`` and ``window`` tokens. Every other token i is written into the slots when it leaves the window:
+    E are the first ``sinks`` tokens and at most the last ``window``. Tokens leave the window ``block`` at a time: while
+    the newest has place p, it begins at s(p) = max(0, floor(p / block) block - (window - block)). Every other token
+    before s(p) is written into the slots:
 
-        alpha_i = softmax_s(u_i),  u_i = W_phi x_i + b,  m = sum_i alpha_i,  K~ = sum_i alpha_i (x) k_i / m,
+        alpha_i = softmax_s(u_i),  u_i = W_k k_i + b,  m = sum_i alpha_i,  K~ = sum_i alpha_i (x) k_i / m,
 
     and V~ alike. A token is shared out among slots, so m counts the tokens of a slot, and a slot of m equal keys gets
     the attention that m keys would. A slot that nothing was written into is not read. ``mass=false`` is abc-mlp's read:
     alpha_i = exp(u_i), and no log m.
 
-    ``control`` is "x", "key" (u_i = W_k k_i + b, whose cache holds keys alone) or "both" (their sum).
+    ``control`` is "key", "x" (u_i = W_phi x_i + b; the cache then also holds what the window's tokens will write) or
+    "both" (their sum).
     ``decay`` fades each slot as it is written to: m_t = gamma_t m_{t-1} + alpha_t, and the sums of alpha k and alpha v
-    alike, with gamma_t = exp(-sigmoid(w x_t + c) / 2) for each slot.
+    alike, with gamma_t = exp(-sigmoid(w k_t + c) / 2) for each slot; w x_t unless the control is of keys.
     ``write=delta`` removes what the slots would have answered (Schlag et al., 2021):
     K~_t = K~_{t-1} + alpha_t (x) (k_t - K~_{t-1}^T alpha_t), and V~ alike; m = 1 - prod_i (1 - alpha_i). Rows of W then
     have negative numbers and are no distributions.
@@ -74,7 +74,8 @@ class AbcHybrid(Mechanism, nn.Module):
     slots: int = 64
     window: int = 64
     sinks: int = 4
-    control: str = "x"
+    block: int = 16
+    control: str = "key"
     write: str = "sum"
     decay: bool = False
     mass: bool = True
@@ -85,8 +86,14 @@ class AbcHybrid(Mechanism, nn.Module):
         check_fields(self)
         for name in ("slots", "window", "sinks"):
             check_int(name, getattr(self, name), least=0)
+        check_int("block", self.block, least=1)
         if self.slots + self.window == 0:
             raise ValueError("slots and window are both 0, so a token could not see itself; give one of them")
+        if self.window % self.block or (self.window == 0 and self.block > 1):
+            raise ValueError(
+                f"tokens leave the window block={self.block} at a time, so it must be a multiple of that, got "
+                f"window={self.window}; give another of them (block=1 goes with every window)"
+            )
         if self.control not in CONTROLS:
             raise ValueError(f"control must be one of {', '.join(CONTROLS)}, got {self.control!r}")
         if self.write not in WRITES:
@@ -145,7 +152,8 @@ class AbcHybrid(Mechanism, nn.Module):
             return call.q.new_zeros(call.sizes)
         with no_autocast(call.q):
             c = self.control_of(call)
-            places, newest = _places(call)
+            places, newest = places_of(call)
+            rules = self.rules(call, k.shape[2])
             hidden = torch.zeros_like(places, dtype=torch.bool) if call.key_visible is None else ~call.key_visible
             never = (hidden | (places < self.sinks))[:, None, :, None]
             log = c.log.masked_fill(never, FLOOR)
@@ -153,9 +161,10 @@ class AbcHybrid(Mechanism, nn.Module):
             s = dot_products(grouped(call.q, groups), k.unsqueeze(2), scale=call.softmax_scale)
             rows = []
             for t in range(call.q.shape[2]):
-                age = newest[:, t, None] - places
-                exact = ~hidden & (age >= 0) & ((age < self.window) | (places < self.sinks))
-                gone = (~hidden & (age >= self.window) & (places >= self.sinks))[:, None, :, None]
+                p = newest[:, t, None]
+                start = written_before(p, rules)
+                exact = ~hidden & (places <= p) & ((places >= start) | (places < self.sinks))
+                gone = (~hidden & (places < start) & (places >= self.sinks))[:, None, :, None]
                 phi, bonus, empty = self._contents(log.masked_fill(~gone, FLOOR), fade, gone)
                 of_keys = s[..., t, :].masked_fill(~exact[:, None, None], FLOOR)
                 of_slots = s[..., t, :].masked_fill(~gone[:, :, None, :, 0], 0) @ phi.mT + bonus.unsqueeze(2)
@@ -188,11 +197,18 @@ class AbcHybrid(Mechanism, nn.Module):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Time and memory linear in the keys, forward and backward."""
-        return _attend(self, call, None)[0]
+        return attend_call(self, call, None, keep=False)[0]
 
     def make_cache(self, batch: int, capacity: int) -> HybridCache:
         """An empty past of constant size."""
         return HybridCache(batch)
+
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        """Sinks and window, slots and their masses in float32, what the window's tokens will write, and a count."""
+        full = torch.promote_types(dtype, torch.float32).itemsize
+        keys = (self.sinks + self.window) * (d + e) * dtype.itemsize
+        later = 0 if self.by_key else self.window * self.slots * full * (2 if self.decay else 1)
+        return keys + self.slots * (d + e + 1) * full + later + 8
 
     def control_of(self, call: AttentionCall) -> WriteControl:
         """What the call's keys write, in at least float32."""
@@ -206,7 +222,8 @@ class AbcHybrid(Mechanism, nn.Module):
         if self.mass or self.write == "delta":
             log = u.log_softmax(-1).clamp(min=LEAST_SHARE)
         else:
-            log = LARGEST_LOGIT * torch.tanh(u / LARGEST_LOGIT)
+            # Less a constant, which the read divides out: alpha is at most 1.
+            log = LARGEST_LOGIT * torch.tanh(u / LARGEST_LOGIT) - LARGEST_LOGIT
         if not self.decay:
             return WriteControl(log, None)
         from_x = not self.by_key
@@ -268,167 +285,3 @@ class AbcHybrid(Mechanism, nn.Module):
         if self.decay:
             shapes |= {"gate_weight": (g, self.slots, width), "gate_bias": (g, self.slots)}
         return shapes
-
-
-class Recent(NamedTuple):
-    """Tokens in order of place with what they will write; without it where keys alone make the control."""
-
-    k: Float[Tensor, "b g w d"]
-    v: Float[Tensor, "b g w e"]
-    log: Float[Tensor, "b g w n"] | None
-    fade: Float[Tensor, "b g w n"] | None
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Recent:
-        """The same change made to every tensor."""
-        k, v, log, fade = self
-        return Recent(
-            change(k), change(v), None if log is None else change(log), None if fade is None else change(fade)
-        )
-
-    def rows(self, index: Int[Tensor, "b n"]) -> Recent:
-        """The tokens that ``index`` names, in its order."""
-        return self.each(lambda t: _rows(t, index))
-
-
-@dataclass(frozen=True, eq=False)
-class HybridState:
-    """What is kept after some tokens: sinks, the last tokens, which end with the newest, and slots."""
-
-    sink_k: Float[Tensor, "b g s d"]
-    sink_v: Float[Tensor, "b g s e"]
-    recent: Recent
-    slots: Slots
-    count: Int[Tensor, " b"]
-
-    def tensors(self) -> list[Tensor]:
-        """All that is kept."""
-        kept = (self.sink_k, self.sink_v, *self.recent, *self.slots, self.count)
-        return [t for t in kept if t is not None]
-
-
-class HybridCache:
-    """The ``LayerCache`` of ``AbcHybrid``: sinks, window and slots, which no length changes."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.state: HybridState | None = None
-
-    def attend(
-        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
-    ) -> tuple[AttentionCall, Tensor]:
-        """Take in the call's keys, all new, and attend; the past needs no ``key_visible``."""
-        assert isinstance(mechanism, AbcHybrid), "this past is that of a mechanism with sinks, window and slots"
-        if call.q.shape[0] != self.batch:
-            raise ValueError(
-                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
-            )
-        mechanism.refuse(call)
-        n_q, n_k = call.sizes[2:]
-        if call.offset or (call.causal and n_q != n_k):
-            raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
-                             f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
-        out, self.state = _attend(mechanism, call, self.state)
-        return call, out
-
-    def select(self, rows: Int[Tensor, " n"]) -> None:
-        """Copy rows."""
-        self.batch, s = rows.shape[0], self.state
-        if s is not None:
-            recent = s.recent.each(lambda t: t[rows])
-            slots = Slots(*(t[rows] for t in s.slots))
-            self.state = HybridState(s.sink_k[rows], s.sink_v[rows], recent, slots, s.count[rows])
-
-    def nbytes(self) -> int:
-        """The bytes that are kept."""
-        return 0 if self.state is None else sum(t.numel() * t.element_size() for t in self.state.tensors())
-
-
-def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
-    """The place of each key among the visible ones, and of the newest key that each query sees; -1 if it sees none."""
-    b, _, n_q, n_k = call.sizes
-    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
-    places = seen.cumsum(-1) - 1
-    counts = torch.cat([places.new_full((b, 1), -1), places], 1)
-    last = torch.full((n_q,), n_k, device=call.q.device)
-    if call.causal:
-        last = (torch.arange(n_q, device=call.q.device) + call.offset + 1).clamp(0, n_k)
-    return places, counts[:, last]
-
-
-def _attend(mech: AbcHybrid, call: AttentionCall, state: HybridState | None) -> tuple[Tensor, HybridState | None]:
-    """The output for keys that follow those of ``state``, and what is kept after them."""
-    b, _, n_q, n_k = call.sizes
-    if (state is None and n_k == 0) or n_q == 0 or b == 0:
-        return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), state
-    # Autocast would round the memory to half precision at every step.
-    with no_autocast(call.q):
-        call = hide_unseen(call)
-        newest = _places(call)[1]
-        if state is not None:
-            newest = newest + state.count[:, None]
-        recent, first, count = _continued(mech, call, state)
-        sinks = _sinks(mech, recent.k, recent.v, first, state)
-        rules = Rules(mech.window, mech.sinks, mech.mass, mech.write == "delta", call.softmax_scale)
-        kind = torch.promote_types(call.q.dtype, torch.float32)
-        c = WriteControl(recent.log, recent.fade) if recent.log is not None else _control_by_key(mech, recent)
-        keys = Keys(recent.k.to(kind), recent.v.to(kind), c.log, c.fade, sinks[0].to(kind), sinks[1].to(kind), first)
-        slots = empty_slots(keys, mech.slots, delta=rules.delta) if state is None else state.slots
-        lead = recent.k.shape[2]
-        if call.causal:
-            lead = 1 if state is not None else call.offset + 1 - mech.window
-        out, slots = attend(grouped(call.q, call.groups).to(kind), newest, keys, slots, rules, lead=lead)
-    kept = _last(recent, count - first, min(mech.window, recent.k.shape[2]), call.q.dtype)
-    return ungrouped(out).to(call.q.dtype), HybridState(*sinks, kept, slots, count)
-
-
-def _continued(
-    mech: AbcHybrid, call: AttentionCall, state: HybridState | None
-) -> tuple[Recent, Int[Tensor, " b"], Int[Tensor, " b"]]:
-    """The past's last tokens and the call's, in order of place; the place of the first in each row; all tokens so far.
-
-    Keys before the first token, which a row with hidden keys begins with, have negative places.
-    """
-    k, v, c = call.k, call.v, None if mech.by_key else mech.control_of(call)
-    tokens = Recent(k, v, *((None, None) if c is None else c))
-    new = torch.full((k.shape[0],), k.shape[2], device=k.device)
-    if call.key_visible is not None:
-        # Visible keys first and in order.
-        order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
-        tokens, new = tokens.rows(order), call.key_visible.sum(-1)
-    if state is None:
-        return tokens, torch.zeros_like(new), new
-    past = iter([t for t in state.recent if t is not None])
-    joined = tokens.each(lambda t: torch.cat([next(past).to(t.dtype), t], 2))
-    return joined, state.count - state.recent.k.shape[2], state.count + new
-
-
-def _control_by_key(mech: AbcHybrid, recent: Recent) -> WriteControl:
-    """The controls of keys that were kept without them."""
-    return mech.control_of(AttentionCall(recent.k[:, :, :0], recent.k, recent.v))
-
-
-def _last(recent: Recent, length: Int[Tensor, " b"], n: int, dtype: torch.dtype) -> Recent:
-    """The last ``n`` of the first ``length`` tokens in each row."""
-    index = length[:, None] - n + torch.arange(n, device=length.device)
-    kept = recent.rows(index.clamp(0, max(0, recent.k.shape[2] - 1)))
-    return kept.each(lambda t: t.to(dtype))
-
-
-def _sinks(
-    mech: AbcHybrid, k: Tensor, v: Tensor, first: Int[Tensor, " b"], state: HybridState | None
-) -> tuple[Tensor, Tensor]:
-    """The keys and values of the first places, those of places still to come being any."""
-    places = torch.arange(min(mech.sinks, k.shape[2]) if state is None else mech.sinks, device=k.device)
-    index = (places - first[:, None]).clamp(0, max(0, k.shape[2] - 1))
-    new = _rows(k, index), _rows(v, index)
-    if state is None:
-        return new
-    known = (places < state.count[:, None])[:, None, :, None]
-    grow = (0, 0, 0, mech.sinks - state.sink_k.shape[2])
-    old = (pad(t, grow) for t in (state.sink_k, state.sink_v))
-    a, b = (torch.where(known, t, fresh) for t, fresh in zip(old, new, strict=True))
-    return a, b
-
-
-def _rows(t: Float[Tensor, "b g k w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b g n w"]:
-    return t.gather(2, index[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3]))

@@ -67,6 +67,9 @@ class QueueMechanism(Mechanism):
         """An empty past of constant size."""
         return QueueCache(batch)
 
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        return min(length, (self.slots - 1) * self.stride + 1) * (d + e) * dtype.itemsize
+
     def _read(self, q: Tensor, call: AttentionCall, order: Tensor, wanted: Int[Tensor, "b t n"]) -> Tensor:
         empty = (wanted < 0)[:, None, None, :, None, :]
         index = order.gather(1, wanted.clamp(min=0).flatten(1)).view_as(wanted)
@@ -129,6 +132,10 @@ class QueueCache:
         self.batch = rows.shape[0]
         if self.k is not None and self.v is not None and self.visible is not None:
             self.k, self.v, self.visible = self.k[rows], self.v[rows], self.visible[rows]
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
 
 
 def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:

@@ -17,7 +17,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
-from attnlab.mechanisms._linear import FeatureMap, LinearCache, StepMap, linear_attention
+from attnlab.mechanisms._linear import FeatureMap, LinearCache, StepMap, linear_attention, sums_bytes
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
@@ -92,6 +92,11 @@ class Kernelized(Mechanism):
         if self.kernel != "elu":
             return None
         return LinearCache(batch, _elu_maps, step_map=lambda c: StepMap("elu", _root(c)))
+
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        if self.kernel == "elu":
+            return sums_bytes(d, e, dtype)
+        return super().cache_bytes(length=length, d=d, e=e, dtype=dtype)
 
 
 def kernel_matrix(mech: Kernelized, call: AttentionCall) -> Float[Tensor, "b h q k"]:

@@ -13,45 +13,25 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.registry import mechanism, register
 from attnlab.shapes import Float
 
-__all__ = ["PerHead", "per_head"]
+__all__ = ["MixedHeads", "PerHead", "per_head", "split_specs"]
 
 
-@register("per-head", examples=("per-head:heads=softmax/top-r:r=2/softmax", "per-head:heads=kernel:poly;degree=2"))
-@dataclass(frozen=True)
-class PerHead(Mechanism):
-    """Head i attends by the i-th of ``heads``, specs between slashes; n specs for h = 2n heads are used twice over.
+class MixedHeads(Mechanism):
+    """What mechanisms side by side have in common: what one of them refuses or is exempt from, all are."""
 
-    Inside a spec, ``;`` stands for the comma between settings. Learned mechanisms are refused: a spec has no weights.
+    @property
+    def parts(self) -> tuple[Mechanism, ...]:
+        """The mechanisms, one per spec."""
+        raise NotImplementedError
 
-    >>> [type(each).__name__ for each in PerHead("window:r=8/lsh:r=16;rounds=2").parts]
-    ['Window', 'Lsh']
-    """
-
-    heads: str = "softmax"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.heads, str):
-            raise ValueError(f"heads must be spec strings between slashes, got {type(self.heads).__name__}")
-        for part in self.parts:
-            if isinstance(part, (PerHead, nn.Module)):
-                raise ValueError(f"a head attends by a mechanism without parameters or heads of its own, got {part!r}")
+    def _declare(self) -> None:
+        """Declare about the whole what its parts declare."""
         merged = {law: reason for part in reversed(self.parts) for law, reason in part.exempt.items()}
         object.__setattr__(self, "exempt", merged)
         object.__setattr__(self, "whole_queries", any(part.whole_queries for part in self.parts))
 
-    @cached_property
-    def parts(self) -> tuple[Mechanism, ...]:
-        """The mechanisms, one per spec."""
-        return tuple(mechanism(spec.replace(";", ",")) for spec in self.heads.split("/"))
-
     def cannot(self) -> dict[str, str]:
         return {what: why for part in reversed(self.parts) for what, why in part.cannot().items()}
-
-    def refuse(self, call: AttentionCall) -> None:
-        heads = call.q.shape[1]
-        if heads % len(self.parts):
-            raise ValueError(f"{len(self.parts)} specs cannot be shared out among {heads} heads: give one per head")
-        super().refuse(call)
 
     def is_exact(self, call: AttentionCall) -> bool:
         return all(part.is_exact(call) for part in self.parts)
@@ -65,6 +45,42 @@ class PerHead(Mechanism):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         return self._side_by_side(call, lambda part, own: part(own))
+
+    def _side_by_side(self, call: AttentionCall, attend: Callable[[Mechanism, AttentionCall], Tensor]) -> Tensor:
+        """What ``attend`` makes of each part and the call of its heads, the heads put back in order."""
+        raise NotImplementedError
+
+
+@register("per-head", examples=("per-head:heads=softmax/top-r:r=2/softmax", "per-head:heads=kernel:poly;degree=2"))
+@dataclass(frozen=True)
+class PerHead(MixedHeads):
+    """Head i attends by the i-th of ``heads``, specs between slashes; n specs for h = 2n heads are used twice over.
+
+    Inside a spec, ``;`` stands for the comma between settings. Learned mechanisms are refused: a spec has no weights.
+
+    >>> [type(each).__name__ for each in PerHead("window:r=8/lsh:r=16;rounds=2").parts]
+    ['Window', 'Lsh']
+    """
+
+    heads: str = "softmax"
+
+    def __post_init__(self) -> None:
+        split_specs("heads", self.heads)
+        for part in self.parts:
+            if isinstance(part, (PerHead, nn.Module)):
+                raise ValueError(f"a head attends by a mechanism without parameters or heads of its own, got {part!r}")
+        self._declare()
+
+    @cached_property
+    def parts(self) -> tuple[Mechanism, ...]:
+        """The mechanisms, one per spec."""
+        return tuple(map(mechanism, split_specs("heads", self.heads)))
+
+    def refuse(self, call: AttentionCall) -> None:
+        heads = call.q.shape[1]
+        if heads % len(self.parts):
+            raise ValueError(f"{len(self.parts)} specs cannot be shared out among {heads} heads: give one per head")
+        super().refuse(call)
 
     def _side_by_side(self, call: AttentionCall, attend: Callable[[Mechanism, AttentionCall], Tensor]) -> Tensor:
         """Heads that share a mechanism go through it together; then all are put back in order."""
@@ -81,7 +97,18 @@ class PerHead(Mechanism):
         return by_mechanism_order.index_select(1, order.argsort())
 
 
-def per_head(specs: list[str]) -> str:
+def split_specs(field: str, text: str) -> list[str]:
+    """The spec strings between slashes, with commas between their settings.
+
+    >>> split_specs("heads", "softmax/lsh:r=4;rounds=2")
+    ['softmax', 'lsh:r=4,rounds=2']
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{field} must be spec strings between slashes, got {type(text).__name__}")
+    return [spec.replace(";", ",") for spec in text.split("/")]
+
+
+def per_head(specs: list[str], kind: str = "per-head:heads") -> str:
     """The spec of a layer whose head i attends by ``specs[i]``; that of the one mechanism where all are the same.
 
     >>> per_head(["softmax", "lsh:r=4,rounds=2"])
@@ -91,7 +118,7 @@ def per_head(specs: list[str]) -> str:
         raise ValueError("a layer has at least one head; give one spec per head")
     if len(set(specs)) == 1:
         return specs[0]
-    return "per-head:heads=" + "/".join(spec.replace(",", ";") for spec in specs)
+    return f"{kind}=" + "/".join(spec.replace(",", ";") for spec in specs)
 
 
 def _of_heads(call: AttentionCall, heads: list[int]) -> AttentionCall:

@@ -27,6 +27,7 @@ from attnlab.mechanisms._linear import (
     divided,
     feature_bytes,
     linear_attention,
+    sums_bytes,
 )
 from attnlab.registry import register
 from attnlab.shapes import Float
@@ -114,6 +115,9 @@ class Rfa(Mechanism, nn.Module):
         return LinearCache(
             batch, lambda _: (self._phi, self._phi), self._gate, least=self.least, step_map=self._step_map
         )
+
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        return sums_bytes(2 * self.features, e, dtype)
 
     def _step_map(self, call: AttentionCall) -> StepMap:
         R = _directions(self.features, call.q.shape[-1], self.seed, call.q.device, torch.float32)

@@ -17,6 +17,7 @@ from attnlab.mechanisms._linear import (
     check_features,
     feature_bytes,
     linear_attention,
+    sums_bytes,
 )
 from attnlab.registry import register
 from attnlab.shapes import Float
@@ -68,6 +69,9 @@ class T2R(Mechanism, nn.Module):
     def make_cache(self, batch: int, capacity: int) -> LinearCache:
         """An empty past of constant size."""
         return LinearCache(batch, self._maps, step_map=lambda c: StepMap("relu", 1.0, *self._parameters_for(c)))
+
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        return sums_bytes(self.features, e, dtype)
 
     def _maps(self, call: AttentionCall) -> tuple[FeatureMap, FeatureMap]:
         return lambda t: self._phi(t, call, extra=1), lambda t: self._phi(t, call)

@@ -22,7 +22,7 @@ class Words:
 
 def started(control: str, **settings: Any) -> tuple[Any, Any]:
     model = sharpened("llama").eval()
-    student = al.convert(model, f"abc-hybrid:slots=6,window=2,sinks=1,control={control}", copy=True)
+    student = al.convert(model, f"abc-hybrid:slots=6,window=2,sinks=1,block=2,control={control}", copy=True)
     return model, al.initialise_control(student, TEXTS, tokenizer=Words(), tokens=120, length=40, **settings)
 
 
@@ -38,7 +38,7 @@ def error(model: Any, student: Any) -> float:
 @pytest.mark.parametrize("control", ["key", "x", "both"])
 def test_clusters_are_nearer_to_softmax_than_random_slots(control: str) -> None:
     model, student = started(control)
-    random = al.convert(model, f"abc-hybrid:slots=6,window=2,sinks=1,control={control}", copy=True)
+    random = al.convert(model, f"abc-hybrid:slots=6,window=2,sinks=1,block=2,control={control}", copy=True)
     assert error(model, student) < 0.9 * error(model, random)
 
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_initialised() -> None:
     model = sharpened("llama")
     for mech, why in (
         ("abc-mlp:slots=3", "convert it first"),
-        ("abc-hybrid:slots=0,window=3", "convert it first"),
+        ("abc-hybrid:slots=0,window=16", "convert it first"),
         ("abc-hybrid:slots=3,tied=true", "convert with tied=false"),
     ):
         with pytest.raises(ValueError, match=why):

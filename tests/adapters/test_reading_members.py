@@ -17,7 +17,7 @@ MEMBERS = [
     ("llama", "abc-mlp:slots=3,activation=relu", 3),
     ("llama", "abc-mlp:slots=3,activation=sigmoid,gate=true", 3),
     ("llama", "abc-linformer:slots=3,length=16", 3),
-    ("llama", "abc-hybrid:slots=3,window=2,sinks=1", 6),
+    ("llama", "abc-hybrid:slots=3,window=2,sinks=1,block=2", 6),
     ("llama", "abc-random:slots=3", 3),
     ("llama", "abc-compressive:slots=3,length=16", 3),
     ("llama", "abc-window:slots=3", 3),

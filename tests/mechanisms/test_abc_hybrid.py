@@ -11,21 +11,23 @@ from torch import Tensor
 import attnlab as al
 from attnlab.attention import AttentionCall, small_chunks
 from attnlab.conformance.calls import padding, self_call
-from attnlab.mechanisms.abc_hybrid import AbcHybrid, HybridCache
+from attnlab.mechanisms._bounded.hybrid_cache import HybridCache
+from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from tests.mechanisms.test_abc_slots import peak_bytes, tokens
 from tests.tolerance import assert_close
 
 SPECS = (
-    "abc-hybrid:slots=5,window=7,sinks=2",
-    "abc-hybrid:slots=5,window=7,sinks=9",
-    "abc-hybrid:slots=3,window=1,sinks=0,mass=false",
-    "abc-hybrid:slots=4,window=0,sinks=3",
-    "abc-hybrid:slots=3,window=11,sinks=2,decay=true",
-    "abc-hybrid:slots=3,window=5,sinks=1,decay=true,mass=false,control=both",
-    "abc-hybrid:slots=5,window=6,sinks=1,write=delta",
-    "abc-hybrid:slots=5,window=3,sinks=1,write=delta,mass=false,control=key",
-    "abc-hybrid:slots=3,window=5,sinks=1,decay=true,control=key",
-    "abc-hybrid:slots=0,window=3,sinks=2",
+    "abc-hybrid:slots=5,window=7,sinks=2,block=1,control=x",
+    "abc-hybrid:slots=5,window=7,sinks=9,block=7",
+    "abc-hybrid:slots=5,window=12,sinks=2,block=4",
+    "abc-hybrid:slots=3,window=1,sinks=0,block=1,mass=false",
+    "abc-hybrid:slots=4,window=0,sinks=3,block=1",
+    "abc-hybrid:slots=3,window=11,sinks=2,block=11,decay=true,control=x",
+    "abc-hybrid:slots=3,window=6,sinks=1,block=3,decay=true,mass=false,control=both",
+    "abc-hybrid:slots=5,window=6,sinks=1,block=2,write=delta,control=x",
+    "abc-hybrid:slots=5,window=32,sinks=1,block=16,write=delta,mass=false",
+    "abc-hybrid:slots=3,window=5,sinks=1,block=5,decay=true",
+    "abc-hybrid:slots=0,window=6,sinks=2,block=3",
 )
 
 
@@ -43,10 +45,14 @@ def column(*numbers: float) -> Tensor:
 def test_a_slot_gets_the_attention_of_the_keys_it_holds() -> None:
     """Equal scores: with mass, every token counts once, wherever it stands; without, a slot counts as one key."""
     call = even([3, 9, 0, 12, 6], causal=True)
-    assert_close(AbcHybrid(slots=1, window=2, sinks=0)(call), column(3, 6, 4, 6, 6))
+    assert_close(AbcHybrid(slots=1, window=2, sinks=0, block=1)(call), column(3, 6, 4, 6, 6))
     # At the last token: the slot's mean of 3, 9 and 0, and the keys 12 and 6.
-    assert_close(AbcHybrid(slots=1, window=2, sinks=0, mass=False)(call)[..., -1:, :], column((4 + 12 + 6) / 3))
-    assert_close(AbcHybrid(slots=1, window=2, sinks=1, mass=False)(call)[..., -1:, :], column((3 + 4.5 + 12 + 6) / 4))
+    assert_close(
+        AbcHybrid(slots=1, window=2, sinks=0, block=1, mass=False)(call)[..., -1:, :], column((4 + 12 + 6) / 3)
+    )
+    assert_close(
+        AbcHybrid(slots=1, window=2, sinks=1, block=1, mass=False)(call)[..., -1:, :], column((3 + 4.5 + 12 + 6) / 4)
+    )
 
 
 def test_mass_makes_slots_of_equal_keys_exact() -> None:
@@ -56,7 +62,7 @@ def test_mass_makes_slots_of_equal_keys_exact() -> None:
     which = torch.randint(3, (40,))
     call = replace(self_call(length=40, batch=1, heads=1, widths=(5, 2, 3)), causal=True)
     call = replace(call, k=kinds[which][None, None], x=torch.eye(3, dtype=torch.float64)[which][None])
-    mech = AbcHybrid(slots=3, window=4, sinks=1)
+    mech = AbcHybrid(slots=3, window=4, sinks=1, block=2, control="x")
     mech(call)
     # A share of exp(-40) of each token goes elsewhere.
     mech.weight.data = 80 * torch.eye(3)[None]
@@ -68,12 +74,12 @@ def test_mass_makes_slots_of_equal_keys_exact() -> None:
 def test_the_newest_token_to_leave_replaces_the_one_in_a_single_slot() -> None:
     """The delta rule with alpha = 1: the slot holds the last token that left, so the window is one longer."""
     call = replace(self_call(length=9), causal=True)
-    assert_close(AbcHybrid(slots=1, window=3, sinks=0, write="delta")(call), al.mechanism("window:r=4")(call))
+    assert_close(AbcHybrid(slots=1, window=3, sinks=0, block=1, write="delta")(call), al.mechanism("window:r=4")(call))
 
 
 def test_the_delta_rule_by_hand() -> None:
     """Two slots, alpha = 1/2 in each: S_1 = v_1 / 2, S_2 = S_1 + (v_2 - v_1 / 2) / 2 in both."""
-    mech = AbcHybrid(slots=2, window=0, sinks=0, write="delta", mass=False)
+    mech = AbcHybrid(slots=2, window=0, sinks=0, block=1, control="x", write="delta", mass=False)
     mech(even([4, 8], causal=True))
     mech.weight.data.zero_()
     assert_close(mech(even([4, 8], causal=True)), column(2, 5))
@@ -82,13 +88,13 @@ def test_the_delta_rule_by_hand() -> None:
 
 def test_decay_by_hand() -> None:
     """One slot, gamma = exp(-1/4): the older of two tokens in it has the weight gamma."""
-    mech = AbcHybrid(slots=1, window=0, sinks=0, decay=True)
+    mech = AbcHybrid(slots=1, window=0, sinks=0, block=1, decay=True)
     mech(even([1, 0], causal=True))
     mech.gate_bias.data.zero_()
     gamma = torch.tensor(-0.25, dtype=torch.float64).exp()
     assert_close(mech(even([1, 0], causal=True))[0, 0, 1, 0], gamma / (1 + gamma))
     # Beside the key in the window, the slot counts for what is left of its tokens.
-    mech = AbcHybrid(slots=1, window=1, sinks=0, decay=True)
+    mech = AbcHybrid(slots=1, window=1, sinks=0, block=1, decay=True)
     mech(even([1, 1, 0], causal=True))
     mech.gate_bias.data.zero_()
     assert_close(mech(even([1, 1, 0], causal=True))[0, 0, 2, 0], (1 + gamma) / (2 + gamma))
@@ -100,7 +106,7 @@ def test_without_slots_it_is_a_window_with_sinks(length: int) -> None:
     for call in (self_call(length=length), replace(self_call(length=length), key_visible=seen)):
         call = replace(call, causal=True)
         for window, sinks in ((1, 0), (3, 2), (67, 1), (2, 9)):
-            mech = AbcHybrid(slots=0, window=window, sinks=sinks)
+            mech = AbcHybrid(slots=0, window=window, sinks=sinks, block=1)
             assert_close(mech(call), al.mechanism(f"window:r={window},sinks={sinks}")(call))
     assert not list(mech.parameters())
 
@@ -108,15 +114,15 @@ def test_without_slots_it_is_a_window_with_sinks(length: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_window_as_long_as_the_text_is_softmax(causal: bool) -> None:
     call = replace(self_call(length=70), causal=causal, key_visible=torch.rand(2, 70) > 0.2)
-    for window in (70, 10**9):
-        mech = AbcHybrid(slots=3, window=window)
+    for window, block in ((70, 1), (80, 16), (10**9, 10**9)):
+        mech = AbcHybrid(slots=3, window=window, block=block)
         assert mech.is_exact(call)
         assert_close(mech(call), al.Softmax()(call))
 
 
 def test_without_window_and_mass_it_is_abc_mlp() -> None:
     call = replace(self_call(length=70), causal=True, key_visible=torch.rand(2, 70) > 0.2)
-    mlp, mech = al.AbcMlp(slots=5), AbcHybrid(slots=5, window=0, sinks=0, mass=False)
+    mlp, mech = al.AbcMlp(slots=5), AbcHybrid(slots=5, window=0, sinks=0, block=1, control="x", mass=False)
     mlp(call), mech(call)
     # Small logits, which their bound does not change.
     mlp.weight.data *= 1e-3
@@ -201,25 +207,47 @@ def test_queries_that_see_all_keys_read_what_is_kept_at_the_end() -> None:
 
 @pytest.mark.parametrize("control", ["key", "x"])
 def test_the_cache_holds_sinks_window_and_slots(control: str) -> None:
-    mech, sizes = AbcHybrid(slots=5, window=7, sinks=2, control=control), []
+    mech, sizes = AbcHybrid(slots=5, window=8, sinks=2, block=4, control=control), []
     cache = mech.make_cache(2, 0)
     assert isinstance(cache, HybridCache)
-    for length in (20, 1, 130, 1):
+    for length in (1, 20, 1, 130, 1):
         call = self_call(torch.float32, length=length, heads=4, groups=2, widths=(11, 13, 17))
         cache.attend(mech, replace(call, causal=True), key_visible=None)
         sizes.append(cache.nbytes())
-    # Keys and values of 2 rows and 2 heads, what x will write of the window's tokens, masses, and a count for each row.
-    written_later = 0 if control == "key" else 2 * 2 * 7 * 5 * 4
-    assert sizes == [2 * 2 * (5 + 7 + 2) * (11 + 13) * 4 + written_later + 2 * 2 * 5 * 8 + 2 * 8] * 4
+    # Keys and values of 2 rows and 2 heads, masses, what x will write of the window's tokens, and counts.
+    written_later = 0 if control == "key" else 8 * 5 * 4
+    assert sizes == [2 * 2 * ((5 + 8 + 2) * (11 + 13) * 4 + 5 * 4 + written_later + 8)] * 5
+    held = mech.cache_bytes(length=9, d=11, e=13, dtype=torch.float32)
+    assert sizes[0] == 2 * 2 * held
 
 
-def test_training_memory_is_linear_in_the_length() -> None:
+def test_tokens_leave_the_window_a_block_at_a_time() -> None:
+    """Equal scores, one slot without mass: it counts as one key, whose value is the mean of the tokens that left."""
+    call = even([3, 9, 0, 12, 6, 1], causal=True)
+    out = AbcHybrid(slots=1, window=4, sinks=0, block=2, mass=False)(call)
+    assert_close(out, column(3, 6, 4, 6, (6 + 0 + 12 + 6) / 4, (6 + 0 + 12 + 6 + 1) / 5))
+
+
+def test_padding_shifts_no_blocks() -> None:
+    """A row with padding on either side and in between is read as the row alone is."""
+    torch.manual_seed(2)
+    call = replace(self_call(length=50, batch=1), causal=True)
+    seen = torch.rand(1, 50) > 0.4
+    alone = {name: getattr(call, name)[:, :, seen[0]] for name in ("q", "k", "v")}
+    for spec in SPECS:
+        mech = al.mechanism(spec)
+        part = mech(replace(call, **alone, x=call.x[:, seen[0]]))
+        assert_close(mech(replace(call, key_visible=seen))[:, :, seen[0]], part)
+
+
+@pytest.mark.parametrize("block", [8, 16])
+def test_training_memory_is_linear_in_the_length(block: int) -> None:
     def both(length: int) -> None:
         t = torch.randn(1, 2, length, 16, requires_grad=True)
         x = torch.randn(1, length, 32, requires_grad=True)
-        AbcHybrid(slots=8, window=16)(AttentionCall(t, t, t, x=x, causal=True)).sum().backward()
+        AbcHybrid(slots=8, window=16, block=block)(AttentionCall(t, t, t, x=x, causal=True)).sum().backward()
 
-    short, long = (peak_bytes(lambda n=n: both(n)) for n in (2048, 8192))
+    short, long = (peak_bytes(lambda n=n: both(n)) for n in (1024, 4096))
     assert long < 4.4 * short
 
 
@@ -228,6 +256,9 @@ def test_training_memory_is_linear_in_the_length() -> None:
     [
         ("slots=0,window=0", "could not see itself"),
         ("window=-1", "window must be an int of at least 0"),
+        ("block=0", "block must be an int of at least 1"),
+        ("window=60", "a multiple of that, got window=60"),
+        ("window=0", "a multiple of that, got window=0"),
         ("slots=2.5", "slots='2.5' must be int"),
         ("control=query", "control must be one of x, key, both"),
         ("write=over", "write must be one of sum, delta"),
@@ -242,11 +273,11 @@ def test_settings_that_mean_nothing(settings: str, why: str) -> None:
 def test_calls_that_it_refuses() -> None:
     call = replace(self_call(length=7), causal=True)
     with pytest.raises(ValueError, match="control='key'"):
-        AbcHybrid(slots=3, window=2)(replace(call, x=None))
-    assert AbcHybrid(slots=3, window=2, control="key")(replace(call, x=None)).shape == call.v.shape
+        AbcHybrid(slots=3, control="x")(replace(call, x=None))
+    assert AbcHybrid(slots=3, window=2, block=2)(replace(call, x=None)).shape == call.v.shape
     with pytest.raises(ValueError, match="x for 5 of 7"):
-        AbcHybrid(slots=3, window=2)(replace(call, x=call.x[:, :5]))
-    mech = AbcHybrid(slots=3, window=2)
+        AbcHybrid(slots=3, control="x")(replace(call, x=call.x[:, :5]))
+    mech = AbcHybrid(slots=3, control="x")
     mech(call)
     with pytest.raises(ValueError, match="make a mechanism for each shape"):
         mech(replace(call, x=call.x[..., :3]))

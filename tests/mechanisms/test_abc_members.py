@@ -294,7 +294,7 @@ def test_rfa_estimates_softmax_of_unit_vectors() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["abc-mlp:slots=3", "abc-window:slots=3", "abc-hybrid:slots=3,window=2,sinks=1", "abc-linformer:slots=3,length=16",
+    ["abc-mlp:slots=3", "abc-window:slots=3", "abc-hybrid:slots=3,window=2,sinks=1,block=1", "abc-linformer:slots=3,length=16",
      "t2r"],
 )  # fmt: skip
 def test_a_model_decodes_as_it_reads(spec: str) -> None:

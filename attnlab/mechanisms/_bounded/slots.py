@@ -154,6 +154,10 @@ class SlotMechanism(Mechanism):
         """An empty past of constant size."""
         return SlotCache(batch)
 
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        """K~ and V~ in float32 and z in float64; z is in float32 where kernels have made it."""
+        return self.slots * ((d + e) * torch.promote_types(dtype, torch.float32).itemsize + 8)
+
 
 class SlotCache:
     """The ``LayerCache`` of a bounded memory: each call's keys and values are folded into the slots."""
@@ -188,6 +192,11 @@ class SlotCache:
         self.batch, s = rows.shape[0], self.state
         if s is not None:
             self.state = SlotState(s.k[rows], s.v[rows], s.z[rows], s.count[rows])
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        s = self.state
+        return 0 if s is None else sum(t.nbytes for t in (s.k, s.v, s.z, s.count))
 
 
 def prefill(mech: SlotMechanism, call: AttentionCall) -> tuple[Float[Tensor, "b h q e"], SlotState]:

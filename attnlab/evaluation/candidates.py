@@ -1,0 +1,62 @@
+"""Memories of a size that a number of bytes allows: what a plan chooses from where no candidates are named."""
+
+from __future__ import annotations
+
+from attnlab.adapters.cache_bytes import LayerShape
+from attnlab.attention import Mechanism
+from attnlab.mechanisms.abc_hybrid import AbcHybrid
+from attnlab.mechanisms.abc_window import QueueMechanism
+from attnlab.mechanisms.window import Window
+from attnlab.registry import mechanism
+
+__all__ = ["fitting", "reach", "sized_candidates"]
+
+# Of the bytes that one size for all heads would have.
+SHARES = (1 / 8, 1 / 4, 1 / 2)
+# Slots and windows from this size on are multiples of it.
+STEP = 16
+SINKS = 4
+
+
+def sized_candidates(shape: LayerShape, length: int, limit: int) -> list[str]:
+    """Memories of an eighth, a quarter and half of ``limit`` bytes a head, with slots and without."""
+    specs = [spec for share in SHARES for spec in fitting(shape, length, int(share * limit))]
+    return list(dict.fromkeys(specs)) or fitting(shape, length, limit)
+
+
+def fitting(shape: LayerShape, length: int, limit: int) -> list[str]:
+    """The largest memory with slots, and the largest without, of at most ``limit`` bytes a key/value head."""
+    specs = []
+    for with_slots in (True, False):
+        small, large = 0, length
+        while small < large:
+            middle = (small + large + 1) // 2
+            spec = _sized(middle, with_slots, shape)
+            held = shape.bytes(mechanism(spec), length) // shape.groups
+            small, large = (middle, large) if held <= limit else (small, middle - 1)
+        if small:
+            specs.append(_sized(small, with_slots, shape))
+    return list(dict.fromkeys(specs))
+
+
+def _sized(keys: int, with_slots: bool, shape: LayerShape) -> str:
+    """abc-hybrid with as many keys and slots; slots, which are in float32, take half of the bytes."""
+    sinks = min(SINKS, keys // 4)
+    size = shape.dtype.itemsize
+    slots = (keys - sinks) * size // (size + max(4, size)) if with_slots else 0
+    slots -= slots % STEP if slots >= STEP else 0
+    window = keys - sinks - slots
+    window -= window % STEP if window >= STEP else 0
+    return f"abc-hybrid:slots={slots},window={window},sinks={sinks},control=key"
+
+
+def reach(mech: Mechanism, length: int) -> int:
+    """How many of the last tokens a query surely sees as they are; of other mechanisms than windows it is 0."""
+    match mech:
+        case AbcHybrid():
+            return min(length, mech.window)
+        case Window():
+            return min(length, mech.r)
+        case QueueMechanism():
+            return min(length, mech.slots * mech.stride)
+    return 0

@@ -1,0 +1,279 @@
+"""``plan_conversion``: a memory for every key/value head of a model, chosen by what it costs, within a budget of bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.adapters.cache_bytes import LayerShape, layer_shapes
+from attnlab.adapters.convert import is_converted
+from attnlab.adapters.load import LoadedModel, check_length
+from attnlab.adapters.plan import Plan, PlannedFor
+from attnlab.adapters.protocol import Frame, Site, adapter_of
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.data import IGNORED
+from attnlab.evaluation.candidates import fitting, reach, sized_candidates
+from attnlab.evaluation.plan_windows import plain_and_recall_windows
+from attnlab.evaluation.plans import Unit, head_specs, plan_of, within_bytes
+from attnlab.evaluation.quality import Predictions, Windows, predict
+from attnlab.evaluation.recorded_costs import RecordedCosts, record_costs, start_control
+from attnlab.fields import check_int
+from attnlab.mechanisms._device import to_model_device
+from attnlab.mechanisms.per_group import per_group
+from attnlab.progress import Progress
+from attnlab.registry import mechanism
+
+__all__ = ["plan_conversion"]
+
+MEASURES = ("loss", "error")
+
+
+def plan_conversion(
+    model: nn.Module,
+    texts: Sequence[str],
+    *,
+    tokenizer: Any,
+    budget: float | None = None,
+    bytes: int | None = None,
+    length: int = 2048,
+    candidates: Sequence[str] | None = None,
+    tokens: int = 16384,
+    by: str = "loss",
+    seed: int = 0,
+) -> Plan:
+    """The plan that gives every key/value head of a causal model the memory where it buys most; convert() takes it.
+
+    ``budget`` is a share of the bytes that softmax's cache takes at ``length`` tokens, or ``bytes`` a number of them for
+    one sequence. ``candidates`` are specs beside softmax; by default abc-hybrid and sinks with a window, in sizes that
+    follow from budget and length. About ``tokens`` tokens of the texts are read, half of them in windows that repeat
+    what was read long ago, where only the repetition is to be predicted, so that heads which retrieve are seen to
+    matter; a quarter of the windows is held out.
+
+    Of every head and candidate two costs are measured on the model's own calls: how much the loss rises, estimated from
+    one gradient (``by="loss"``), and |W_O (o^ - o)|^2 as a share of the layer's |W_O o|^2 (``by="error"``). The slots of
+    a candidate begin as clusters of the same keys. The plan has the least sum of costs within the budget, as far as a
+    greedy choice finds it. Its loss on the held-out windows stands in ``plan.report``, beside that of the plan by the
+    other measure and of one size for all heads at equal bytes.
+    """
+    for name, value, least in (("length", length, 64), ("tokens", tokens, 1), ("seed", seed, 0)):
+        check_int(name, value, least=least)
+    if by not in MEASURES:
+        raise ValueError(f"by must be one of {', '.join(MEASURES)}, got {by!r}")
+    shapes = _decoder_shapes(model, length)
+    allowance = _allowance(shapes, budget, bytes, length)
+    one = shapes[0]
+    if candidates is None:
+        candidates = sized_candidates(one, length, allowance.bytes // allowance.units)
+    specs = ["softmax", *(spec for spec in dict.fromkeys(candidates) if spec != "softmax")]
+    farthest = max((reach(mechanism(spec), length) for spec in specs[1:]), default=0)
+    count = max(2, tokens // (2 * length))
+    plain, recall = plain_and_recall_windows(texts, tokenizer, length=length, count=count, reach=farthest, seed=seed)
+    kept = count - max(1, count // 4)
+    progress = Progress("planning")
+    progress.expect(2 * kept * len(shapes))
+    progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
+    read = [(_rows(windows, 0, kept), _rows(windows, kept, count)) for windows in (plain, recall)]
+    costs = [
+        record_costs(model, list(zip(own.input_ids, own.labels, strict=True)), specs[1:], after_layer=progress.step)
+        for own, _ in read
+    ]
+    search = _Search(shapes, length, specs, allowance, costs)
+    plans = {measure: search.plan(measure) for measure in MEASURES}
+    meter = _Meter(LoadedModel(model, tokenizer, "causal"), shapes, length, read[0][0], [own for _, own in read])
+    compared = {"softmax": Plan({}), **{f"by {measure}": plans[measure] for measure in MEASURES}}
+    for spec in fitting(one, length, allowance.bytes // allowance.units):
+        compared[spec] = Plan({(shape.kind, shape.layer): spec for shape in shapes})
+    rows = meter.rows(compared)
+    progress.close()
+    planned_for = PlannedFor(len(shapes), one.groups, one.d, length, allowance.share)
+    report = {
+        "planned_for": {
+            "model": str(planned_for),
+            "length": length,
+            "budget": allowance.share,
+            "bytes": allowance.bytes,
+        },
+        "by": by,
+        "candidates": specs,
+        "predicted": {"plain": costs[0].predicted, "recall": costs[1].predicted},
+        "units": search.reasons(plans[by]),
+        "refused": {f"{kind} {layer}, {spec}": why for (((kind, layer), spec), why) in costs[0].refusals.items()},
+        "measured": rows,
+    }
+    return Plan(plans[by].layers, planned_for, report)
+
+
+@dataclass(frozen=True)
+class _Allowance:
+    """The bytes that a cache may take, and as a share of softmax's; ``units`` key/value heads share them."""
+
+    bytes: int
+    share: float
+    units: int
+
+
+def _decoder_shapes(model: nn.Module, length: int) -> list[LayerShape]:
+    """The layers of a model that can be planned for."""
+    if is_converted(model):
+        raise ValueError("this model is converted already; plan with the model whose attention is softmax")
+    check_length(model, length)
+    try:
+        shapes = layer_shapes(model)
+    except (TypeError, AttributeError, RuntimeError):
+        shapes = []
+    if not shapes or any(shape.kind != "decoder" for shape in shapes):
+        raise ValueError(f"{type(model).__name__} is no decoder-only language model, and only those can be planned for")
+    if len({(shape.groups, shape.d, shape.e) for shape in shapes}) > 1:
+        raise ValueError("the layers of this model have heads of several sizes or numbers, which no plan names yet")
+    return shapes
+
+
+def _allowance(shapes: Sequence[LayerShape], share: float | None, limit: int | None, length: int) -> _Allowance:
+    softmax, units = mechanism("softmax"), sum(shape.groups for shape in shapes)
+    whole, one_key = (sum(shape.bytes(softmax, n) for shape in shapes) for n in (length, 1))
+    if (share is None) == (limit is None):
+        raise ValueError("give either budget, a share of softmax's cache such as 0.25, or bytes for one sequence")
+    if share is not None:
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+            raise ValueError(f"budget must be a share of softmax's cache between 0 and 1, got {share!r}")
+        limit = math.floor(share * whole)
+    assert limit is not None
+    check_int("bytes", limit, least=0)
+    if limit < one_key:
+        raise ValueError(
+            f"the budget is {limit} bytes for a sequence, but one key and value for each of {units} heads take {one_key}; "
+            f"give at least {one_key} bytes, a share of {one_key / whole:.2g} of softmax's cache at {length} tokens"
+        )
+    return _Allowance(limit, limit / whole, units)
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """The choice of a mechanism for each key/value head."""
+
+    shapes: Sequence[LayerShape]
+    length: int
+    specs: Sequence[str]
+    allowance: _Allowance
+    # Of plain windows and of recall windows.
+    costs: Sequence[RecordedCosts]
+
+    def units(self) -> Iterator[tuple[LayerShape, Unit]]:
+        for shape in self.shapes:
+            for head in range(shape.groups):
+                yield shape, Unit(shape.kind, shape.layer, shape.groups, head)
+
+    def cost(self, measure: str, shape: LayerShape, head: int, spec: str) -> float | None:
+        """What a candidate costs a head by one measure, plain and recall windows weighing the same; None: refused."""
+        place = (shape.kind, shape.layer)
+        if spec == "softmax":
+            return 0.0
+        if any((place, spec) in costs.refusals for costs in self.costs):
+            return None
+        if measure == "error":
+            return sum(float(costs.error[place, spec][head]) / max(costs.output[place], 1e-30) for costs in self.costs)
+        return sum(float(costs.second[place, spec][head]) / max(1, costs.predicted) for costs in self.costs)
+
+    def plan(self, measure: str) -> Plan:
+        """The plan of least cost within the allowance."""
+        options: dict[Unit, dict[str, tuple[int, float]]] = {}
+        for shape, unit in self.units():
+            assert unit.head is not None
+            taken = {spec: self.cost(measure, shape, unit.head, spec) for spec in self.specs}
+            options[unit] = {
+                spec: (self.bytes(shape, spec), cost)
+                for spec, cost in taken.items()
+                if cost is not None and math.isfinite(cost)
+            }
+        chosen = within_bytes(options, self.allowance.bytes)
+        moves = [(unit, spec) for unit, spec in chosen.items() if spec != "softmax"]
+        return plan_of(moves, join=per_group)
+
+    def bytes(self, shape: LayerShape, spec: str) -> int:
+        """What one key/value head holds."""
+        return shape.bytes(mechanism(spec), self.length) // shape.groups
+
+    def reasons(self, plan: Plan) -> list[dict[str, Any]]:
+        """What each head attends by in a plan, and what every candidate would have cost it."""
+        rows = []
+        for shape, unit in self.units():
+            head = unit.head
+            assert head is not None
+            spec = head_specs(plan.layers.get((shape.kind, shape.layer), "softmax"), shape.groups)[head]
+            costs = {
+                measure: {other: self.cost(measure, shape, head, other) for other in self.specs[1:]}
+                for measure in MEASURES
+            }
+            row = {"layer": shape.layer, "group": head, "mechanism": spec, "bytes": self.bytes(shape, spec)}
+            rows.append(row | {"loss_increase": costs["loss"], "output_error": costs["error"]})
+        return rows
+
+
+@dataclass(frozen=True, eq=False)
+class _Meter:
+    """Measures plans on held-out windows; slots begin as clusters of the keys of ``start``."""
+
+    loaded: LoadedModel
+    shapes: Sequence[LayerShape]
+    length: int
+    start: Windows
+    # Plain windows and recall windows.
+    held_out: Sequence[Windows]
+
+    def rows(self, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
+        """A row for each plan, the first of which is softmax's."""
+        rows: list[dict[str, Any]] = []
+        exact: list[Predictions] = []
+        for name, plan in plans.items():
+            row, predicted = self._row(name, plan, exact)
+            rows.append(row)
+            exact = exact or predicted
+        return rows
+
+    def _row(self, name: str, plan: Plan, exact: Sequence[Predictions]) -> tuple[dict[str, Any], list[Predictions]]:
+        """A plan's bytes and its losses, and what it predicts; ``exact`` are softmax's predictions."""
+        held = sum(shape.bytes(mechanism(plan.layers.get((shape.kind, shape.layer), "softmax")), self.length)
+                   for shape in self.shapes)  # fmt: skip
+        row: dict[str, Any] = {"name": name, "bytes": held}
+        predictions = []
+        with self._attending(plan):
+            for kind, windows in zip(("loss", "recall_loss"), self.held_out, strict=True):
+                predicted = predict(self.loaded, windows, batch=1)
+                assert predicted is not None, "every window has tokens to predict"
+                predictions.append(predicted)
+                row[kind] = predicted.mean_loss
+        for kind, predicted, softmax in zip(("loss", "recall_loss"), predictions, exact or predictions, strict=True):
+            above = predicted.loss_above(softmax)
+            row |= dict(zip((f"{kind}_above", f"{kind}_above_low", f"{kind}_above_high"), above, strict=True))
+        return row | {"plan": plan.to_json()}, predictions
+
+    @contextmanager
+    def _attending(self, plan: Plan) -> Iterator[None]:
+        """Inside, the model attends as planned."""
+        model = self.loaded.model
+        adapter = adapter_of(model)
+        chosen = {site: plan.layers.get((site.kind, site.layer)) for site in adapter.sites()}
+        mechanisms = {
+            site: to_model_device(model, mechanism(spec).in_layer(site.kind, site.layer))
+            for site, spec in chosen.items()
+            if spec is not None
+        }
+
+        def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
+            start_control(mechanisms[site], call)
+
+        with torch.no_grad(), adapter.attach(dict.fromkeys(mechanisms, Frame(note=note))):
+            adapter.logits(self.start.input_ids[:1])
+        with adapter.attach({site: Frame(mechanism=mech, skip_dropout=True) for site, mech in mechanisms.items()}):
+            yield
+
+
+def _rows(windows: Windows, lo: int, hi: int) -> Windows:
+    ids, mask, labels = (t[lo:hi] for t in (windows.input_ids, windows.attention_mask, windows.labels))
+    return Windows(ids, mask, labels, int((labels != IGNORED).sum()))

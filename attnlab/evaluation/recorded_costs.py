@@ -1,0 +1,187 @@
+"""What each mechanism would cost each key/value head of a model, from recorded calls and one gradient of the loss."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+
+from attnlab.adapters.initialise import hybrid_parts, set_control
+from attnlab.adapters.protocol import Frame, Site, adapter_of
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.data import IGNORED
+from attnlab.evaluation.sensitivity import detached, estimated_increase
+from attnlab.registry import mechanism
+from attnlab.shapes import Float
+from attnlab.trace import Kind
+
+__all__ = ["RecordedCosts", "record_costs", "start_control"]
+
+# The last number in the name of a site ends the name of its block: model.layers.3.self_attn is in model.layers.3.
+BLOCK = re.compile(r"(.*\.\d+)(\.|$)")
+# Of k-means.
+ROUNDS = 10
+Place = tuple[Kind, int]
+
+
+@dataclass(eq=False)
+class RecordedCosts:
+    """Sums over windows for each layer and mechanism, one number per key/value head; ``predicted`` tokens in all."""
+
+    first: dict[tuple[Place, str], Tensor] = field(default_factory=dict)
+    second: dict[tuple[Place, str], Tensor] = field(default_factory=dict)
+    error: dict[tuple[Place, str], Tensor] = field(default_factory=dict)
+    # |W_O o|^2 of each layer.
+    output: dict[Place, float] = field(default_factory=dict)
+    refusals: dict[tuple[Place, str], str] = field(default_factory=dict)
+    predicted: int = 0
+
+    def add(self, place: Place, spec: str, first: Tensor, second: Tensor, error: Tensor) -> None:
+        """Count one call in."""
+        for sums, new in ((self.first, first), (self.second, second), (self.error, error)):
+            sums[place, spec] = sums.get((place, spec), torch.zeros(())) + new.double().cpu()
+
+
+def record_costs(
+    model: nn.Module,
+    windows: Sequence[tuple[Tensor, Tensor]],
+    candidates: Sequence[str],
+    *,
+    after_layer: Callable[[], None] = lambda: None,
+) -> RecordedCosts:
+    """The costs of every candidate on windows of (tokens, labels), each read once and alone.
+
+    No more than one layer's activations and calls are held at a time: blocks are run again in the backward pass, and a
+    layer's candidates are tried when the gradient of its output arrives.
+    """
+    costs = RecordedCosts()
+    adapter, device = adapter_of(model), next(model.parameters()).device
+    sites = adapter.sites()
+    with _frozen(model), _blocks_run_again(model, sites) as run_again:
+        for ids, labels in windows:
+            window = _Window(costs, candidates, run_again, after_layer)
+            with torch.enable_grad(), adapter.attach(dict.fromkeys(sites, Frame(note=window.note))):
+                logits = adapter.logits(ids[None].to(device))[0, :-1]
+                following = labels[1:].to(device)
+                loss = cross_entropy(logits.float(), following, ignore_index=IGNORED, reduction="sum")
+                del logits
+                window.backward = True
+                loss.backward()
+            costs.predicted += int((following != IGNORED).sum())
+    return costs
+
+
+@dataclass(eq=False)
+class _Window:
+    """The calls of one window, from the forward pass to the gradients of their outputs."""
+
+    costs: RecordedCosts
+    candidates: Sequence[str]
+    # The sites whose blocks are run again in the backward pass.
+    run_again: set[Site]
+    after_layer: Callable[[], None]
+    backward: bool = False
+    calls: dict[Site, tuple[AttentionCall, Tensor]] = field(default_factory=dict)
+
+    def note(self, site: Site, call: AttentionCall, _mech: Mechanism, output: Tensor) -> None:
+        # All parameters are frozen, so that the graph begins at the first layer's output.
+        if not output.requires_grad:
+            output.requires_grad_()
+        if not self.backward:
+            output.register_hook(lambda slope: self._arrived(site, slope))
+        if self.backward or site not in self.run_again:
+            self.calls[site] = detached(call), output.detach()
+
+    def _arrived(self, site: Site, slope: Tensor) -> None:
+        call, output = self.calls.pop(site)
+        with torch.no_grad():
+            _try_candidates(self.costs, self.candidates, site, call, output, slope)
+        self.after_layer()
+
+
+def _try_candidates(
+    costs: RecordedCosts, candidates: Sequence[str], site: Site, call: AttentionCall, output: Tensor, slope: Tensor
+) -> None:
+    """Count the error of each candidate in a recorded call, and its effect on the loss."""
+    place, heads = (site.kind, site.layer), call.groups
+    gram = _gram(site, output)
+    costs.output[place] = costs.output.get(place, 0.0) + float(_squared(output, gram, output.shape[1]))
+    for spec in candidates:
+        if (place, spec) in costs.refusals:
+            continue
+        try:
+            mech = mechanism(spec).in_layer(site.kind, site.layer)
+            start_control(mech, call)
+            off = mech(call) - output
+        except ValueError as refusal:
+            costs.refusals[place, spec] = str(refusal)
+            continue
+        costs.add(place, spec, *estimated_increase(slope, off, heads=heads), _squared(off, gram, heads))
+
+
+def start_control(mech: Mechanism, call: AttentionCall, *, seed: int = 0) -> None:
+    """Let the slots of a mechanism begin as clusters of a call's own keys, where it has such."""
+    for part in hybrid_parts(mech):
+        keys = part.keys(call)
+        k = keys[None].to(call.k.dtype)
+        # Parameters are made when a control is asked for first.
+        part.mechanism.control_of(AttentionCall(k[:, :, :0], k, k, x=call.x))
+        x = None if call.x is None or part.mechanism.control != "x" else call.x[0].float()
+        set_control(part.mechanism, keys, x, rounds=ROUNDS, seed=seed)
+
+
+def _gram(site: Site, output: Float[Tensor, "b h q e"]) -> Float[Tensor, "w w"] | None:
+    """W_O^T W_O, from which |W_O o|^2 follows; None where W_O is unknown."""
+    _, h, _, e = output.shape
+    projection = site.projection(h * e)
+    return None if projection is None else projection.float().mT @ projection.float()
+
+
+def _squared(t: Float[Tensor, "b h q e"], gram: Tensor | None, heads: int) -> Float[Tensor, " u"]:
+    """|W_O t|^2 of each unit of ``heads`` neighbouring heads."""
+    rows = t.float().transpose(1, 2).flatten(0, 1).unflatten(1, (-1, heads)).flatten(2)  # (b q, u, heads e)
+    if gram is None:
+        return rows.square().sum((0, 2))
+    units, width = rows.shape[1:]
+    own = gram.unflatten(0, (units, width)).unflatten(2, (units, width)).diagonal(dim1=0, dim2=2)  # (w, w, u)
+    return ((rows.transpose(0, 1) @ own.permute(2, 0, 1)) * rows.transpose(0, 1)).sum((1, 2))
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode and its parameters get no gradients."""
+    learning, training = [p for p in model.parameters() if p.requires_grad], model.training
+    try:
+        model.eval().requires_grad_(False)
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_()
+        model.train(training)
+
+
+@contextmanager
+def _blocks_run_again(model: nn.Module, sites: Sequence[Site]) -> Iterator[set[Site]]:
+    """Inside, the blocks around these sites keep no activations; yields the sites that are in such blocks."""
+    modules = dict(model.named_modules())
+    named = {site: match[1] for site in sites if (match := BLOCK.match(site.name))}
+    blocks = {name: modules[name] for name in named.values()}
+    with ExitStack() as undo:
+        for block in blocks.values():
+            undo.callback(_restore_forward, block, block.__dict__.get("forward"))
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        yield set(named)
+
+
+def _restore_forward(block: nn.Module, before: Any) -> None:
+    del block.forward
+    if before is not None:
+        block.forward = before

@@ -1,0 +1,251 @@
+"""What ``abc-hybrid`` does with a call and keeps of it: sinks, a ring of the last keys, and slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._bounded.hybrid_memory import (
+    CHUNK,
+    Keys,
+    Queries,
+    Rules,
+    Slots,
+    attend,
+    empty_slots,
+    write,
+    written_before,
+)
+from attnlab.mechanisms._device import no_autocast
+from attnlab.shapes import Float, Int
+from attnlab.sizes import check_bytes
+
+__all__ = ["HybridCache", "HybridMechanism", "HybridState", "WriteControl", "attend_call", "places_of"]
+
+
+class WriteControl(NamedTuple):
+    """What each key writes, log alpha, and what it leaves of earlier writes, log gamma; None is all of them."""
+
+    log: Float[Tensor, "b g k n"]
+    fade: Float[Tensor, "b g k n"] | None
+
+
+class HybridMechanism(Mechanism):
+    """A mechanism with sinks, a window and slots."""
+
+    slots: int
+    window: int
+    sinks: int
+    block: int
+    write: str
+    mass: bool
+
+    @property
+    def by_key(self) -> bool:
+        """Whether the keys alone make the control."""
+        raise NotImplementedError
+
+    def control_of(self, call: AttentionCall) -> WriteControl:
+        """What the call's keys write, in at least float32."""
+        raise NotImplementedError
+
+    def rules(self, call: AttentionCall, longest: int) -> Rules:
+        """How the call is read; a window longer than ``longest`` places holds no more."""
+        # A block longer than all keys never leaves.
+        block = min(self.block, max(1, longest))
+        window = min(self.window, -(-longest // block) * block)
+        return Rules(window, block, self.sinks, self.mass, self.write == "delta", call.softmax_scale)
+
+
+class Recent(NamedTuple):
+    """Keys and values with what they will write; without it where keys alone make the control."""
+
+    k: Float[Tensor, "b g w d"]
+    v: Float[Tensor, "b g w e"]
+    log: Float[Tensor, "b g w n"] | None
+    fade: Float[Tensor, "b g w n"] | None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Recent:
+        """The same change made to every tensor."""
+        k, v, log, fade = self
+        return Recent(
+            change(k), change(v), None if log is None else change(log), None if fade is None else change(fade)
+        )
+
+    def rows(self, index: Int[Tensor, "b n"]) -> Recent:
+        """The tokens that ``index`` names, in its order."""
+        return self.each(lambda t: _rows(t, index))
+
+
+@dataclass(frozen=True, eq=False)
+class HybridState:
+    """What is kept after some tokens: the sinks, the last keys (place i at i modulo the window), slots, and how many.
+
+    ``count`` is the same for all heads of a row: a kernel's programs, one a head, need not wait for each other.
+    """
+
+    sink_k: Float[Tensor, "b g s d"]
+    sink_v: Float[Tensor, "b g s e"]
+    ring: Recent
+    slots: Slots
+    count: Int[Tensor, "b g"]
+
+    def tensors(self) -> list[Tensor]:
+        """All that is kept."""
+        kept = (self.sink_k, self.sink_v, *self.ring, *self.slots, self.count)
+        return [t for t in kept if t is not None]
+
+
+class HybridCache:
+    """The ``LayerCache`` of ``AbcHybrid``: sinks, window and slots, which no length changes."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.state: HybridState | None = None
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys, all new, and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, HybridMechanism), "this past is that of a mechanism with sinks, window and slots"
+        if call.q.shape[0] != self.batch:
+            raise ValueError(
+                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
+            )
+        mechanism.refuse(call)
+        n_q, n_k = call.sizes[2:]
+        if call.offset or (call.causal and n_q != n_k):
+            raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
+                             f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
+        if self.state is None:
+            (_, g, _, d), e = call.k.shape, call.v.shape[-1]
+            held = self.batch * g * mechanism.cache_bytes(length=n_k, d=d, e=e, dtype=call.k.dtype)
+            check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
+        out, self.state = attend_call(mechanism, call, self.state, keep=True)
+        return call, out
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        self.batch, s = rows.shape[0], self.state
+        if s is not None:
+            ring, slots = s.ring.each(lambda t: t[rows]), Slots(*(t[rows] for t in s.slots))
+            self.state = HybridState(s.sink_k[rows], s.sink_v[rows], ring, slots, s.count[rows])
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return 0 if self.state is None else sum(t.nbytes for t in self.state.tensors())
+
+
+def places_of(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
+    """The place of each key among the visible ones, and of the newest key that each query sees; -1 if it sees none."""
+    b, _, n_q, n_k = call.sizes
+    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
+    places = seen.cumsum(-1) - 1
+    counts = torch.cat([places.new_full((b, 1), -1), places], 1)
+    last = torch.full((n_q,), n_k, device=call.q.device)
+    if call.causal:
+        last = (torch.arange(n_q, device=call.q.device) + call.offset + 1).clamp(0, n_k)
+    return places, counts[:, last]
+
+
+def attend_call(
+    mech: HybridMechanism, call: AttentionCall, state: HybridState | None, *, keep: bool
+) -> tuple[Float[Tensor, "b h q e"], HybridState | None]:
+    """The output for keys that follow those of ``state``, and, if it is to ``keep`` it, what is kept after them."""
+    if state is None and call.k.shape[2] == 0:
+        return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), None
+    # Autocast would round the memory to half precision at every step.
+    with no_autocast(call.q):
+        call = hide_unseen(call)
+        tokens, new = _in_order(mech, call)
+        before = torch.zeros_like(new) if state is None else state.count[:, 0]
+        first, after = before, before + new
+        if state is not None:
+            tokens, first = _after_ring(mech, tokens, state.ring, before), before - mech.window
+        sinks = _sinks(mech, tokens, first, state)
+        keys = _keys(mech, tokens, first, *sinks)
+        slots = empty_slots(keys) if state is None else state.slots
+        out, slots = _attended(mech, call, keys, slots, before, after)
+        if not keep:
+            return out, None
+        # The newest place that each of the ring's positions has.
+        position = torch.arange(mech.window, device=first.device)
+        newest = after[:, None] - 1 - (after[:, None] - 1 - position) % max(1, mech.window)
+        ring = tokens.rows(newest - first[:, None])
+        count = after[:, None].expand(-1, call.k.shape[1]).contiguous()
+    return out, HybridState(*sinks, ring, slots, count)
+
+
+def _attended(
+    mech: HybridMechanism, call: AttentionCall, keys: Keys, slots: Slots, before: Tensor, after: Tensor
+) -> tuple[Float[Tensor, "b h q e"], Slots]:
+    """The output of a call between these numbers of tokens, and the slots that its last query finds."""
+    n_q, longest = call.q.shape[2], keys.k.shape[2]
+    # Whether no key comes from a cache.
+    alone = longest == call.k.shape[2]
+    rules = mech.rules(call, longest if alone else mech.window)
+    newest = places_of(call)[1] + before[:, None] if call.causal else (after - 1)[:, None].expand(-1, n_q)
+    if not call.causal:
+        stop, most, chunk, states = after - 1, longest, min(chunk_length(CHUNK), n_q), 1
+    else:
+        stop, most, chunk, states = newest[:, 0], call.offset + rules.block - rules.window, min(rules.block, n_q), 2
+        if not alone:
+            # The first query may have begun a block.
+            most = rules.block
+        if n_q == 1 or (alone and call.key_visible is None and call.offset % rules.block == 0):
+            states = 1
+    slots = write(keys, slots, written_before(before - 1, rules), written_before(stop, rules), rules, most=most)
+    if n_q == 0:
+        return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), slots
+    q = grouped(call.q, call.groups).to(keys.k.dtype)
+    out, slots = attend(Queries(q, newest, chunk, states), keys, slots, rules)
+    return ungrouped(out).to(call.q.dtype), slots
+
+
+def _in_order(mech: HybridMechanism, call: AttentionCall) -> tuple[Recent, Int[Tensor, " b"]]:
+    """The call's tokens, visible ones first and in order, and how many are visible."""
+    k, c = call.k, None if mech.by_key else mech.control_of(call)
+    tokens = Recent(k, call.v, *((None, None) if c is None else c))
+    if call.key_visible is None:
+        return tokens, torch.full((k.shape[0],), k.shape[2], device=k.device)
+    order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+    return tokens.rows(order), call.key_visible.sum(-1)
+
+
+def _after_ring(mech: HybridMechanism, tokens: Recent, ring: Recent, count: Int[Tensor, " b"]) -> Recent:
+    """The tokens after those of the ring, from the oldest on; in rows with fewer tokens than the ring holds, any."""
+    places = count[:, None] - mech.window + torch.arange(mech.window, device=count.device)
+    past = iter([t for t in ring.rows(places % max(1, mech.window)) if t is not None])
+    return tokens.each(lambda t: torch.cat([next(past).to(t.dtype), t], 2))
+
+
+def _keys(mech: HybridMechanism, tokens: Recent, first: Int[Tensor, " b"], sink_k: Tensor, sink_v: Tensor) -> Keys:
+    """The tokens as the memory reads them, with their controls."""
+    kind = torch.promote_types(tokens.k.dtype, torch.float32)
+    log, fade = tokens.log, tokens.fade
+    if log is None:
+        log, fade = mech.control_of(AttentionCall(tokens.k[:, :, :0], tokens.k, tokens.v))
+    k, v, sink_k, sink_v = (t.to(kind) for t in (tokens.k, tokens.v, sink_k, sink_v))
+    return Keys(k, v, log, fade, sink_k, sink_v, first)
+
+
+def _sinks(
+    mech: HybridMechanism, tokens: Recent, first: Int[Tensor, " b"], state: HybridState | None
+) -> tuple[Tensor, Tensor]:
+    """The keys and values of the first places, those of places still to come being any."""
+    places = torch.arange(mech.sinks, device=first.device)
+    k, v = (_rows(t, places - first[:, None]) for t in (tokens.k, tokens.v))
+    if state is None:
+        return k, v
+    known = (places < state.count[:, :1])[:, None, :, None]
+    return torch.where(known, state.sink_k, k), torch.where(known, state.sink_v, v)
+
+
+def _rows(t: Float[Tensor, "b g k w"], index: Int[Tensor, "b n"]) -> Float[Tensor, "b g n w"]:
+    index = index.clamp(0, max(0, t.shape[2] - 1))
+    return t.gather(2, index[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3]))
