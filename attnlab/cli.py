@@ -49,6 +49,10 @@ COMMANDS: dict[str, Command] = {
         "A language model's loss, LAMBADA, needles and lm-eval's tasks under other kinds of attention, with intervals.",
         "attnlab evaluate smollm2 -m window:r=124,sinks=4 -m top-r:r=64",
     ),
+    "convert": Command(
+        "Give a pretrained language model another attention for good, and let it learn from the model it was.",
+        "attnlab convert smollm2 --budget 0.25 --text corpus/ --minutes 15 --out runs/quarter",
+    ),
     "train": Command(
         "Train a masked or causal language model, with any mechanism as its attention, on your text.",
         "attnlab train --text corpus.txt --model attnlab-lm --task causal --attention kernel:elu --out runs/elu",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from attnlab.data.readers import open_bytes
 
-__all__ = ["TextFile", "first_tokens"]
+__all__ = ["TextFile", "first_tokens", "special_tokens"]
 
 BLOCK = 1 << 16
 # Tokens are seldom longer; where they are, more is read, up to the second number.
@@ -92,6 +93,16 @@ def first_tokens(text: str | TextFile, most: int | None, encode: Callable[[str],
                 "to be read; ask for fewer tokens, or check that it is a text"
             )
         characters *= 2
+
+
+def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    body = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    for start in range(len(whole) - len(body) + 1):
+        if whole[start : start + len(body)] == body:
+            return whole[:start], whole[start + len(body) :]
+    return [], []
 
 
 def _beginning(text: str, characters: int) -> tuple[str, bool]:

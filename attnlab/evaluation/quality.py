@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED, TextFile
-from attnlab.data.beginnings import first_tokens
+from attnlab.data.beginnings import first_tokens, special_tokens
 from attnlab.data.readers import check_unicode
 from attnlab.pages.numbers import with_interval
 from attnlab.reading.correlation import bootstrap_interval
@@ -263,16 +263,6 @@ def default_tokens(loaded: LoadedModel) -> int:
     """How many tokens of a text are read where no number is given: fewer for large models."""
     parameters = sum(p.numel() for p in loaded.model.parameters())
     return int(min(MOST_TOKENS, max(LEAST_TOKENS, WORK / max(1, parameters))))
-
-
-def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
-    body = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a")["input_ids"]
-    for start in range(len(whole) - len(body) + 1):
-        if whole[start : start + len(body)] == body:
-            return whole[:start], whole[start + len(body) :]
-    return [], []
 
 
 def _masked(input_ids: Tensor, of_text: Tensor, tokenizer: Any, seed: int) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,8 @@ def teach(
         for number, stage in enumerate(STAGES, 1):
             steps = settings.steps_of(stage)
             if steps == 0 or (stage == "heads" and not new_parameters(student)):
+                # The next stage sees the batches that it sees after a first one.
+                first += steps
                 continue
             if stage != "heads" and adapters is None:
                 adapters = stack.enter_context(low_rank(student, settings.lora, seed=settings.seed))

@@ -1,0 +1,213 @@
+"""``attnlab convert``: a pretrained language model with another attention, distilled on the user's text."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnlab.commands._shared import check_mechanisms, print_json
+
+if TYPE_CHECKING:
+    from attnlab.adapters import LoadedModel, Plan
+    from attnlab.pretraining.conversion import ConversionConfig
+
+__all__ = ["arguments", "run"]
+
+STAGES = "heads=0.05,logits=0.95"
+LENGTHS = "512=0.4,1024=0.4,2048=0.2"
+COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d{1,2})?)\s*([kMG]?)")
+SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
+    way = parser.add_argument_group("what it is to attend by: one of these")
+    way.add_argument("-m", "--mechanism", metavar="SPEC", help="one mechanism in every layer")
+    way.add_argument("--plan", type=Path, metavar="FILE", help="a plan: a mechanism for each layer or head")
+    way.add_argument(
+        "--budget", type=float, metavar="SHARE", help="make a plan whose cache takes this share of softmax's"
+    )
+    way.add_argument(
+        "--softmax-control",
+        action="store_true",
+        help="no other attention: the same training on the same tokens, to compare with",
+    )
+    parser.add_argument(
+        "--text", action="append", default=[], metavar="PATH", help="a text file or a folder of them; repeat for more"
+    )
+    parser.add_argument(
+        "--leave-out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="leave out paragraphs that share 13 words in a row with this text; repeat for more",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="the folder; the same command goes on with what is there"
+    )
+    _training_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _training_arguments(parser: argparse.ArgumentParser) -> None:
+    training = parser.add_argument_group("how it learns")
+    for name, kind, default, explanation in (
+        ("tokens", str, "10M", "tokens to learn from, such as 500k or 10M"),
+        ("minutes", float, None, "train so long at most; the steps that fit are measured first"),
+        ("lengths", str, LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
+        ("stages", str, STAGES, "the share of the tokens for heads, hidden and logits"),
+        ("batch", int, 32768, "tokens in a step"),
+        ("lr", float, 5e-4, "the highest learning rate of hidden and logits"),
+        ("heads-lr", float, 1e-2, "the highest learning rate of heads"),
+        ("hard", float, 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
+        ("lora", int, 0, "train a change of this rank beside the attention's projections, not all weights"),
+        ("seed", int, 0, "of new parameters and batches"),
+        ("device", str, "auto", "auto (a GPU if there is one), cpu or cuda"),
+    ):
+        shown = "" if default in (None, 0, 0.0) and name != "seed" else " (default: %(default)s)"
+        training.add_argument(f"--{name}", type=kind, default=default, help=explanation + shown)
+    training.add_argument(
+        "--train",
+        choices=("all", "attention"),
+        default="all",
+        help="what hidden and logits train: all weights, or those of the attention (default: %(default)s)",
+    )
+    training.add_argument(
+        "--no-compile", action="store_true", help="do not compile layers (they are compiled on a GPU only)"
+    )
+    training.add_argument(
+        "--checkpointing", action="store_true", help="compute layers twice instead of keeping what they computed"
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Convert, or go on, and say where the model is."""
+    from attnlab.pretraining.conversion import convert_model
+    from attnlab.training import Interrupted
+
+    if options.mechanism is not None:
+        check_mechanisms([options.mechanism])
+    config = _config(options)
+
+    def make_plan(loaded: LoadedModel, texts: Any) -> Plan:
+        from attnlab.evaluation.plan_conversion import plan_conversion
+
+        return plan_conversion(
+            loaded.model,
+            texts,
+            tokenizer=loaded.tokenizer,
+            budget=config.budget,
+            length=config.longest,
+            seed=config.settings.seed,
+        )
+
+    try:
+        result = convert_model(config, run_dir=_out(options.out), make_plan=make_plan)
+    except Interrupted as stopped:
+        # The words of the command line, in the one line that it prints.
+        stopped.args = (f"interrupted at step {stopped.step}; a checkpoint is saved; the same command goes on",)
+        raise
+    model = (options.out / "model").resolve()
+    if options.json:
+        print_json({**result, "model": str(model)})
+    else:
+        print("\n".join(_lines(result)))
+    print(model, file=sys.stderr if options.json else sys.stdout)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    """Losses on the held-out text, and the cache of one sequence."""
+    losses = result["metrics"]
+    lines = [
+        f"loss on held-out text: teacher {losses['held-out/teacher']:.4f}  student {losses['held-out/loss']:.4f}  "
+        f"above the teacher {losses['held-out/above teacher']:+.4f}",
+        f"learned from {result['tokens']:,} tokens"
+        + "".join(f"  {stage} {rate:,.0f} tokens/s" for stage, rate in result["tokens_per_second"].items()),
+    ]
+    for row in result["cache"]:
+        share = 100 * row["bytes"] / max(1, row["softmax_bytes"])
+        lines.append(f"cache at {row['length']:,} tokens: {row['bytes']:,} bytes, {share:.1f} % of softmax's")
+    return lines
+
+
+def _config(options: argparse.Namespace) -> ConversionConfig:
+    from attnlab.adapters import Plan
+    from attnlab.adapters.distillation import Distillation
+    from attnlab.devices import best_device
+    from attnlab.pretraining.conversion import ConversionConfig
+
+    if options.device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"--device must be auto, cpu or cuda, got {options.device!r}")
+    on_gpu = best_device().type == "cuda"
+    if options.device == "cuda" and not on_gpu:
+        raise ValueError("--device cuda: this machine has no GPU that torch can use")
+    lengths = tuple((_whole("--lengths", length), share) for length, share in _shares("--lengths", options.lengths))
+    longest = max((length for length, _ in lengths), default=0)
+    if not 2 <= longest <= options.batch:
+        raise ValueError(f"--batch has {options.batch} tokens and --lengths rows of {longest}: one row must fit")
+    first = lengths[0][0]
+    return ConversionConfig(
+        model=options.model,
+        text=tuple(options.text),
+        mechanism=options.mechanism,
+        plan=None if options.plan is None else Plan.load(options.plan).to_json(),
+        budget=options.budget,
+        softmax_control=options.softmax_control,
+        leave_out=tuple(options.leave_out),
+        tokens=_count("--tokens", options.tokens),
+        minutes=options.minutes,
+        stages=_shares("--stages", options.stages),
+        device="cpu" if options.device == "cpu" else "auto",
+        settings=Distillation(
+            heads_lr=options.heads_lr,
+            hidden_lr=options.lr,
+            logits_lr=options.lr,
+            hard=options.hard,
+            train=options.train,
+            lora=options.lora,
+            batch=options.batch // first,
+            length=first,
+            lengths=lengths,
+            seed=options.seed,
+            compile=on_gpu and options.device != "cpu" and not options.no_compile,
+            checkpointing=options.checkpointing,
+        ),
+    )
+
+
+def _shares(option: str, text: str) -> tuple[tuple[str, float], ...]:
+    """Pairs out of "512=0.4,1024=0.6"; a name alone has the share 1."""
+    pairs = []
+    for part in text.split(","):
+        name, given, share = part.strip().partition("=")
+        try:
+            value = float(share) if given else 1.0
+        except ValueError:
+            raise ValueError(f"{option}: {share!r} is no share, in {part!r}") from None
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
+
+
+def _whole(option: str, text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ValueError(f"{option}: {text!r} is no number of tokens")
+    return int(text)
+
+
+def _count(option: str, text: str) -> int:
+    """The number that 500k, 10M or 1e7 means."""
+    match = COUNT.fullmatch(text.strip()) if len(text) < 20 else None
+    if match is None:
+        raise ValueError(f"{option} must be a number such as 500k or 10M, got {text[:30]!r}")
+    return int(float(match[1]) * SIZES[match[2]])
+
+
+def _out(path: Path) -> Path:
+    """The folder; an empty name, such as of a variable that is not set, would be the current folder."""
+    if str(path) in ("", "."):
+        raise ValueError("--out names no folder of its own; name a new one")
+    return path
