@@ -180,7 +180,9 @@ def _contents(slots: Slots, keys: Keys, rules: Rules) -> tuple[Tensor, Tensor, T
     return kv[..., :d], kv[..., d:], m.log() if rules.mass else torch.zeros_like(m), empty
 
 
-def _states(keys: Keys, slots: Slots, places: Int[Tensor, "b c s"], stop: Int[Tensor, "b #c 1"], rules: Rules) -> Slots:
+def _states(
+    keys: Keys, slots: Slots, places: Int[Tensor, "b c s"], stop: Int[Tensor, "#b #c 1"], rules: Rules
+) -> Slots:
     """The slots before each block of places and after the last, (b, g, c + 1, ...); places from ``stop`` on wait."""
     index = places - keys.first[:, None, None]
     ready = ((places >= rules.sinks) & (places < stop))[:, None, ..., None]
