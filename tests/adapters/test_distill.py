@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import attnlab as al
-from attnlab.adapters.distillation import Progress, layer_error
+from attnlab.adapters.distillation import Distillation, Progress, TokenRows, layer_error
 from tests.adapters import zoo as hf_zoo
 
 
@@ -212,3 +214,15 @@ def test_our_own_masked_language_model_learns_from_texts() -> None:
         model, converted, ["long live the king and queen"] * 3, tokenizer=loaded.tokenizer, settings=settings
     )
     assert [progress.stage for progress in history] == ["heads", "logits"]
+
+
+def test_repeated_passages_stand_twice_in_a_share_of_the_rows_and_nowhere_else():
+    settings = Distillation(heads_steps=0, logits_steps=4, batch=64, length=40, repeats=0.25)
+    rows = TokenRows(np.arange(64 * 40 * 2), settings).batch(0)["input_ids"]
+    plain = TokenRows(np.arange(64 * 40 * 2), replace(settings, repeats=0.0)).batch(0)["input_ids"]
+    # All tokens of the stream differ, so a row with a repeat has an eighth fewer.
+    distinct = torch.tensor([len(set(row.tolist())) for row in rows])
+    assert set(distinct.tolist()) == {35, 40}
+    assert 8 <= int((distinct == 35).sum()) <= 24
+    assert torch.equal(rows[distinct == 40], plain[distinct == 40])
+    assert torch.equal(rows, TokenRows(np.arange(64 * 40 * 2), settings).batch(0)["input_ids"])

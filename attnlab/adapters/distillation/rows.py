@@ -19,7 +19,11 @@ __all__ = ["DrawnRows", "TokenRows"]
 
 
 class TokenRows:
-    """Rows of a stream of tokens, each once before any comes again; ``first`` are the tokens that a row begins with."""
+    """Rows of a stream of tokens, each once before any comes again; ``first`` are the tokens that a row begins with.
+
+    In a share ``settings.repeats`` of the rows a passage stands a second time: text seldom asks for what was said far
+    before, and a memory that is never asked does not learn to remember.
+    """
 
     def __init__(self, tokens: np.ndarray, settings: Distillation, *, first: tuple[int, ...] = ()) -> None:
         self.tokens, self.settings, self.first = tokens, settings, first
@@ -37,7 +41,18 @@ class TokenRows:
         rows = np.empty((shape.rows, shape.length), np.int64)
         rows[:, : len(self.first)] = self.first
         rows[:, len(self.first) :] = self.tokens[at]
+        _repeat_passages(rows[:, len(self.first) :], self.settings.repeats, (self.settings.seed, step))
         return {"input_ids": torch.from_numpy(rows)}
+
+
+def _repeat_passages(rows: np.ndarray, share: float, seed: tuple[int, int]) -> None:
+    """In a share of the rows, write a passage of an eighth of the row's length over a later one."""
+    draw, width = np.random.default_rng(seed), rows.shape[1]
+    size = width // 8
+    for i in np.flatnonzero(draw.random(len(rows)) < share) if size else ():
+        first = draw.integers(0, width - 2 * size + 1)
+        second = draw.integers(first + size, width - size + 1)
+        rows[i, second : second + size] = rows[i, first : first + size]
 
 
 class DrawnRows:

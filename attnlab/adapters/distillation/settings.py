@@ -44,6 +44,8 @@ class Distillation:
     batch: int = 16
     length: int = 128
     lengths: tuple[tuple[int, float], ...] = ()
+    # Of rows of a long text: the share of them in which a passage stands a second time.
+    repeats: float = 0.0
     seed: int = 0
     # Compile each layer; recompute each layer in the backward pass instead of keeping what it computed.
     compile: bool = False
@@ -64,8 +66,9 @@ class Distillation:
             )
         if not 0 <= self.masked < 1:
             raise ValueError(f"masked must lie in [0, 1), got {self.masked}")
-        if not 0 <= self.hard <= 1:
-            raise ValueError(f"hard must lie in [0, 1], got {self.hard}")
+        for name in ("hard", "repeats"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
         if self.train not in TRAINED:
             raise ValueError(f"train must be one of {', '.join(TRAINED)}, got {self.train!r}")
         if self.lora < 0:
