@@ -94,8 +94,8 @@ def within_bytes(options: Mapping[Unit, Mapping[str, tuple[int, float]]], limit:
     left = limit - sum(options[unit][spec][0] for unit, spec in chosen.items())
     if left < 0:
         raise ValueError(
-            f"the smallest candidates of all heads take {limit - left} bytes for a sequence, and the budget is {limit}; "
-            "name smaller candidates, or raise the budget"
+            f"the smallest candidates take {limit - left} bytes for a sequence, and the budget is {limit}; name "
+            "smaller candidates, or raise the budget"
         )
 
     def best(unit: Unit) -> tuple[float, str] | None:

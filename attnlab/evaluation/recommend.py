@@ -146,8 +146,7 @@ class _Effort:
 
     def cut(self, windows: Windows) -> Windows:
         """The first windows, as many as are affordable."""
-        ids, mask, labels = (t[: self.windows] for t in (windows.input_ids, windows.attention_mask, windows.labels))
-        return Windows(ids, mask, labels, int(mask.sum()))
+        return windows.rows(0, self.windows)
 
 
 def _effort(loaded: LoadedModel, windows: Windows, config: RecommendConfig, units: int) -> _Effort:
