@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -197,6 +198,7 @@ def _row(meter: PlanMeter, moves: list[Move], increase: Mapping[Move, float], un
     assert exact is not None
     return {
         "replaced": len(chosen),
+        "placed": dict(Counter(chosen.values()).most_common()),
         "units": units,
         "quality": measured | {"exact": exact["value"]},
         "loss_increase": measured["loss"] / exact["loss"] - 1,
