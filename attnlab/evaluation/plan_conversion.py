@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,12 +70,14 @@ def plan_conversion(
     if candidates is None:
         candidates = sized_candidates(one, length, allowance.of_unit)
     specs = ["softmax", *(spec for spec in dict.fromkeys(candidates) if spec != "softmax")]
+    search = _Search(shapes, length, specs, allowance)
+    search.refuse_large()
     chosen_on, held_out = _windows(texts, tokenizer, specs, length=length, tokens=tokens, seed=seed)
     progress = Progress("planning")
     progress.expect(sum(len(windows.input_ids) for windows in chosen_on) * len(shapes))
     progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
-    costs = [record_costs(model, windows, specs[1:], after_layer=progress.step) for windows in chosen_on]
-    search = _Search(shapes, length, specs, allowance, costs)
+    for windows in chosen_on:
+        search.costs.append(record_costs(model, windows, specs[1:], after_layer=progress.step))
     plans = {measure: search.plan(measure) for measure in MEASURES}
     progress.stage("the chosen plans")
     compared = {"softmax": Plan({}), **{f"by {measure}": plans[measure] for measure in MEASURES}}
@@ -118,13 +120,10 @@ def _decoder_shapes(model: nn.Module, length: int) -> list[LayerShape]:
     """The layers of a model that can be planned for."""
     if is_converted(model):
         raise ValueError("this model is converted already; plan with the model whose attention is softmax")
-    check_length(model, length)
-    try:
-        shapes = layer_shapes(model)
-    except (TypeError, AttributeError, RuntimeError):
-        shapes = []
-    if not shapes or any(shape.kind != "decoder" for shape in shapes):
+    if any(site.kind != "decoder" for site in adapter_of(model).sites()):
         raise ValueError(f"{type(model).__name__} is no decoder-only language model, and only those can be planned for")
+    check_length(model, length)
+    shapes = layer_shapes(model)
     if len({(shape.groups, shape.d, shape.e) for shape in shapes}) > 1:
         raise ValueError("the layers of this model have heads of several sizes or numbers, which no plan names yet")
     return shapes
@@ -158,12 +157,19 @@ class _Search:
     specs: Sequence[str]
     allowance: _Allowance
     # Of plain windows and of recall windows.
-    costs: Sequence[RecordedCosts]
+    costs: list[RecordedCosts] = field(default_factory=list)
 
     def units(self) -> Iterator[tuple[LayerShape, Unit]]:
         for shape in self.shapes:
             for head in range(shape.groups):
                 yield shape, Unit(shape.kind, shape.layer, shape.groups, head)
+
+    def refuse_large(self) -> None:
+        """Raise a ValueError, before anything is measured, if no candidates fit into the budget."""
+        within_bytes(
+            {unit: {spec: (self.bytes(shape, spec), 0.0) for spec in self.specs} for shape, unit in self.units()},
+            self.allowance.bytes,
+        )
 
     def cost(self, measure: str, shape: LayerShape, head: int, spec: str) -> float | None:
         """What a candidate costs a head by one measure, plain and recall windows weighing the same; None: refused."""
