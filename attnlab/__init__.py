@@ -26,12 +26,15 @@ if TYPE_CHECKING:
         swap,
         swap_plan,
     )
+    from attnlab.adapters.cache_bytes import cache_bytes, held_bytes
     from attnlab.adapters.evict import KVPolicy, evicting
     from attnlab.adapters.initialise import initialise_control
+    from attnlab.adapters.plan import PlannedFor
     from attnlab.attention import AttentionCall, Mechanism
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
+    from attnlab.evaluation.plan_conversion import plan_conversion
     from attnlab.evaluation.tasks import TaskSettings
     from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
     from attnlab.mechanisms.abc_cluster import AbcCluster
@@ -99,6 +102,7 @@ __all__ = [
     "PerGroup",
     "PerHead",
     "Plan",
+    "PlannedFor",
     "Position",
     "Rfa",
     "Softmax",
@@ -113,6 +117,7 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "cache_bytes",
     "check",
     "convert",
     "distill",
@@ -125,12 +130,14 @@ __all__ = [
     "generate",
     "guide",
     "guide_trainer",
+    "held_bytes",
     "initialise_control",
     "is_converted",
     "load_model",
     "mechanism",
     "mechanism_names",
     "pattern_audit",
+    "plan_conversion",
     "read",
     "read_effective",
     "reading_names",
@@ -147,13 +154,16 @@ __all__ = [
 _OFFERED = {
     "adapters": "Plan convert generate is_converted record swap swap_plan",
     "adapters.load": "LoadedModel load_model save_model shipped_model",
+    "adapters.cache_bytes": "cache_bytes held_bytes",
     "adapters.distillation": "Distillation distill",
     "adapters.evict": "KVPolicy evicting",
     "adapters.initialise": "initialise_control",
+    "adapters.plan": "PlannedFor",
     "attention": "AttentionCall Mechanism",
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
+    "evaluation.plan_conversion": "plan_conversion",
     "evaluation.tasks": "TaskSettings",
     "guidance": "Guidance guide guide_trainer pattern_audit",
     "mechanisms.abc_cluster": "AbcCluster",

@@ -12,16 +12,16 @@ from attnlab.registry import mechanism
 __all__ = ["fitting", "reach", "sized_candidates"]
 
 # Of the bytes that one size for all heads would have.
-SHARES = (1 / 8, 1 / 4, 1 / 2)
-# Slots and windows from this size on are multiples of it.
+SHARES = (1 / 8, 3 / 8, 1)
+# Slots and windows from this size on are multiples of it, as abc-hybrid's block is.
 STEP = 16
 SINKS = 4
 
 
 def sized_candidates(shape: LayerShape, length: int, limit: int) -> list[str]:
-    """Memories of an eighth, a quarter and half of ``limit`` bytes a head, with slots and without."""
+    """Memories of ``limit`` bytes a head and of shares of that, with slots and without."""
     specs = [spec for share in SHARES for spec in fitting(shape, length, int(share * limit))]
-    return list(dict.fromkeys(specs)) or fitting(shape, length, limit)
+    return list(dict.fromkeys(specs))
 
 
 def fitting(shape: LayerShape, length: int, limit: int) -> list[str]:
@@ -47,7 +47,7 @@ def _sized(keys: int, with_slots: bool, shape: LayerShape) -> str:
     slots -= slots % STEP if slots >= STEP else 0
     window = keys - sinks - slots
     window -= window % STEP if window >= STEP else 0
-    return f"abc-hybrid:slots={slots},window={window},sinks={sinks},control=key"
+    return f"abc-hybrid:slots={slots},window={window},sinks={sinks}" + ("" if window >= STEP else ",block=1")
 
 
 def reach(mech: Mechanism, length: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -75,21 +74,18 @@ def recommend_lines(recommendation: Mapping[str, Any]) -> list[str]:
     lines = [line.rstrip() for line in aligned(table, left=2)]
     for row in recommendation["rows"]:
         if row["replaced"]:
-            lines.append(f"{plan_name(row)}: {_placed(row['plan']['layers'], recommendation['by'])}")
+            lines.append(f"{plan_name(row)}: {_placed(row, recommendation['by'])}")
     if recommendation["left_out"]:
         lines.append(f"left out: {len(recommendation['left_out'])} plans that softmax or one of these beats or equals")
     # The last line is what to do.
     return [*lines, *filter(None, [recommendation.get("sentence")])]
 
 
-def _placed(layers: Mapping[str, str], by: str) -> str:
-    """What a plan puts where: layer by layer, or, where heads differ, how many heads take what (the file has which)."""
+def _placed(row: Mapping[str, Any], by: str) -> str:
+    """What a plan puts where: layer by layer, or how many heads take what (the file has which)."""
     if by != "heads":
-        return ", ".join(f"{layer}: {spec}" for layer, spec in layers.items())
-    by_layer = [spec.removeprefix("per-head:heads=").split("/") for spec in layers.values()]
-    heads = max(map(len, by_layer), default=1)
-    counts = Counter(spec for specs in by_layer for spec in (specs if len(specs) > 1 else specs * heads))
-    return ", ".join(f"{spec} in {count} heads" for spec, count in counts.most_common())
+        return ", ".join(f"{layer}: {spec}" for layer, spec in row["plan"]["layers"].items())
+    return ", ".join(f"{spec} in {count} heads" for spec, count in row["placed"].items())
 
 
 def aligned(table: Sequence[Sequence[str]], *, left: int, first: int = 0) -> list[str]:

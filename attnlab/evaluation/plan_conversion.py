@@ -1,11 +1,11 @@
-"""``plan_conversion``: a memory for every key/value head of a model, chosen by what it costs, within a budget of bytes."""
+"""``plan_conversion``: a memory for every key/value head of a model, chosen by what it costs, within so many bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.adapters.plan import Plan, PlannedFor
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.data import IGNORED
 from attnlab.evaluation.candidates import fitting, reach, sized_candidates
 from attnlab.evaluation.plan_windows import plain_and_recall_windows
 from attnlab.evaluation.plans import Unit, head_specs, plan_of, within_bytes
@@ -43,23 +42,23 @@ def plan_conversion(
     bytes: int | None = None,
     length: int = 2048,
     candidates: Sequence[str] | None = None,
-    tokens: int = 16384,
+    tokens: int = 8192,
     by: str = "loss",
     seed: int = 0,
 ) -> Plan:
     """The plan that gives every key/value head of a causal model the memory where it buys most; convert() takes it.
 
-    ``budget`` is a share of the bytes that softmax's cache takes at ``length`` tokens, or ``bytes`` a number of them for
-    one sequence. ``candidates`` are specs beside softmax; by default abc-hybrid and sinks with a window, in sizes that
-    follow from budget and length. About ``tokens`` tokens of the texts are read, half of them in windows that repeat
-    what was read long ago, where only the repetition is to be predicted, so that heads which retrieve are seen to
-    matter; a quarter of the windows is held out.
+    ``budget`` is a share of the bytes that softmax's cache takes at ``length`` tokens, or ``bytes`` a number for one
+    sequence. ``candidates`` are specs beside softmax; by default abc-hybrid with slots and without (sinks and a
+    window), in sizes that follow from budget and length. About ``tokens`` tokens of the texts are read, half of them in
+    windows that repeat what was read long ago, where only the repetition is to be predicted, so that heads which
+    retrieve are seen to matter; the last windows are held out.
 
     Of every head and candidate two costs are measured on the model's own calls: how much the loss rises, estimated from
-    one gradient (``by="loss"``), and |W_O (o^ - o)|^2 as a share of the layer's |W_O o|^2 (``by="error"``). The slots of
-    a candidate begin as clusters of the same keys. The plan has the least sum of costs within the budget, as far as a
-    greedy choice finds it. Its loss on the held-out windows stands in ``plan.report``, beside that of the plan by the
-    other measure and of one size for all heads at equal bytes.
+    one gradient (``by="loss"``), and |W_O (o^ - o)|^2 as a share of the layer's |W_O o|^2 (``by="error"``). The slots
+    of a candidate begin as clusters of the same keys. The plan has the least sum of costs within the budget, as far as
+    a greedy choice finds it. ``plan.report`` has the costs, and the loss on held-out windows of this plan, of the one
+    by the other measure, and of one size for all heads at equal bytes.
     """
     for name, value, least in (("length", length, 64), ("tokens", tokens, 1), ("seed", seed, 0)):
         check_int(name, value, least=least)
@@ -69,44 +68,38 @@ def plan_conversion(
     allowance = _allowance(shapes, budget, bytes, length)
     one = shapes[0]
     if candidates is None:
-        candidates = sized_candidates(one, length, allowance.bytes // allowance.units)
+        candidates = sized_candidates(one, length, allowance.of_unit)
     specs = ["softmax", *(spec for spec in dict.fromkeys(candidates) if spec != "softmax")]
-    farthest = max((reach(mechanism(spec), length) for spec in specs[1:]), default=0)
-    count = max(2, tokens // (2 * length))
-    plain, recall = plain_and_recall_windows(texts, tokenizer, length=length, count=count, reach=farthest, seed=seed)
-    kept = count - max(1, count // 4)
+    search = _Search(shapes, length, specs, allowance)
+    search.refuse_large()
+    chosen_on, held_out = _windows(texts, tokenizer, specs, length=length, tokens=tokens, seed=seed)
     progress = Progress("planning")
-    progress.expect(2 * kept * len(shapes))
+    progress.expect(sum(len(windows.input_ids) for windows in chosen_on) * len(shapes))
     progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
-    read = [(_rows(windows, 0, kept), _rows(windows, kept, count)) for windows in (plain, recall)]
-    costs = [
-        record_costs(model, list(zip(own.input_ids, own.labels, strict=True)), specs[1:], after_layer=progress.step)
-        for own, _ in read
-    ]
-    search = _Search(shapes, length, specs, allowance, costs)
+    for windows in chosen_on:
+        search.costs.append(record_costs(model, windows, specs[1:], after_layer=progress.step))
     plans = {measure: search.plan(measure) for measure in MEASURES}
-    meter = _Meter(LoadedModel(model, tokenizer, "causal"), shapes, length, read[0][0], [own for _, own in read])
+    progress.stage("the chosen plans")
     compared = {"softmax": Plan({}), **{f"by {measure}": plans[measure] for measure in MEASURES}}
-    for spec in fitting(one, length, allowance.bytes // allowance.units):
+    for spec in fitting(one, length, allowance.of_unit):
         compared[spec] = Plan({(shape.kind, shape.layer): spec for shape in shapes})
+    meter = _Meter(LoadedModel(model, tokenizer, "causal"), shapes, length, chosen_on[0], held_out)
     rows = meter.rows(compared)
     progress.close()
     planned_for = PlannedFor(len(shapes), one.groups, one.d, length, allowance.share)
-    report = {
-        "planned_for": {
-            "model": str(planned_for),
-            "length": length,
-            "budget": allowance.share,
-            "bytes": allowance.bytes,
-        },
-        "by": by,
-        "candidates": specs,
-        "predicted": {"plain": costs[0].predicted, "recall": costs[1].predicted},
-        "units": search.reasons(plans[by]),
-        "refused": {f"{kind} {layer}, {spec}": why for (((kind, layer), spec), why) in costs[0].refusals.items()},
-        "measured": rows,
-    }
+    report = {"by": by, "bytes": allowance.bytes, **search.report(plans[by]), "measured": rows}
     return Plan(plans[by].layers, planned_for, report)
+
+
+def _windows(
+    texts: Sequence[str], tokenizer: Any, specs: Sequence[str], *, length: int, tokens: int, seed: int
+) -> tuple[list[Windows], list[Windows]]:
+    """(plain and recall windows to choose on, those that are held out: a quarter, at least one of each)."""
+    far = max((reach(mechanism(spec), length) for spec in specs[1:]), default=0)
+    count = max(2, tokens // (2 * length))
+    kinds = plain_and_recall_windows(texts, tokenizer, length=length, count=count, reach=far, seed=seed)
+    kept = count - max(1, count // 4)
+    return [windows.rows(0, kept) for windows in kinds], [windows.rows(kept, count) for windows in kinds]
 
 
 @dataclass(frozen=True)
@@ -117,18 +110,20 @@ class _Allowance:
     share: float
     units: int
 
+    @property
+    def of_unit(self) -> int:
+        """The bytes of each, if all had the same."""
+        return self.bytes // self.units
+
 
 def _decoder_shapes(model: nn.Module, length: int) -> list[LayerShape]:
     """The layers of a model that can be planned for."""
     if is_converted(model):
         raise ValueError("this model is converted already; plan with the model whose attention is softmax")
-    check_length(model, length)
-    try:
-        shapes = layer_shapes(model)
-    except (TypeError, AttributeError, RuntimeError):
-        shapes = []
-    if not shapes or any(shape.kind != "decoder" for shape in shapes):
+    if any(site.kind != "decoder" for site in adapter_of(model).sites()):
         raise ValueError(f"{type(model).__name__} is no decoder-only language model, and only those can be planned for")
+    check_length(model, length)
+    shapes = layer_shapes(model)
     if len({(shape.groups, shape.d, shape.e) for shape in shapes}) > 1:
         raise ValueError("the layers of this model have heads of several sizes or numbers, which no plan names yet")
     return shapes
@@ -147,7 +142,7 @@ def _allowance(shapes: Sequence[LayerShape], share: float | None, limit: int | N
     check_int("bytes", limit, least=0)
     if limit < one_key:
         raise ValueError(
-            f"the budget is {limit} bytes for a sequence, but one key and value for each of {units} heads take {one_key}; "
+            f"the budget is {limit} bytes for a sequence, and one key for each of {units} heads takes {one_key}; "
             f"give at least {one_key} bytes, a share of {one_key / whole:.2g} of softmax's cache at {length} tokens"
         )
     return _Allowance(limit, limit / whole, units)
@@ -162,12 +157,19 @@ class _Search:
     specs: Sequence[str]
     allowance: _Allowance
     # Of plain windows and of recall windows.
-    costs: Sequence[RecordedCosts]
+    costs: list[RecordedCosts] = field(default_factory=list)
 
     def units(self) -> Iterator[tuple[LayerShape, Unit]]:
         for shape in self.shapes:
             for head in range(shape.groups):
                 yield shape, Unit(shape.kind, shape.layer, shape.groups, head)
+
+    def refuse_large(self) -> None:
+        """Raise a ValueError, before anything is measured, if no candidates fit into the budget."""
+        within_bytes(
+            {unit: {spec: (self.bytes(shape, spec), 0.0) for spec in self.specs} for shape, unit in self.units()},
+            self.allowance.bytes,
+        )
 
     def cost(self, measure: str, shape: LayerShape, head: int, spec: str) -> float | None:
         """What a candidate costs a head by one measure, plain and recall windows weighing the same; None: refused."""
@@ -199,20 +201,23 @@ class _Search:
         """What one key/value head holds."""
         return shape.bytes(mechanism(spec), self.length) // shape.groups
 
-    def reasons(self, plan: Plan) -> list[dict[str, Any]]:
+    def report(self, plan: Plan) -> dict[str, Any]:
         """What each head attends by in a plan, and what every candidate would have cost it."""
-        rows = []
+        units = []
         for shape, unit in self.units():
             head = unit.head
             assert head is not None
             spec = head_specs(plan.layers.get((shape.kind, shape.layer), "softmax"), shape.groups)[head]
             costs = {
-                measure: {other: self.cost(measure, shape, head, other) for other in self.specs[1:]}
-                for measure in MEASURES
+                name: {other: self.cost(measure, shape, head, other) for other in self.specs[1:]}
+                for measure, name in (("loss", "loss_increase"), ("error", "output_error"))
             }
             row = {"layer": shape.layer, "group": head, "mechanism": spec, "bytes": self.bytes(shape, spec)}
-            rows.append(row | {"loss_increase": costs["loss"], "output_error": costs["error"]})
-        return rows
+            units.append(row | costs)
+        plain, recall = self.costs
+        refused = {f"{kind} {layer}, {spec}": why for ((kind, layer), spec), why in plain.refusals.items()}
+        predicted = {"plain": plain.predicted, "recall": recall.predicted}
+        return {"candidates": list(self.specs), "predicted": predicted, "units": units, "refused": refused}
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,8 +277,3 @@ class _Meter:
             adapter.logits(self.start.input_ids[:1])
         with adapter.attach({site: Frame(mechanism=mech, skip_dropout=True) for site, mech in mechanisms.items()}):
             yield
-
-
-def _rows(windows: Windows, lo: int, hi: int) -> Windows:
-    ids, mask, labels = (t[lo:hi] for t in (windows.input_ids, windows.attention_mask, windows.labels))
-    return Windows(ids, mask, labels, int((labels != IGNORED).sum()))

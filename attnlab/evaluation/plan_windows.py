@@ -83,4 +83,4 @@ def _repeating(
 
 def _as_windows(rows: list[tuple[Tensor, Tensor]]) -> Windows:
     ids, labels = (torch.stack(part) for part in zip(*rows, strict=True))
-    return Windows(ids, torch.ones_like(ids), labels, int((labels != IGNORED).sum()))
+    return Windows(ids, torch.ones_like(ids), labels, ids.numel())

@@ -94,8 +94,8 @@ def within_bytes(options: Mapping[Unit, Mapping[str, tuple[int, float]]], limit:
     left = limit - sum(options[unit][spec][0] for unit, spec in chosen.items())
     if left < 0:
         raise ValueError(
-            f"the smallest candidates of all heads take {limit - left} bytes for a sequence, and the budget is {limit}; "
-            "name smaller candidates, or raise the budget"
+            f"the smallest candidates take {limit - left} bytes for a sequence, and the budget is {limit}; name "
+            "smaller candidates, or raise the budget"
         )
 
     def best(unit: Unit) -> tuple[float, str] | None:
@@ -195,17 +195,11 @@ def recommended(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _placed(row: Mapping[str, Any], by: str) -> str:
     """Which mechanisms a plan puts where, in a few words."""
+    if by == "heads":
+        return " and ".join(f"{spec} in {count} of {row['units']} heads" for spec, count in row["placed"].items())
     places: dict[str, list[str]] = {}
     for layer, spec in row["plan"]["layers"].items():
-        mech = mechanism(spec)
-        of_heads = [part.replace(";", ",") for part in mech.heads.split("/")] if isinstance(mech, PerHead) else [spec]
-        for one in of_heads if by == "heads" else of_heads[:1]:
-            places.setdefault(one, []).append(layer)
-    places.pop("softmax", None)
-    if by == "heads":
-        total = row["units"]
-        counts = {spec: len(layers) for spec, layers in places.items()}
-        return " and ".join(f"{spec} in {count} of {total} heads" for spec, count in counts.items())
+        places.setdefault(spec, []).append(layer)
     return " and ".join(f"{spec} in {_numbers(layers)}" for spec, layers in places.items())
 
 

@@ -62,6 +62,11 @@ class Windows:
 
     __repr__ = short_repr
 
+    def rows(self, lo: int, hi: int) -> Windows:
+        """The windows from ``lo`` to before ``hi``."""
+        ids, mask, labels = (t[lo:hi] for t in (self.input_ids, self.attention_mask, self.labels))
+        return Windows(ids, mask, labels, int(mask.sum()))
+
 
 def cut_windows(
     loaded: LoadedModel,

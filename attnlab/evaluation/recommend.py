@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,8 +147,7 @@ class _Effort:
 
     def cut(self, windows: Windows) -> Windows:
         """The first windows, as many as are affordable."""
-        ids, mask, labels = (t[: self.windows] for t in (windows.input_ids, windows.attention_mask, windows.labels))
-        return Windows(ids, mask, labels, int(mask.sum()))
+        return windows.rows(0, self.windows)
 
 
 def _effort(loaded: LoadedModel, windows: Windows, config: RecommendConfig, units: int) -> _Effort:
@@ -198,6 +198,7 @@ def _row(meter: PlanMeter, moves: list[Move], increase: Mapping[Move, float], un
     assert exact is not None
     return {
         "replaced": len(chosen),
+        "placed": dict(Counter(chosen.values()).most_common()),
         "units": units,
         "quality": measured | {"exact": exact["value"]},
         "loss_increase": measured["loss"] / exact["loss"] - 1,

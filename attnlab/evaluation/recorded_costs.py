@@ -18,6 +18,7 @@ from attnlab.adapters.initialise import hybrid_parts, set_control
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.data import IGNORED
+from attnlab.evaluation.quality import Windows
 from attnlab.evaluation.sensitivity import detached, estimated_increase
 from attnlab.registry import mechanism
 from attnlab.shapes import Float
@@ -52,12 +53,12 @@ class RecordedCosts:
 
 def record_costs(
     model: nn.Module,
-    windows: Sequence[tuple[Tensor, Tensor]],
+    windows: Windows,
     candidates: Sequence[str],
     *,
     after_layer: Callable[[], None] = lambda: None,
 ) -> RecordedCosts:
-    """The costs of every candidate on windows of (tokens, labels), each read once and alone.
+    """The costs of every candidate on windows that are each read once and alone.
 
     No more than one layer's activations and calls are held at a time: blocks are run again in the backward pass, and a
     layer's candidates are tried when the gradient of its output arrives.
@@ -66,7 +67,7 @@ def record_costs(
     adapter, device = adapter_of(model), next(model.parameters()).device
     sites = adapter.sites()
     with _frozen(model), _blocks_run_again(model, sites) as run_again:
-        for ids, labels in windows:
+        for ids, labels in zip(windows.input_ids, windows.labels, strict=True):
             window = _Window(costs, candidates, run_again, after_layer)
             with torch.enable_grad(), adapter.attach(dict.fromkeys(sites, Frame(note=window.note))):
                 logits = adapter.logits(ids[None].to(device))[0, :-1]

@@ -29,11 +29,11 @@ class Run(NamedTuple):
 @register(
     "per-group",
     examples=(
-        "per-group:groups=softmax/abc-hybrid:slots=3;window=2;sinks=1;control=x/softmax",
-        "per-group:groups=abc-hybrid:slots=2;window=2;sinks=0;control=key/abc-hybrid:slots=2;window=2;sinks=0;"
-        "control=key/abc-mlp:slots=2;tied=false",
+        "per-group:groups=softmax/abc-hybrid:slots=3;window=2;sinks=1;block=1;control=x/softmax",
+        "per-group:groups=abc-hybrid:slots=2;window=2;sinks=0;block=2/abc-hybrid:slots=2;window=2;sinks=0;block=2/"
+        "abc-mlp:slots=2;tied=false",
         "per-group:groups=top-r:r=2/window:r=3/window:r=3",
-        "per-group:groups=abc-hybrid:slots=2;window=3;sinks=1;control=key",
+        "per-group:groups=abc-hybrid:slots=2;window=3;sinks=1;block=3",
     ),
 )
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,7 @@ class PerHead(MixedHeads):
         return by_mechanism_order.index_select(1, order.argsort())
 
 
-def split_specs(field: str, text: str) -> list[str]:
+def split_specs(field: str, text: Any) -> list[str]:
     """The spec strings between slashes, with commas between their settings.
 
     >>> split_specs("heads", "softmax/lsh:r=4;rounds=2")

@@ -63,6 +63,8 @@ def test_slots_know_more_than_a_window_of_what_has_left_it() -> None:
 
     So few updates teach it little more than which 8 values occur, not which belongs to which key.
     """
-    hybrid, window = (answered(spec, 80) for spec in ("abc-hybrid:slots=8,window=8,sinks=0,block=1,control=x", "abc-window:slots=16"))
+    hybrid, window = (
+        answered(spec, 80) for spec in ("abc-hybrid:slots=8,window=8,sinks=0,block=1,control=x", "abc-window:slots=16")
+    )
     assert window < 0.1
     assert hybrid > 1.5 * window

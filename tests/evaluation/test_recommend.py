@@ -270,6 +270,10 @@ def test_a_large_model_has_its_sensitivity_estimated_and_few_passes(
                     for spec in recommendation["candidates"]}  # fmt: skip
     assert sum(by_mechanism["top-r:r=5"]) < sum(by_mechanism["top-r:r=1"])
     assert recommendation["rows"][-1]["replaced"] == (3 if by == "layers" else 12)
+    assert all(sum(row["placed"].values()) == row["replaced"] for row in recommendation["rows"])
+    counts = [int(n) for line in recommend_lines(recommendation) for n in re.findall(r" in (\d+) heads", line)]
+    # Heads of a layer that agree have one spec, and are as many as they are.
+    assert sum(counts) == (0 if by == "layers" else sum(row["replaced"] for row in recommendation["rows"]))
 
 
 def counting(forward: Any, passes: list[int]) -> Any:

@@ -19,6 +19,8 @@ __all__ = ["body_of", "fast_layers", "layers_of", "low_rank", "new_parameters", 
 
 # Graphs of one layer's code: each length, with and without gradients, and the pieces around the attention function.
 GRAPHS = 64
+# Where errors of the compiler are defined.
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch", "triton")
 
 
 def new_parameters(converted: nn.Module) -> list[nn.Parameter]:
@@ -191,17 +193,16 @@ class _Compiler:
                 try:
                     return compiled(layer, *args, **kwargs)
                 except Exception as error:
-                    if is_out_of_memory(error):
+                    # Recomputed layers are ended by an exception of torch's, which is none of the compiler's.
+                    if not type(error).__module__.startswith(COMPILERS) or is_out_of_memory(error):
                         raise
-                    # An error of the layer itself comes again below.
                     self.works = False
-                    reason = f"{type(error).__name__}: {first_line(error)}"
-            else:
-                return forward(layer, *args, **kwargs)
-            result = forward(layer, *args, **kwargs)
-            warnings.warn(
-                f"torch.compile failed, so layers run uncompiled, and slower ({reason})", RuntimeWarning, stacklevel=2
-            )
-            return result
+                    warnings.warn(
+                        f"torch.compile failed, so layers run uncompiled, and slower ({type(error).__name__}: "
+                        f"{first_line(error)})",
+                        RuntimeWarning,
+                        stacklevel=2,
+                    )
+            return forward(layer, *args, **kwargs)
 
         return run

@@ -1,8 +1,8 @@
 """abc-hybrid on a GPU: sinks, slots and a window read by one softmax, forward, backward and one step.
 
 What is computed
-    Blocks of C tokens, counted from the first token of a row. Block j of queries reads the keys of blocks j + 1 - W / C to
-    j, the sinks before those, and the slots after block j - W / C. With alpha = exp(log alpha), less that of sinks,
+    Blocks of C tokens, counted from the first token of a row. Block j of queries reads the keys of blocks j + 1 - W / C
+    to j, the sinks before those, and the slots after block j - W / C. With alpha = exp(log alpha), zero for sinks,
 
         m_c[n] = sum_i alpha_i[n],  K~_c[n] = sum_i alpha_i[n] k_i / m_c[n]      over the tokens i of blocks 0 to c,
 
@@ -17,15 +17,16 @@ The kernels, in the order in which they run (R reads, W writes)
               key_gradients   R q, k, v, do, log-sum-exps; W dk, dv of the window                          backward.py
               sum_back        R gradients of states; W their sums over each segment, added up by torch     states.py
               write_gradients R k, v, log alpha, gradients of states; adds to dk, dv; W d log alpha        states.py
-    decoding  step            one token: writes the block that leaves into the slots, and reads            step.py
+    decoding  take_and_read   one token enters the window, a block may leave it for the slots; W out      step_triton.py
 
 Names in kernels
     q, k, v, x = log alpha (b, heads, tokens, width); strides s + tensor + b, h or t; T tokens, of which a row's first
-    ``starts`` are padding; G key heads, R query heads of each; NB blocks, NS states; constants: C tokens of a block, W of
-    the window, S sinks and SP of their tile, N slots and NP of their tile, D columns and BD, RT query heads of a tile, SEG
-    blocks of a segment. CT is the dtype of products' operands, PREC their precision.
+    ``starts`` are padding; G key heads, R query heads of each; NB blocks, NS states; constants: C tokens of a block, W
+    of the window, KT of a tile of it, S sinks and SP of their tile, N slots and NP of their tile, D columns and BD, RT
+    query heads of a tile, SEG blocks of a segment; PREC is the precision of products.
 """
 
 from attnlab.kernels.hybrid.attention import hybrid_attention, supports
+from attnlab.kernels.hybrid.step import hybrid_step
 
-__all__ = ["hybrid_attention", "supports"]
+__all__ = ["hybrid_attention", "hybrid_step", "supports"]

@@ -1,4 +1,4 @@
-"""``hybrid_attention``: what the kernels take, their launches, and the operators that torch.compile does not look into."""
+"""``hybrid_attention``: what the kernels take, their launches, and both passes as operators for torch.compile."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ def hybrid_attention(
     The first ``starts`` tokens of each row are padding: they are not read, and their outputs are zeros.
     """
     n = log_alpha.shape[3]
-    if not supports(q.shape[3], v.shape[3], q.dtype, slots=n, window=window, block=block, sinks=sinks) or window % block:
+    if (
+        not supports(q.shape[3], v.shape[3], q.dtype, slots=n, window=window, block=block, sinks=sinks)
+        or window % block
+    ):
         raise ValueError(
-            f"the kernels take heads of {WIDTHS[0]} to {WIDTHS[1]}, up to {MOST_SLOTS} slots and {MOST_SINKS} sinks, blocks "
-            f"of {BLOCKS} and a window of some of them, in {DTYPES}; got {q.shape[3]} and {v.shape[3]}, {n}, {sinks}, "
-            f"{block}, {window}, {q.dtype}"
+            f"the kernels take heads of {WIDTHS[0]} to {WIDTHS[1]}, up to {MOST_SLOTS} slots and {MOST_SINKS} sinks, "
+            f"and blocks of {BLOCKS} of which a window has some, in {DTYPES}; got heads of {q.shape[3]} and "
+            f"{v.shape[3]}, {n} slots, {sinks} sinks, blocks of {block}, window {window}, {q.dtype}"
         )
     if k.shape != v.shape or k.shape[:3] != log_alpha.shape[:3] or q.shape[2] != k.shape[2] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q, k, v and log_alpha do not agree: {[tuple(t.shape) for t in (q, k, v, log_alpha)]}")

@@ -87,14 +87,15 @@ def query_gradients(
         sums = tl.load(of_row, mask=there, other=float("inf"))
         dq_rows = tl.zeros([RT * C, BD], tl.float32)
         if past:
-            mean_k, mean_v = load_state(states, 2 * at, N, NP, D, BD), load_state(states, 2 * at + 1, N, NP, D, BD)
-            scores = slot_scores(query, mean_k, log_mass, at, scale * LOG2E, MASS, N, NP, PREC)
-            p, ds = _pull(scores, sums, pull, mean_v, mine, PREC)
-            d_log += tl.sum(ds, 0)
-            p, ds = p.to(query.dtype), ds.to(query.dtype)
-            dq_rows += tl.dot(ds, mean_k, input_precision=PREC)
-            d_mean_k += tl.dot(tl.trans(ds), query, input_precision=PREC)
-            d_mean_v += tl.dot(tl.trans(p), pull, input_precision=PREC)
+            if N > 0:
+                mean_k, mean_v = load_state(states, 2 * at, N, NP, D, BD), load_state(states, 2 * at + 1, N, NP, D, BD)
+                scores = slot_scores(query, mean_k, log_mass, at, scale * LOG2E, MASS, N, NP, PREC)
+                p, ds = _pull(scores, sums, pull, mean_v, mine, PREC)
+                d_log += tl.sum(ds, 0)
+                p, ds = p.to(query.dtype), ds.to(query.dtype)
+                dq_rows += tl.dot(ds, mean_k, input_precision=PREC)
+                d_mean_k += tl.dot(tl.trans(ds), query, input_precision=PREC)
+                d_mean_v += tl.dot(tl.trans(p), pull, input_precision=PREC)
             if S > 0:
                 key, value = load_keys(k, skt, sinks, length, D, BD), load_keys(v, svt, sinks, length, D, BD)
                 scores = sink_scores(query, key, j, scale * LOG2E, W, C, S, SP, PREC)
@@ -103,14 +104,14 @@ def query_gradients(
                 dq_rows += tl.dot(ds, key, input_precision=PREC)
                 d_sink_k += tl.dot(tl.trans(ds), query, input_precision=PREC)
                 d_sink_v += tl.dot(tl.trans(p), pull, input_precision=PREC)
-        for i in tl.static_range(0, W, KT):
+        for i in range(0, W, KT):
             place = j * C + C - W + i + tl.arange(0, KT)
-            key, value = load_keys(k, skt, place, length, D, BD), load_keys(v, svt, place, length, D, BD)
-            scores = window_scores(query, key, own, place, scale * LOG2E, PREC)
-            _, ds = _pull(scores, sums, pull, value, mine, PREC)
-            dq_rows += tl.dot(ds.to(query.dtype), key, input_precision=PREC)
+            near_k, near_v = load_keys(k, skt, place, length, D, BD), load_keys(v, svt, place, length, D, BD)
+            near = window_scores(query, near_k, own, place, scale * LOG2E, PREC)
+            _weights, slope = _pull(near, sums, pull, near_v, mine, PREC)
+            dq_rows += tl.dot(slope.to(query.dtype), near_k, input_precision=PREC)
         tl.store(dq + at_rows, (dq_rows * scale).to(dq.dtype.element_ty), mask=mask)
-    if past:
+    if past & (N > 0):
         mean_k, mean_v = load_state(states, 2 * at, N, NP, D, BD), load_state(states, 2 * at + 1, N, NP, D, BD)
         known = _store_state(d_states, 2 * at, mean_k, d_mean_k * scale, N, NP, D, BD)
         known += _store_state(d_states, 2 * at + 1, mean_v, d_mean_v, N, NP, D, BD)

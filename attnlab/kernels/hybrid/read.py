@@ -9,7 +9,17 @@ import triton.language as tl
 
 from attnlab.kernels.hybrid.states import HALF_EMPTY, row_start
 
-__all__ = ["LOG2E", "load_keys", "load_rows", "load_state", "read", "sink_scores", "slot_scores", "window_scores"]
+__all__ = [
+    "LOG2E",
+    "add_keys",
+    "load_keys",
+    "load_rows",
+    "load_state",
+    "read",
+    "sink_scores",
+    "slot_scores",
+    "window_scores",
+]
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -43,7 +53,9 @@ def load_state(states, at, N: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, B
 
 
 @triton.jit
-def slot_scores(q, mean, log_mass, at, scale, MASS: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, PREC: tl.constexpr):
+def slot_scores(
+    q, mean, log_mass, at, scale, MASS: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, PREC: tl.constexpr
+):
     """Scores of slots, in powers of 2; minus infinity if empty."""
     slots = tl.arange(0, NP)
     logs = tl.load(log_mass + at * N + slots, mask=slots < N, other=-1e30)
@@ -70,7 +82,7 @@ def window_scores(q, key, own, place, scale, PREC: tl.constexpr):
 
 
 @triton.jit
-def _add(scores, value, top, total, out, PREC: tl.constexpr):
+def add_keys(scores, value, top, total, out, PREC: tl.constexpr):
     """A running softmax with more keys."""
     higher = tl.maximum(top, tl.max(scores, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -107,18 +119,19 @@ def read(
     top, total = tl.full([RT * C], float("-inf"), tl.float32), tl.zeros([RT * C], tl.float32)
     acc = tl.zeros([RT * C, BD], tl.float32)
     if j * C >= W:
-        at = row.to(tl.int64) * NS + j - W // C
-        mean = load_state(states, 2 * at, N, NP, D, BD)
-        scores = slot_scores(query, mean, log_mass, at, scale, MASS, N, NP, PREC)
-        top, total, acc = _add(scores, load_state(states, 2 * at + 1, N, NP, D, BD), top, total, acc, PREC)
+        if N > 0:
+            at = row.to(tl.int64) * NS + j - W // C
+            mean = load_state(states, 2 * at, N, NP, D, BD)
+            scores = slot_scores(query, mean, log_mass, at, scale, MASS, N, NP, PREC)
+            top, total, acc = add_keys(scores, load_state(states, 2 * at + 1, N, NP, D, BD), top, total, acc, PREC)
         if S > 0:
             sinks = tl.arange(0, SP)
             scores = sink_scores(query, load_keys(k, skt, sinks, length, D, BD), j, scale, W, C, S, SP, PREC)
-            top, total, acc = _add(scores, load_keys(v, svt, sinks, length, D, BD), top, total, acc, PREC)
-    for i in tl.static_range(0, W, KT):
+            top, total, acc = add_keys(scores, load_keys(v, svt, sinks, length, D, BD), top, total, acc, PREC)
+    for i in range(0, W, KT):
         place = j * C + C - W + i + tl.arange(0, KT)
         scores = window_scores(query, load_keys(k, skt, place, length, D, BD), own, place, scale, PREC)
-        top, total, acc = _add(scores, load_keys(v, svt, place, length, D, BD), top, total, acc, PREC)
+        top, total, acc = add_keys(scores, load_keys(v, svt, place, length, D, BD), top, total, acc, PREC)
     acc = acc / tl.where(total > 0, total, 1.0)[:, None]
     _, at, mask = load_rows(out, sot, soh, j, first, length, R, RT, C, D, BD)
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=mask)

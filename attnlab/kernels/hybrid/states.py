@@ -141,8 +141,9 @@ def sum_back(
     sums, masses = tl.zeros([NP, BD], tl.float32), tl.zeros([NP], tl.float32)
     for c in range(segment * SEG, tl.minimum(segment * SEG + SEG, NS)):
         at = row * NS + c
-        over = tl.exp(-_load_log_mass(log_mass, at, N, NP))
-        over = tl.where(over == float("inf"), 0.0, over)
+        logs = _load_log_mass(log_mass, at, N, NP)
+        full = logs > HALF_EMPTY
+        over = tl.where(full, tl.exp(-tl.where(full, logs, 0.0)), 0.0)
         new = tl.load(d_states + (at * 2 + which) * N * D + inside, mask=mask, other=0.0).to(tl.float32)
         sums += new * over[:, None]
         masses += tl.load(d_mass + at * N + slots, mask=slots < N, other=0.0) * over
@@ -170,8 +171,8 @@ def write_gradients(
 ):  # fmt: skip
     """What the states give back to the tokens of a segment, from its last block to its first.
 
-    H, the gradient of m_c K~_c by all states from c on, is carried as m_c H: phi = alpha / m_c is at most 1, and m_c / m
-    of the next state too.
+    With G the gradient of the sums of alpha k by all states from c on, m_c G is carried: it is multiplied with
+    phi = alpha / m_c, which is at most 1.
     """
     segment, row = tl.program_id(0), tl.program_id(1)
     b, g = (row // G).to(tl.int64), row % G
@@ -200,8 +201,9 @@ def write_gradients(
             at = row.to(tl.int64) * NS + c
             logs = _load_log_mass(log_mass, at, N, NP)
             full = logs > HALF_EMPTY
+            logs = tl.where(full, logs, 0.0)
             ratio = tl.where(full, tl.exp(logs - before), 0.0)
-            before = tl.where(full, logs, 0.0)
+            before = logs
             new_k = tl.load(d_states + at * 2 * N * D + inside, mask=mask, other=0.0).to(tl.float32)
             new_v = tl.load(d_states + (at * 2 + 1) * N * D + inside, mask=mask, other=0.0).to(tl.float32)
             hk, hv = hk * ratio[:, None] + new_k, hv * ratio[:, None] + new_v

@@ -1,0 +1,143 @@
+"""per-group: each key/value head of a layer, with the query heads that read it, attends by its own mechanism."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attnlab as al
+from attnlab.mechanisms.per_group import per_group
+from tests.tolerance import assert_close
+from tests.unchecked import unchecked
+
+SPECS = ["softmax", "abc-hybrid:slots=3,window=4,sinks=1,block=2", "abc-hybrid:slots=3,window=4,sinks=1,block=2",
+         "abc-mlp:slots=2,tied=false", "window:r=3"]  # fmt: skip
+
+
+def call(heads: int, read_by: int, *, length: int = 11, **changes: Any) -> al.AttentionCall:
+    torch.manual_seed(heads)
+    q, k, v = (torch.randn(2, h, length, w, dtype=torch.float64)
+               for h, w in ((heads * read_by, 5), (heads, 5), (heads, 3)))  # fmt: skip
+    return al.AttentionCall(q, k, v, x=torch.randn(2, length, 7, dtype=torch.float64), causal=True, **changes)
+
+
+def of_heads(whole: al.AttentionCall, lo: int, hi: int) -> al.AttentionCall:
+    r = whole.groups
+    return replace(whole, q=whole.q[:, lo * r : hi * r], k=whole.k[:, lo:hi], v=whole.v[:, lo:hi])
+
+
+@pytest.mark.parametrize("read_by", [1, 3])
+@pytest.mark.parametrize("padded", [False, True])
+def test_each_head_attends_as_its_own_mechanism_would(read_by: int, padded: bool) -> None:
+    whole = call(5, read_by)
+    if padded:
+        whole = replace(whole, key_visible=torch.tensor([[0] * 3 + [1] * 8, [1] * 11], dtype=torch.bool))
+    mixed = al.mechanism(per_group(SPECS))
+    out, weights = mixed(whole), mixed.weights(whole)
+    runs = mixed.runs(5)
+    assert [(run.lo, run.hi) for run in runs] == [(0, 1), (1, 3), (3, 4), (4, 5)]
+    for run in runs:
+        own, queries = of_heads(whole, run.lo, run.hi), slice(run.lo * read_by, run.hi * read_by)
+        assert_close(out[:, queries], run.part(own))
+        assert_close(weights[:, queries], run.part.weights(own))
+
+
+def test_a_mask_of_each_head_goes_with_its_head() -> None:
+    whole = call(2, 2, mask=torch.rand(2, 4, 11, 11) > 0.3)
+    mixed = al.mechanism("per-group:groups=softmax/top-r:r=3")
+    assert_close(mixed(whole)[:, :2], al.Softmax()(whole)[:, :2])
+    assert_close(mixed(whole)[:, 2:], al.TopR(r=3)(whole)[:, 2:])
+
+
+def test_a_spec_for_several_neighbours() -> None:
+    whole = call(4, 2)
+    twice = al.mechanism("per-group:groups=softmax/window:r=2")
+    each = al.mechanism("per-group:groups=softmax/softmax/window:r=2/window:r=2")
+    assert_close(twice(whole), each(whole))
+
+
+def test_parts_get_views_of_the_layers_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[al.AttentionCall] = []
+    for cls in (al.Softmax, al.AbcHybrid):
+        own = cls.forward
+        monkeypatch.setattr(cls, "forward", lambda self, c, own=own: (seen.append(c), own(self, c))[1])
+    whole = call(3, 2)
+    al.mechanism(per_group(["softmax", SPECS[1], "softmax"]))(whole)
+    assert len(seen) == 3
+    for name in ("q", "k", "v"):
+        storage = getattr(whole, name).untyped_storage().data_ptr()
+        assert all(getattr(c, name).untyped_storage().data_ptr() == storage for c in seen)
+
+
+def test_learned_parts_train_and_are_part_of_the_state() -> None:
+    whole, mixed = call(3, 1), al.mechanism(per_group([*SPECS[:2], SPECS[3]]))
+    assert isinstance(mixed, nn.Module)
+    mixed(whole).square().sum().backward()
+    names = {name for name, p in mixed.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    assert names == {"learned.1.bias", "learned.1.key_weight", "learned.2.weight"}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mixed(replace(whole, q=q, k=k, v=v))
+
+    inputs = [t.requires_grad_() for t in (whole.q, whole.k, whole.v)]
+    torch.autograd.gradcheck(attend, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("read_by", [1, 2])
+def test_prefill_and_steps_with_left_padding_equal_the_whole(read_by: int) -> None:
+    """A prompt of three tokens, one by one, several at once, and rows that change places on the way."""
+    seen = torch.tensor([[0] * 2 + [1] * 9, [1] * 11], dtype=torch.bool)
+    whole = replace(call(5, read_by), key_visible=seen)
+    mixed = al.mechanism(per_group(SPECS))
+    expected, cache = mixed(whole), mixed.make_cache(2, 0)
+    rows = torch.tensor([0, 1])
+    for lo, hi in ((0, 3), (3, 4), (4, 5), (5, 9), (9, 10), (10, 11)):
+        x = whole.x
+        assert x is not None
+        new = replace(whole, q=whole.q[rows, :, lo:hi], k=whole.k[rows, :, lo:hi], v=whole.v[rows, :, lo:hi],
+                      x=x[rows, lo:hi], key_visible=seen[rows, lo:hi])  # fmt: skip
+        _, out = cache.attend(mixed, new, key_visible=None)
+        real = seen[rows, lo:hi]
+        assert_close(out.transpose(1, 2)[real], expected[rows, :, lo:hi].transpose(1, 2)[real])
+        cache.select(torch.tensor([1, 0]))
+        rows = rows.flip(0)
+
+
+def test_bytes_are_the_mean_over_heads() -> None:
+    mixed = al.mechanism("per-group:groups=softmax/abc-window:slots=4/softmax")
+    sizes = {"length": 10, "d": 5, "e": 3, "dtype": torch.float32}
+    assert mixed.cache_bytes(**sizes) == round((10 + 4 + 10) * 8 * 4 / 3)
+    whole, cache = call(3, 1, length=10), mixed.make_cache(2, 0)
+    cache.attend(mixed, whole, key_visible=None)
+    # One flag for each token in the queue.
+    assert cache.nbytes() == 2 * (24 * 8 * 8 + 4)
+    assert al.mechanism("per-group:groups=softmax/window:r=3").make_cache(2, 0) is None
+
+
+def test_a_part_draws_for_its_layer() -> None:
+    mixed = al.mechanism("per-group:groups=softmax/abc-random:slots=3")
+    one, other = (mixed.in_layer("decoder", layer) for layer in (0, 1))
+    assert al.spec_of(one) != al.spec_of(other)
+    assert al.mechanism("per-group:groups=softmax/window:r=3").in_layer("decoder", 1).groups == "softmax/window:r=3"
+    assert_close(al.mechanism(al.spec_of(one))(call(2, 1)), one(call(2, 1)))
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(ValueError, match="2 specs cannot be shared out among 3 key/value heads"):
+        al.mechanism("per-group:groups=softmax/window:r=3")(call(3, 2))
+    with pytest.raises(ValueError, match="without heads of its own"):
+        al.PerGroup("softmax/per-head")
+    with pytest.raises(ValueError, match="no mechanism named 'nothing'"):
+        al.PerGroup("softmax/nothing")
+    with pytest.raises(ValueError, match="reads the memory of the layer before"):
+        al.PerGroup("softmax/abc-luna")
+    with pytest.raises(ValueError, match="write tied=false in each"):
+        al.PerGroup("abc-mlp:slots=2/abc-hybrid:slots=2")
+    with pytest.raises(ValueError, match="spec strings between slashes"):
+        unchecked(al.PerGroup, groups=3)
+    assert al.PerGroup("abc-mlp:slots=2/softmax").tied_across_layers
+    assert per_group(["top-r:r=2"] * 5) == "top-r:r=2"
