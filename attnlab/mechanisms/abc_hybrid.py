@@ -232,6 +232,14 @@ class AbcHybrid(HybridMechanism, nn.Module):
         )
         return WriteControl(log, -MOST_FADED * gate.clamp(-1e4, 1e4).sigmoid())
 
+    def control_of_keys(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
+        if not self.slots or not self.by_key:
+            return None
+        self._make_parameters(call)
+        assert self.key_weight is not None
+        assert self.bias is not None
+        return self.key_weight, self.bias
+
     def _logits(
         self, call: AttentionCall, of_x: Tensor | None, of_key: Tensor | None, bias: Tensor | None
     ) -> Float[Tensor, "b g k n"]:

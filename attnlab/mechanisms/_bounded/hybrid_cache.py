@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._bounded.hybrid_kernels import attend_by_kernel, step_by_kernel
 from attnlab.mechanisms._bounded.hybrid_memory import (
     CHUNK,
     Keys,
@@ -43,6 +44,7 @@ class HybridMechanism(Mechanism):
     sinks: int
     block: int
     write: str
+    decay: bool
     mass: bool
 
     @property
@@ -52,6 +54,10 @@ class HybridMechanism(Mechanism):
 
     def control_of(self, call: AttentionCall) -> WriteControl:
         """What the call's keys write, in at least float32."""
+        raise NotImplementedError
+
+    def control_of_keys(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
+        """W_k and b where keys alone make the control and there are slots."""
         raise NotImplementedError
 
     def rules(self, call: AttentionCall, longest: int) -> Rules:
@@ -126,7 +132,10 @@ class HybridCache:
             (_, g, _, d), e = call.k.shape, call.v.shape[-1]
             held = self.batch * g * mechanism.cache_bytes(length=n_k, d=d, e=e, dtype=call.k.dtype)
             check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
-        out, self.state = attend_call(mechanism, call, self.state, keep=True)
+        # The state is this cache's own.
+        out = None if self.state is None else step_by_kernel(mechanism, call, self.state)
+        if out is None:
+            out, self.state = attend_call(mechanism, call, self.state, keep=True)
         return call, out
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
@@ -159,6 +168,9 @@ def attend_call(
     """The output for keys that follow those of ``state``, and, if it is to ``keep`` it, what is kept after them."""
     if state is None and call.k.shape[2] == 0:
         return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), None
+    fused = attend_by_kernel(mech, call) if state is None else None
+    if fused is not None and not keep:
+        return fused, None
     # Autocast would round the memory to half precision at every step.
     with no_autocast(call.q):
         call = hide_unseen(call)
@@ -170,9 +182,15 @@ def attend_call(
         sinks = _sinks(mech, tokens, first, state)
         keys = _keys(mech, tokens, first, *sinks)
         slots = empty_slots(keys) if state is None else state.slots
-        out, slots = _attended(mech, call, keys, slots, before, after)
+        if fused is not None:
+            rules, end = mech.rules(call, call.k.shape[2]), after - 1
+            out, slots = fused, write(keys, slots, before, written_before(end, rules), rules, most=call.k.shape[2])
+        else:
+            out, slots = _attended(mech, call, keys, slots, before, after)
         if not keep:
             return out, None
+        # Not a view of the slots after every block.
+        slots = Slots(*(t.clone() for t in slots))
         # The newest place that each of the ring's positions has.
         position = torch.arange(mech.window, device=first.device)
         newest = after[:, None] - 1 - (after[:, None] - 1 - position) % max(1, mech.window)

@@ -94,7 +94,8 @@ def write(
     """The slots with the keys of places ``start`` to ``stop`` written, which are at most ``most``."""
     if most <= 0 or not keys.log.shape[-1]:
         return slots
-    size = min(chunk_length(CHUNK), most)
+    # Sums that do not fade are one product.
+    size = most if not rules.delta and keys.fade is None else min(chunk_length(CHUNK), most)
     places = start[:, None] + torch.arange(most + -most % size, device=start.device)
     states = _states(keys, slots, places.unflatten(1, (-1, size)), stop[:, None, None], rules)
     return Slots(states.kv[:, :, -1], states.z[:, :, -1])
@@ -180,7 +181,9 @@ def _contents(slots: Slots, keys: Keys, rules: Rules) -> tuple[Tensor, Tensor, T
     return kv[..., :d], kv[..., d:], m.log() if rules.mass else torch.zeros_like(m), empty
 
 
-def _states(keys: Keys, slots: Slots, places: Int[Tensor, "b c s"], stop: Int[Tensor, "b #c 1"], rules: Rules) -> Slots:
+def _states(
+    keys: Keys, slots: Slots, places: Int[Tensor, "b c s"], stop: Int[Tensor, "#b #c 1"], rules: Rules
+) -> Slots:
     """The slots before each block of places and after the last, (b, g, c + 1, ...); places from ``stop`` on wait."""
     index = places - keys.first[:, None, None]
     ready = ((places >= rules.sinks) & (places < stop))[:, None, ..., None]
