@@ -1,0 +1,165 @@
+"""A real language model with a bounded memory: what `attnlab convert` makes of it in some minutes, and what that costs.
+
+    python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 --loss-text wiki.test.tokens \\
+        --book moby-dick.txt --lambada lambada_test.jsonl
+
+Two students are trained, by the command's own code: one in which every head is bounded (``--mechanism``), one with a plan
+for a share of softmax's cache (``--budget``). Each is evaluated beside its teacher and beside the teacher with other
+caches of the same bytes: sinks and a window, and one size of abc-hybrid for all heads. With pure distillation
+(``hard=0``) a softmax student would stay its teacher, so the teacher is the only reference. The same command goes on
+where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from storing import make_results, read_results, write_results
+
+from attnlab.adapters import LoadedModel, load_model
+from attnlab.adapters.cache_bytes import cache_bytes
+from attnlab.adapters.distillation import Distillation
+from attnlab.devices import best_device
+from attnlab.evaluation.candidates import fitting
+from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
+from attnlab.evaluation.plan_conversion import plan_conversion
+from attnlab.evaluation.tasks import TaskSettings
+from attnlab.pretraining.conversion import ConversionConfig, convert_model
+from attnlab.adapters.cache_bytes import layer_shapes
+
+TABLE = "conversion"
+BOUNDED, PLAN = "every head bounded", "plan"
+
+
+@dataclass(frozen=True)
+class Config:
+    model: str
+    # Every head: 128 keys' worth of memory in bfloat16, where a slot, in float32, counts as two keys.
+    mechanism: str = "abc-hybrid:slots=28,window=64,sinks=4"
+    budget: float = 0.25
+    minutes: float = 15.0
+    tokens: int = 1_000_000_000
+    # Rows of training, and the length at which a cache is counted and planned for.
+    length: int = 2048
+    batch: int = 32768
+    lr: float = 5e-4
+    repeats: float = 0.1
+    heads_share: float = 0.05
+    seed: int = 0
+    compile: bool = True
+    windows: int = 64
+    passages: int = 1000
+    cases: int = 100
+    needle: int = 2000
+    dtype: str = "bfloat16"
+
+
+def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str, Any]:
+    """Train one student, or go on with it; what its result says, and the seconds that all of it took."""
+    began = time.perf_counter()
+    settings = Distillation(
+        logits_lr=config.lr, batch=config.batch // config.length, length=config.length, repeats=config.repeats,
+        seed=config.seed, compile=config.compile and best_device().type == "cuda", evaluations=4,
+    )  # fmt: skip
+    conversion = ConversionConfig(
+        model=config.model, text=(str(text),), mechanism=config.mechanism if name == BOUNDED else None,
+        budget=config.budget if name == PLAN else None, tokens=config.tokens, minutes=config.minutes,
+        stages=(("heads", config.heads_share), ("logits", 1 - config.heads_share)), settings=settings,
+    )  # fmt: skip
+
+    def planned(loaded: LoadedModel, texts: Any) -> Any:
+        return plan_conversion(
+            loaded.model, texts, tokenizer=loaded.tokenizer, budget=config.budget, length=config.length,
+            seed=config.seed,
+        )  # fmt: skip
+
+    result = convert_model(conversion, run_dir=folder, make_plan=planned)
+    return {**result, "seconds": time.perf_counter() - began}
+
+
+def scores(config: Config, model: LoadedModel, specs: list[str], files: argparse.Namespace, answers: Path) -> list[Any]:
+    """(name, scores) of the model itself and with each mechanism swapped in."""
+    settings = TaskSettings(
+        text=files.loss_text, windows=config.windows, lambada=files.lambada, passages=config.passages,
+        lengths=(config.needle,), cases=config.cases,
+    )  # fmt: skip
+    tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
+    measured = evaluate(model, mechanisms=specs, config=EvaluateConfig(tasks, settings, batch=16), answers=answers)
+    rows = [(row["subject"], dict(row["tasks"])) for row in measured["rows"]]
+    if files.book:
+        book = TaskSettings(text=files.book, windows=max(1, config.windows // 4))
+        again = evaluate(model, mechanisms=specs, config=EvaluateConfig(("loss",), book, batch=16))
+        for (_, of_row), row in zip(rows, again["rows"], strict=True):
+            of_row["book"] = row["tasks"].get("loss", {})
+    return rows
+
+
+def row_of(name: str, tasks: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table."""
+    row: dict[str, Any] = {"model": name}
+    for column, task in (("loss", "loss"), ("book loss", "book")):
+        if task in tasks:
+            row |= {column: tasks[task]["loss"], f"{column} above": tasks[task]["loss"] - teacher[task]["loss"]}
+    for task, values in tasks.items():
+        if task not in ("loss", "book"):
+            row[task.split()[0]] = values.get("score", values.get("value"))
+    return row
+
+
+def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
+    loaded = load_model(path, dtype=getattr(torch, config.dtype))
+    loaded.model.to(best_device())
+    return loaded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path, help="the folder of the runs")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--loss-text", type=Path)
+    parser.add_argument("--book", type=Path)
+    parser.add_argument("--lambada", type=Path)
+    parser.add_argument("--arms", nargs="+", choices=("bounded", "plan", "teacher"), default=["bounded", "plan", "teacher"])
+    for name in ("minutes", "budget", "lr", "repeats", "heads_share"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
+    for name in ("tokens", "length", "batch", "seed", "windows", "passages", "cases", "needle"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
+    for name in ("mechanism", "dtype"):
+        parser.add_argument(f"--{name}", default=getattr(Config, name))
+    parser.add_argument("--no-compile", dest="compile", action="store_false")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")
+    args = parser.parse_args()
+    fields = {name: getattr(args, name) for name in Config.__dataclass_fields__}
+    config = Config(**fields)
+    for arm, name in (("bounded", BOUNDED), ("plan", PLAN)):
+        if arm in args.arms:
+            made = convert_one(config, name, args.text, args.work / arm)
+            print(arm, {k: v for k, v in made.items() if k != "cache"}, flush=True)
+    teacher = loaded_for_evaluation(config.model, config)
+    whole = cache_bytes(teacher.model, config.length)
+    shape, units = layer_shapes(teacher.model)[0], sum(s.groups for s in layer_shapes(teacher.model))
+    equal = fitting(shape, config.length, int(config.budget * whole) // units)
+    subjects: list[tuple[str, LoadedModel, list[str]]] = [("teacher", teacher, equal if "teacher" in args.arms else [])]
+    for arm, name in (("bounded", BOUNDED), ("plan", PLAN)):
+        if (args.work / arm / "model").is_dir():
+            subjects.append((name, loaded_for_evaluation(args.work / arm / "model", config), []))
+    first: dict[str, Any] = {}
+    for name, loaded, specs in subjects:
+        for subject, tasks in scores(config, loaded, specs, args, args.work / "answers.jsonl"):
+            first = first or tasks
+            own = name if subject == "softmax" else f"untrained {subject}"
+            row = row_of(own, tasks, first)
+            row["cache at length"] = cache_bytes(loaded.model, config.length) / whole if subject == "softmax" else config.budget
+            print(row, flush=True)
+            result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
+            write_results(args.out, result, before=read_results(args.out))
+
+
+if __name__ == "__main__":
+    main()
