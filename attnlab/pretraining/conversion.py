@@ -210,12 +210,14 @@ def _split(
             f"windows of as many: give at least {2 * LEAST_WINDOWS * config.longest:,} tokens, or shorter lengths"
         )
     held = tokens[cut:]
+    # Whole batches of the size that training has: another would be compiled anew.
+    size = max(1, config.settings.batch * config.settings.length // config.longest)
     count = min(MOST_WINDOWS, len(held) // width)
+    count = count // size * size or count
     starts = np.linspace(0, len(held) - width, count).astype(np.int64)
     rows = np.stack(
         [np.concatenate([np.array(first, np.int64), held[at : at + width].astype(np.int64)]) for at in starts]
     )
-    size = max(1, config.settings.batch * config.settings.length // config.longest)
     return tokens[:cut], [{"input_ids": part} for part in torch.from_numpy(rows).split(size)]
 
 

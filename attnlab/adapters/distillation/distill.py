@@ -138,7 +138,7 @@ def _run_in_folder(
 ) -> list[Progress]:
     """One stage through the training loop; where its folder holds a part of it, the rest."""
     from attnlab.training.loop import train
-    from attnlab.training.runs import read_metrics
+    from attnlab.training.runs import read_metrics, say
 
     stage = loss.stage
     steps = settings.steps_of(stage)
@@ -152,8 +152,10 @@ def _run_in_folder(
         evaluate_at=every(max(1, steps // settings.evaluations), steps=steps) if watch.batches else (),
         log_every=min(settings.every, steps),
         checkpoint_every=settings.checkpoint_every,
-        tokens=sum(t.numel() for t in [source.batch(first)["input_ids"]]),
+        tokens=source.batch(first)["input_ids"].numel(),
     )
+    if os.environ.get("RANK", "0") == "0":
+        say(f"{folder.name}: {steps} steps of {training.tokens:,} tokens")
     data = {"tokens": source.checksum()} if hasattr(source, "checksum") else None
     # When a checkpoint is written is part of the loop's settings, which may change.
     described = {name: value for name, value in asdict(settings).items() if name != "checkpoint_every"}
