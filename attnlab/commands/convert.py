@@ -61,7 +61,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
         ("lengths", str, LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
         ("stages", str, STAGES, "the share of the tokens for heads, hidden and logits"),
         ("batch", int, 32768, "tokens in a step"),
-        ("lr", float, 5e-4, "the highest learning rate of hidden and logits"),
+        ("lr", float, 3e-4, "the highest learning rate of hidden and logits"),
         ("heads-lr", float, 1e-2, "the highest learning rate of heads"),
         ("hard", float, 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
         ("lora", int, 0, "train a change of this rank beside the attention's projections, not all weights"),
@@ -89,6 +89,11 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.pretraining.conversion import convert_model
     from attnlab.training import Interrupted
 
+    ways = (options.mechanism, options.plan, options.budget, options.softmax_control or None)
+    if sum(way is not None for way in ways) != 1:
+        raise ValueError("give one of --mechanism, --plan, --budget and --softmax-control: what it is to attend by")
+    if not options.text:
+        raise ValueError("name the text to learn from: --text FILE, or a folder of files")
     if options.mechanism is not None:
         check_mechanisms([options.mechanism])
     config = _config(options)

@@ -27,6 +27,7 @@ from attnlab.data.beginnings import special_tokens
 from attnlab.data.text_folders import text_files, token_stream
 from attnlab.pretraining.conversion_steps import planned_steps
 from attnlab.provenance import sync_folder
+from attnlab.sizes import check_bytes
 from attnlab.training import Settings, list_checkpoints, read_result
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, read_run, say
@@ -193,8 +194,18 @@ def _loaded(config: ConversionConfig, device: torch.device) -> LoadedModel:
     if is_converted(loaded.model):
         raise ValueError(f"{config.model} is converted already; name the model it was made from")
     check_length(loaded.model, config.longest)
+    _check_batch(config, loaded.model, device)
     loaded.model.to(device)
     return loaded
+
+
+def _check_batch(config: ConversionConfig, model: Any, device: torch.device) -> None:
+    """Refuse a batch that cannot fit: one vector for each token and layer is kept, unless layers are computed twice."""
+    tokens, width = config.settings.batch * config.settings.length, int(getattr(model.config, "hidden_size", 1))
+    layers = 1 if config.settings.checkpointing else len(adapter_of(model).sites())
+    check_bytes(
+        f"a batch of {tokens} tokens", 4 * layers * width * tokens, instead="make the batch smaller", device=device
+    )
 
 
 def _split(

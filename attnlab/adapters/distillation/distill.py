@@ -27,7 +27,14 @@ from attnlab.adapters.convert import is_converted
 from attnlab.adapters.distillation.losses import Predictions, StageLoss
 from attnlab.adapters.distillation.rows import DrawnRows
 from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress
-from attnlab.adapters.distillation.student import fast_layers, low_rank, new_parameters, only, trained_parameters
+from attnlab.adapters.distillation.student import (
+    fast_layers,
+    low_rank,
+    new_parameters,
+    only,
+    projections,
+    trained_parameters,
+)
 from attnlab.loss import IGNORED
 from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.feed import Source
@@ -90,6 +97,8 @@ def teach(
     held_out: Sequence[Mapping[str, Tensor]] = (),
 ) -> list[Progress]:
     """The stages of ``distill``, for any student of the same shape, also one that was not converted."""
+    if settings.lora:
+        projections(student, settings.lora)
     teacher = half_precision(model)
     history: list[Progress] = []
     first, adapters = 0, None
