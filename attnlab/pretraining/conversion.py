@@ -29,6 +29,7 @@ from attnlab.pretraining.conversion_steps import planned_steps
 from attnlab.provenance import sync_folder
 from attnlab.sizes import check_bytes
 from attnlab.training import Settings, list_checkpoints, read_result
+from attnlab.training.checkpoints import sweep
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, read_run, say
 
@@ -111,6 +112,7 @@ def convert_model(config: ConversionConfig, *, run_dir: Path, make_plan: MakePla
     with _nothing_left_of_a_refused_start(run_dir), folder.hold() if process.is_main_process else nullcontext():
         with process.main_process_first():
             if process.is_main_process:
+                sweep(run_dir)
                 _describe(folder, config, processes=process.num_processes)
             result = read_result(run_dir)
             if result is not None and (run_dir / "model").is_dir():
@@ -147,7 +149,8 @@ def _refuse_other_content(run_dir: Path) -> None:
         return
     if not run_dir.is_dir():
         raise ValueError(f"{run_dir} is a file; name a folder for the converted model")
-    names = {path.name for path in run_dir.iterdir()}
+    # A file that was being written when the process was killed has such a name.
+    names = {path.name for path in run_dir.iterdir() if not (path.name[0] == "." and path.suffix == ".tmp")}
     if names <= BEGUN:
         return
     if "run.json" not in names or "conversion" not in read_run(run_dir)["config"]:
