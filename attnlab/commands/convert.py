@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError("name the text to learn from: --text FILE, or a folder of files")
     if options.mechanism is not None:
         check_mechanisms([options.mechanism])
-    config = _config(options)
+    config, out = _config(options), _out(options.out)
 
     def make_plan(loaded: LoadedModel, texts: Any) -> Plan:
         from attnlab.evaluation.plan_conversion import plan_conversion
@@ -111,12 +111,12 @@ def run(options: argparse.Namespace) -> None:
         )
 
     try:
-        result = convert_model(config, run_dir=_out(options.out), make_plan=make_plan)
+        result = convert_model(config, run_dir=out, make_plan=make_plan)
     except Interrupted as stopped:
         # The words of the command line, in the one line that it prints.
         stopped.args = (f"interrupted at step {stopped.step}; a checkpoint is saved; the same command goes on",)
         raise
-    model = (options.out / "model").resolve()
+    model = (out / "model").resolve()
     if options.json:
         print_json({**result, "model": str(model)})
     else:
@@ -213,6 +213,9 @@ def _count(option: str, text: str) -> int:
 
 def _out(path: Path) -> Path:
     """The folder; an empty name, such as of a variable that is not set, would be the current folder."""
+    from attnlab.data.readers import check_unicode
+
     if str(path) in ("", "."):
         raise ValueError("--out names no folder of its own; name a new one")
+    check_unicode(str(path), what="--out")
     return path
