@@ -140,7 +140,7 @@ def test_bad_input_is_one_line(
         ),
         (
             "convert {files}/llama --budget 1e-4 --text {files}/long.txt --lengths 64 --batch 64 --out {own}/run",
-            "one key and value for each",
+            "one key for each of 6 heads takes 288",
         ),
         (
             "convert {files}/llama -m window:r=4 --text {files}/text.txt --tokens 10X --out {own}/run",
