@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 import attnlab as al
 from attnlab.models import Transformer, TransformerConfig
@@ -63,8 +64,10 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "AttentionCall": {"q": q, "k": k, "v": v},
         "KVPolicy": {"budget": 4},
         "Plan": {"layers": {0: "softmax"}},
+        "PlannedFor": {"layers": 2, "key_value_heads": 2, "head_size": 4},
         "alternative_attention": {"layer": trace[0]},
         "approximation_error": {"trace": trace, "mech": "top-r:r=2"},
+        "cache_bytes": {"model": model, "length": 5},
         "check": {"mech": "uniform", "laws": ["hidden_keys_get_no_weight"]},
         "convert": {"model": small_model(), "mech": "abc-random:slots=2"},
         "distill": {"model": model, "converted": model, "texts": ["a b"]},
@@ -77,6 +80,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "generate": {"loaded": nothing, "text": "a"},
         "guide": {"model": model, "guidance": al.Guidance(fraction=0.5)},
         "guide_trainer": {"trainer": None, "guidance": al.Guidance(fraction=0.5)},
+        "held_bytes": {"cache": DynamicCache()},
         "initialise_control": {
             "model": al.convert(small_model(), "abc-hybrid:slots=2,control=key"),
             "texts": ["a b"],
@@ -86,6 +90,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "load_model": {"path_or_hub_name": "nowhere"},
         "mechanism": {"spec": "softmax"},
         "pattern_audit": {"trace": trace, "input_ids": ids},
+        "plan_conversion": {"model": model, "texts": ["a b"], "tokenizer": None, "budget": 0.25},
         "read": {"trace": trace, "reading": "standard"},
         "read_effective": {"model": model},
         "reading_names": {},
@@ -144,7 +149,8 @@ def wrong_endings() -> Iterator[str]:
 def accepted_numbers() -> Iterator[str]:
     """Settings that take what is no number of their kind."""
     for cls, parameter, kind in NUMBERS:
-        needed = {"KVPolicy": {"budget": 4}, "Settings": {"steps": 10}}.get(cls.__name__, {})
+        sizes = {"layers": 2, "key_value_heads": 2, "head_size": 4}
+        needed = {"KVPolicy": {"budget": 4}, "Settings": {"steps": 10}, "PlannedFor": sizes}.get(cls.__name__, {})
         for wrong in NO_INT if kind == "int" else NO_FLOAT:
             with contextlib.suppress(ValueError, TypeError):
                 cls(**needed | {parameter: wrong})

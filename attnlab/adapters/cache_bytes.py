@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.fields import check_int
+from attnlab.fields import check_int, expect
 from attnlab.trace import Kind
 
 __all__ = ["LayerShape", "cache_bytes", "held_bytes", "layer_shapes"]
@@ -62,6 +62,12 @@ def cache_bytes(model: nn.Module, length: int) -> int:
 
 def held_bytes(cache: Any) -> int:
     """The bytes of keys, values and memories that a transformers cache holds, for all of its rows."""
+    from transformers import EncoderDecoderCache
+    from transformers.cache_utils import Cache
+
+    if isinstance(cache, EncoderDecoderCache):
+        return held_bytes(cache.self_attention_cache) + held_bytes(cache.cross_attention_cache)
+    expect("cache", cache, Cache, "a cache of transformers, such as past_key_values")
     total = 0
     for layer in cache.layers:
         own = getattr(layer, "past", None)

@@ -72,12 +72,14 @@ def plan_conversion(
     specs = ["softmax", *(spec for spec in dict.fromkeys(candidates) if spec != "softmax")]
     search = _Search(shapes, length, specs, allowance)
     search.refuse_large()
-    chosen_on, held_out = _windows(texts, tokenizer, specs, length=length, tokens=tokens, seed=seed)
+    windows = _windows(texts, tokenizer, specs, length=length, tokens=tokens, seed=seed)
+    device = next(model.parameters()).device
+    chosen_on, held_out = ([each.to(device) for each in part] for part in windows)
     progress = Progress("planning")
     progress.expect(sum(len(windows.input_ids) for windows in chosen_on) * len(shapes))
     progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
-    for windows in chosen_on:
-        search.costs.append(record_costs(model, windows, specs[1:], after_layer=progress.step))
+    for each in chosen_on:
+        search.costs.append(record_costs(model, each, specs[1:], after_layer=progress.step))
     plans = {measure: search.plan(measure) for measure in MEASURES}
     progress.stage("the chosen plans")
     compared = {"softmax": Plan({}), **{f"by {measure}": plans[measure] for measure in MEASURES}}

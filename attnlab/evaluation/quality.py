@@ -67,6 +67,11 @@ class Windows:
         ids, mask, labels = (t[lo:hi] for t in (self.input_ids, self.attention_mask, self.labels))
         return Windows(ids, mask, labels, int(mask.sum()))
 
+    def to(self, device: torch.device) -> Windows:
+        """The same windows on a device."""
+        ids, mask, labels = (t.to(device) for t in (self.input_ids, self.attention_mask, self.labels))
+        return Windows(ids, mask, labels, self.tokens)
+
 
 def cut_windows(
     loaded: LoadedModel,
@@ -114,8 +119,7 @@ def cut_windows(
     else:
         labels = input_ids.masked_fill(~of_text, IGNORED)
     # Masks are drawn on the CPU, so that they are the same wherever the model is.
-    device = next(loaded.model.parameters()).device
-    return Windows(input_ids.to(device), attention_mask.to(device), labels.to(device), len(ids))
+    return Windows(input_ids, attention_mask, labels, len(ids)).to(next(loaded.model.parameters()).device)
 
 
 def refuse_short_text(windows: Windows, *, asked: int) -> None:

@@ -64,14 +64,14 @@ def record_costs(
     layer's candidates are tried when the gradient of its output arrives.
     """
     costs = RecordedCosts()
-    adapter, device = adapter_of(model), next(model.parameters()).device
+    adapter = adapter_of(model)
     sites = adapter.sites()
     with _frozen(model), _blocks_run_again(model, sites) as run_again:
         for ids, labels in zip(windows.input_ids, windows.labels, strict=True):
             window = _Window(costs, candidates, run_again, after_layer)
             with torch.enable_grad(), adapter.attach(dict.fromkeys(sites, Frame(note=window.note))):
-                logits = adapter.logits(ids[None].to(device))[0, :-1]
-                following = labels[1:].to(device)
+                logits = adapter.logits(ids[None])[0, :-1]
+                following = labels[1:]
                 loss = cross_entropy(logits.float(), following, ignore_index=IGNORED, reduction="sum")
                 del logits
                 window.backward = True

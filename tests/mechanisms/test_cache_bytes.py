@@ -11,7 +11,8 @@ import attnlab as al
 from attnlab.conformance.calls import self_call
 
 SIZES = (11, 13, 17)
-CACHED = [spec for spec in al.all_mechanisms() if al.mechanism(spec).make_cache(1, 0) is not None]
+# Heads that differ are counted in test_per_group.py.
+CACHED = [spec for spec in al.all_mechanisms() if "/" not in spec and al.mechanism(spec).make_cache(1, 0) is not None]
 
 
 @pytest.mark.parametrize("spec", CACHED)

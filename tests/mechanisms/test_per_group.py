@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import attnlab as al
+from attnlab.conformance.number_laws import random_calls_keep_their_numbers
 from attnlab.mechanisms.per_group import per_group
 from tests.tolerance import assert_close
 from tests.unchecked import unchecked
@@ -105,6 +106,11 @@ def test_prefill_and_steps_with_left_padding_equal_the_whole(read_by: int) -> No
         assert_close(out.transpose(1, 2)[real], expected[rows, :, lo:hi].transpose(1, 2)[real])
         cache.select(torch.tensor([1, 0]))
         rows = rows.flip(0)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_random_calls_keep_their_numbers(heads: int) -> None:
+    random_calls_keep_their_numbers(al.mechanism(per_group([SPECS[1], "softmax"][:heads])), count=60)
 
 
 def test_bytes_are_the_mean_over_heads() -> None:

@@ -73,8 +73,8 @@ def dense_rows(t: Tensor) -> Tensor:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """That of products, which matters to float32 alone."""
-    return "ieee" if dtype == torch.float32 else "tf32"
+    """That of products, which matters to float32 alone: three products on tensor cores keep its digits."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
 @lru_cache(maxsize=1024)
@@ -94,7 +94,8 @@ def _options(kernel: str, d: int, heads: int, slots: int, sinks: int, window: in
     rows = slot_tile if kernel != "read" else head_tile * block
     names = (query_gradients, key_gradients, read, sum_segments, write_states, sum_back, write_gradients)
     taken = next(k.arg_names for k in names if k.__name__ == kernel)
-    warps = 8 if rows * columns > (4096 if kernel in ("query_gradients", "write_gradients") else 8192) else 4
+    most = 4096 if kernel in ("query_gradients", "write_gradients") else 8192
+    warps = 8 if rows * columns > most or dtype == torch.float32 else 4
     return (*((name, value) for name, value in values.items() if name in taken), ("num_warps", warps))
 
 
@@ -125,8 +126,7 @@ class _Launches:
     def totals(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of keys and values, and of masses, of all segments but one."""
         count = max(0, self.segments - 1)
-        total = like.new_empty(self.rows, count, 2, self.n, self.d, dtype=torch.float32)
-        return total, like.new_empty(self.rows, count, self.n, dtype=torch.float32)
+        return _empty(like, self.rows, count, 2, self.n, self.d), _empty(like, self.rows, count, self.n)
 
 
 @torch.library.custom_op("attnlab::hybrid_forward", mutates_args=())
@@ -159,13 +159,17 @@ def _forward(
     return out, lse, states, log_mass
 
 
+def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=like.device)
+
+
 def _results(q: Tensor, k: Tensor, x: Tensor, states: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     (b, g, _, d), n = k.shape, x.shape[3]
     return (
         torch.empty_like(q),
-        q.new_empty(q.shape[:3], dtype=torch.float32),
-        q.new_empty(b, g, states, 2, n, d),
-        q.new_empty(b, g, states, n, dtype=torch.float32),
+        _empty(q, *q.shape[:3]),
+        _empty(q, b, g, states, 2, n, d, dtype=q.dtype),
+        _empty(q, b, g, states, n),
     )
 
 
@@ -190,7 +194,7 @@ def _backward(
         for t in (dq, dk, dv, dx):
             t.zero_()
     d_states, d_mass, delta = torch.empty_like(states), torch.empty_like(log_mass), torch.empty_like(lse)
-    d_sinks = q.new_empty(call.b, call.g, call.blocks, 2, sinks, call.d, dtype=torch.float32)
+    d_sinks = _empty(q, call.b, call.g, call.blocks, 2, sinks, call.d)
     inputs = {"q": q, "k": k, "v": v, "starts": starts}
     call.launch(
         query_gradients,
@@ -248,7 +252,7 @@ def _add_states(
 
 
 def _gradients(out: Tensor, k: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dk, dv, dx = k.new_empty(k.shape), k.new_empty(k.shape), x.new_empty(x.shape)
+    dk, dv, dx = (_empty(t, *t.shape, dtype=t.dtype) for t in (k, k, x))
     return torch.empty_like(out), dk, dv, dx
 
 

@@ -57,7 +57,7 @@ def _launch_step(
     slots_kv: Tensor, slots_z: Tensor, count: Tensor, out: Tensor, block: int, mass: bool, scale: float,
 ) -> None:  # fmt: skip
     (b, h, _, d), (g, window) = q.shape, ring_k.shape[1:3]
-    strides = {}
+    strides: dict[str, int] = {}
     for name, t in (("q", q), ("k", k), ("v", v), ("x", x), ("o", out)):
         strides |= {f"s{name}b": 0 if t is None else t.stride(0), f"s{name}h": 0 if t is None else t.stride(1)}
     launch(
