@@ -35,6 +35,7 @@ from attnlab.adapters.distillation.student import (
     projections,
     trained_parameters,
 )
+from attnlab.adapters.protocol import adapter_of
 from attnlab.loss import IGNORED
 from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.feed import Source
@@ -99,6 +100,8 @@ def teach(
     """The stages of ``distill``, for any student of the same shape, also one that was not converted."""
     if settings.lora:
         projections(student, settings.lora)
+    if settings.checkpointing and any(c.mechanism.reads_memory for c in adapter_of(student).conversions()):
+        raise ValueError("layers that hand their memory to the next cannot be recomputed; leave checkpointing out")
     teacher = half_precision(model)
     history: list[Progress] = []
     first, adapters = 0, None
