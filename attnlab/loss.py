@@ -86,6 +86,37 @@ def _dtype(states: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
 
 
+def _cast(tensors: Any, dtype: torch.dtype) -> list[Any]:
+    return [None if t is None else t.to(dtype) for t in tensors]
+
+
+class _Gradients(NamedTuple):
+    """Of a head's states, weight and bias, the last two summed in float32; None where none is wanted."""
+
+    states: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @staticmethod
+    def of(head: Head, wanted: list[bool]) -> _Gradients:
+        """Zeros, where they are wanted."""
+        states, *others = (t if want else None for t, want in zip(head, wanted, strict=True))
+        sums = [
+            None if t is None else torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32))
+            for t in others
+        ]
+        return _Gradients(None if states is None else torch.zeros_like(states), *sums)
+
+    def add(self, part: slice, states: Tensor, weight: Tensor, d: Tensor) -> None:
+        """Add those of a chunk, from the gradient ``d`` of its logits."""
+        if self.states is not None:
+            self.states[part] = d @ weight
+        if self.weight is not None:
+            self.weight.add_(d.mT @ states)
+        if self.bias is not None:
+            self.bias.add_(d.sum(0, dtype=self.bias.dtype))
+
+
 class _Chunked(torch.autograd.Function):
     """Both gradients are made in the forward pass, for a loss of weight 1."""
 
@@ -103,30 +134,20 @@ class _Chunked(torch.autograd.Function):
         rows: int,
         with_gradients: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        own, other = Head(states, weight, bias), Head(teacher_states, teacher_weight, teacher_bias)
         wanted = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
-        grads = [torch.zeros_like(states) if wanted[0] else None]
-        grads += [
-            torch.zeros_like(t, dtype=torch.promote_types(t.dtype, torch.float32)) if t is not None and want else None
-            for t, want in zip((weight, bias), wanted[1:], strict=True)
-        ]
+        grads = _Gradients.of(own, wanted)
         dtype, sums = _dtype(states), torch.zeros(3, device=states.device, dtype=torch.float32)
         compare = _compare_by_kernel if _by_kernel(states, weight) else _compare
         with torch.autocast(states.device.type, enabled=False):
-            own, other = (t.to(dtype) for t in (weight, teacher_weight))
-            own_bias, other_bias = (None if t is None else t.to(dtype) for t in (bias, teacher_bias))
+            own, other = (Head(head.states, *_cast(head[1:], dtype)) for head in (own, other))
             for at in range(0, len(states), rows):
                 part = slice(at, at + rows)
                 h = states[part].to(dtype)
-                logits = linear(h, own, own_bias)
-                expected = linear(teacher_states[part].to(dtype), other, other_bias)
-                parts, d = compare(logits, expected, targets[part], hard, any(wanted))
+                expected = linear(other.states[part].to(dtype), other.weight, other.bias)
+                parts, d = compare(linear(h, own.weight, own.bias), expected, targets[part], hard, any(wanted))
                 sums += parts
-                if grads[0] is not None:
-                    grads[0][part] = d @ own
-                if grads[1] is not None:
-                    grads[1] += d.mT @ h
-                if grads[2] is not None:
-                    grads[2] += d.sum(0, dtype=grads[2].dtype)
+                grads.add(part, h, own.weight, d)
         ctx.save_for_backward(*grads)
         ctx.dtypes = [None if t is None else t.dtype for t in (states, weight, bias)]
         kl, student, teacher = sums.unbind()

@@ -61,7 +61,7 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
         ("lengths", str, LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
         ("stages", str, STAGES, "the share of the tokens for heads, hidden and logits"),
         ("batch", int, 32768, "tokens in a step"),
-        ("lr", float, 5e-4, "the highest learning rate of hidden and logits"),
+        ("lr", float, 3e-4, "the highest learning rate of hidden and logits"),
         ("heads-lr", float, 1e-2, "the highest learning rate of heads"),
         ("hard", float, 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
         ("repeats", float, 0.1, "share of rows in which a passage is repeated, so that the memory is asked for it"),
@@ -90,9 +90,14 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.pretraining.conversion import convert_model
     from attnlab.training import Interrupted
 
+    ways = (options.mechanism, options.plan, options.budget, options.softmax_control or None)
+    if sum(way is not None for way in ways) != 1:
+        raise ValueError("give one of --mechanism, --plan, --budget and --softmax-control: what it is to attend by")
+    if not options.text:
+        raise ValueError("name the text to learn from: --text FILE, or a folder of files")
     if options.mechanism is not None:
         check_mechanisms([options.mechanism])
-    config = _config(options)
+    config, out = _config(options), _out(options.out)
 
     def make_plan(loaded: LoadedModel, texts: Any) -> Plan:
         from attnlab.evaluation.plan_conversion import plan_conversion
@@ -107,12 +112,12 @@ def run(options: argparse.Namespace) -> None:
         )
 
     try:
-        result = convert_model(config, run_dir=_out(options.out), make_plan=make_plan)
+        result = convert_model(config, run_dir=out, make_plan=make_plan)
     except Interrupted as stopped:
         # The words of the command line, in the one line that it prints.
         stopped.args = (f"interrupted at step {stopped.step}; a checkpoint is saved; the same command goes on",)
         raise
-    model = (options.out / "model").resolve()
+    model = (out / "model").resolve()
     if options.json:
         print_json({**result, "model": str(model)})
     else:
@@ -210,6 +215,9 @@ def _count(option: str, text: str) -> int:
 
 def _out(path: Path) -> Path:
     """The folder; an empty name, such as of a variable that is not set, would be the current folder."""
+    from attnlab.data.readers import check_unicode
+
     if str(path) in ("", "."):
         raise ValueError("--out names no folder of its own; name a new one")
+    check_unicode(str(path), what="--out")
     return path

@@ -27,7 +27,9 @@ from attnlab.data.beginnings import special_tokens
 from attnlab.data.text_folders import text_files, token_stream
 from attnlab.pretraining.conversion_steps import planned_steps
 from attnlab.provenance import sync_folder
+from attnlab.sizes import check_bytes
 from attnlab.training import Settings, list_checkpoints, read_result
+from attnlab.training.checkpoints import sweep
 from attnlab.training.launch import join_processes
 from attnlab.training.runs import RunFolder, read_run, say
 
@@ -110,6 +112,7 @@ def convert_model(config: ConversionConfig, *, run_dir: Path, make_plan: MakePla
     with _nothing_left_of_a_refused_start(run_dir), folder.hold() if process.is_main_process else nullcontext():
         with process.main_process_first():
             if process.is_main_process:
+                sweep(run_dir)
                 _describe(folder, config, processes=process.num_processes)
             result = read_result(run_dir)
             if result is not None and (run_dir / "model").is_dir():
@@ -146,7 +149,8 @@ def _refuse_other_content(run_dir: Path) -> None:
         return
     if not run_dir.is_dir():
         raise ValueError(f"{run_dir} is a file; name a folder for the converted model")
-    names = {path.name for path in run_dir.iterdir()}
+    # A file that was being written when the process was killed has such a name.
+    names = {path.name for path in run_dir.iterdir() if not (path.name[0] == "." and path.suffix == ".tmp")}
     if names <= BEGUN:
         return
     if "run.json" not in names or "conversion" not in read_run(run_dir)["config"]:
@@ -193,8 +197,18 @@ def _loaded(config: ConversionConfig, device: torch.device) -> LoadedModel:
     if is_converted(loaded.model):
         raise ValueError(f"{config.model} is converted already; name the model it was made from")
     check_length(loaded.model, config.longest)
+    _check_batch(config, loaded.model, device)
     loaded.model.to(device)
     return loaded
+
+
+def _check_batch(config: ConversionConfig, model: Any, device: torch.device) -> None:
+    """Refuse a batch that cannot fit: one vector for each token and layer is kept, unless layers are computed twice."""
+    tokens, width = config.settings.batch * config.settings.length, int(getattr(model.config, "hidden_size", 1))
+    layers = 1 if config.settings.checkpointing else len(adapter_of(model).sites())
+    check_bytes(
+        f"a batch of {tokens} tokens", 4 * layers * width * tokens, instead="make the batch smaller", device=device
+    )
 
 
 def _split(
@@ -210,12 +224,14 @@ def _split(
             f"windows of as many: give at least {2 * LEAST_WINDOWS * config.longest:,} tokens, or shorter lengths"
         )
     held = tokens[cut:]
+    # Whole batches of the size that training has: another would be compiled anew.
+    size = max(1, config.settings.batch * config.settings.length // config.longest)
     count = min(MOST_WINDOWS, len(held) // width)
+    count = count // size * size or count
     starts = np.linspace(0, len(held) - width, count).astype(np.int64)
     rows = np.stack(
         [np.concatenate([np.array(first, np.int64), held[at : at + width].astype(np.int64)]) for at in starts]
     )
-    size = max(1, config.settings.batch * config.settings.length // config.longest)
     return tokens[:cut], [{"input_ids": part} for part in torch.from_numpy(rows).split(size)]
 
 

@@ -43,6 +43,10 @@ GOOD: dict[str, list[str]] = {
         *["--text", "{files}/text.txt", "--model", "attnlab-lm", "--task", "causal", "--vocab", "20", "--length", "8"],
         *["--batch", "2", "--steps", "1", "--warmup", "0", "--out", "{own}/run"],
     ],
+    "convert": [
+        *["{files}/llama", "-m", "window:r=4", "--text", "{files}/text.txt", "--lengths", "8", "--batch", "16"],
+        *["--tokens", "32", "--stages", "logits", "--device", "cpu", "--out", "{own}/run"],
+    ],
     "report": ["{files}/run", "-o", "{own}/p.html"],
     "bench": ["-m", "kernel:elu", "--lengths", "8", "--heads", "2", "--repeats", "1"],
     "diagnose": ["{files}/text.txt", "{files}/text.txt"],
@@ -308,6 +312,8 @@ def text_cases() -> Iterator[Case]:
             "compare": ["{files}/llama", "-m", "softmax", "-o", "{own}/p.html", "--text"],
             "explore": ["{files}/llama", "-o", "{own}/p.html", "--file"],
             "train": [*GOOD["train"], "--text"],
+            "convert": [*GOOD["convert"], "--text"],
+            "convert without": [*GOOD["convert"], "--leave-out"],
             "diagnose": ["{files}/text.txt"],
             "diagnose alone": [],
         }.items():

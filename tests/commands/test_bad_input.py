@@ -28,7 +28,7 @@ from tests.adapters.test_load import save
 from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, ids_beyond, with_value
 
 # Every so many cases one is part of the fast tests.
-STRIDE, FIRST = 22, 3
+STRIDE, FIRST = 25, 3
 SECONDS = 30
 MORE_BYTES = 6 << 30
 # Advice that is of no use at the command line.
@@ -68,6 +68,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save("llama", folder / "llama")
     (folder / "text.txt").write_text("a b b a . a b\n\nb a b b\n\n" * 40)
     (folder / "word.txt").write_text("a")
+    (folder / "long.txt").write_text("a b b a . a b\n\nb a b b\n\n" * 120)
     run = folder / "run"
     run.mkdir()
     (run / "run.json").write_text(json.dumps({"name": "tiny", "config": {"lr": 0.1}, "seed": 1}))
@@ -131,6 +132,28 @@ def test_bad_input_is_one_line(
         ("explore {files}/llama a --layers 2-1 -o {own}/p.html", "2-1 ends before it begins"),
         ("explore {files}/llama a --target b -o {own}/p.html", "LlamaForCausalLM is none"),
         ("compare {files}/llama --text {files}/word.txt -o {own}/p.html", "the text has 1 token, from which nothing"),
+        ("convert {files}/llama --text {files}/text.txt --out {own}/run", "give one of --mechanism, --plan, --budget"),
+        ("convert {files}/llama -m window:r=4 --out {own}/run", "name the text to learn from: --text FILE"),
+        (
+            "convert {files}/llama -m window:r=4 --text {files}/word.txt --lengths 8 --batch 16 --out {own}/run",
+            "the text holds 1 tokens, too few for rows of 8",
+        ),
+        (
+            "convert {files}/llama --budget 1e-4 --text {files}/long.txt --lengths 64 --batch 64 --out {own}/run",
+            "one key for each of 6 heads takes 288",
+        ),
+        (
+            "convert {files}/llama -m window:r=4 --text {files}/text.txt --tokens 10X --out {own}/run",
+            "--tokens must be a number such as 500k or 10M, got '10X'",
+        ),
+        (
+            "convert {files}/llama -m window:r=4 --text {files}/text.txt --lengths 64=half --out {own}/run",
+            "--lengths: 'half' is no share",
+        ),
+        (
+            "convert {files}/llama -m window:r=4 --text {files}/text.txt --batch 100 --out {own}/run",
+            "--batch has 100 tokens and --lengths rows of 2048: one row must fit",
+        ),
         ("diagnose {files}/text.txt", "name the file of the translations too"),
         ("explore {files}/run -o {own}/p.html", "to look at its model give a text after it"),
     ],

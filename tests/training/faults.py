@@ -1,6 +1,6 @@
 """Runs in child processes that end at a chosen write, and runs resumed from damaged folders; see test_faults.py.
 
-Usage: python -m tests.training.faults kills|damage FOLDER SHARE. Children are forked after the imports. A share of 1 tries
+Usage: python -m tests.training.faults kills|conversion-kills|damage FOLDER SHARE. Children are forked after the imports. A share of 1 tries
 every write (or damage), 7 every seventh. Prints one JSON object: how many were tried, and what went wrong in which.
 """
 
@@ -23,6 +23,7 @@ from attnlab.cli import main as attnlab_main
 from attnlab.pretraining import CorpusConfig, PretrainConfig, resume_language_model, train_language_model
 from attnlab.training import checkpoints as on_disk
 from attnlab.training import list_checkpoints, read_metrics, read_result
+from tests.pretraining import conversions
 
 assert accelerate
 assert transformers.LlamaConfig
@@ -40,6 +41,30 @@ def train(text: Path, run_dir: Path) -> None:
         resume_language_model(run_dir)
     else:
         train_language_model(CorpusConfig(text=str(text), vocab=64), CONFIG, run_dir=run_dir)
+
+
+def convert(text: Path, run_dir: Path) -> None:
+    """A conversion on the model and the text beside ``text``; begun, or gone on with."""
+    conversions.job(text.parent / "files", run_dir)
+
+
+def conversion_outcome(run_dir: Path) -> dict[str, Any]:
+    """The same as ``outcome`` for each stage of a conversion, and for what comes out of it."""
+    stages = sorted((run_dir / "stages").iterdir())
+    paths = [path for folder in ("model", "tokens") for path in sorted((run_dir / folder).rglob("*"))]
+    for stage in stages:
+        last = list_checkpoints(stage)[-1]
+        paths += [last / "model.safetensors", last / "optimizer.safetensors"]
+    return {
+        "metrics": [[line["values"] for line in read_metrics(stage)] for stage in stages],
+        "result": [(read_result(folder) or {}).get("metrics") for folder in (run_dir, *stages)],
+        "unfinished": sorted(path.name for path in run_dir.rglob(".*") if path.name != ".lock"),
+        **{str(path.relative_to(run_dir)): _sha256(path) for path in paths if path.is_file()},
+    }
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Writes:
@@ -109,20 +134,25 @@ def outcome(run_dir: Path, *folders: str) -> dict[str, Any]:
         "unfinished": sorted(
             path.name for path in run_dir.rglob(".*") if path.suffix != ".lock" and path.name != ".lock"
         ),
-        **{str(path.relative_to(run_dir)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
+        **{str(path.relative_to(run_dir)): _sha256(path) for path in files},
     }
 
 
-def difference(run_dir: Path, whole: dict[str, Any], *folders: str) -> str | None:
+def difference(run_dir: Path, whole: dict[str, Any], end_of: Callable[[Path], dict[str, Any]]) -> str | None:
     try:
-        again = outcome(run_dir, *folders)
+        again = end_of(run_dir)
     except (OSError, ValueError) as error:
         return f"cannot be read: {error}"
     names = [name for name in sorted({*again, *whole}) if again.get(name) != whole.get(name)]
     return f"{', '.join(names)} differ" if names else None
 
 
-def kills(folder: Path, share: int) -> dict[str, Any]:
+def kills(
+    folder: Path,
+    share: int,
+    train: Callable[[Path, Path], None] = train,
+    end_of: Callable[[Path], dict[str, Any]] = lambda run_dir: outcome(run_dir, "tokenizer", "steps"),
+) -> dict[str, Any]:
     """End a run at its writes, one after another, and resume it."""
     text = folder / "corpus.txt"
     text.write_text(TEXT)
@@ -138,7 +168,7 @@ def kills(folder: Path, share: int) -> dict[str, Any]:
         return 0
 
     assert in_child(counted, errors) == 0, errors.read_text()
-    whole, noted = outcome(folder / "whole", "tokenizer", "steps"), json.loads(names.read_text())
+    whole, noted = end_of(folder / "whole"), json.loads(names.read_text())
     wrong: dict[str, str] = {}
     tried = range(0, len(noted), share)
     for number in tried:
@@ -159,10 +189,16 @@ def kills(folder: Path, share: int) -> dict[str, Any]:
             wrong[place] = f"ended with {status}: {errors.read_text()}"
         elif in_child(resumed, errors) != 0:
             wrong[place] = errors.read_text()
-        elif reason := difference(run_dir, whole, "tokenizer", "steps"):
+        elif reason := difference(run_dir, whole, end_of):
             wrong[place] = reason
         shutil.rmtree(run_dir, ignore_errors=True)
     return {"writes": noted, "tried": len(tried), "wrong": wrong}
+
+
+def conversion_kills(folder: Path, share: int) -> dict[str, Any]:
+    """The same of a conversion."""
+    conversions.files(folder / "files")
+    return kills(folder, share, convert, conversion_outcome)
 
 
 def flipped(content: bytes) -> bytes:
@@ -247,10 +283,11 @@ def _resumed_after(
         return None
     if status != 0:
         return f"exit code {status}: {said[-600:]}"
-    reason = difference(run_dir, whole)
+    reason = difference(run_dir, whole, outcome)
     ends["the same"] += reason is None
     return reason
 
 
 if __name__ == "__main__":
-    print(json.dumps({"kills": kills, "damage": damage}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))
+    kinds = {"kills": kills, "conversion-kills": conversion_kills, "damage": damage}
+    print(json.dumps(kinds[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

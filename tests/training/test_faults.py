@@ -42,6 +42,17 @@ def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undistu
         assert any(write.endswith(f" {name}") for write in report["writes"]), name
 
 
+@pytest.mark.parametrize("share", [151, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_conversion_killed_at_any_write_and_gone_on_with_ends_bit_for_bit_like_the_undisturbed_one(
+    tmp_path: Path, share: int
+) -> None:
+    report = faults("conversion-kills", tmp_path, share)
+    assert report["wrong"] == {}
+    assert report["tried"] == len(range(0, len(report["writes"]), share))
+    for name in ("run.json", "tokens.npy", "metrics.jsonl", "state.json", "result.json", "model"):
+        assert any(write.endswith(f" {name}") for write in report["writes"]), name
+
+
 @SOME
 def test_a_damaged_run_ends_bit_for_bit_or_is_refused_in_one_line(tmp_path: Path, share: int) -> None:
     report = faults("damage", tmp_path, share)

@@ -27,7 +27,15 @@ from attnlab.adapters.convert import is_converted
 from attnlab.adapters.distillation.losses import Predictions, StageLoss
 from attnlab.adapters.distillation.rows import DrawnRows
 from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress
-from attnlab.adapters.distillation.student import fast_layers, low_rank, new_parameters, only, trained_parameters
+from attnlab.adapters.distillation.student import (
+    fast_layers,
+    low_rank,
+    new_parameters,
+    only,
+    projections,
+    trained_parameters,
+)
+from attnlab.adapters.protocol import adapter_of
 from attnlab.loss import IGNORED
 from attnlab.training.callbacks import Callback, Moment
 from attnlab.training.feed import Source
@@ -90,6 +98,10 @@ def teach(
     held_out: Sequence[Mapping[str, Tensor]] = (),
 ) -> list[Progress]:
     """The stages of ``distill``, for any student of the same shape, also one that was not converted."""
+    if settings.lora:
+        projections(student, settings.lora)
+    if settings.checkpointing and any(c.mechanism.reads_memory for c in adapter_of(student).conversions()):
+        raise ValueError("layers that hand their memory to the next cannot be recomputed; leave checkpointing out")
     teacher = half_precision(model)
     history: list[Progress] = []
     first, adapters = 0, None
@@ -138,7 +150,7 @@ def _run_in_folder(
 ) -> list[Progress]:
     """One stage through the training loop; where its folder holds a part of it, the rest."""
     from attnlab.training.loop import train
-    from attnlab.training.runs import read_metrics
+    from attnlab.training.runs import read_metrics, say
 
     stage = loss.stage
     steps = settings.steps_of(stage)
@@ -152,8 +164,10 @@ def _run_in_folder(
         evaluate_at=every(max(1, steps // settings.evaluations), steps=steps) if watch.batches else (),
         log_every=min(settings.every, steps),
         checkpoint_every=settings.checkpoint_every,
-        tokens=sum(t.numel() for t in [source.batch(first)["input_ids"]]),
+        tokens=source.batch(first)["input_ids"].numel(),
     )
+    if os.environ.get("RANK", "0") == "0":
+        say(f"{folder.name}: {steps} steps of {training.tokens:,} tokens")
     data = {"tokens": source.checksum()} if hasattr(source, "checksum") else None
     # When a checkpoint is written is part of the loop's settings, which may change.
     described = {name: value for name, value in asdict(settings).items() if name != "checkpoint_every"}

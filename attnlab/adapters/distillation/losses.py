@@ -83,13 +83,14 @@ class StageLoss:
             mask = _mask_for(batch, h)
             total = total + (error.sum() if mask is None else (error * mask).sum()) / len(expected)
         mask = _mask_for(batch, expected[0])
-        return {self.stage: Loss(total, float(expected[0].shape[:-1].numel()) if mask is None else mask.sum())}
+        tokens = _number(expected[0].shape[:-1].numel(), total) if mask is None else mask.sum()
+        return {self.stage: Loss(total, tokens)}
 
     def _logits(self, student: nn.Module, batch: Batch) -> dict[str, Loss]:
         """KL(teacher || student), mixed with the text's own next tokens, over the tokens that are learned."""
         assert self.predictions is not None
         result, targets = self.predictions(batch, hard=self.hard)
-        return {self.stage: Loss(result.loss, float(len(targets)))}
+        return {self.stage: Loss(result.loss, _number(len(targets), targets))}
 
 
 class Predictions:
@@ -98,6 +99,7 @@ class Predictions:
     def __init__(self, teacher: nn.Module, student: nn.Module) -> None:
         self.teacher, self.student = teacher, student
         self.heads = _head_of(teacher), _head_of(student)
+        self.causal = not any(site.kind == "encoder" for site in adapter_of(teacher).sites())
 
     def __call__(self, batch: Batch, *, hard: float = 0.0) -> tuple[Divergence, Tensor]:
         """The divergence, summed over the tokens that are learned, and the tokens that they predict."""
@@ -127,7 +129,7 @@ class Predictions:
 
     def _chosen(self, batch: Batch, states: Tensor, expected: Tensor) -> list[Tensor]:
         """States or logits of both at the positions that are learned, and the tokens they predict."""
-        learned, targets = _learned(batch, states), _targets(self.teacher, batch, states)
+        learned, targets = _learned(batch, states), _targets(batch, states, causal=self.causal)
         return [t.flatten(0, 1) if learned is None else t[learned] for t in (states, expected, targets)]
 
 
@@ -195,6 +197,11 @@ def _output_error(teacher: LayerTrace, mech: Callable[[AttentionCall], Tensor]) 
     return Loss((difference.square() * weight).sum(), size)
 
 
+def _number(value: int, beside: Tensor) -> Tensor:
+    """A number on a tensor's device, made there: to copy it would make the host wait for the device."""
+    return torch.full((), float(value), device=beside.device)
+
+
 def _mean(loss: Loss) -> Tensor:
     return loss.total / torch.as_tensor(loss.count, device=loss.total.device).clamp(min=1e-12)
 
@@ -230,9 +237,8 @@ def _learned(batch: Batch, states: Tensor) -> Tensor | None:
     return None if mask is None else mask.bool()
 
 
-def _targets(model: nn.Module, batch: Batch, states: Tensor) -> Tensor:
+def _targets(batch: Batch, states: Tensor, *, causal: bool) -> Tensor:
     """The token that each position predicts: the next one of a causal model, else its label."""
-    causal = not any(site.kind == "encoder" for site in adapter_of(model).sites())
     labels = batch.get("labels")
     targets = torch.full(states.shape[:2], IGNORED, device=states.device)
     if causal:

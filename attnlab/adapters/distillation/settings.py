@@ -14,6 +14,7 @@ __all__ = ["STAGES", "Distillation", "Progress", "RowShape", "row_shape"]
 # In the order in which they are run.
 STAGES = ("heads", "hidden", "logits")
 TRAINED = ("all", "attention")
+LARGEST_FLOAT32 = 3e38
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Distillation:
             raise ValueError(f"train must be one of {', '.join(TRAINED)}, got {self.train!r}")
         if self.lora < 0:
             raise ValueError(f"lora must be a rank, or 0 for none, got {self.lora}")
+        for stage in STAGES:
+            if not 0 < self.lr_of(stage) < LARGEST_FLOAT32:
+                raise ValueError(f"{stage}_lr must be a number above 0 that float32 holds, got {self.lr_of(stage)}")
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed must lie between 0 and 2^32, got {self.seed}")
         if min(self.batch, self.length, self.every, self.evaluations) < 1:
             raise ValueError("batch, length, every and evaluations must be at least 1")
         check_lengths(self.lengths)

@@ -15,7 +15,16 @@ from torch.nn.utils import parametrize
 from attnlab.adapters.protocol import adapter_of
 from attnlab.errors import first_line, is_out_of_memory
 
-__all__ = ["body_of", "fast_layers", "layers_of", "low_rank", "new_parameters", "only", "trained_parameters"]
+__all__ = [
+    "body_of",
+    "fast_layers",
+    "layers_of",
+    "low_rank",
+    "new_parameters",
+    "only",
+    "projections",
+    "trained_parameters",
+]
 
 # Graphs of one layer's code: each length, with and without gradients, and the pieces around the attention function.
 GRAPHS = 64
@@ -45,8 +54,10 @@ def trained_parameters(student: nn.Module, stage: str, *, train: str, adapters: 
         return [*new, *adapters]
     if train == "attention":
         return [*new, *(p for module in _attention_modules(student) for p in module.parameters())]
-    # The head has no part in hidden states.
-    return [*new, *(body_of(student) if stage == "hidden" else student).parameters()]
+    if stage == "hidden":
+        # The last norm and the head have no part in hidden states, and the embedding is the teacher's.
+        return [*new, *(p for layer in layers_of(student).values() for p in layer.parameters())]
+    return [*new, *student.parameters()]
 
 
 def _attention_modules(model: nn.Module) -> list[nn.Module]:
@@ -90,11 +101,7 @@ def low_rank(student: nn.Module, rank: int, *, seed: int) -> Iterator[list[nn.Pa
     if rank == 0:
         yield []
         return
-    modules = {id(m): m for module in _attention_modules(student) for m in module.modules() if _is_matrix(m)}
-    new = {id(p) for p in new_parameters(student)}
-    chosen = [m for m in modules.values() if id(m.weight) not in new]
-    if not chosen:
-        raise ValueError(f"lora={rank}: no projection of this {type(student).__name__}'s attention is a matrix")
+    chosen = projections(student, rank)
     adapters: list[nn.Parameter] = []
     for i, module in enumerate(chosen):
         beside = _LowRank(module.weight, rank, seed * 1_000_003 + i)  # type: ignore[arg-type]
@@ -105,6 +112,19 @@ def low_rank(student: nn.Module, rank: int, *, seed: int) -> Iterator[list[nn.Pa
     finally:
         for module in chosen:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+
+
+def projections(student: nn.Module, rank: int) -> list[nn.Module]:
+    """The modules with the attention's matrices; a ValueError where there is none, or one is smaller than the rank."""
+    modules = {id(m): m for module in _attention_modules(student) for m in module.modules() if _is_matrix(m)}
+    new = {id(p) for p in new_parameters(student)}
+    chosen = [m for m in modules.values() if id(m.weight) not in new]
+    if not chosen:
+        raise ValueError(f"lora={rank}: no projection of this {type(student).__name__}'s attention is a matrix")
+    least = min(min(m.weight.shape) for m in chosen)  # type: ignore[arg-type]
+    if rank > least:
+        raise ValueError(f"a change of rank {rank} is more than a matrix of the attention has, {least}: lower lora")
+    return chosen
 
 
 def _is_matrix(module: nn.Module) -> bool:
