@@ -26,9 +26,11 @@ if TYPE_CHECKING:
         swap,
         swap_plan,
     )
-    from attnlab.adapters.evict import KVPolicy, evicting
+    from attnlab.adapters.evict import evicting
     from attnlab.adapters.initialise import initialise_control
     from attnlab.attention import AttentionCall, Mechanism
+    from attnlab.caches.kv_policy import KVPolicy, cache_policy
+    from attnlab.caches.registry import cache_policy_names
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
@@ -111,6 +113,8 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "cache_policy",
+    "cache_policy_names",
     "check",
     "convert",
     "distill",
@@ -146,9 +150,11 @@ _OFFERED = {
     "adapters": "Plan convert generate is_converted record swap swap_plan",
     "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.distill": "Distillation distill",
-    "adapters.evict": "KVPolicy evicting",
+    "adapters.evict": "evicting",
     "adapters.initialise": "initialise_control",
     "attention": "AttentionCall Mechanism",
+    "caches.kv_policy": "KVPolicy cache_policy",
+    "caches.registry": "cache_policy_names",
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",

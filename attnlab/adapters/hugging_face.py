@@ -25,10 +25,12 @@ from attnlab.adapters.attention_function import (
     remove_frame,
     uninstall,
 )
-from attnlab.adapters.evict import KVPolicy, refuse_other_attention
+from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.outside_interface import family_of
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.caches.contract import Place
+from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import spec_of, stored_mechanism
@@ -118,7 +120,8 @@ class HuggingFaceModel(ModelAdapter):
 
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
-            cache.of_call().evict(call)
+            width = call.q.shape[1] * call.v.shape[-1]
+            cache.of_call().evict(call, Place(cache.current, len(cache.layers), site.projection(width)))
 
         frame = Frame(
             mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
