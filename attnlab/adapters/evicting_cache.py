@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from attnlab.adapters.protocol import CachedKeys
@@ -51,7 +53,8 @@ class EvictingLayer(DynamicLayer):
                 f"the model caches {cached} in place of keys {used}, and makes keys from it at every step (latent "
                 "attention), so no head can evict a key of its own"
             )
-        at = self.kept.cut(call, place)
+        again = self.kept.waits
+        at = self.kept.cut_after_rereading(call, place) if again else self.kept.cut(call, place)
         if at is not None:
             self.keys, self.values = (take_keys(t, at) for t in (self.keys, self.values))
 
@@ -98,14 +101,47 @@ class EvictingCache(Cache):
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
         super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
-        self.policy, self.current = policy, 0
+        self.policy, self.current, self.rereading = policy, 0, False
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer(self.policy, len(self.layers)))
         self.current = layer_idx
+        if not self.rereading:
+            self.of_call().kept.refuse_waiting()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @contextmanager
+    def reading_twice(self, model: nn.Module) -> Iterator[None]:
+        """Let the model read its prompt a second time before keys are dropped, where the policy asks for that."""
+        if not self.policy.score.reads_twice:
+            yield
+            return
+        hook = model.register_forward_hook(self._read_again, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
+        if self.rereading or inputs.get("past_key_values") is not self or not self.of_call().kept.waits:
+            return
+        length = self.get_seq_length()
+        most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if most is not None and 2 * length > most:
+            raise ValueError(
+                f"the cache policy {self.policy.by!r} reads the prompt of {length} tokens twice, and the model has "
+                f"{most} positions; shorten the prompt, or choose another policy"
+            )
+        names = ("input_ids", "inputs_embeds")
+        prompt = {name: inputs[name] for name in names if inputs.get(name) is not None} or {"input_ids": args[0]}
+        self.rereading = True
+        try:
+            with torch.no_grad():
+                model(**prompt, past_key_values=self, use_cache=True)
+        finally:
+            self.rereading = False
 
     def of_call(self) -> EvictingLayer:
         """The layer whose call is under way; a module that runs several times (HRM) has one for each."""

@@ -22,7 +22,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import AttentionLayer, put_mechanism
 from attnlab.models.cache import Cache, KeyValueCache
 from attnlab.models.config import FIELDS, Kind, specs_per_layer
-from attnlab.models.positions import count_positions
+from attnlab.models.positions import count_positions, rotate
 from attnlab.models.transformer import Transformer
 from attnlab.registry import spec_of
 from attnlab.shapes import Bool, Float, Int
@@ -117,6 +117,11 @@ class OwnModel(ModelAdapter):
             raise ValueError("a transformer of kind 'encoder' does not decode, so it has no cache to evict from")
         for site in decoder:
             refuse_other_attention(site.name, self.mechanism_at(site))
+        if policy.score.reads_twice:
+            raise ValueError(
+                f"the cache policy {policy.by!r} reads a prompt twice, which models of attnlab.models cannot; choose "
+                "another policy"
+            )
         yield _EvictingCache(model, policy, decoder)
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:
@@ -163,7 +168,8 @@ class _EvictingKeyValues(KeyValueCache):
         full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - n_q)
         output = mechanism(full)
         projection = self.site.projection(call.q.shape[1] * v.shape[-1])
-        at = self.kept.cut(full, Place(self.site.layer, self.layers, projection))
+        turn = rotate if getattr(self.site.module, "rotary", False) else None
+        at = self.kept.cut(full, Place(self.site.layer, self.layers, projection, turn))
         self.k, self.v = (k, v) if at is None else (take_keys(k, at), take_keys(v, at))
         self.length = self.k.shape[2]
         return full, output

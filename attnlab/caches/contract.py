@@ -19,7 +19,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.summaries import short_repr
 
-__all__ = ["Gathered", "KeyScore", "Moment", "Place", "ranks", "take_keys"]
+__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Rotate", "ranks", "take_keys"]
 
 # (vectors (b, h, n, d), their positions (b, n)) -> the vectors as the model's rotary positions turn them.
 Rotate = Callable[[Tensor, Tensor], Tensor]
@@ -78,9 +78,11 @@ class Moment:
     # Tokens read in each row before this call, and its column in the text as the model was given it.
     read_before: tuple[int, ...]
     column: int
-    # How many keys a head may keep, of these how many by their score; one number for each row.
+    # How many keys a head may keep, and how many of the first ones stay; one number for each row.
     budgets: tuple[int, ...]
-    ranked: tuple[int, ...]
+    sinks: tuple[int, ...]
+    # The keys that stay whatever their score: sinks and recent ones.
+    sure: Bool[Tensor, "b g k"]
     gathered: Gathered
     place: Place = field(default_factory=Place)
     seed: int = 0
@@ -98,6 +100,15 @@ class Moment:
     def per_row(self, numbers: Sequence[float]) -> Tensor:
         """One number for each row as a tensor (b, 1, 1)."""
         return torch.tensor(numbers, device=self.call.k.device)[:, None, None]
+
+    def numbers(self) -> Int[Tensor, "b q"]:
+        """The number of each query's token in its row, from 0; padding has that of the token before it."""
+        b, _, n_q, _ = self.call.sizes
+        if self.real is None:
+            place = torch.arange(n_q, device=self.call.q.device).expand(b, -1)
+        else:
+            place = (self.real.cumsum(-1) - 1).clamp_min(0)
+        return place + self.per_row(self.read_before)[..., 0]
 
     def weights(self) -> Iterator[Float[Tensor, "b g r c k"]]:
         """W of the queries in chunks, the query heads beside the key/value head that they read; of padding, zeros."""

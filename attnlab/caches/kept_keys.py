@@ -9,9 +9,8 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall, repeat_groups, visible
 from attnlab.caches.contract import Gathered, Moment, Place
-from attnlab.caches.kv_policy import KVPolicy, keep_mask
+from attnlab.caches.kv_policy import KVPolicy, keep_mask, sure_keys
 from attnlab.shapes import Bool, Int
-from attnlab.summaries import short_repr
 
 __all__ = ["KeptKeys"]
 
@@ -23,8 +22,6 @@ class KeptKeys:
     a head holds fewer, its row begins with places whose column is -1.
     """
 
-    __repr__ = short_repr
-
     def __init__(self, policy: KVPolicy, layer: int) -> None:
         self.policy, self.layer = policy, layer
         self.columns: Int[Tensor, "b g k"] | None = None
@@ -33,6 +30,8 @@ class KeptKeys:
         self.tokens: tuple[int, ...] = ()
         self.gathered = Gathered()
         self.compressed = False
+        # Whether the prompt was read, and must be read once more before keys are dropped.
+        self.waits = False
 
     def extend(self, count: int) -> None:
         """Count in the keys of new columns."""
@@ -64,8 +63,30 @@ class KeptKeys:
         held = self._held(call, real)
         asks = self.policy.schedule == "step" or not self.compressed
         self.compressed = True
+        if asks:
+            _refuse(self.policy, call, held, real)
+        if asks and self.policy.score.reads_twice:
+            self.waits = True
+            return None
         keep = self._choose(call, held, real, before, place or Place(self.layer)) if asks else held
         return None if real is None and torch.equal(keep, held) else self._leave(keep)
+
+    @torch.no_grad()
+    def cut_after_rereading(self, call: AttentionCall, place: Place) -> Int[Tensor, "b g n"]:
+        """The places of the keys to keep after a call that read the whole prompt again, whose own keys are dropped."""
+        again = call.q.shape[2]
+        self.waits, self.length = False, self.length - again
+        held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
+        keep = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
+        return self._leave(keep)
+
+    def refuse_waiting(self) -> None:
+        """Raise a ValueError if a token comes where the prompt should be read again."""
+        if self.waits:
+            raise ValueError(
+                f"the cache policy {self.policy.by!r} must read the prompt twice; call the model itself, not a part of "
+                "it, with past_key_values=cache by that name"
+            )
 
     def _held(self, call: AttentionCall, real: Bool[Tensor, "b q"] | None) -> Bool[Tensor, "b g k"]:
         shape = call.k.shape[:3]
@@ -82,9 +103,10 @@ class KeptKeys:
         real: Bool[Tensor, "b q"] | None,
         before: tuple[int, ...],
         place: Place,
-    ) -> Bool[Tensor, "b g k"]:
+        prompt: int | None = None,
+    ) -> Bool[Tensor, "b g n"]:
+        """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them."""
         policy = self.policy
-        _refuse(policy, call, held, real)
         budgets = policy.budgets(self.tokens, layer=place.layer, layers=place.layers)
         moment = Moment(
             call=_plain_numbers(call, held),
@@ -93,13 +115,14 @@ class KeptKeys:
             read_before=before,
             column=self.length - call.q.shape[2],
             budgets=budgets,
-            ranked=tuple(policy.split(budget)[2] for budget in budgets),
+            sinks=tuple(policy.split(budget)[0] for budget in budgets),
+            sure=sure_keys(policy, held, budgets),
             gathered=self.gathered,
             place=place,
             seed=policy.seed,
             once=policy.schedule == "prefill",
         )
-        score = policy.score.score(moment)
+        score, held = policy.score.score(moment)[..., :prompt], held[..., :prompt]
         if held.shape[-1] <= min(budgets):
             return held
         return keep_mask(policy, score, held, budgets)

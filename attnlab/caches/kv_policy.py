@@ -15,7 +15,7 @@ from attnlab.fields import check_fields, check_int
 from attnlab.registry import parse_settings, settings_of
 from attnlab.shapes import Bool, Float
 
-__all__ = ["KVPolicy", "cache_policy", "keep_mask", "policy_spec", "pyramid"]
+__all__ = ["KVPolicy", "cache_policy", "keep_mask", "policy_spec", "pyramid", "sure_keys"]
 
 WHEN = ("step", "prefill")
 HEADS = ("each", "shared")
@@ -178,6 +178,14 @@ def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -
     return max(1, round(first - layer * (first - last) / max(1, layers - 1)))
 
 
+def sure_keys(policy: KVPolicy, held: Bool[Tensor, "b g k"], budgets: Sequence[int]) -> Bool[Tensor, "b g k"]:
+    """The sinks and the recent keys, which stay whatever their score."""
+    parts = torch.tensor([policy.split(budget)[:2] for budget in budgets], device=held.device)
+    sinks, recent = (part[:, None, None] for part in parts.unbind(-1))
+    place = held.cumsum(-1) - 1
+    return held & ((place < sinks) | (place >= held.sum(-1, keepdim=True) - recent))
+
+
 def keep_mask(
     policy: KVPolicy,
     score: Float[Tensor, "b g k"],
@@ -193,13 +201,8 @@ def keep_mask(
     """
     held = torch.ones_like(score, dtype=torch.bool) if held is None else held
     budgets = [int(policy.budget)] * score.shape[0] if budgets is None else budgets
-    parts = torch.tensor([policy.split(budget) for budget in budgets], device=score.device)
-    sinks, recent, ranked = (part[:, None, None] for part in parts.unbind(-1))
-    budget = sinks + recent + ranked
-    number = held.sum(-1, keepdim=True)
-    place = held.cumsum(-1) - 1
-    sure = held & ((place < sinks) | (place >= number - recent))
-    score = score.masked_fill(sure, torch.inf).masked_fill(~held, -torch.inf)
+    budget = torch.tensor(budgets, device=score.device)[:, None, None]
+    score = score.masked_fill(sure_keys(policy, held, budgets), torch.inf).masked_fill(~held, -torch.inf)
     place = ranks(score)
     if policy.heads == "shared":
         safe = (policy.safeguard * budget).long().clamp_min(int(policy.safeguard > 0))

@@ -21,14 +21,11 @@ class RandomKeys(KeyScore):
 
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         b, g, n_k = moment.held.shape
-        n_q = moment.call.q.shape[2]
         draws = torch.Generator().manual_seed(moment.seed * 1009 + moment.place.layer)
         # Number t of a head belongs to token t, however many are drawn.
         drawn = torch.rand(max(1, *moment.read), g, generator=draws).to(moment.call.k).T.expand(b, -1, -1)
-        place = torch.arange(n_q, device=drawn.device).expand(b, -1)
-        if moment.real is not None:
-            place = (moment.real.cumsum(-1) - 1).clamp_min(0)
-        place = place + torch.tensor(moment.read_before, device=drawn.device)[:, None]
-        fresh = drawn.gather(-1, place[:, None].expand(-1, g, -1).clamp_max(drawn.shape[-1] - 1))
-        score = moment.gathered.per_key["draw"] = torch.cat([moment.past("draw")[..., : n_k - n_q], fresh], -1)
+        numbers = moment.numbers().clamp_max(drawn.shape[-1] - 1)
+        fresh = drawn.gather(-1, numbers[:, None].expand(-1, g, -1))
+        past = moment.past("draw")[..., : n_k - numbers.shape[1]]
+        score = moment.gathered.per_key["draw"] = torch.cat([past, fresh], -1)
         return score
