@@ -128,7 +128,8 @@ class EvictingCache(Cache):
         if self.rereading or inputs.get("past_key_values") is not self or not self.of_call().kept.waits:
             return
         length = self.get_seq_length()
-        most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        config: Any = model.config
+        most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
         if most is not None and 2 * length > most:
             raise ValueError(
                 f"the cache policy {self.policy.by!r} reads the prompt of {length} tokens twice, and the model has "

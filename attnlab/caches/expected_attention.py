@@ -109,7 +109,7 @@ def _last_columns(columns: Int[Tensor, "b q"], real: Bool[Tensor, "b q"]) -> Int
     first = columns.masked_fill(~real, torch.iinfo(columns.dtype).max).amin(-1)
     if bool((last - first + 1 > real.sum(-1)).any()):
         raise ValueError(
-            "padding stands between the tokens of a prompt, so it is not known how far expected-attention must turn their "
-            "queries; put the padding before or behind them"
+            "padding stands between the tokens of a prompt, so it is not known how far expected-attention must turn "
+            "their queries; put the padding before or behind them"
         )
     return last
