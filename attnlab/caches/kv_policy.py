@@ -132,7 +132,7 @@ def cache_policy(spec: str | KVPolicy) -> KVPolicy:
     if not isinstance(spec, str):
         raise ValueError(f"a cache policy is a spec string or a KVPolicy, got {type(spec).__name__}")
     # Without a name the spec has settings only, one of which may name the policy.
-    named = ":" in spec or "=" not in spec
+    named = "=" not in spec.partition(":")[0]
     entry, rest = entry_of(spec) if named else (None, spec)
     own = {f.name for f in settings_of(KVPolicy)} - ({"by"} if named else set())
     parts = [part.strip() for part in rest.split(",") if part.strip()]
@@ -151,12 +151,12 @@ def cache_policy(spec: str | KVPolicy) -> KVPolicy:
 
 def policy_spec(policy: KVPolicy) -> str:
     """The settings that differ from their defaults, as ``cache_policy`` reads them."""
-    shown = [
-        f"{f.name}={getattr(policy, f.name)}"
-        for f in fields(policy)
-        if f.name in ("budget", "by") or getattr(policy, f.name) != f.default
-    ]
-    return ",".join(shown)
+    shown = {f.name: getattr(policy, f.name) for f in fields(policy) if getattr(policy, f.name) != f.default}
+    settings = {"budget": policy.budget, "by": policy.by} | shown
+    if ":" in policy.by:
+        del settings["by"]
+    listed = ",".join(f"{name}={value}" for name, value in settings.items())
+    return f"{policy.by},{listed}" if ":" in policy.by else listed
 
 
 def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -> int:
