@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,20 +134,24 @@ def cache_policy(spec: str | KVPolicy) -> KVPolicy:
         raise ValueError(f"a cache policy is a spec string or a KVPolicy, got {type(spec).__name__}")
     # Without a name the spec has settings only, one of which may name the policy.
     named = "=" not in spec.partition(":")[0]
-    entry, rest = entry_of(spec) if named else (None, spec)
-    own = {f.name for f in settings_of(KVPolicy)} - ({"by"} if named else set())
-    parts = [part.strip() for part in rest.split(",") if part.strip()]
-    shared = [part for part in parts if part.partition("=")[0].strip() in own]
-    settings = parse_settings(",".join(shared if named else parts), KVPolicy, "a cache policy")
+    settings = _settings_of_named(spec) if named else parse_settings(spec, KVPolicy, "a cache policy")
     if "budget" not in settings:
         raise ValueError(f"a cache policy needs its budget, such as budget=64 or budget=0.25; got {spec!r}")
-    if entry is not None:
-        others = ",".join(part for part in parts if part not in shared)
-        settings["by"] = f"{entry.name}:{others}" if others else entry.name
     try:
         return KVPolicy(**settings)
     except ValueError as error:
         raise ValueError(f"{spec!r}: {error}") from None
+
+
+def _settings_of_named(spec: str) -> dict[str, Any]:
+    """The fields of the policy that "name:settings" names: common settings, and the others as part of ``by``."""
+    entry, rest = entry_of(spec)
+    common = {f.name for f in settings_of(KVPolicy)} - {"by"}
+    parts = [part.strip() for part in rest.split(",") if part.strip()]
+    shared = [part for part in parts if part.partition("=")[0].strip() in common]
+    own = ",".join(part for part in parts if part not in shared)
+    settings = parse_settings(",".join(shared), KVPolicy, "a cache policy")
+    return settings | {"by": f"{entry.name}:{own}" if own else entry.name}
 
 
 def policy_spec(policy: KVPolicy) -> str:
