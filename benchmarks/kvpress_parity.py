@@ -25,7 +25,7 @@ from storing import make_results, read_results, write_results
 import attnlab as al
 from attnlab.data import bundled_text
 
-TABLE = "kept_keys"
+TABLE, SUMMARY = "kept_keys", "by_policy"
 KEYS = ["model", "policy", "tokens", "budget"]
 MUST = 0.99
 SNAP = {"window_size": 32, "kernel_size": 5}
@@ -81,11 +81,27 @@ def main() -> None:
         print(f"{row['policy']}, {row['budget']} of {args.tokens} keys: {row['equal']:.4f}, least {row['least']:.4f}")
     if args.write:
         config = {"text": "bundled", "kvpress": theirs["versions"], "must": MUST}
-        result = make_results("kvpress_parity", None, {TABLE: rows}, config=config, keys={TABLE: KEYS})
-        path = args.write / "kvpress_parity.json"
-        write_results(path, result, before=read_results(path))
+        write(args.write / "kvpress_parity.json", rows, config)
     if any(row["equal"] < MUST for row in rows):
         raise SystemExit(f"a policy keeps other keys than kvpress in more than {1 - MUST:.0%} of places")
+
+
+def write(path: Path, rows: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """The results file, rows of other models kept, with one row for each policy for the page."""
+    before = read_results(path)
+    old = [row for row in (before or {"tables": {TABLE: []}})["tables"][TABLE] if row["model"] != rows[0]["model"]]
+    tables = {TABLE: rows, SUMMARY: by_policy([*old, *rows])}
+    keys = {TABLE: KEYS, SUMMARY: ["policy"]}
+    write_results(path, make_results("kvpress_parity", None, tables, config=config, keys=keys), before=before)
+
+
+def by_policy(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The least share of each policy over budgets, a column for each model."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        summary = found.setdefault(row["policy"], {"policy": row["policy"], "press": row["press"]})
+        summary[row["model"]] = min(row["equal"], summary.get(row["model"], 1.0))
+    return list(found.values())
 
 
 def policy_of(by: str, settings: dict[str, Any], ratio: float, tokens: int) -> al.KVPolicy:

@@ -19,7 +19,7 @@ __all__ = ["CriticalKV"]
 @policy("criticalkv", examples=("criticalkv:window=2,kernel=3",))
 @dataclass(frozen=True)
 class CriticalKV(SnapKV):
-    """SnapKV's scores a_j for the ``first`` half of the budget, then (a_j + epsilon) |W_O v_j|_1 (Algorithm 1).
+    """SnapKV's scores a_j for the ``first`` half of the budget, then (a_j + epsilon) |W_O v_j|_1.
 
     |W_O v_j|_1 is the mean over the heads of a group. Feng et al. were the first to choose keys by a bound on the error
     of the output after W_O.

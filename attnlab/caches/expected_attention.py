@@ -19,7 +19,7 @@ __all__ = ["ExpectedAttention"]
 @policy("expected-attention", examples=("expected-attention:future=7", "expected-attention:future=7,covariance=false"))
 @dataclass(frozen=True)
 class ExpectedAttention(KeyScore):
-    """E[alpha_j] |v_j|, with alpha_j ~ exp(s mu k_j + s^2 k_j Sigma k_j / 2) for queries of N(mu, Sigma) (Eq. 7 to 9).
+    """E[alpha_j] |v_j|, with alpha_j ~ exp(s mu k_j + s^2 k_j Sigma k_j / 2) for queries of N(mu, Sigma).
 
     mu and Sigma are those of the queries so far before their rotation, the sinks' left out, turned by the mean rotation
     of the next ``future`` positions; s is the scale of the scores. Devoto et al. were the first to integrate over

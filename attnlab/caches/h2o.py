@@ -18,7 +18,7 @@ __all__ = ["H2O", "attention_mass"]
 @policy("h2o", also="mass", examples=("h2o", "h2o:average=true"))
 @dataclass(frozen=True)
 class H2O(KeyScore):
-    """sum_i alpha_ij over all queries so far (Algorithm 1), half of the budget for the latest keys.
+    """sum_i alpha_ij over all queries so far, half of the budget for the latest keys.
 
     H2O was the first to evict by accumulated attention, with Scissorhands (Liu et al., 2023). ``average`` divides by
     the number of queries that could see the key, which takes away the advantage of old keys.

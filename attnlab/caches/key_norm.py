@@ -16,7 +16,7 @@ __all__ = ["KeyNorm"]
 @policy("key-norm")
 @dataclass(frozen=True)
 class KeyNorm(KeyScore):
-    """-|k_j|_2: short keys receive much attention in trained decoders (section 3).
+    """-|k_j|_2: short keys receive much attention in trained decoders.
 
     Devoto et al. were the first to evict by the key's norm.
     """

@@ -17,7 +17,7 @@ __all__ = ["KeyDiff"]
 @policy("keydiff")
 @dataclass(frozen=True)
 class KeyDiff(KeyScore):
-    """-cos(k_j, mean_i k_i / |k_i|) over the keys held (Eq. 5): needs neither queries nor values.
+    """-cos(k_j, mean_i k_i / |k_i|) over the keys held: needs neither queries nor values.
 
     Park et al. were the first to evict by the similarity of keys alone.
     """

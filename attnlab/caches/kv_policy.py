@@ -165,7 +165,7 @@ def policy_spec(policy: KVPolicy) -> str:
 
 
 def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -> int:
-    """PyramidKV's budget of a layer (Cai et al., 2024, Eq. 4 and 5): from 2 - 1/beta of the mean down to 1/beta of it.
+    """PyramidKV's budget of a layer (Cai et al., 2024): from 2 - 1/beta of the mean down to 1/beta of it.
 
     No layer keeps more than the tokens read less those ``reserved``; the rest goes to the last layers. Where a layer
     would keep fewer than the reserved keys, every layer keeps the mean.

@@ -16,7 +16,7 @@ __all__ = ["KVzip"]
 @policy("kvzip")
 @dataclass(frozen=True)
 class KVzip(KeyScore):
-    """max_i alpha_ij over the queries i of the prompt read once more behind itself (Eq. 2), and over a group's heads.
+    """max_i alpha_ij over the queries i of the prompt read once more behind itself, and over a group's heads.
 
     Kim et al. were the first to score keys by reconstruction. Like theirs it knows no question. Unlike theirs, no
     instruction stands between the two readings, the prompt is repeated whole, and every layer keeps the same number.

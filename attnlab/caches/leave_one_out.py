@@ -18,7 +18,7 @@ __all__ = ["LeaveOneOut"]
 class LeaveOneOut(KeyScore):
     """sum_i (alpha_ij / (1 - alpha_ij))^2 |v_j - o_i|^2: what query i's output o_i loses without key j, squared.
 
-    The error of one query, alpha / (1 - alpha) |v - o|, is CAOTE's (Goel et al., 2025, arXiv 2504.14051, Theorem 3.2),
+    The error of one query, alpha / (1 - alpha) |v - o|, is CAOTE's (Goel et al., 2025, arXiv 2504.14051),
     who were first. Ours is that it is summed, in squares, over all queries so far and over the heads of a group; they
     take the weights of another policy in alpha's place.
     """

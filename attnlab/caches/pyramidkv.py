@@ -13,7 +13,7 @@ __all__ = ["PyramidKV"]
 @policy("pyramidkv", examples=("pyramidkv:window=2,kernel=3",))
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
-    """SnapKV's scores under budgets that fall linearly with the layer (Eq. 4 and 5; ``kv_policy.pyramid``).
+    """SnapKV's scores under budgets that fall linearly with the layer (``kv_policy.pyramid``).
 
     Cai et al. were the first to shape budgets so, with PyramidInfer (Yang et al., 2024). ``layers="pyramid"`` gives the
     same budgets to any other policy.

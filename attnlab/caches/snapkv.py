@@ -19,7 +19,7 @@ __all__ = ["SnapKV"]
 @policy("snapkv", examples=("snapkv:window=2,kernel=3",))
 @dataclass(frozen=True)
 class SnapKV(KeyScore):
-    """pool_j(mean_i alpha_ij) over the last ``window`` queries i, the mean over a group's heads (section 3.2).
+    """pool_j(mean_i alpha_ij) over the last ``window`` queries i, the mean over a group's heads.
 
     Li et al. were the first to let an observation window at the prompt's end vote and to pool the votes over ``kernel``
     neighbouring keys. The keys of the window stay. After every step (``when="step"``, not in the paper) the window's

@@ -16,7 +16,7 @@ __all__ = ["StreamingLLM"]
 @policy("streaming-llm", also="recency")
 @dataclass(frozen=True)
 class StreamingLLM(KeyScore):
-    """Four sinks, which softmax needs as a place for its mass, and a window of the latest keys (section 3.2).
+    """Four sinks, which softmax needs as a place for its mass, and a window of the latest keys.
 
     Xiao et al. were the first to keep the sinks; windows alone are as old as local attention. Here keys keep the
     positions that they were made with; the paper numbers them anew inside the cache.

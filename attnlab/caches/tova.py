@@ -16,7 +16,7 @@ __all__ = ["TOVA"]
 @policy("tova")
 @dataclass(frozen=True)
 class TOVA(KeyScore):
-    """alpha_nj of the latest query n, the mean over all heads of the layer, which keep the same keys (section 3.3).
+    """alpha_nj of the latest query n, the mean over all heads of the layer, which keep the same keys.
 
     Oren et al. were the first to ask the latest query alone. Its own key stays, which the paper does not demand.
     """

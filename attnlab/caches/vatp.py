@@ -17,7 +17,7 @@ __all__ = ["VATP"]
 @policy("vatp", also="mass-norm")
 @dataclass(frozen=True)
 class VATP(KeyScore):
-    """|v_j|_1 sum_i alpha_ij (Eq. 4 over H2O's sum).
+    """|v_j|_1 sum_i alpha_ij, over H2O's sum.
 
     Guo et al. were the first to weigh attention by the value's norm in a cache; Kobayashi et al. (2020) did so to read
     attention.
