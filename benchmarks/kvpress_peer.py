@@ -29,12 +29,22 @@ def main() -> None:
         for way in ("sdpa", "eager")
     }
     prompts = [torch.tensor([ids]) for ids in asked["prompts"]]
-    kept = [
-        [positions(models["eager" if case.get("eager") else "sdpa"], made(case), ids) for ids in prompts]
-        for case in asked["cases"]
-    ]
+    whole = {way: [whole_cache(model, ids) for ids in prompts] for way, model in models.items()}
+    kept = []
+    for case in asked["cases"]:
+        way = "eager" if case.get("eager") else "sdpa"
+        pairs = zip(prompts, whole[way], strict=True)
+        kept.append([positions(models[way], made(case), ids, every) for ids, every in pairs])
     versions = {name: version(name) for name in ("kvpress", "torch", "transformers")}
     answer.write_text(json.dumps({"kept": kept, "versions": versions}), encoding="utf-8")
+
+
+@torch.no_grad()
+def whole_cache(model: Any, ids: Tensor) -> Any:
+    """The cache of a prompt without a press."""
+    cache = DynamicCache()
+    model.model(ids, past_key_values=cache)
+    return cache
 
 
 def made(case: dict[str, Any]) -> Any:
@@ -44,10 +54,9 @@ def made(case: dict[str, Any]) -> Any:
 
 
 @torch.no_grad()
-def positions(model: Any, press: Any, ids: Tensor) -> list[list[list[int]]]:
-    """For each layer and head, the kept positions in order."""
-    whole, cache = DynamicCache(), DynamicCache()
-    model.model(ids, past_key_values=whole)
+def positions(model: Any, press: Any, ids: Tensor, whole: Any) -> list[list[list[int]]]:
+    """For each layer and head, the kept positions in order; ``whole`` is the cache without a press."""
+    cache = DynamicCache()
     with press(model):
         model.model(ids, past_key_values=cache)
     layers = []
