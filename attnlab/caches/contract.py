@@ -7,6 +7,7 @@ bookkeeping of which keys are left in ``kept_keys``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,11 +79,10 @@ class Moment:
     # Tokens read in each row before this call, and its column in the text as the model was given it.
     read_before: tuple[int, ...]
     column: int
-    # How many keys a head may keep, and how many of the first ones stay; one number for each row.
+    # How many keys a head may keep, and how many of the first and of the last ones stay; one number for each row.
     budgets: tuple[int, ...]
     sinks: tuple[int, ...]
-    # The keys that stay whatever their score: sinks and recent ones.
-    sure: Bool[Tensor, "b g k"]
+    recent: tuple[int, ...]
     gathered: Gathered
     place: Place = field(default_factory=Place)
     seed: int = 0
@@ -90,6 +90,13 @@ class Moment:
     once: bool = False
 
     __repr__ = short_repr
+
+    @functools.cached_property
+    def sure(self) -> Bool[Tensor, "b g k"]:
+        """The keys that stay whatever their score: sinks and recent ones."""
+        place = self.held.cumsum(-1) - 1
+        late = self.held.sum(-1, keepdim=True) - self.per_row(self.recent)
+        return self.held & ((place < self.per_row(self.sinks)) | (place >= late))
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -202,4 +209,5 @@ def ranks(score: Float[Tensor, "*rows k"]) -> Int[Tensor, "*rows k"]:
     [2, 0, 1]
     """
     order = score.flip(-1).sort(dim=-1, descending=True, stable=True).indices
-    return order.argsort(-1).flip(-1)
+    numbers = torch.arange(score.shape[-1], device=score.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, numbers).flip(-1)

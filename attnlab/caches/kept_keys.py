@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall, repeat_groups, visible
 from attnlab.caches.contract import Gathered, Moment, Place
-from attnlab.caches.kv_policy import KVPolicy, keep_mask, sure_keys
+from attnlab.caches.kv_policy import KVPolicy, keep_mask
 from attnlab.shapes import Bool, Int
 
 __all__ = ["KeptKeys"]
@@ -28,6 +28,8 @@ class KeptKeys:
         # Columns of the text that the model was given, and in each row the tokens among them.
         self.length = 0
         self.tokens: tuple[int, ...] = ()
+        # Whether some heads or rows hold fewer keys than others.
+        self.ragged = False
         self.gathered = Gathered()
         self.compressed = False
         # Whether the prompt was read, and must be read once more before keys are dropped.
@@ -42,10 +44,11 @@ class KeptKeys:
 
     def mask(self, new: AttentionCall) -> Bool[Tensor, "b h q k"] | None:
         """The places that hold a key, those of the call's new tokens last, which were counted in; None where all do."""
-        there = None if self.columns is None else self.columns >= 0
+        there = self.columns >= 0 if self.columns is not None and self.ragged else None
         b, h, n_q = new.q.shape[:3]
         if new.key_visible is not None:
-            there = new.key_visible.new_ones(b, 1, self.length) if there is None else there
+            keys = self.length if self.columns is None else self.columns.shape[-1]
+            there = new.key_visible.new_ones(b, 1, keys) if there is None else there
             there[..., there.shape[-1] - n_q :] &= new.key_visible[:, None]
         if there is None or bool(there.all()):
             return None
@@ -108,24 +111,28 @@ class KeptKeys:
         """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them."""
         policy = self.policy
         budgets = policy.budgets(self.tokens, layer=place.layer, layers=place.layers)
+        splits = [policy.split(budget) for budget in budgets]
+        whole = real is None and not self.ragged
         moment = Moment(
-            call=_plain_numbers(call, held),
+            call=_plain_numbers(call, None if whole else held),
             held=held,
             real=real,
             read_before=before,
             column=self.length - call.q.shape[2],
             budgets=budgets,
-            sinks=tuple(policy.split(budget)[0] for budget in budgets),
-            sure=sure_keys(policy, held, budgets),
+            sinks=tuple(sinks for sinks, _, _ in splits),
+            recent=tuple(recent for _, recent, _ in splits),
             gathered=self.gathered,
             place=place,
             seed=policy.seed,
             once=policy.schedule == "prefill",
         )
-        score, held = policy.score.score(moment)[..., :prompt], held[..., :prompt]
-        if held.shape[-1] <= min(budgets):
-            return held
-        return keep_mask(policy, score, held, budgets)
+        score = policy.score.score(moment)
+        if prompt is not None:
+            score, moment = score[..., :prompt], replace(moment, held=held[..., :prompt])
+        if score.shape[-1] <= min(budgets):
+            return moment.held
+        return keep_mask(policy, moment, score)
 
     def _leave(self, keep: Bool[Tensor, "b g k"]) -> Int[Tensor, "b g n"]:
         most = int(keep.sum(-1).max())
@@ -136,6 +143,7 @@ class KeptKeys:
             columns = torch.arange(keep.shape[-1], device=keep.device, dtype=torch.int32).expand_as(keep)
         there = keep.gather(-1, at)
         self.columns = columns.gather(-1, at).masked_fill(~there, -1)
+        self.ragged = not bool(there.all())
         self.gathered.keep(at, there)
         return at
 
@@ -171,10 +179,14 @@ def _real_tokens(call: AttentionCall) -> Bool[Tensor, "b q"] | None:
     return real
 
 
-def _plain_numbers(call: AttentionCall, held: Bool[Tensor, "b g k"]) -> AttentionCall:
-    """The call in float32 or wider, where places without a key and padding hold zeros."""
+def _plain_numbers(call: AttentionCall, held: Bool[Tensor, "b g k"] | None) -> AttentionCall:
+    """The call in float32 or wider, where places without a key and padding hold zeros; None: there are none."""
     kind = torch.promote_types(call.q.dtype, torch.float32)
-    k, v = (t.to(kind).masked_fill(~held.unsqueeze(-1), 0) for t in (call.k, call.v))
+    if kind == call.q.dtype and held is None:
+        return call
+    k, v = call.k.to(kind), call.v.to(kind)
+    if held is not None:
+        k, v = (t.masked_fill(~held.unsqueeze(-1), 0) for t in (k, v))
     bias = None if call.bias is None else call.bias.to(kind)
     memory = None if call.memory is None else call.memory.to(kind)
     return replace(call, q=call.q.to(kind), k=k, v=v, x=None, bias=bias, memory=memory)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.caches.contract import KeyScore, ranks
+from attnlab.caches.contract import KeyScore, Moment, ranks
 from attnlab.caches.registry import entry_of, key_score
 from attnlab.fields import check_fields, check_int
 from attnlab.registry import parse_settings, settings_of
 from attnlab.shapes import Bool, Float
 
-__all__ = ["KVPolicy", "cache_policy", "keep_mask", "policy_spec", "pyramid", "sure_keys"]
+__all__ = ["KVPolicy", "cache_policy", "keep_mask", "policy_spec", "pyramid"]
 
 WHEN = ("step", "prefill")
 HEADS = ("each", "shared")
@@ -78,10 +78,10 @@ class KVPolicy:
         if self.budget >= 1 and recent + sinks > self.budget:
             raise ValueError(f"recent={recent} and sinks={sinks} exceed the budget of {self.budget} keys")
 
-    @property
+    @functools.cached_property
     def score(self) -> KeyScore:
         """How it ranks keys."""
-        return _score(self.by)
+        return key_score(self.by)
 
     @property
     def schedule(self) -> str:
@@ -115,11 +115,6 @@ class KVPolicy:
         # Half the budget is what most policies keep of the latest keys; only what must stay bounds a layer from below.
         reserved = (sinks if self.sinks is not None else 0) + max(self.recent or 0, self.score.least_recent())
         return pyramid(mean, read, layer=layer, layers=layers, reserved=min(reserved, sinks + recent))
-
-
-@functools.lru_cache(maxsize=256)
-def _score(by: str) -> KeyScore:
-    return key_score(by)
 
 
 def cache_policy(spec: str | KVPolicy) -> KVPolicy:
@@ -183,34 +178,13 @@ def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -
     return max(1, round(first - layer * (first - last) / max(1, layers - 1)))
 
 
-def sure_keys(policy: KVPolicy, held: Bool[Tensor, "b g k"], budgets: Sequence[int]) -> Bool[Tensor, "b g k"]:
-    """The sinks and the recent keys, which stay whatever their score."""
-    parts = torch.tensor([policy.split(budget)[:2] for budget in budgets], device=held.device)
-    sinks, recent = (part[:, None, None] for part in parts.unbind(-1))
-    place = held.cumsum(-1) - 1
-    return held & ((place < sinks) | (place >= held.sum(-1, keepdim=True) - recent))
-
-
-def keep_mask(
-    policy: KVPolicy,
-    score: Float[Tensor, "b g k"],
-    held: Bool[Tensor, "b g k"] | None = None,
-    budgets: Sequence[int] | None = None,
-) -> Bool[Tensor, "b g k"]:
-    """The keys to keep of those held, the larger the score the better, equal scores to the later key.
-
-    ``budgets`` are those of the rows; by default the policy's.
-
-    >>> keep_mask(KVPolicy(2, recent=1), torch.tensor([[[5.0, 9.0, 7.0, 1.0]]])).tolist()
-    [[[False, True, False, True]]]
-    """
-    held = torch.ones_like(score, dtype=torch.bool) if held is None else held
-    budgets = [int(policy.budget)] * score.shape[0] if budgets is None else budgets
-    budget = torch.tensor(budgets, device=score.device)[:, None, None]
-    score = score.masked_fill(sure_keys(policy, held, budgets), torch.inf).masked_fill(~held, -torch.inf)
+def keep_mask(policy: KVPolicy, moment: Moment, score: Float[Tensor, "b g k"]) -> Bool[Tensor, "b g k"]:
+    """The keys to keep of those held, the larger the score the better, equal scores to the later key."""
+    budget = moment.per_row(moment.budgets)
+    score = score.masked_fill(moment.sure, torch.inf).masked_fill(~moment.held, -torch.inf)
     place = ranks(score)
     if policy.heads == "shared":
         safe = (policy.safeguard * budget).long().clamp_min(int(policy.safeguard > 0))
-        place = ranks(score.masked_fill(held & (place < safe), torch.inf).flatten(1)).view_as(score)
+        place = ranks(score.masked_fill(moment.held & (place < safe), torch.inf).flatten(1)).view_as(score)
         budget = budget * score.shape[1]
-    return held & (place < budget)
+    return moment.held & (place < budget)

@@ -5,8 +5,7 @@ import torch
 
 from attnlab.adapters.evict import evicting, perplexity
 from attnlab.caches import KeptKeys, KVPolicy
-from attnlab.caches.kv_policy import keep_mask
-from tests.caches.policies import RANKINGS
+from tests.caches.policies import RANKINGS, kept_of_scores
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +28,14 @@ def model() -> torch.nn.Module:
 def test_the_budget_is_split_into_sinks_recent_and_ranked() -> None:
     rank = torch.tensor([[[9.0, 1.0, 5.0, 8.0, 2.0, 0.0, 0.0]]])
     assert KVPolicy(4, sinks=1, recent=2).split() == (1, 2, 1)
-    kept = keep_mask(KVPolicy(4, sinks=1, recent=2), rank)
+    kept = kept_of_scores(KVPolicy(4, sinks=1, recent=2), rank)
     assert kept[0, 0].tolist() == [True, False, False, True, False, True, True]
-    assert keep_mask(KVPolicy(7), rank).all()
+    assert kept_of_scores(KVPolicy(7), rank).all()
     assert KVPolicy(8, by="recency").split() == (4, 4, 0)
 
 
 def test_equal_ranks_keep_the_later_key() -> None:
-    kept = keep_mask(KVPolicy(2, recent=1), torch.zeros(1, 1, 5))
+    kept = kept_of_scores(KVPolicy(2, recent=1), torch.zeros(1, 1, 5))
     assert kept[0, 0].tolist() == [False, False, False, True, True]
 
 

@@ -15,10 +15,10 @@ from attnlab.adapters.evict import token_losses
 from attnlab.adapters.rotary import rotation_of
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy
-from attnlab.caches.kv_policy import keep_mask, policy_spec
+from attnlab.caches.kv_policy import policy_spec
 from tests.adapters.both_kinds import ours, tokens_of
 from tests.adapters.zoo import build
-from tests.caches.policies import EXAMPLES
+from tests.caches.policies import EXAMPLES, kept_of_scores
 from tests.tolerance import assert_close
 
 
@@ -105,9 +105,9 @@ def test_budgets_are_numbers_or_shares_and_may_fall_with_the_layer() -> None:
 
 def test_heads_that_share_a_budget_keep_the_best_of_all_beyond_their_safeguard() -> None:
     score = torch.tensor([[[9.0, 8.0, 7.0, 6.0, 5.0], [4.0, 3.0, 2.0, 1.0, 0.0]]])
-    kept = keep_mask(KVPolicy(3, heads="shared", recent=0, safeguard=0.4), score)
+    kept = kept_of_scores(KVPolicy(3, heads="shared", recent=0, safeguard=0.4), score)
     assert kept[0].tolist() == [[True, True, True, True, True], [True, False, False, False, False]]
-    kept = keep_mask(KVPolicy(3, heads="shared", recent=0, safeguard=0.7), score)
+    kept = kept_of_scores(KVPolicy(3, heads="shared", recent=0, safeguard=0.7), score)
     assert kept[0].tolist() == [[True, True, True, True, False], [True, True, False, False, False]]
     assert int(kept.sum()) == 6
 
