@@ -27,10 +27,12 @@ if TYPE_CHECKING:
         swap_plan,
     )
     from attnlab.adapters.cache_bytes import cache_bytes, held_bytes
-    from attnlab.adapters.evict import KVPolicy, evicting
+    from attnlab.adapters.evict import evicting
     from attnlab.adapters.initialise import initialise_control
     from attnlab.adapters.plan import PlannedFor
     from attnlab.attention import AttentionCall, Mechanism
+    from attnlab.caches.kv_policy import KVPolicy, cache_policy
+    from attnlab.caches.registry import cache_policy_names
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
@@ -118,6 +120,8 @@ __all__ = [
     "alternative_attention",
     "approximation_error",
     "cache_bytes",
+    "cache_policy",
+    "cache_policy_names",
     "check",
     "convert",
     "distill",
@@ -156,10 +160,12 @@ _OFFERED = {
     "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.cache_bytes": "cache_bytes held_bytes",
     "adapters.distillation": "Distillation distill",
-    "adapters.evict": "KVPolicy evicting",
+    "adapters.evict": "evicting",
     "adapters.initialise": "initialise_control",
     "adapters.plan": "PlannedFor",
     "attention": "AttentionCall Mechanism",
+    "caches.kv_policy": "KVPolicy cache_policy",
+    "caches.registry": "cache_policy_names",
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",

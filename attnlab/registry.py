@@ -19,7 +19,19 @@ from typing import Any, TypeVar
 from attnlab.attention import Mechanism
 from attnlab.discovery import import_all, run_file
 
-__all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of", "stored_mechanism"]
+__all__ = [
+    "FILE_SPEC",
+    "Entry",
+    "all_mechanisms",
+    "mechanism",
+    "mechanism_names",
+    "parse_settings",
+    "register",
+    "settings_of",
+    "spec_of",
+    "stored_mechanism",
+    "usage",
+]
 
 ENTRY_POINT_GROUP = "attnlab.mechanisms"
 
@@ -36,10 +48,7 @@ class Entry:
 
     def usage(self) -> str:
         """The name with its settings and their defaults, as an error message lists them."""
-        shown = [
-            f.name if f.default is dataclasses.MISSING else f"{f.name}={f.default}" for f in _settings_of(self.cls)
-        ]
-        return f"{self.name}:{','.join(shown)}" if shown else self.name
+        return usage(self.name, self.cls)
 
 
 _entries: dict[str, Entry] = {}
@@ -79,7 +88,7 @@ def mechanism(spec: str | Mechanism) -> Mechanism:
         raise ValueError(f"a mechanism is given as a spec string or an object, got {type(spec).__name__}")
     entry, settings = _find(spec.strip())
     try:
-        return entry.cls(**_parse(settings, entry))
+        return entry.cls(**parse_settings(settings, entry.cls, entry.name))
     except TypeError as error:
         raise ValueError(f"{spec!r}: {error}; usage: {entry.usage()}") from None
     except ValueError as error:
@@ -115,7 +124,7 @@ def spec_of(mech: Mechanism) -> str:
         if entry.cls is type(mech):
             shown = [
                 f"{f.name}={getattr(mech, f.name)}"
-                for f in _settings_of(entry.cls)
+                for f in settings_of(entry.cls)
                 if getattr(mech, f.name) != f.default
             ]
             return f"{entry.name}:{','.join(shown)}" if shown else entry.name
@@ -163,21 +172,29 @@ def _load() -> dict[str, Entry]:
     return _entries
 
 
-def _settings_of(cls: type[Mechanism]) -> list[dataclasses.Field[Any]]:
+def usage(name: str, cls: type) -> str:
+    """A name with the settings of its class and their defaults."""
+    shown = [f.name if f.default is dataclasses.MISSING else f"{f.name}={f.default}" for f in settings_of(cls)]
+    return f"{name}:{','.join(shown)}" if shown else name
+
+
+def settings_of(cls: type) -> list[dataclasses.Field[Any]]:
+    """The settings that a spec of this class can name."""
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
 
 
-def _parse(rest: str, entry: Entry) -> dict[str, Any]:
-    settings = {f.name: f for f in _settings_of(entry.cls)}
+def parse_settings(rest: str, cls: type, name: str) -> dict[str, Any]:
+    """The settings ``key=value,...`` of a class that is known by this name; a bare value fills its first setting."""
+    settings = {f.name: f for f in settings_of(cls)}
     parsed: dict[str, Any] = {}
     for position, item in enumerate(part for part in rest.split(",") if part.strip()):
         key, equals, value = (s.strip() for s in item.partition("="))
         if not equals:
             if position > 0 or not settings:
-                raise ValueError(f"{item!r} is not key=value; usage: {entry.usage()}")
+                raise ValueError(f"{item!r} is not key=value; usage: {usage(name, cls)}")
             key, value = next(iter(settings)), key
         if key not in settings:
-            raise ValueError(f"{entry.name} has no setting {key!r}; usage: {entry.usage()}")
+            raise ValueError(f"{name} has no setting {key!r}; usage: {usage(name, cls)}")
         if key in parsed:
             raise ValueError(f"setting {key!r} is given twice")
         parsed[key] = _value(key, value, str(settings[key].type))

@@ -19,8 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 import attnlab as al
-from attnlab.adapters.evict import KeyRanking, keep_positions
 from attnlab.adapters.protocol import adapter_of
+from attnlab.caches.contract import Place, take_keys
+from attnlab.caches.kept_keys import KeptKeys
 from attnlab.data import bundled_text
 
 TABLE = "errors"
@@ -104,15 +105,16 @@ def judged(model: Any, trace: Any, what: Any, tokenizer: Any, before: str) -> di
 
 def evicted(call: al.AttentionCall, policy: al.KVPolicy, layer: int) -> Tensor:
     """The output of tokens that come one by one where only the policy's keys are kept."""
-    ranking, outputs = KeyRanking(policy, layer), []
+    kept, outputs = KeptKeys(policy, layer), []
     k, v = call.k[:, :, :0], call.v[:, :, :0]
     for t in range(call.q.shape[2]):
         k, v = torch.cat([k, call.k[:, :, t : t + 1]], 2), torch.cat([v, call.v[:, :, t : t + 1]], 2)
         step = replace(call, q=call.q[:, :, t : t + 1], k=k, v=v, x=None, causal=False, offset=0, mask=None, bias=None)
         outputs.append(al.Softmax()(step))
-        at = ranking.kept_after(step)
+        kept.extend(1)
+        at = kept.cut(step, Place(layer))
         if at is not None:
-            k, v = keep_positions(k, at), keep_positions(v, at)
+            k, v = take_keys(k, at), take_keys(v, at)
     return torch.cat(outputs, 2)
 
 

@@ -26,7 +26,8 @@ from storing import make_results, merge_results, read_results, write_results
 from torch import Tensor
 
 from attnlab.adapters import load_model
-from attnlab.adapters.evict import RANKINGS, KVPolicy, token_losses
+from attnlab.adapters.evict import token_losses
+from attnlab.caches import KVPolicy, cache_policy_names
 from attnlab.data import load_store
 
 KEYS = {
@@ -34,6 +35,8 @@ KEYS = {
     "against_mass": ["model", "text", "policy", "budget"],
     "by_budget": ["model", "text", "policy"],
 }
+# Those of the table in the guide, by the names that it has for them.
+POLICIES = ["value-aware", "leave-one-out", "mass", "mass-norm", "recency", "random"]
 Row = dict[str, Any]
 
 
@@ -46,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sampled", action="store_true", help="text drawn from the model with a full cache")
     parser.add_argument("--budgets", nargs="+", type=int, default=[16, 32, 64])
-    parser.add_argument("--policies", nargs="+", choices=RANKINGS, default=list(RANKINGS))
+    parser.add_argument(
+        "--policies", nargs="+", default=POLICIES, help=f"of these and {', '.join(cache_policy_names())}"
+    )
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--sequences", type=int, default=16, help="of each text, spread evenly over it")
     parser.add_argument("--sinks", type=int, default=4, help="first tokens that every policy keeps")

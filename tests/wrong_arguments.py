@@ -39,7 +39,14 @@ NO_INT: tuple[Any, ...] = (1.5, float("nan"), float("inf"), "x", [], object())
 NO_FLOAT: tuple[Any, ...] = (float("nan"), float("inf"), "x", [], object())
 # Plain records of results, whose fields other functions check; loading a model and training are tested with files.
 RECORDS = {"EffectiveAttention", "LayerTrace", "LoadedModel", "Subject"}
-WITHOUT_ARGUMENTS = {"all_mechanisms", "mechanism_names", "shipped_model", "Mechanism", "__version__"}
+WITHOUT_ARGUMENTS = {
+    "all_mechanisms",
+    "cache_policy_names",
+    "mechanism_names",
+    "shipped_model",
+    "Mechanism",
+    "__version__",
+}
 
 
 def small_model() -> Transformer:
@@ -68,6 +75,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "alternative_attention": {"layer": trace[0]},
         "approximation_error": {"trace": trace, "mech": "top-r:r=2"},
         "cache_bytes": {"model": model, "length": 5},
+        "cache_policy": {"spec": "h2o:budget=4"},
         "check": {"mech": "uniform", "laws": ["hidden_keys_get_no_weight"]},
         "convert": {"model": small_model(), "mech": "abc-random:slots=2"},
         "distill": {"model": model, "converted": model, "texts": ["a b"]},

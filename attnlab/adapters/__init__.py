@@ -28,7 +28,7 @@ Our Transformer needs no function in between: a converted layer's mechanism is i
 from attnlab.adapters.contexts import record, swap
 from attnlab.adapters.convert import convert, is_converted
 from attnlab.adapters.distillation import Distillation, distill
-from attnlab.adapters.evict import KVPolicy, evicting
+from attnlab.adapters.evict import evicting
 from attnlab.adapters.generate import generate
 from attnlab.adapters.load import LoadedModel, load_model, reconvert, save_model, shipped_model
 from attnlab.adapters.plan import Plan, swap_plan
@@ -36,7 +36,6 @@ from attnlab.adapters.protocol import adapter_of
 
 __all__ = [
     "Distillation",
-    "KVPolicy",
     "LoadedModel",
     "Plan",
     "adapter_of",

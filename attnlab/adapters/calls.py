@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.evict import refuse_padding
 from attnlab.adapters.masks import Seen, seen_by, visible_and_bias
 from attnlab.adapters.protocol import CachedKeys, Conversion, Site
 from attnlab.attention import AttentionCall, repeat_groups
@@ -132,18 +131,16 @@ def _with_position_bias(seen: Seen, place: Site | Conversion, query: Tensor, pos
 def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> Seen:
     """What new tokens see of the keys that were not evicted, all of which come before the new ones."""
     b, h, n_q, _ = query.shape
-    first = cached.tokens_read - n_q
     if not seen.causal and n_q > 1:
         raise ValueError("an evicting cache takes a causal mask only: here a token sees later tokens")
-    if seen.key_visible is not None:
-        refuse_padding(seen.key_visible[:, first:])
-    if seen.mask is not None:
-        refuse_padding(seen.mask[..., first:].diagonal(dim1=-2, dim2=-1))
     mask, bias = seen.mask, seen.bias
     if seen.key_visible is not None:
         keys = seen.key_visible[:, None, None, :].expand(-1, -1, n_q, -1)
         mask = keys if mask is None else mask & keys
     if cached.positions is not None:
-        at = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
+        positions = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
+        at = positions.clamp(min=0).long()
         mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
+        if bool((positions < 0).any()):
+            mask = positions >= 0 if mask is None else mask & (positions >= 0)
     return Seen(causal=True, offset=n_k - n_q, mask=mask, bias=bias)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from attnlab.adapters.evict import KeyRanking, KVPolicy, keep_positions
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
+from attnlab.caches.contract import Place, take_keys
+from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.kv_policy import KVPolicy
 from attnlab.shapes import Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]
@@ -23,16 +27,12 @@ class EvictingLayer(DynamicLayer):
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
         super().__init__()
-        self.ranking, self.seen = KeyRanking(policy, layer), 0
-        self.positions: Tensor | None = None
+        self.kept = KeptKeys(policy, layer)
         self.updated = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append the new keys and values."""
-        if self.positions is not None:
-            new = torch.arange(self.seen, self.seen + key_states.shape[-2], device=self.positions.device)
-            self.positions = torch.cat([self.positions, new.expand(*self.positions.shape[:2], -1)], -1)
-        self.seen += key_states.shape[-2]
+        self.kept.extend(key_states.shape[-2])
         self.updated = True
         return super().update(key_states, value_states, *args, **kwargs)
 
@@ -41,9 +41,9 @@ class EvictingLayer(DynamicLayer):
         if not self.updated:
             raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
         self.updated = False
-        return CachedKeys(self.seen, self.positions)
+        return CachedKeys(self.kept.length, self.kept.columns)
 
-    def evict(self, call: AttentionCall) -> None:
+    def evict(self, call: AttentionCall, place: Place) -> None:
         """Keep what the policy chooses after this call."""
         assert self.keys is not None
         assert self.values is not None
@@ -53,48 +53,43 @@ class EvictingLayer(DynamicLayer):
                 f"the model caches {cached} in place of keys {used}, and makes keys from it at every step (latent "
                 "attention), so no head can evict a key of its own"
             )
-        at = self.ranking.kept_after(call)
+        again = self.kept.waits
+        at = self.kept.cut_after_rereading(call, place) if again else self.kept.cut(call, place)
         if at is not None:
-            self.keys, self.values = (keep_positions(t, at) for t in (self.keys, self.values))
-            self.positions = at if self.positions is None else self.positions.gather(-1, at)
+            self.keys, self.values = (take_keys(t, at) for t in (self.keys, self.values))
 
     def get_seq_length(self, *_: Any) -> int:
         """How many tokens were read, by which new ones are numbered."""
-        return self.seen
+        return self.kept.length
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """As of a cache that kept every key."""
         length = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return self.seen + length, 0
+        return self.kept.length + length, 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " n"]) -> None:
         """Row i becomes what row ``beam_idx[i]`` was."""
         super().reorder_cache(beam_idx.long())  # type: ignore[arg-type]
-        self._select(beam_idx)
+        self.kept.select(beam_idx)
 
     def batch_select_indices(self, indices: Int[Tensor, " n"]) -> None:
         """Keep these rows."""
         super().batch_select_indices(indices)
-        self._select(indices)
+        self.kept.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
         if self.keys is not None:
             rows = torch.arange(self.keys.shape[0], device=self.keys.device)
-            self._select(rows.repeat_interleave(repeats))
+            self.kept.select(rows.repeat_interleave(repeats))
         super().batch_repeat_interleave(repeats)
-
-    def _select(self, rows: Int[Tensor, " n"]) -> None:
-        self.ranking.select(rows)
-        if self.positions is not None:
-            self.positions = self.positions[rows.to(self.positions.device)]
 
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self.keys = self.values = self.positions = None
+        self.keys = self.values = None
         self.is_initialized = False
-        self.ranking, self.seen = KeyRanking(self.ranking.policy, self.ranking.layer), 0
+        self.kept = KeptKeys(self.kept.policy, self.kept.layer)
 
     def crop(self, *_: Any) -> None:
         """Refused: evicted keys cannot come back."""
@@ -106,14 +101,48 @@ class EvictingCache(Cache):
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
         super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
-        self.policy, self.current = policy, 0
+        self.policy, self.current, self.rereading = policy, 0, False
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(EvictingLayer(self.policy, len(self.layers)))
         self.current = layer_idx
+        if not self.rereading:
+            self.of_call().kept.refuse_waiting()
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @contextmanager
+    def reading_twice(self, model: nn.Module) -> Iterator[None]:
+        """Let the model read its prompt a second time before keys are dropped, where the policy asks for that."""
+        if not self.policy.score.reads_twice:
+            yield
+            return
+        hook = model.register_forward_hook(self._read_again, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _read_again(self, model: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any], _output: Any) -> None:
+        if self.rereading or inputs.get("past_key_values") is not self or not self.of_call().kept.waits:
+            return
+        length = self.get_seq_length()
+        config: Any = model.config
+        most = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if most is not None and 2 * length > most:
+            raise ValueError(
+                f"the cache policy {self.policy.by!r} reads the prompt of {length} tokens twice, and the model has "
+                f"{most} positions; shorten the prompt, or choose another policy"
+            )
+        names = ("input_ids", "inputs_embeds")
+        prompt = {name: inputs[name] for name in names if inputs.get(name) is not None} or {"input_ids": args[0]}
+        self.rereading = True
+        try:
+            with torch.no_grad():
+                model(**prompt, past_key_values=self, use_cache=True)
+        finally:
+            self.rereading = False
 
     def of_call(self) -> EvictingLayer:
         """The layer whose call is under way; a module that runs several times (HRM) has one for each."""
@@ -122,5 +151,9 @@ class EvictingCache(Cache):
         return layer
 
     def kept(self) -> list[int]:
-        """Keys held by each layer."""
+        """The most keys that a head of each layer holds."""
         return [0 if layer.keys is None else layer.keys.shape[-2] for layer in self.layers]  # type: ignore[union-attr]
+
+    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
+        """For each layer that has read tokens, the keys that every head of every row holds."""
+        return [layer.kept.counts(layer.keys) for layer in self.layers if layer.keys is not None]  # type: ignore[union-attr]

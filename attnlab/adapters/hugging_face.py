@@ -25,10 +25,13 @@ from attnlab.adapters.attention_function import (
     remove_frame,
     uninstall,
 )
-from attnlab.adapters.evict import KVPolicy, refuse_other_attention
+from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.outside_interface import family_of
 from attnlab.adapters.protocol import Frame, ModelAdapter, Site
+from attnlab.adapters.rotary import rotation_of
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.caches.contract import Place
+from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import spec_of, stored_mechanism
@@ -115,15 +118,17 @@ class HuggingFaceModel(ModelAdapter):
                     "cache; end that context first"
                 )
         cache = EvictingCache(policy, self.model.config.get_text_config(decoder=True).num_hidden_layers)
+        rotations = {site.module: rotation_of(self.model, site.module, forward_of(site.module)) for site in decoder}
 
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
-            cache.of_call().evict(call)
+            projection = site.projection(call.q.shape[1] * call.v.shape[-1])
+            cache.of_call().evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
 
         frame = Frame(
             mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
         )
-        with self.attach(dict.fromkeys(decoder, frame)):
+        with self.attach(dict.fromkeys(decoder, frame)), cache.reading_twice(self.model):
             yield cache
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:

@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.adapters.evict import KeyRanking, KVPolicy, keep_positions, refuse_other_attention, refuse_padding
+from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.protocol import Conversion, Frame, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.caches.contract import Place, take_keys
+from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import AttentionLayer, put_mechanism
 from attnlab.models.cache import Cache, KeyValueCache
 from attnlab.models.config import FIELDS, Kind, specs_per_layer
+from attnlab.models.positions import count_positions, rotate
 from attnlab.models.transformer import Transformer
 from attnlab.registry import spec_of
 from attnlab.shapes import Bool, Float, Int
@@ -113,6 +117,11 @@ class OwnModel(ModelAdapter):
             raise ValueError("a transformer of kind 'encoder' does not decode, so it has no cache to evict from")
         for site in decoder:
             refuse_other_attention(site.name, self.mechanism_at(site))
+        if policy.score.reads_twice:
+            raise ValueError(
+                f"the cache policy {policy.by!r} reads a prompt twice, which models of attnlab.models cannot; choose "
+                "another policy"
+            )
         yield _EvictingCache(model, policy, decoder)
 
     def logits(self, ids: Int[Tensor, "b q"], *, cache: Any = None) -> Float[Tensor, "b q v"]:
@@ -142,22 +151,26 @@ class _Noting:
 class _EvictingKeyValues(KeyValueCache):
     """The keys and values of one layer that a policy keeps."""
 
-    def __init__(self, name: str, ranking: KeyRanking) -> None:
-        super().__init__(ranking.policy.budget)
-        self.name, self.ranking = name, ranking
+    def __init__(self, site: Site, layers: int, policy: KVPolicy) -> None:
+        super().__init__(0)
+        self.site, self.layers, self.kept = site, layers, KeptKeys(policy, site.layer)
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
     ) -> tuple[AttentionCall, Tensor]:
         """Attend over the keys that are left and the call's own, then evict."""
-        refuse_other_attention(self.name, mechanism)
-        k, v = call.k, call.v
+        refuse_other_attention(self.site.name, mechanism)
+        k, v, n_q = call.k, call.v, call.q.shape[2]
         if self.k is not None and self.v is not None:
             k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
-        full = replace(call, k=k, v=v, key_visible=None, offset=k.shape[2] - call.q.shape[2])
+        self.kept.extend(n_q)
+        mask = self.kept.mask(call)
+        full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - n_q)
         output = mechanism(full)
-        at = self.ranking.kept_after(full)
-        self.k, self.v = (k, v) if at is None else (keep_positions(k, at), keep_positions(v, at))
+        projection = self.site.projection(call.q.shape[1] * v.shape[-1])
+        turn = rotate if getattr(self.site.module, "rotary", False) else None
+        at = self.kept.cut(full, Place(self.site.layer, self.layers, projection, turn))
+        self.k, self.v = (k, v) if at is None else (take_keys(k, at), take_keys(v, at))
         self.length = self.k.shape[2]
         return full, output
 
@@ -165,7 +178,7 @@ class _EvictingKeyValues(KeyValueCache):
         """Copy rows."""
         if self.k is not None and self.v is not None:
             self.k, self.v = self.k[rows], self.v[rows]
-        self.ranking.select(rows)
+        self.kept.select(rows)
 
 
 class _EvictingCache(Cache):
@@ -173,7 +186,7 @@ class _EvictingCache(Cache):
 
     def __init__(self, model: Transformer, policy: KVPolicy, decoder: list[Site]) -> None:
         super().__init__(
-            [_EvictingKeyValues(site.name, KeyRanking(policy, site.layer)) for site in decoder],
+            [_EvictingKeyValues(site, len(decoder), policy) for site in decoder],
             made_by=[_layer_of(site).current_mechanism() for site in decoder],
             cross_layers=model.config.depth("cross"),
             # The number of positions that the model may read is checked by the model.
@@ -183,14 +196,24 @@ class _EvictingCache(Cache):
     def extend(
         self, tokens: Int[Tensor, "b q"], visible: Bool[Tensor, "b q"] | None
     ) -> tuple[Bool[Tensor, "b k"] | None, Int[Tensor, "#b q"]]:
-        """Count in new tokens, none of which is padding."""
-        if visible is not None:
-            refuse_padding(visible)
-        return super().extend(tokens, None)
+        """Count in new tokens, some of which may be padding."""
+        if visible is None and self._visible is None:
+            return super().extend(tokens, None)
+        start, self.length = self.length, self.length + tokens.shape[1]
+        past, new = self._visible, torch.ones_like(tokens, dtype=torch.bool) if visible is None else visible
+        if past is None:
+            past = new.new_ones(tokens.shape[0], start)
+        self._visible = torch.cat([past, new], 1)
+        return self._visible, count_positions(self._visible)[:, start:]
 
     def kept(self) -> list[int]:
-        """Keys held by each layer."""
+        """The most keys that a head of each layer holds."""
         return [layer.length for layer in self.layers if isinstance(layer, KeyValueCache)]
+
+    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
+        """For each layer that has read tokens, the keys that every head of every row holds."""
+        layers = [layer for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
+        return [layer.kept.counts(layer.k) for layer in layers if layer.k is not None]
 
 
 def _layer_of(site: Site) -> AttentionLayer:

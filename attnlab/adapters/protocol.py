@@ -21,7 +21,7 @@ from attnlab.summaries import short_repr
 from attnlab.trace import Kind
 
 if TYPE_CHECKING:
-    from attnlab.adapters.evict import KVPolicy
+    from attnlab.caches.kv_policy import KVPolicy
 
 __all__ = [
     "CachedKeys",
@@ -67,7 +67,7 @@ class CachedKeys:
     """The keys of a site that an evicting cache holds, those of the call under way included."""
 
     tokens_read: int
-    # The place in the text of each key; None where no key was evicted.
+    # The column of the text of each key, -1 where a head holds fewer keys; None where no key was evicted.
     positions: Int[Tensor, "b g n"] | None = None
 
     __repr__ = short_repr

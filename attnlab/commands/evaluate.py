@@ -55,7 +55,7 @@ def _subject_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         metavar="SPEC",
-        help="a cache that evicts keys, such as budget=64,by=recency,sinks=4; repeatable",
+        help="a cache that evicts keys, such as h2o:budget=64,sinks=4 or snapkv:window=32,budget=0.25; repeatable",
         **several,
     )
 

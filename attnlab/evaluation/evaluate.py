@@ -18,8 +18,8 @@ from typing import Any
 from unittest import mock
 
 from attnlab.adapters import LoadedModel, Plan, load_model
-from attnlab.adapters.evict import KVPolicy
 from attnlab.adapters.load import max_length
+from attnlab.caches.kv_policy import KVPolicy, cache_policy, policy_spec
 from attnlab.evaluation.answers import AnswerFile, fingerprint
 from attnlab.evaluation.intervals import Interval, mean_interval, paired_interval, wilson
 from attnlab.evaluation.ruler import RULER_TASKS
@@ -76,8 +76,8 @@ def subjects_of(
         name = "plan" if isinstance(plan, Plan) else Path(plan).stem
         subjects.append(EvaluationSubject(f"plan {name}", plan=plan if isinstance(plan, Plan) else Plan.load(plan)))
     for policy in policies:
-        made = policy if isinstance(policy, KVPolicy) else _policy(policy)
-        subjects.append(EvaluationSubject(f"cache {_policy_name(made)}", policy=made))
+        made = cache_policy(policy)
+        subjects.append(EvaluationSubject(f"cache {policy_spec(made)}", policy=made))
     for subject in subjects:
         if subject.mechanism is not None:
             mechanism(subject.mechanism)
@@ -298,31 +298,6 @@ def _add_differences(row: dict[str, Any], values: Mapping[str, list[float]], own
         if values.get(name) and len(values[name]) == len(own.get(name, [])):
             difference = paired_interval(values[name], own[name], task.get("weights"))
             task["over_own"] = {"value": difference.value, "low": difference.low, "high": difference.high}
-
-
-def _policy(spec: str) -> KVPolicy:
-    """``budget=64,by=mass`` as a policy of the cache."""
-    settings: dict[str, Any] = {}
-    for part in spec.split(","):
-        key, equals, value = part.partition("=")
-        if key not in ("budget", "by", "recent", "sinks", "seed") or not equals:
-            raise ValueError(f"a cache policy is written budget=64,by=mass,recent=32,sinks=4,seed=0; got {spec!r}")
-        settings[key] = value if key == "by" else _whole_number(value, key)
-    if "budget" not in settings:
-        raise ValueError(f"a cache policy needs its budget, such as budget=64; got {spec!r}")
-    return KVPolicy(**settings)
-
-
-def _whole_number(text: str, name: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} must be a whole number, got {text!r}") from None
-
-
-def _policy_name(policy: KVPolicy) -> str:
-    parts = {"budget": policy.budget, "by": policy.by, "recent": policy.recent, "sinks": policy.sinks}
-    return ",".join(f"{key}={value}" for key, value in parts.items() if value is not None)
 
 
 def _identity(subject: EvaluationSubject) -> str:

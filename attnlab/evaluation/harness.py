@@ -24,9 +24,10 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from attnlab.adapters import LoadedModel, Plan, load_model, swap, swap_plan
-from attnlab.adapters.evict import KVPolicy, evicting
+from attnlab.adapters.evict import evicting, refuse_prefill
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import Mechanism
+from attnlab.caches.kv_policy import KVPolicy
 from attnlab.devices import to_device
 from attnlab.evaluation.answers import AnswerFile
 from attnlab.registry import mechanism as mechanism_of
@@ -105,6 +106,7 @@ class AttnlabLM(HFLM):
 
     def _logits_token_by_token(self, ids: Tensor, policy: KVPolicy) -> Tensor:
         """The logits of each token where keys are evicted after every token."""
+        refuse_prefill(policy)
         adapter = adapter_of(self.model)
         with torch.no_grad(), evicting(self.model, policy) as cache:
             return torch.cat([adapter.logits(ids[:, t : t + 1], cache=cache) for t in range(ids.shape[1])], 1)

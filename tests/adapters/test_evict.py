@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnlab.adapters.evict import RANKINGS, KVPolicy, evicting, keep_mask, perplexity
+from attnlab.adapters.evict import evicting, perplexity
+from attnlab.caches import KeptKeys, KVPolicy
+from tests.caches.policies import RANKINGS, kept_of_scores
 
 
 @pytest.fixture(scope="module")
@@ -26,14 +28,14 @@ def model() -> torch.nn.Module:
 def test_the_budget_is_split_into_sinks_recent_and_ranked() -> None:
     rank = torch.tensor([[[9.0, 1.0, 5.0, 8.0, 2.0, 0.0, 0.0]]])
     assert KVPolicy(4, sinks=1, recent=2).split() == (1, 2, 1)
-    kept = keep_mask(KVPolicy(4, sinks=1, recent=2), rank)
+    kept = kept_of_scores(KVPolicy(4, sinks=1, recent=2), rank)
     assert kept[0, 0].tolist() == [True, False, False, True, False, True, True]
-    assert keep_mask(KVPolicy(7), rank).all()
+    assert kept_of_scores(KVPolicy(7), rank).all()
     assert KVPolicy(8, by="recency").split() == (4, 4, 0)
 
 
 def test_equal_ranks_keep_the_later_key() -> None:
-    kept = keep_mask(KVPolicy(2, recent=1), torch.zeros(1, 1, 5))
+    kept = kept_of_scores(KVPolicy(2, recent=1), torch.zeros(1, 1, 5))
     assert kept[0, 0].tolist() == [False, False, False, True, True]
 
 
@@ -78,17 +80,14 @@ def test_recency_equals_attention_with_a_mask(model: torch.nn.Module) -> None:
 
 
 def test_value_aware_keeps_the_values_nearest_to_the_mean_output(model: torch.nn.Module) -> None:
-    from attnlab.adapters.evict import KeyRanking
     from attnlab.attention import AttentionCall
 
     q, k = torch.zeros(1, 1, 1, 3), torch.randn(1, 1, 4, 3)
     v = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [-1.0, 3.0]]).view(1, 1, 4, 2)
     # Zero queries attend uniformly: o = (1, 1), nearest to the third value, then to the first.
-    ranking = KeyRanking(KVPolicy(2, by="value-aware", recent=0), 0)
-    assert ranking.kept_after(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
+    assert KeptKeys(KVPolicy(2, by="value-aware", recent=0), 0).cut(AttentionCall(q, k, v)).tolist() == [[[0, 2]]]
     # Leaving one out moves the output by |v_i - o| / 3: most for the fourth and the second.
-    ranking = KeyRanking(KVPolicy(2, by="leave-one-out", recent=0), 0)
-    assert ranking.kept_after(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
+    assert KeptKeys(KVPolicy(2, by="leave-one-out", recent=0), 0).cut(AttentionCall(q, k, v)).tolist() == [[[1, 3]]]
 
 
 def test_a_mask_of_all_tokens_is_honoured_after_evictions(model: torch.nn.Module) -> None:
@@ -126,27 +125,18 @@ def test_what_ranks_keys_is_reordered_with_them(model: torch.nn.Module, by: str)
     layer = cache.layers[1]
 
     def state() -> list[torch.Tensor]:
-        kept = (layer.keys, layer.values, layer.positions, layer.ranking.gathered, layer.ranking.outputs)
-        return [t for t in kept if t is not None]
+        gathered = layer.kept.gathered
+        return [layer.keys, layer.values, layer.kept.columns, *gathered.per_key.values(), *gathered.per_row.values()]
 
     expected = [t[rows] for t in state()]
     cache.reorder_cache(rows)
-    assert len(state()) == {"recency": 3, "value-aware": 5}.get(by, 4)
+    assert len(state()) == (3 if by == "recency" else 4)
     assert all(map(torch.equal, state(), expected))
 
 
-def test_padding_and_cropping_are_refused(model: torch.nn.Module) -> None:
-    ids = torch.randint(29, (2, 4))
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    for part in (model, model.model):
-        with evicting(model, KVPolicy(3)) as cache, pytest.raises(ValueError, match="takes no padding"):
-            part(ids, mask, past_key_values=cache)
-    with evicting(model, KVPolicy(3)) as cache:
-        with pytest.raises(ValueError, match="takes no padding"):
-            model(ids, attention_mask=mask, past_key_values=cache)
-        with pytest.raises(ValueError, match="cannot be cropped"):
-            cache.layers[0].crop(-1)
+def test_cropping_is_refused(model: torch.nn.Module) -> None:
+    with evicting(model, KVPolicy(3)) as cache, pytest.raises(ValueError, match="cannot be cropped"):
+        cache.layers[0].crop(-1)
     assert model.config._attn_implementation == "sdpa"
 
 

@@ -11,10 +11,11 @@ from torch import nn
 
 import attnlab as al
 from attnlab.adapters import adapter_of
-from attnlab.adapters.evict import RANKINGS, perplexity
-from attnlab.models import Transformer, beam_search, greedy_search
+from attnlab.adapters.evict import perplexity
+from attnlab.models import beam_search, greedy_search
 from tests.adapters.both_kinds import ours, tokens_of
 from tests.adapters.zoo import VOCABULARY, build
+from tests.caches.policies import RANKINGS
 from tests.tolerance import assert_close
 
 
@@ -142,11 +143,6 @@ def test_contexts_around_our_models_compose_in_both_orders(outer: str, inner: st
 
 def test_what_evicting_refuses(decoder: nn.Module) -> None:
     ids, policy = tokens_of(4), al.KVPolicy(3)
-    name = "cache" if isinstance(decoder, Transformer) else "past_key_values"
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    with al.evicting(decoder, policy) as cache, pytest.raises(ValueError, match="takes no padding"):
-        decoder(ids, attention_mask=mask, **{name: cache})
     other = r"attends by TopR.* evicted by their softmax attention"
     with al.swap(decoder, "top-r:r=2"), pytest.raises(ValueError, match=other), al.evicting(decoder, policy):
         pass
