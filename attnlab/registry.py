@@ -19,11 +19,21 @@ from typing import Any, TypeVar
 from attnlab.attention import Mechanism
 from attnlab.discovery import import_all, run_file
 
-__all__ = ["Entry", "all_mechanisms", "mechanism", "mechanism_names", "register", "spec_of", "stored_mechanism"]
+__all__ = [
+    "Entry",
+    "all_mechanisms",
+    "from_settings",
+    "mechanism",
+    "mechanism_names",
+    "register",
+    "spec_of",
+    "stored_mechanism",
+]
 
 ENTRY_POINT_GROUP = "attnlab.mechanisms"
 
 T = TypeVar("T", bound=type[Mechanism])
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -79,11 +89,25 @@ def mechanism(spec: str | Mechanism) -> Mechanism:
         raise ValueError(f"a mechanism is given as a spec string or an object, got {type(spec).__name__}")
     entry, settings = _find(spec.strip())
     try:
-        return entry.cls(**_parse(settings, entry))
-    except TypeError as error:
-        raise ValueError(f"{spec!r}: {error}; usage: {entry.usage()}") from None
+        return from_settings(entry.cls, settings, name=entry.name, usage=entry.usage())
     except ValueError as error:
         raise ValueError(f"{spec!r}: {error}") from None
+
+
+def from_settings(cls: type[Made], text: str, *, name: str, usage: str) -> Made:
+    """A dataclass made from the text ``key=value,...``; a bare value at the beginning fills the first setting.
+
+    What is wrong is a ValueError in the words of ``name``, what is made, and ``usage``, how it is written.
+    """
+    parsed = _parse(text, cls, name, usage)
+    required = (f.name for f in _settings_of(cls) if f.default is f.default_factory is dataclasses.MISSING)
+    missing = [key for key in required if key not in parsed]
+    if missing:
+        raise ValueError(f"{name} needs {' and '.join(missing)}; usage: {usage}")
+    try:
+        return cls(**parsed)
+    except TypeError as error:
+        raise ValueError(f"{error}; usage: {usage}") from None
 
 
 def stored_mechanism(spec: str) -> Mechanism:
@@ -163,21 +187,21 @@ def _load() -> dict[str, Entry]:
     return _entries
 
 
-def _settings_of(cls: type[Mechanism]) -> list[dataclasses.Field[Any]]:
+def _settings_of(cls: type) -> list[dataclasses.Field[Any]]:
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
 
 
-def _parse(rest: str, entry: Entry) -> dict[str, Any]:
-    settings = {f.name: f for f in _settings_of(entry.cls)}
+def _parse(text: str, cls: type, name: str, usage: str) -> dict[str, Any]:
+    settings = {f.name: f for f in _settings_of(cls)}
     parsed: dict[str, Any] = {}
-    for position, item in enumerate(part for part in rest.split(",") if part.strip()):
+    for position, item in enumerate(part for part in text.split(",") if part.strip()):
         key, equals, value = (s.strip() for s in item.partition("="))
         if not equals:
             if position > 0 or not settings:
-                raise ValueError(f"{item!r} is not key=value; usage: {entry.usage()}")
+                raise ValueError(f"{item!r} is not key=value; usage: {usage}")
             key, value = next(iter(settings)), key
         if key not in settings:
-            raise ValueError(f"{entry.name} has no setting {key!r}; usage: {entry.usage()}")
+            raise ValueError(f"{name} has no setting {key!r}; usage: {usage}")
         if key in parsed:
             raise ValueError(f"setting {key!r} is given twice")
         parsed[key] = _value(key, value, str(settings[key].type))
