@@ -177,6 +177,10 @@ class Mechanism:
         """The bytes of keys, values or memory that the last query reads, as a share of all keys and values."""
         return 1.0
 
+    def search_steps(self, call: AttentionCall) -> int:
+        """About how many steps the search for one query's keys takes; 0 where ``weights`` searches for none."""
+        return 0
+
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         self.refuse(call)
         return self.forward(call)

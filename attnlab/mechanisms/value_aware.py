@@ -52,6 +52,9 @@ class ValueAware(SparseMechanism):
     def is_exact(self, call: AttentionCall) -> bool:
         return self.kernel == "exp" and self._exact(call)
 
+    def search_steps(self, call: AttentionCall) -> int:
+        return 0 if self.r == 1 else (call.v.shape[-1] + 1) ** 3
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         wide = at_least_float32(hide_unseen(call))
         parts = self._chunks(wide)
