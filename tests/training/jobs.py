@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -130,3 +131,14 @@ def assert_same_parameters(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+def stopped(path: Path) -> None:
+    """A run that a power cut ends after step 11."""
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(path, callbacks=[PowerCut(at=11)])
+
+
+def resumed(path: Path) -> tuple[Model, Outcome]:
+    """The rest of a run that was stopped."""
+    return job(path, resume=True, callbacks=[PowerCut(at=None)])
