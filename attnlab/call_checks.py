@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,9 @@ __all__ = ["check_bias", "check_call"]
 
 # Positions up to here, and sums of two of them, are exact in int64.
 MOST_TOKENS = 1 << 60
+# The tensors that a call may have, and those of them that say what may be seen.
+OPTIONAL = ("x", "key_visible", "mask", "bias", "memory")
+FLAGS = ("key_visible", "mask")
 
 
 def check_call(call: AttentionCall) -> None:
@@ -48,7 +50,7 @@ def _check_tensors(call: AttentionCall) -> None:
         if not isinstance(t, Tensor) or t.dim() != 4:
             got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
             raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {got}")
-    for name in ("x", "key_visible", "mask", "bias", "memory"):
+    for name in OPTIONAL:
         t = getattr(call, name)
         if t is not None and not isinstance(t, Tensor):
             raise ValueError(f"{name} must be a tensor or None, got {type(t).__name__}")
@@ -57,42 +59,44 @@ def _check_tensors(call: AttentionCall) -> None:
 
 
 def _check_shapes(call: AttentionCall) -> None:
-    q, k, v, x = call.q, call.k, call.v, call.x
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
-    if k.shape[:3] != v.shape[:3]:
+    # A decoding step makes a call in every layer, so each tensor is asked once.
+    q, k, v = call.q.shape, call.k.shape, call.v.shape
+    if q[3] != k[3]:
+        raise ValueError(f"q and k must have the same width, got {q[3]} and {k[3]}")
+    if k[:3] != v[:3]:
+        raise ValueError(f"k and v must agree in (batch, heads, length), got {tuple(k[:3])} and {tuple(v[:3])}")
+    if q[0] != k[0]:
+        raise ValueError(f"q and k must have the same batch size, got {q[0]} and {k[0]}")
+    if k[1] == 0 or q[1] % k[1]:
         raise ValueError(
-            f"k and v must agree in (batch, heads, length), got {tuple(k.shape[:3])} and {tuple(v.shape[:3])}"
-        )
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"q and k must have the same batch size, got {q.shape[0]} and {k.shape[0]}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
+            f"query heads must be a multiple of key/value heads, got {q[1]} and {k[1]}; "
             "did you pass (batch, length, heads, width)?"
         )
-    if x is not None and (x.dim() != 3 or x.shape[0] != k.shape[0] or x.shape[1] > k.shape[2]):
+    x = None if call.x is None else call.x.shape
+    if x is not None and (len(x) != 3 or x[0] != k[0] or x[1] > k[2]):
         raise ValueError(
-            f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
-            f"got {tuple(x.shape)}; x is what the keys were made from"
+            f"x must be (batch, at most the keys, width) = ({k[0]}, <= {k[2]}, m), "
+            f"got {tuple(x)}; x is what the keys were made from"
         )
 
 
 def _check_devices_and_dtypes(call: AttentionCall) -> None:
-    q = call.q
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q must be floating point, got {q.dtype}")
-    tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}
-    for name, t in tensors.items():
-        if t.device != q.device:
-            raise ValueError(f"{name} is on {t.device} but q is on {q.device}; move them to one device")
-        if name not in ("key_visible", "mask") and t.dtype != q.dtype:
-            raise ValueError(f"{name} is {t.dtype} but q is {q.dtype}; cast them to one dtype")
+    device, dtype = call.q.device, call.q.dtype
+    if not dtype.is_floating_point:
+        raise ValueError(f"q must be floating point, got {dtype}")
+    for name in ("k", "v", *OPTIONAL):
+        t = getattr(call, name)
+        if t is None:
+            continue
+        if t.device != device:
+            raise ValueError(f"{name} is on {t.device} but q is on {device}; move them to one device")
+        if t.dtype != dtype and name not in FLAGS:
+            raise ValueError(f"{name} is {t.dtype} but q is {dtype}; cast them to one dtype")
 
 
 def _check_masks(call: AttentionCall) -> None:
     b, h, n_q, n_k = call.sizes
-    for name in ("key_visible", "mask"):
+    for name in FLAGS:
         t = getattr(call, name)
         if t is not None and t.dtype != torch.bool:
             raise ValueError(
