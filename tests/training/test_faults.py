@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def faults(kind: str, folder: Path, share: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.faults", kind, str(folder), str(share)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
+from tests.training.jobs import report_of
 
 # Every so many writes, and every so many damages: a few seconds, or all of them.
 SOME = pytest.mark.parametrize("share", [61, pytest.param(1, marks=pytest.mark.slow)])
@@ -34,7 +16,7 @@ SOME = pytest.mark.parametrize("share", [61, pytest.param(1, marks=pytest.mark.s
 def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undisturbed_one(
     tmp_path: Path, share: int
 ) -> None:
-    report = faults("kills", tmp_path, share)
+    report = report_of("faults", "kills", tmp_path, share)
     assert report["wrong"] == {}
     assert report["tried"] == len(range(0, len(report["writes"]), share))
     # The kinds of files that a run writes are all among the writes.
@@ -44,6 +26,6 @@ def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undistu
 
 @SOME
 def test_a_damaged_run_ends_bit_for_bit_or_is_refused_in_one_line(tmp_path: Path, share: int) -> None:
-    report = faults("damage", tmp_path, share)
+    report = report_of("faults", "damage", tmp_path, share)
     assert report["wrong"] == {}
     assert report["ends"]["the same"] > report["ends"]["refused"]
