@@ -1,7 +1,7 @@
 """Runs in child processes that end at a chosen write, and runs resumed from damaged folders; see test_faults.py.
 
-Usage: python -m tests.training.faults kills|damage FOLDER SHARE. Children are forked after the imports. A share of 1 tries
-every write (or damage), 7 every seventh. Prints one JSON object: how many were tried, and what went wrong in which.
+Usage: python -m tests.training.faults FOLDER SHARE. Children are forked after the imports and a first run. A share of 1
+tries every write and damage, 7 every seventh. Prints one JSON object: how many were tried, and what went wrong in which.
 """
 
 from __future__ import annotations
@@ -124,11 +124,7 @@ def difference(run_dir: Path, whole: dict[str, Any], *folders: str) -> str | Non
 
 def kills(folder: Path, share: int) -> dict[str, Any]:
     """End a run at its writes, one after another, and resume it."""
-    text = folder / "corpus.txt"
-    text.write_text(TEXT)
-    errors, names = folder / "errors.txt", folder / "writes.json"
-    # What is imported late is imported before the first fork.
-    train(text, folder / "first")
+    text, errors, names = folder / "corpus.txt", folder / "errors.txt", folder / "writes.json"
 
     def counted() -> int:
         writes = Writes(folder / "whole", None)
@@ -199,9 +195,6 @@ def sign(file: Path) -> None:
 
 def damage(folder: Path, share: int) -> dict[str, Any]:
     """Damage each file of an unfinished and of a finished run in each way, and resume."""
-    text = folder / "corpus.txt"
-    text.write_text(TEXT)
-    train(text, folder / "finished")
     whole = outcome(folder / "finished")
     shutil.copytree(folder / "finished", folder / "unfinished")
     shutil.rmtree(folder / "unfinished" / "model")
@@ -252,5 +245,12 @@ def _resumed_after(
     return reason
 
 
+def main(folder: Path, share: int) -> dict[str, Any]:
+    """Both reports. The first run imports, before the first fork, what is imported late."""
+    (folder / "corpus.txt").write_text(TEXT)
+    train(folder / "corpus.txt", folder / "finished")
+    return {"kills": kills(folder, share), "damage": damage(folder, share)}
+
+
 if __name__ == "__main__":
-    print(json.dumps({"kills": kills, "damage": damage}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
