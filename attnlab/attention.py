@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from attnlab.call_checks import check_bias, check_call
 from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.sizes import check_bytes
@@ -42,8 +43,6 @@ __all__ = [
 # some thousands, and MPT counts them from the last key, so that a query may see no other biases than such.
 LEAST = -6e4
 FAR = 5e3
-# Positions up to here, and sums of two of them, are exact in int64.
-MOST_TOKENS = 1 << 60
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +80,7 @@ class AttentionCall:
     __repr__ = short_repr
 
     def __post_init__(self) -> None:
-        _check_tensors(self)
-        _check_masks(self)
-        _check_numbers(self)
+        check_call(self)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -187,6 +184,10 @@ class Mechanism:
         """The bytes of keys, values or memory that the last query reads, as a share of all keys and values."""
         return 1.0
 
+    def search_steps(self, call: AttentionCall) -> int:
+        """About how many steps the search for one query's keys takes; 0 where ``weights`` searches for none."""
+        return 0
+
     def __call__(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         self.refuse(call)
         return self.forward(call)
@@ -217,7 +218,7 @@ class Mechanism:
                 problem = f"{self!r} cannot take this call ({what}): {reason}"
                 raise PythonRemedyError(problem, remedy=remedy) if remedy else ValueError(problem)
         check_bytes(self, self.least_bytes(call), instead="make it smaller", device=call.q.device)
-        _check_bias(call)
+        check_bias(call)
 
 
 def visible(call: AttentionCall) -> Bool[Tensor, "#b #h #q k"] | None:
@@ -386,108 +387,3 @@ def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCa
 
 def _rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:
     return t if t is None or t.shape[-2] == 1 else t[..., lo:hi, :]
-
-
-def _check_tensors(call: AttentionCall) -> None:
-    for name in ("q", "k", "v"):
-        t = getattr(call, name)
-        if not isinstance(t, Tensor) or t.dim() != 4:
-            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-            raise ValueError(f"{name} must be a tensor (batch, heads, length, width), got {got}")
-    for name in ("x", "key_visible", "mask", "bias", "memory"):
-        t = getattr(call, name)
-        if t is not None and not isinstance(t, Tensor):
-            raise ValueError(f"{name} must be a tensor or None, got {type(t).__name__}")
-    _check_shapes(call)
-    _check_devices_and_dtypes(call)
-
-
-def _check_shapes(call: AttentionCall) -> None:
-    q, k, v, x = call.q, call.k, call.v, call.x
-    if q.shape[-1] != k.shape[-1]:
-        raise ValueError(f"q and k must have the same width, got {q.shape[-1]} and {k.shape[-1]}")
-    if k.shape[:3] != v.shape[:3]:
-        raise ValueError(
-            f"k and v must agree in (batch, heads, length), got {tuple(k.shape[:3])} and {tuple(v.shape[:3])}"
-        )
-    if q.shape[0] != k.shape[0]:
-        raise ValueError(f"q and k must have the same batch size, got {q.shape[0]} and {k.shape[0]}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(
-            f"query heads must be a multiple of key/value heads, got {q.shape[1]} and {k.shape[1]}; "
-            "did you pass (batch, length, heads, width)?"
-        )
-    if x is not None and (x.dim() != 3 or x.shape[0] != k.shape[0] or x.shape[1] > k.shape[2]):
-        raise ValueError(
-            f"x must be (batch, at most the keys, width) = ({k.shape[0]}, <= {k.shape[2]}, m), "
-            f"got {tuple(x.shape)}; x is what the keys were made from"
-        )
-
-
-def _check_devices_and_dtypes(call: AttentionCall) -> None:
-    q = call.q
-    if not q.dtype.is_floating_point:
-        raise ValueError(f"q must be floating point, got {q.dtype}")
-    tensors = {f.name: getattr(call, f.name) for f in fields(call) if isinstance(getattr(call, f.name), Tensor)}
-    for name, t in tensors.items():
-        if t.device != q.device:
-            raise ValueError(f"{name} is on {t.device} but q is on {q.device}; move them to one device")
-        if name not in ("key_visible", "mask") and t.dtype != q.dtype:
-            raise ValueError(f"{name} is {t.dtype} but q is {q.dtype}; cast them to one dtype")
-
-
-def _check_masks(call: AttentionCall) -> None:
-    b, h, n_q, n_k = call.sizes
-    for name in ("key_visible", "mask"):
-        t = getattr(call, name)
-        if t is not None and t.dtype != torch.bool:
-            raise ValueError(
-                f"{name} must be bool (True: may be seen), got {t.dtype}; "
-                "an additive mask goes into bias=, a 0/1 mask becomes bool with .bool()"
-            )
-    if call.key_visible is not None and tuple(call.key_visible.shape) != (b, n_k):
-        raise ValueError(f"key_visible must be (batch, keys) = ({b}, {n_k}), got {tuple(call.key_visible.shape)}")
-    for name in ("mask", "bias"):
-        t = getattr(call, name)
-        if t is None:
-            continue
-        if t.dim() != 4 or t.shape[0] not in (1, b) or t.shape[1] not in (1, h) or t.shape[2:] != (n_q, n_k):
-            hint = "; did you pass (k, q)?" if t.shape[-2:] == (n_k, n_q) and n_q != n_k else ""
-            raise ValueError(
-                f"{name} must be (batch or 1, heads or 1, q, k) = ({b}, {h}, {n_q}, {n_k}), got {tuple(t.shape)}{hint}"
-            )
-
-
-def _check_numbers(call: AttentionCall) -> None:
-    if call.scale is not None and not (_is_number(call.scale) and math.isfinite(call.scale) and call.scale > 0):
-        raise ValueError(f"scale must be a positive finite number, got {call.scale!r}; None means 1/sqrt(d)")
-    if not isinstance(call.causal, bool):
-        raise ValueError(f"causal must be True or False, got {call.causal!r}")
-    if isinstance(call.offset, bool) or not isinstance(call.offset, int):
-        raise ValueError(f"offset must be an int (the number of cached keys), got {call.offset!r}")
-    if abs(call.offset) > MOST_TOKENS:
-        raise ValueError(f"offset must be the number of cached keys, at most {MOST_TOKENS}, got {call.offset}")
-    if call.offset and not call.causal:
-        raise ValueError(f"offset={call.offset} has no meaning without causal=True")
-
-
-def _check_bias(call: AttentionCall) -> None:
-    """Refuse NaN and plus infinity in a bias on the CPU; elsewhere reading a number would wait for the device."""
-    if call.bias is None or call.bias.device.type != "cpu" or not call.bias.numel() or torch.compiler.is_compiling():
-        return
-    try:
-        # The maximum of numbers of which one is NaN is NaN.
-        largest = float(call.bias.detach().max())
-    except RuntimeError:
-        # Inside a transform such as vmap no number can be read.
-        return
-    if not largest < math.inf:
-        raise ValueError(
-            f"bias must hold finite numbers, or minus infinity where a pair is hidden, and holds {largest}; "
-            "find where it was made, or mask what should not be seen"
-        )
-
-
-def _is_number(value: object) -> bool:
-    # Numbers of numpy and of a compiler's graph too.
-    return hasattr(value, "__float__") and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Time and peak memory, measured so that they can be compared: interleaved repeats, medians, ratios in one run."""
+"""Time, memory and size, measured so that they can be compared: interleaved repeats, medians, ratios in one run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
-__all__ = ["captured", "median_seconds", "peak_bytes"]
+__all__ = ["captured", "median_seconds", "parameter_count", "peak_bytes"]
 
 T = TypeVar("T")
 
@@ -40,6 +41,15 @@ def median_seconds(
         for name, job in jobs.items():
             times[name].append(once(job))
     return {name: statistics.median(t) for name, t in times.items()}
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers a model learns; a tensor that two layers share counts once.
+
+    >>> parameter_count(nn.Linear(3, 2))
+    8
+    """
+    return sum(p.numel() for p in model.parameters())
 
 
 def captured(job: Callable[[], T], *, warmup: int = 3, pool: Any = None, stream: Any = None) -> Callable[[], T]:

@@ -15,19 +15,21 @@ __all__ = ["Progress", "each", "note", "showing"]
 # Seconds without a line after which the next stage is one, where there is no bar.
 QUIET = 10.0
 
+Item = TypeVar("Item")
+
 
 class Progress:
     """Steps done of the steps expected, on standard error.
 
     Without a terminal nothing is shown, or with ``plain`` a line for each part that is finished, and for what is being
-    done where no line came for some seconds.
+    done where no line came for some seconds; ``at_once`` makes the first stage a line too.
     """
 
-    def __init__(self, name: str, *, plain: bool = False) -> None:
+    def __init__(self, name: str, *, plain: bool = False, at_once: bool = False) -> None:
         self.name, self.plain = name, plain and not sys.stderr.isatty()
         style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
         self.bar = tqdm(total=1, desc=name, disable=None, bar_format=style, leave=False, dynamic_ncols=True)
-        self._last_line = time.monotonic()
+        self._quiet_until = time.monotonic() + (0 if at_once else QUIET)
         # The step that stands for the start is taken back with the first ones that are expected.
         self.expected = 0
 
@@ -40,8 +42,8 @@ class Progress:
     def stage(self, what: str) -> None:
         """What is being done now."""
         self.bar.set_description(f"{self.name}: {what}")
-        if time.monotonic() - self._last_line >= QUIET:
-            self._line(what)
+        if time.monotonic() >= self._quiet_until:
+            self.finished(what)
 
     def step(self, steps: int = 1) -> None:
         """This many steps are done."""
@@ -49,36 +51,25 @@ class Progress:
 
     def finished(self, part: str) -> None:
         """One part is finished, which stays to be read where there is no bar."""
-        self._line(part)
-
-    def _line(self, what: str) -> None:
+        self._quiet_until = time.monotonic() + QUIET
         if self.plain:
-            self._last_line = time.monotonic()
-            print(f"{self.name}: {what}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {part}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the bar away."""
         self.bar.close()
 
 
-# The progress of what runs in this process, without handing it from function to function.
-
-Item = TypeVar("Item")
-# Seconds between the lines where there is no terminal.
-BETWEEN = 5.0
-
-
 class _Shown:
-    """The bar of what runs in this process, and when a line was written last."""
+    """The progress of what runs in this process, without handing it from function to function."""
 
     progress: Progress | None = None
-    written: float | None = None
 
 
 @contextmanager
 def showing(name: str) -> Iterator[None]:
     """Inside, ``each`` and ``note`` show the progress of what is called ``name``; elsewhere they are silent."""
-    _Shown.progress, _Shown.written = Progress(name, plain=True), None
+    _Shown.progress = Progress(name, plain=True, at_once=True)
     try:
         yield
     finally:
@@ -88,14 +79,8 @@ def showing(name: str) -> Iterator[None]:
 
 def note(what: str) -> None:
     """What has just been done, or is being done; without a terminal at most one line in some seconds."""
-    progress = _Shown.progress
-    if progress is None:
-        return
-    now = time.monotonic()
-    if _Shown.written is None or now - _Shown.written > BETWEEN:
-        _Shown.written = now
-        progress.finished(what)
-    progress.stage(what)
+    if _Shown.progress is not None:
+        _Shown.progress.stage(what)
 
 
 def each(items: Sequence[Item], label: Callable[[Item], str] = str) -> Iterator[Item]:

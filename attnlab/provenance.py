@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -18,7 +19,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_writable", "command_line", "commit", "provenance", "sync_folder", "write_atomic", "write_json"]
+__all__ = [
+    "check_writable",
+    "command_line",
+    "commit",
+    "file_sha256",
+    "provenance",
+    "sync_folder",
+    "write_atomic",
+    "write_json",
+]
 
 PACKAGES = ("attnlab", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "numpy", "triton")
 
@@ -106,6 +116,15 @@ def write_atomic(path: Path | str, content: bytes | str) -> Path:
         raise
     sync_folder(target.parent)
     return path
+
+
+def file_sha256(path: Path | str) -> str:
+    """The SHA-256 of a file's bytes, however large the file is."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

@@ -27,7 +27,9 @@ BELOW: dict[str, set[str]] = {
     **{leaf: set() for leaf in LEAVES},
     # What it adds to other packages is imported when they ask for it.
     "hooks": {"adapters"},
-    "attention": set(),
+    "attention": {"call_checks"},
+    # It reads the fields of a call, whose type it names.
+    "call_checks": {"attention"},
     "linalg": {"attention"},
     "registry": {"attention", "mechanisms"},
     "kernels": {"attention"},

@@ -12,7 +12,8 @@ import pytest
 import attnlab as al
 from attnlab import registry
 from attnlab.cli import main
-from tests.commands.test_cli import QUICK, SHIPPED, TRAINING
+from tests.commands.test_cli import QUICK, SHIPPED
+from tests.commands.test_train import TRAINING
 from tests.opened_pages import ROOT, python_blocks
 
 USE = """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from attnlab.provenance import commit_of
+from attnlab.provenance import commit_of, file_sha256
 
 
 @pytest.fixture
@@ -46,3 +47,10 @@ def test_without_git_the_commit_is_carried_or_unknown(tmp_path: Path, monkeypatc
     assert commit_of(tmp_path) is None
     (tmp_path / "COMMIT").write_text("carried\n")
     assert commit_of(tmp_path) == "carried"
+
+
+@pytest.mark.parametrize("size", [0, 5, (1 << 20) + 7])
+def test_the_checksum_of_a_file_is_that_of_its_bytes(tmp_path: Path, size: int) -> None:
+    content = bytes(i % 251 for i in range(size))
+    (tmp_path / "file").write_bytes(content)
+    assert file_sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()

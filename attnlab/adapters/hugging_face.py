@@ -27,7 +27,7 @@ from attnlab.adapters.attention_function import (
 )
 from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.outside_interface import family_of
-from attnlab.adapters.protocol import Frame, ModelAdapter, Site
+from attnlab.adapters.protocol import Frame, Groups, ModelAdapter, Site
 from attnlab.adapters.rotary import rotation_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.contract import Place
@@ -46,7 +46,6 @@ CROSS = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
 OUTPUT_LINEARS = ("o_proj", "out_proj", "c_proj", "Wo", "o", "out_lin", "dense", "wo", "to_out")
 
 Model = TypeVar("Model", bound=nn.Module)
-Groups = Mapping[str, tuple[Mechanism, list[Site]]]
 
 
 class HuggingFaceModel(ModelAdapter):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import subprocess
 import sys
@@ -14,6 +13,8 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+
+from attnlab.provenance import file_sha256
 
 __all__ = ["NAMED_MODELS", "NamedModel", "fetch", "named_model_file"]
 
@@ -104,14 +105,9 @@ def fetch(name: str, folder: Path) -> Path:
 
 def check_sha256(file: Path, expected: str) -> None:
     """Raise a ValueError where a file is not the one that was published."""
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    if digest.hexdigest() != expected:
-        raise ValueError(
-            f"{file}: its SHA-256 is {digest.hexdigest()}, not {expected}; delete it and run `make models` again"
-        )
+    digest = file_sha256(file)
+    if digest != expected:
+        raise ValueError(f"{file}: its SHA-256 is {digest}, not {expected}; delete it and run `make models` again")
 
 
 def main() -> int:

@@ -59,7 +59,20 @@ def _mpnet() -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
-def _deberta_v2() -> dict[str, Callable[..., Any]]:
+@dataclass(frozen=True)
+class _Disentangled:
+    """What a DeBERTa layer attends by: q, k and v as (batch, heads, length, width), the scale and the position bias."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scaling: float
+    bias: Tensor | None
+
+
+def _deberta(parts: Callable[..., _Disentangled]) -> dict[str, Callable[..., Any]]:
+    """DeBERTa of either version, whose ``parts`` are made from the layer, its inputs and its relative positions."""
+
     def forward(
         self: Any,
         hidden_states: Tensor,
@@ -69,25 +82,15 @@ def _deberta_v2() -> dict[str, Callable[..., Any]]:
         relative_pos: Tensor | None = None,
         rel_embeddings: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        heads = self.num_attention_heads
-        sources = (hidden_states if query_states is None else query_states, hidden_states, hidden_states)
-        linears = (self.query_proj, self.key_proj, self.value_proj)
-        # The model's own shape, (batch * heads, length, width), which its position bias is made from.
-        q, k, v = (self.transpose_for_scores(linear(t), heads) for linear, t in zip(linears, sources, strict=True))
-        terms = 1 + sum(kind in self.pos_att_type for kind in ("c2p", "p2c"))
-        bias: Any = None
-        if self.relative_attention:
-            embeddings = self.pos_dropout(rel_embeddings)
-            bias = self.disentangled_attention_bias(q, k, relative_pos, embeddings, terms)
-        query, key, value = (t.unflatten(0, (-1, heads)) for t in (q, k, v))
+        made = parts(self, hidden_states, query_states, relative_pos, rel_embeddings)
         out, weights = attend(
             self,
-            query,
-            key,
-            value,
+            made.q,
+            made.k,
+            made.v,
             attention_mask.bool(),
-            scaling=(q.shape[-1] * terms) ** -0.5,
-            position_bias=bias.unflatten(0, (-1, heads)) if isinstance(bias, Tensor) else None,
+            scaling=made.scaling,
+            position_bias=made.bias,
             dropout=self.dropout,
             is_causal=False,
         )
@@ -96,45 +99,43 @@ def _deberta_v2() -> dict[str, Callable[..., Any]]:
     return {"forward": forward}
 
 
-def _deberta() -> dict[str, Callable[..., Any]]:
-    def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor,
-        output_attentions: bool = False,
-        query_states: Tensor | None = None,
-        relative_pos: Tensor | None = None,
-        rel_embeddings: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        if query_states is not None or self.head_logits_proj is not None:
-            raise ValueError(
-                "DeBERTa's talking heads, and its enhanced mask decoder with queries of its own, cannot be said to any "
-                "attnlab mechanism; swap or record another model"
-            )
-        split = self.transpose_for_scores
-        q, k, v = split(self.in_proj(hidden_states)).chunk(3, dim=-1)
-        q, v = q + split(self.q_bias[None, None, :]), v + split(self.v_bias[None, None, :])
-        terms = 1 + len(self.pos_att_type)
-        scaling = (q.shape[-1] * terms) ** -0.5
-        bias = None
-        if self.relative_attention and rel_embeddings is not None and relative_pos is not None:
-            embeddings = self.pos_dropout(rel_embeddings)
-            # The model scales its queries first, and makes its position bias from those.
-            bias = self.disentangled_att_bias(q * scaling, k, relative_pos, embeddings, terms)
-        out, weights = attend(
-            self,
-            q,
-            k,
-            v,
-            attention_mask.bool(),
-            scaling=scaling,
-            position_bias=bias if isinstance(bias, Tensor) else None,
-            dropout=self.dropout,
-            is_causal=False,
-        )
-        return out.flatten(2), weights if output_attentions else None
+def _of_second_version(
+    layer: Any, x: Tensor, query_states: Tensor | None, relative_pos: Any, rel_embeddings: Any
+) -> _Disentangled:
+    heads = layer.num_attention_heads
+    sources = (x if query_states is None else query_states, x, x)
+    linears = (layer.query_proj, layer.key_proj, layer.value_proj)
+    # The model's own shape, (batch * heads, length, width), which its position bias is made from.
+    q, k, v = (layer.transpose_for_scores(linear(t), heads) for linear, t in zip(linears, sources, strict=True))
+    terms = 1 + sum(kind in layer.pos_att_type for kind in ("c2p", "p2c"))
+    bias: Any = None
+    if layer.relative_attention:
+        embeddings = layer.pos_dropout(rel_embeddings)
+        bias = layer.disentangled_attention_bias(q, k, relative_pos, embeddings, terms)
+    query, key, value = (t.unflatten(0, (-1, heads)) for t in (q, k, v))
+    bias = bias.unflatten(0, (-1, heads)) if isinstance(bias, Tensor) else None
+    return _Disentangled(query, key, value, (q.shape[-1] * terms) ** -0.5, bias)
 
-    return {"forward": forward}
+
+def _of_first_version(
+    layer: Any, x: Tensor, query_states: Tensor | None, relative_pos: Any, rel_embeddings: Any
+) -> _Disentangled:
+    if query_states is not None or layer.head_logits_proj is not None:
+        raise ValueError(
+            "DeBERTa's talking heads, and its enhanced mask decoder with queries of its own, cannot be said to any "
+            "attnlab mechanism; swap or record another model"
+        )
+    split = layer.transpose_for_scores
+    q, k, v = split(layer.in_proj(x)).chunk(3, dim=-1)
+    q, v = q + split(layer.q_bias[None, None, :]), v + split(layer.v_bias[None, None, :])
+    terms = 1 + len(layer.pos_att_type)
+    scaling = (q.shape[-1] * terms) ** -0.5
+    bias = None
+    if layer.relative_attention and rel_embeddings is not None and relative_pos is not None:
+        embeddings = layer.pos_dropout(rel_embeddings)
+        # The model scales its queries first, and makes its position bias from those.
+        bias = layer.disentangled_att_bias(q * scaling, k, relative_pos, embeddings, terms)
+    return _Disentangled(q, k, v, scaling, bias if isinstance(bias, Tensor) else None)
 
 
 def _gptj(*, divisor: str = "scale_attn", dropout: str = "attn_dropout") -> dict[str, Callable[..., Any]]:
@@ -310,8 +311,8 @@ class Family:
 # By the model's folder in transformers and the name of the class.
 FAMILIES = {
     "mpnet.MPNetSelfAttention": Family(_mpnet, "encoder"),
-    "deberta.DisentangledSelfAttention": Family(_deberta, "encoder"),
-    "deberta_v2.DisentangledSelfAttention": Family(_deberta_v2, "encoder"),
+    "deberta.DisentangledSelfAttention": Family(partial(_deberta, _of_first_version), "encoder"),
+    "deberta_v2.DisentangledSelfAttention": Family(partial(_deberta, _of_second_version), "encoder"),
     "megatron_bert.MegatronBertSelfAttention": Family(partial(bert, always_weights=True)),
     "rembert.RemBertSelfAttention": Family(partial(bert, always_weights=True)),
     "roformer.RoFormerSelfAttention": Family(partial(bert, always_weights=True)),

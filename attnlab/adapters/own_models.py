@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.evict import refuse_other_attention
-from attnlab.adapters.protocol import Conversion, Frame, ModelAdapter, Site
+from attnlab.adapters.protocol import Conversion, Frame, Groups, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.contract import Place, take_keys
 from attnlab.caches.kept_keys import KeptKeys
@@ -79,13 +79,7 @@ class OwnModel(ModelAdapter):
             Conversion(mech, site.kind, site.layer, site.name) for site, mech in layers if type(mech) is not Softmax
         ]
 
-    def convert(
-        self,
-        groups: Mapping[str, tuple[Mechanism, list[Site]]],
-        *,
-        drop_bias: bool,
-        example: Mapping[str, Any] | None,
-    ) -> None:
+    def convert(self, groups: Groups, *, drop_bias: bool, example: Mapping[str, Any] | None) -> None:
         """Make the mechanisms submodules of their layers, and name them in the config."""
         model = self._transformer("be converted", "make it with these mechanisms in its config")
         config = _config_with(model, groups)
@@ -221,7 +215,7 @@ def _layer_of(site: Site) -> AttentionLayer:
     return site.module
 
 
-def _config_with(model: Transformer, groups: Mapping[str, tuple[Mechanism, list[Site]]]) -> Any:
+def _config_with(model: Transformer, groups: Groups) -> Any:
     """The model's config with the specs of these mechanisms in the fields of their kinds."""
     chosen = {(site.kind, site.layer): spec_of(mech) for mech, sites in groups.values() for site in sites}
     fields: dict[str, Any] = {}

@@ -27,6 +27,7 @@ __all__ = [
     "CachedKeys",
     "Conversion",
     "Frame",
+    "Groups",
     "Layers",
     "ModelAdapter",
     "Site",
@@ -105,6 +106,10 @@ class Conversion:
     drop_bias: bool = False
 
 
+# What a model is converted to: {name: (mechanism, its sites)}.
+Groups = Mapping[str, tuple[Mechanism, list[Site]]]
+
+
 class ModelAdapter(ABC):
     """A model as attnlab sees it."""
 
@@ -125,13 +130,7 @@ class ModelAdapter(ABC):
         """The layers that were converted."""
 
     @abstractmethod
-    def convert(
-        self,
-        groups: Mapping[str, tuple[Mechanism, list[Site]]],
-        *,
-        drop_bias: bool,
-        example: Mapping[str, Any] | None,
-    ) -> None:
+    def convert(self, groups: Groups, *, drop_bias: bool, example: Mapping[str, Any] | None) -> None:
         """Attend by {name: (mechanism, its sites)} from now on; an error leaves the model as it was."""
 
     @abstractmethod

@@ -20,10 +20,10 @@ import numpy as np
 from attnlab.data.malformed import Malformed
 from attnlab.data.readers import Unit, texts
 from attnlab.data.tokenisers import Tokeniser, as_tokeniser
-from attnlab.provenance import sync_folder, write_json
+from attnlab.provenance import file_sha256, sync_folder, write_json
 from attnlab.summaries import short_repr
 
-__all__ = ["TokenStore", "file_checksum", "load_store", "tokenise", "write_store"]
+__all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
 
 # Characters encoded at a time: enough to keep every core busy, small beside any machine's memory.
 CHUNK = 1 << 20
@@ -86,7 +86,7 @@ def tokenise(
     tokeniser = as_tokeniser(tokenizer)
     malformed = malformed or Malformed("fail")
     path, cache = Path(path), _cache_folder(cache)
-    content = sha256 or file_checksum(path)
+    content = sha256 or file_sha256(path)
     reading = {"unit": unit, "column": column, "malformed": malformed.action, "layout": LAYOUT}
     key = _key(content, tokeniser.fingerprint(), json.dumps(reading, sort_keys=True))
     folder = cache / f"{path.name}-{key}"
@@ -94,7 +94,7 @@ def tokenise(
         if folder.exists() and not _undamaged(folder):
             shutil.rmtree(folder)
         if not folder.exists():
-            if sha256 is not None and file_checksum(path) != sha256:
+            if sha256 is not None and file_sha256(path) != sha256:
                 raise ValueError(f"{path} is not the text that was meant: its checksum is not {sha256}")
             # A count for this file alone: the caller's may already hold lines of another file.
             of_file = Malformed(malformed.action)
@@ -161,12 +161,6 @@ def load_store(folder: Path | str) -> TokenStore:
             f"{expected[1]}; remove it and tokenise again"
         )
     return store
-
-
-def file_checksum(path: Path | str) -> str:
-    """The SHA-256 of a file's bytes."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(folder: Path, meta: dict[str, Any]) -> TokenStore:

@@ -9,35 +9,49 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["AnswerFile", "fingerprint"]
+__all__ = ["AnswerFile", "SubjectAnswers", "fingerprint"]
 
 
 class AnswerFile:
-    """Answers of one subject (a model, and what was put into it) by request; lm-eval's cache hook.
+    """The answers of all subjects, read once; ``of`` gives those of one subject.
 
     A line that a kill has torn is left out, and asked for again.
     """
 
-    def __init__(self, path: Path | str, *, subject: str) -> None:
-        self.path, self.subject = Path(path), subject
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
         self.known = _read(self.path)
-        # How many answers were taken from the file.
-        self.taken = 0
 
-    def get(self, kind: str, request: Any) -> Any:
-        """The answer to a request; None where it is not known. lm-eval's answers of two parts are tuples."""
-        answer = self.known.get(self._key(kind, request))
-        self.taken += answer is not None
-        return tuple(answer) if isinstance(answer, list) else answer
+    def of(self, subject: str) -> SubjectAnswers:
+        """The answers of one subject."""
+        return SubjectAnswers(self, subject)
 
-    def add_partial(self, kind: str, request: Any, answer: Any) -> None:
-        """Keep an answer; lm-eval calls this."""
-        key = self._key(kind, request)
+    def add(self, key: str, answer: Any) -> None:
+        """Keep an answer, unless there is one."""
         if key in self.known:
             return
         self.known[key] = answer
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "answer": answer}) + "\n")
+
+
+class SubjectAnswers:
+    """Answers of one subject (a model, and what was put into it) by request; lm-eval's cache hook."""
+
+    def __init__(self, file: AnswerFile, subject: str) -> None:
+        self.file, self.subject = file, subject
+        # How many answers were taken from the file.
+        self.taken = 0
+
+    def get(self, kind: str, request: Any) -> Any:
+        """The answer to a request; None where it is not known. lm-eval's answers of two parts are tuples."""
+        answer = self.file.known.get(self._key(kind, request))
+        self.taken += answer is not None
+        return tuple(answer) if isinstance(answer, list) else answer
+
+    def add_partial(self, kind: str, request: Any, answer: Any) -> None:
+        """Keep an answer; lm-eval calls this."""
+        self.file.add(self._key(kind, request), answer)
 
     def _key(self, kind: str, request: Any) -> str:
         return hashlib.sha256(json.dumps([self.subject, kind, request], sort_keys=True).encode()).hexdigest()

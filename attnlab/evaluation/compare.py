@@ -30,9 +30,8 @@ from attnlab.evaluation.quality import (
 from attnlab.evaluation.recommend import CANDIDATES, RecommendConfig, choosing_and_held_out, recommend
 from attnlab.evaluation.sweep import sweep_r
 from attnlab.guidance import pattern_audit
-from attnlab.measure import median_seconds, peak_bytes
+from attnlab.measure import median_seconds, parameter_count, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.mechanisms.value_aware import ValueAware
 from attnlab.patterns import special_tokens
 from attnlab.progress import Progress
 from attnlab.provenance import provenance
@@ -59,8 +58,8 @@ DEFAULT_MECHANISMS = (
 TRACED, QUERIES, LEAST_QUERIES = 1024, 40_000, 16
 # Parameters times tokens of a forward pass that is recorded, or repeated for the clock: a second or two on two cores.
 WORK = 7e10
-# The support of a value-aware query takes about (d + 1)^3 steps to find; so many of them for all queries together.
-SEARCH = 1.5e9
+# The steps in which a mechanism may search for the keys of all queries together (``Mechanism.search_steps``).
+SEARCH = 1_500_000_000
 # What exact attention in other words has no number for.
 COSTS = ("time_ratio", "attention_time_ratio", "memory_ratio")
 # The conformance law from which a mechanism is exempt that looks at later tokens.
@@ -185,9 +184,9 @@ class _Bench:
     def __init__(self, loaded: LoadedModel, windows: Windows, config: CompareConfig, progress: Progress) -> None:
         self.loaded, self.windows, self.config, self.progress = loaded, windows, config, progress
         length = windows.input_ids.shape[1]
-        affordable = int(WORK / max(1, sum(p.numel() for p in loaded.model.parameters())))
+        affordable = int(WORK / max(1, parameter_count(loaded.model)))
         traced = max(1, min(config.traced, TRACED // length, affordable // length))
-        self.heads_windows = _first_windows(windows, traced, TRACED)
+        self.heads_windows = windows.part(slice(traced), length=TRACED)
         self.trace = _traced(loaded, self.heads_windows)
         # Times are ratios: a few windows give them as well as a batch, and sooner; a long pass has less noise.
         self.sample = next(
@@ -216,8 +215,8 @@ class _Bench:
         call = next(iter(self.trace)).call
         rows, heads, _, _ = call.sizes
         in_a_row = len(self.trace) * heads
-        affordable = int(SEARCH / (call.v.shape[-1] + 1) ** 3)
-        if not (isinstance(mech, ValueAware) and mech.r != 1) or affordable >= rows * in_a_row * self.queries:
+        affordable = SEARCH // max(1, mech.search_steps(call))
+        if affordable >= rows * in_a_row * self.queries:
             return approximation_error(self.trace, mech, queries=self.queries), []
         first = [replace(layer, call=_first(layer.call), output=layer.output[:1]) for layer in self.trace]
         queries = min(self.queries, max(LEAST_QUERIES, affordable // in_a_row))
@@ -301,12 +300,6 @@ def _recommend_config(config: CompareConfig, loaded: LoadedModel) -> RecommendCo
     return RecommendConfig(mechanisms=named, by=config.recommend, batch=config.batch, repeats=config.repeats)
 
 
-def _first_windows(windows: Windows, count: int, length: int) -> Windows:
-    """The first windows, cut to ``length`` tokens."""
-    ids, mask, labels = (t[:count, :length] for t in (windows.input_ids, windows.attention_mask, windows.labels))
-    return Windows(ids, mask, labels, int(mask.sum()))
-
-
 def _traced(loaded: LoadedModel, windows: Windows) -> Trace:
     (batch,) = batches(windows, size=len(windows.input_ids))
     with swap(loaded.model, Softmax()), record(loaded.model) as trace:
@@ -352,7 +345,7 @@ def _describe(loaded: LoadedModel, trace: Trace, name: str) -> dict[str, Any]:
         "name": name,
         "class": type(loaded.model).__name__,
         "task": loaded.task,
-        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "parameters": parameter_count(loaded.model),
         "layers": len(layers),
         "heads": layers[0].call.q.shape[1],
         "head_width": layers[0].call.q.shape[3],

@@ -20,7 +20,7 @@ from unittest import mock
 from attnlab.adapters import LoadedModel, Plan, load_model
 from attnlab.adapters.load import max_length
 from attnlab.caches.kv_policy import KVPolicy, cache_policy, policy_spec
-from attnlab.evaluation.answers import AnswerFile, fingerprint
+from attnlab.evaluation.answers import AnswerFile, SubjectAnswers, fingerprint
 from attnlab.evaluation.intervals import Interval, mean_interval, paired_interval, wilson
 from attnlab.evaluation.ruler import RULER_TASKS
 from attnlab.evaluation.tasks import LOSS, TaskSettings, fresh_tasks, task_data
@@ -122,23 +122,23 @@ def evaluate(
     _check_model(loaded)
     limit = max_length(loaded.model) or max(config.settings.window, *config.settings.lengths)
     data = task_data(config.tasks, config.settings, loaded.tokenizer, limit=limit)
-    digest = fingerprint(loaded.model) if answers is not None else ""
+    file, digest = (None, "") if answers is None else (AnswerFile(answers), fingerprint(loaded.model))
     shown = name or (Path(model).name if isinstance(model, (str, Path)) else type(loaded.model).__name__)
     result = _nothing_measured(loaded, shown, config)
-    cases: list[dict[str, list[float]]] = []
+    own: dict[str, list[float]] = {}
     progress = Progress("evaluating", plain=True)
     progress.expect(len(subjects))
     for number, subject in enumerate(subjects, 1):
         progress.stage(subject.name)
-        kept = None if answers is None else AnswerFile(answers, subject=f"{digest} {_identity(subject)}")
+        kept = None if file is None else file.of(f"{digest} {_identity(subject)}")
         try:
             row, values = _row(loaded, subject, config, kept, data, window=min(config.settings.window, limit))
         except ValueError as error:
             if number == 1:
                 raise
             row, values = {"subject": subject.name, "refused": str(error), "tasks": {}}, {}
-        cases.append(values)
-        _add_differences(row, values, cases[0])
+        own = values if number == 1 else own
+        _add_differences(row, values, own)
         result["rows"].append(row)
         result["tables"] = {"scores": evaluation_table(result, seconds=False)}
         progress.step()
@@ -193,7 +193,7 @@ def _row(
     loaded: LoadedModel,
     subject: EvaluationSubject,
     config: EvaluateConfig,
-    answers: AnswerFile | None,
+    answers: SubjectAnswers | None,
     data: Mapping[str, Any],
     *,
     window: int,
@@ -216,7 +216,7 @@ def _row(
             batch_size=config.batch,
         )
         began = time.perf_counter()
-        found = run_tasks(
+        measured = run_tasks(
             lm,
             fresh_tasks(data),
             bootstrap_iters=0,
@@ -224,7 +224,7 @@ def _row(
             apply_chat_template=config.chat_template,
             verbosity="ERROR",
         )
-    assert found is not None, "one process"
+    assert measured is not None, "one process"
     # Answers that were in the file took no time.
     seconds = None if answers is not None and answers.taken else time.perf_counter() - began
     row: dict[str, Any] = {
@@ -234,8 +234,8 @@ def _row(
         "tasks": {},
     }
     values: dict[str, list[float]] = {}
-    for name, metrics in found["results"].items():
-        samples = found["samples"].get(name, [])
+    for name, metrics in measured["results"].items():
+        samples = measured["samples"].get(name, [])
         if name == LOSS:
             row["tasks"][name], values[name] = _loss_scores(lm.windows[0], metrics)
         elif name.split()[0] in RULER_TASKS:

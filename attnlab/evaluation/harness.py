@@ -12,8 +12,10 @@ In a mechanism's settings a semicolon stands for the comma there, which separate
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,13 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from attnlab.adapters import LoadedModel, Plan, load_model, swap, swap_plan
+from attnlab.adapters import LoadedModel, Plan, load_model, swap
 from attnlab.adapters.evict import evicting, refuse_prefill
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import Mechanism
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.devices import to_device
-from attnlab.evaluation.answers import AnswerFile
+from attnlab.evaluation.answers import SubjectAnswers
 from attnlab.registry import mechanism as mechanism_of
 
 __all__ = ["AttnlabLM"]
@@ -54,7 +56,7 @@ class AttnlabLM(HFLM):
         policy: KVPolicy | None = None,
         window: int | None = None,
         stride: int | None = None,
-        answers: AnswerFile | None = None,
+        answers: SubjectAnswers | None = None,
         device: str | None = None,
         dtype: str | torch.dtype | None = torch.float32,
         **kwargs: Any,
@@ -86,17 +88,10 @@ class AttnlabLM(HFLM):
         # For each text whose loss was asked for: (log likelihood, tokens) of its windows.
         self.windows: list[list[tuple[float, int]]] = []
 
-    @contextmanager
-    def attending(self) -> Iterator[None]:
+    def attending(self) -> AbstractContextManager[Any]:
         """Inside, the model attends as it was asked to; a cache policy works call by call instead."""
-        if self.mechanism is not None:
-            with swap(self.model, self.mechanism):
-                yield
-        elif self.plan is not None:
-            with swap_plan(self.model, self.plan):
-                yield
-        else:
-            yield
+        asked = self.plan if self.mechanism is None else self.mechanism
+        return nullcontext() if asked is None else swap(self.model, asked)
 
     def _model_call(self, inps: Tensor, attn_mask: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         if self.policy is not None:
@@ -123,7 +118,7 @@ class AttnlabLM(HFLM):
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """HFLM's, for the requests whose answers are not in the file."""
         ask, quiet = super().loglikelihood, disable_tqdm or not sys.stderr.isatty()
-        return self._answered("loglikelihood", requests, lambda left: ask(left, disable_tqdm=quiet))
+        return self._answered("loglikelihood", requests, partial(ask, disable_tqdm=quiet))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """HFLM's, for the requests whose answers are not in the file; an evicting cache takes no padding."""
@@ -132,12 +127,15 @@ class AttnlabLM(HFLM):
         try:
             if self.policy is not None:
                 self.batch_size_per_gpu = 1
-            return self._answered("generate_until", requests, lambda left: ask(left, disable_tqdm=quiet))
+            return self._answered("generate_until", requests, partial(ask, disable_tqdm=quiet))
         finally:
             self.batch_size_per_gpu = batch
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log likelihood of whole texts, by lm-eval's rolling windows; those of each window stay in ``windows``."""
+        quiet = disable_tqdm or not sys.stderr.isatty()
+        batch = None if self.batch_size == "auto" else self.batch_size
+        ask = partial(self._loglikelihood_tokens, disable_tqdm=quiet, override_bs=batch)
         sums = []
         for (text,) in (request.args for request in requests):
             pairs = [
@@ -149,21 +147,23 @@ class AttnlabLM(HFLM):
                     context_len=self.window - self.stride + 1,
                 )
             ]
+            # lm-eval's requests of tokens begin with what the hook is told.
             asked = [((f"window {i}", *map(str, pair)), *pair) for i, pair in enumerate(pairs)]
-            answers = self._answered_tokens(asked, disable_tqdm=disable_tqdm or not sys.stderr.isatty())
+            answers = self._answered("loglikelihood", asked, ask, key=itemgetter(0))
             self.windows.append([(answer[0], len(pair[1])) for answer, pair in zip(answers, pairs, strict=True)])
             sums.append(sum(answer[0] for answer in answers))
         return sums
 
-    def _answered_tokens(self, asked: Sequence[Any], *, disable_tqdm: bool) -> list[Any]:
-        known = [self.answers.get("loglikelihood", key) if self.answers else None for key, *_ in asked]
-        left = [request for request, answer in zip(asked, known, strict=True) if answer is None]
-        batch = None if self.batch_size == "auto" else self.batch_size
-        fresh = iter(self._loglikelihood_tokens(left, disable_tqdm=disable_tqdm, override_bs=batch) if left else [])
-        return [next(fresh) if answer is None else answer for answer in known]
-
-    def _answered(self, kind: str, requests: list[Instance], ask: Any) -> list[Any]:
-        known = [self.answers.get(kind, request.args) if self.answers else None for request in requests]
+    def _answered(
+        self,
+        kind: str,
+        requests: Sequence[Any],
+        ask: Callable[[list[Any]], list[Any]],
+        *,
+        key: Callable[[Any], Any] = attrgetter("args"),
+    ) -> list[Any]:
+        """The answers to requests; those are asked whose answer the file does not have under the request's key."""
+        known = [self.answers.get(kind, key(request)) if self.answers else None for request in requests]
         left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
         fresh = iter(ask(left) if left else [])
         return [next(fresh) if answer is None else answer for answer in known]

@@ -100,7 +100,7 @@ def _windows(
     count = max(2, tokens // (2 * length))
     kinds = plain_and_recall_windows(texts, tokenizer, length=length, count=count, reach=far, seed=seed)
     kept = count - max(1, count // 4)
-    return [windows.rows(0, kept) for windows in kinds], [windows.rows(kept, count) for windows in kinds]
+    return [windows.part(slice(kept)) for windows in kinds], [windows.part(slice(kept, count)) for windows in kinds]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED, TextFile
 from attnlab.data.beginnings import first_tokens, special_tokens
 from attnlab.data.readers import check_unicode
+from attnlab.measure import parameter_count
 from attnlab.pages.numbers import with_interval
 from attnlab.reading.correlation import bootstrap_interval
 from attnlab.summaries import short_repr
@@ -53,7 +54,10 @@ LABELS = {"mlm_error": "MLM error", "perplexity": "perplexity"}
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Inputs and labels of every window, padded on the right; ``tokens`` counts those of the text itself."""
+    """Inputs and labels of every window, padded on the right; ``tokens`` counts those of the text itself.
+
+    Of a part, ``tokens`` counts those that the model sees, special ones too.
+    """
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -62,9 +66,9 @@ class Windows:
 
     __repr__ = short_repr
 
-    def rows(self, lo: int, hi: int) -> Windows:
-        """The windows from ``lo`` to before ``hi``."""
-        ids, mask, labels = (t[lo:hi] for t in (self.input_ids, self.attention_mask, self.labels))
+    def part(self, rows: slice, *, length: int | None = None) -> Windows:
+        """Some of the windows, each cut to its first ``length`` tokens."""
+        ids, mask, labels = (t[rows, :length] for t in (self.input_ids, self.attention_mask, self.labels))
         return Windows(ids, mask, labels, int(mask.sum()))
 
     def to(self, device: torch.device) -> Windows:
@@ -270,8 +274,7 @@ def quality_text(quality: Mapping[str, Any] | None) -> str:
 
 def default_tokens(loaded: LoadedModel) -> int:
     """How many tokens of a text are read where no number is given: fewer for large models."""
-    parameters = sum(p.numel() for p in loaded.model.parameters())
-    return int(min(MOST_TOKENS, max(LEAST_TOKENS, WORK / max(1, parameters))))
+    return int(min(MOST_TOKENS, max(LEAST_TOKENS, WORK / max(1, parameter_count(loaded.model)))))
 
 
 def _masked(input_ids: Tensor, of_text: Tensor, tokenizer: Any, seed: int) -> tuple[Tensor, Tensor]:

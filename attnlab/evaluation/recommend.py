@@ -16,6 +16,7 @@ from attnlab.evaluation.plan_meter import PlanMeter
 from attnlab.evaluation.plans import Move, Unit, greedy, plan_of, recommended, unbeaten
 from attnlab.evaluation.quality import Windows
 from attnlab.evaluation.sensitivity import ROUNDING, estimated_sensitivity, measured_sensitivity
+from attnlab.measure import parameter_count
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.progress import Progress
 from attnlab.registry import mechanism
@@ -147,12 +148,12 @@ class _Effort:
 
     def cut(self, windows: Windows) -> Windows:
         """The first windows, as many as are affordable."""
-        return windows.rows(0, self.windows)
+        return windows.part(slice(self.windows))
 
 
 def _effort(loaded: LoadedModel, windows: Windows, config: RecommendConfig, units: int) -> _Effort:
     """Single increases are measured if that leaves ENOUGH tokens for each pass; else a gradient estimates them."""
-    parameters, length = sum(p.numel() for p in loaded.model.parameters()), windows.input_ids.shape[1]
+    parameters, length = parameter_count(loaded.model), windows.input_ids.shape[1]
     single = {spec: [spec] for spec in config.candidates}
     mixed = {MIX: list(config.candidates), **single} if len(single) > 1 else single
     for measured in (True, False):
@@ -213,8 +214,5 @@ def _row(meter: PlanMeter, moves: list[Move], increase: Mapping[Move, float], un
 
 def choosing_and_held_out(windows: Windows) -> tuple[Windows, Windows | None]:
     """Every other window to choose plans on, and the rest to measure them on; None where there is only one window."""
-    parts = [
-        Windows(windows.input_ids[i::2], mask := windows.attention_mask[i::2], windows.labels[i::2], int(mask.sum()))
-        for i in range(2)
-    ]
-    return parts[0], parts[1] if len(parts[1].input_ids) else None
+    choosing, held_out = (windows.part(slice(i, None, 2)) for i in range(2))
+    return choosing, held_out if len(held_out.input_ids) else None

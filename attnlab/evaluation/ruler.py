@@ -19,7 +19,6 @@ import re
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 __all__ = ["RULER_TASKS", "RulerCase", "RulerTask", "make_cases", "recall"]
 
@@ -272,8 +271,3 @@ RULER_TASKS: dict[str, RulerTask] = {
     "common-words": RulerTask(_common_words, 10),
     "frequent-words": RulerTask(_frequent_words, 3),
 }
-
-
-def ruler_document(case: RulerCase) -> dict[str, Any]:
-    """A case as lm-eval's documents hold it."""
-    return {"input": case.prompt, "answers": list(case.answers), "length": case.length, "depth": case.depth}

@@ -6,7 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from attnlab.adapters.load import SHIPPED
 from attnlab.data import TextFile, bundled_text
 from attnlab.data.readers import numbered_lines
 from attnlab.errors import first_line
-from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall, ruler_document
+from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall
 from attnlab.fields import check_fields, check_int, expect
 
 __all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskData", "TaskSettings", "fresh_tasks", "shipped_words", "task_data"]
@@ -205,7 +205,7 @@ def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) ->
     haystack = None if settings.haystack is None else TextFile(settings.haystack).beginning(None)[0]
     config = {
         "output_type": "generate_until",
-        "doc_to_text": "{{input}}",
+        "doc_to_text": "{{prompt}}",
         "doc_to_target": "{{answers}}",
         "process_results": lambda document, texts: {"recall": recall(texts[0], document["answers"])},
         "metric_list": [_metric("recall", "mean", higher=True)],
@@ -222,7 +222,7 @@ def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) ->
             words=shipped_words(),
             seed=settings.seed,
         )
-        return _Documents(map(ruler_document, cases))
+        return _Documents(map(asdict, cases))
 
     return [TaskData(f"{name} {length}", documents(length), config) for length in settings.lengths]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnlab.adapters.protocol import Frame, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.guidance.inputs import watch_inputs
-from attnlab.guidance.loss import chosen_kind, guided_numbers, refuse_missing
+from attnlab.guidance.loss import chosen_kind, guided_numbers, refuse_hidden_pattern, refuse_missing
 from attnlab.guidance.settings import Guidance
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.patterns import SpecialTokens, dense, pattern_targets
@@ -35,13 +35,16 @@ def pattern_bias(
 ) -> Float[Tensor, "b h k k"]:
     """strength * t_ij in the guided heads and 0 elsewhere, for self-attention; dense, since logits are.
 
-    The heads are those of guided layer number ``layer`` of ``n_layers``: layers differ where they take turns.
+    The heads are those of guided layer number ``layer`` of ``n_layers``: layers differ where they take turns. With
+    ``causal`` a pattern of later tokens is refused.
     """
     b, n = input_ids.shape
+    text: dict[str, Any] = {"attention_mask": attention_mask, "tokens": tokens}
     bias = input_ids.new_zeros(b, n_heads, n, n).float()
     prefix = input_ids.new_ones(1, 1, n, n).bool().tril() if causal else None
     for name, heads in guidance.assign(n_heads, layer=layer, n_layers=n_layers).items():
-        t = pattern_targets(name, input_ids, attention_mask=attention_mask, causal=causal, tokens=tokens)
+        t = pattern_targets(name, input_ids, causal=causal, **text)
+        refuse_hidden_pattern(name, t, input_ids, **text)
         bias[:, heads.start : heads.stop] = strength * dense(t, keys=n, visible=prefix)
     return bias
 

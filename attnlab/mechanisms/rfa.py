@@ -20,6 +20,7 @@ from attnlab.attention import (
 )
 from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import (
+    FEATURES_CANNOT,
     Gate,
     LinearCache,
     StepMap,
@@ -77,10 +78,7 @@ class Rfa(Mechanism, nn.Module):
             self.exempt = {"grouped_queries_equal_repeated_keys": why}
 
     def cannot(self) -> dict[str, str]:
-        refused = {
-            "bias": "features of q and of k alone have no place for a bias of the pair",
-            "mask": "the sums over keys are shared by all queries, or by prefixes; a general mask needs one for each",
-        }
+        refused = dict(FEATURES_CANNOT)
         if self.gate:
             refused["no-x"] = "the gate is computed from what the keys were made from; pass x="
         return refused

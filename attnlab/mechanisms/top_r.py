@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, hide_unseen, query_chunks, repeat_groups, scores, visible
-from attnlab.mechanisms._sparse.alpha import SparseMechanism, at_least_float32, keys_kept, spread_infinite
+from attnlab.attention import AttentionCall, query_chunks, repeat_groups, scores, visible
+from attnlab.mechanisms._sparse.alpha import SparseMechanism, keys_kept, spread_infinite, widened
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -52,13 +52,13 @@ class TopR(SparseMechanism):
         return (width + kept * value_width) / max(1, width + value_width)
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        return _weights(self, at_least_float32(hide_unseen(call))).to(call.q.dtype)
+        return _weights(self, widened(call)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        wide = at_least_float32(hide_unseen(call))
-        v = repeat_groups(wide.v, call.groups)
         budget = CPU_CHUNK if call.q.device.type == "cpu" else 1 << 26
         make = _sparse_weights if self.kernel == "exp" and self.by == "alpha" else _weights
+        wide = widened(call)
+        v = repeat_groups(wide.v, call.groups)
         out = [make(self, part) @ v for part in query_chunks(wide, budget)]
         return torch.cat(out, dim=2).to(call.q.dtype)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, grouped, hide_unseen, query_chunks, repeat_groups, visible
+from attnlab.attention import AttentionCall, grouped, query_chunks, repeat_groups, visible
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
-from attnlab.mechanisms._sparse.alpha import SparseMechanism, at_least_float32, exact_weights, keys_kept
+from attnlab.mechanisms._sparse.alpha import SparseMechanism, exact_weights, keys_kept, widened
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
@@ -52,13 +52,16 @@ class ValueAware(SparseMechanism):
     def is_exact(self, call: AttentionCall) -> bool:
         return self.kernel == "exp" and self._exact(call)
 
+    def search_steps(self, call: AttentionCall) -> int:
+        return 0 if self.r == 1 else (call.v.shape[-1] + 1) ** 3
+
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        wide = at_least_float32(hide_unseen(call))
+        wide = widened(call)
         parts = self._chunks(wide)
         return torch.cat([self._weights(part, of=len(parts)) for part in parts], dim=2).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
-        wide = at_least_float32(hide_unseen(call))
+        wide = widened(call)
         v = repeat_groups(wide.v, call.groups)
         parts = self._chunks(wide)
         if self.r != 1 and not self._exact(wide):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu
 
 from attnlab.attention import LayerCache, Mechanism
+from attnlab.measure import parameter_count
 from attnlab.models.attention import Attention, Carried, attentions, make_mechanisms
 from attnlab.models.cache import Cache, SourceCache
 from attnlab.models.config import Kind, TransformerConfig
@@ -327,7 +328,7 @@ def count_parameters(config: TransformerConfig) -> int:
     1016
     """
     with torch.device("meta"):
-        return sum(p.numel() for p in Transformer(config).parameters())
+        return parameter_count(Transformer(config))
 
 
 def _visible(attention_mask: Tensor | None, tokens: Int[Tensor, "b q"]) -> Bool[Tensor, "b q"] | None:

@@ -13,9 +13,8 @@ import numpy as np
 
 from attnlab.data import Malformed, TokenStore, load_tokeniser, texts, tokenise, train_bpe, train_wordpiece
 from attnlab.data.readers import Unit
-from attnlab.data.store import file_checksum
 from attnlab.data.tokenisers import FastTokeniser, Tokeniser
-from attnlab.provenance import sync_folder
+from attnlab.provenance import file_sha256, sync_folder
 from attnlab.training import RunError
 from attnlab.training.runs import say
 
@@ -49,7 +48,7 @@ class CorpusConfig:
             raise ValueError(f"{self.text} is no regular file; the text is read several times, so save it as a file")
         tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
         text = Path(self.text).resolve()
-        return replace(self, text=str(text), tokenizer=tokenizer, sha256=file_checksum(text))
+        return replace(self, text=str(text), tokenizer=tokenizer, sha256=file_sha256(text))
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as run.json holds them; what earlier versions did not have is left out where it is not used."""
@@ -143,7 +142,7 @@ def _make_tokeniser(config: CorpusConfig, folder: Path, task: str) -> Tokeniser:
     else:
         if not Path(config.text).is_file():
             raise RunError(_without_text(config, "the tokeniser"))
-        if config.sha256 not in (None, file_checksum(config.text)):
+        if config.sha256 not in (None, file_sha256(config.text)):
             raise RunError(f"{config.text} has changed since the run began; put the old text back, or start a new run")
         train_tokeniser = train_wordpiece if task == "mlm" else train_bpe
         tokeniser = train_tokeniser(_Texts(config), vocab_size=config.vocab)

@@ -14,6 +14,7 @@ from attnlab.data import Blocks, CausalSource, MlmSource, TokenStore
 from attnlab.data.tokenisers import Tokeniser
 from attnlab.devices import best_device
 from attnlab.guidance import Guidance
+from attnlab.measure import parameter_count
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM, MaskedLM
 from attnlab.pretraining.guided import guided
@@ -244,11 +245,10 @@ def pretrain(
 
 def _size(config: PretrainConfig, model: nn.Module, store: TokenStore, sources: Sequence[Any]) -> str:
     """One line: how large the model and the text are, and how often the text is read."""
-    parameters = sum(p.numel() for p in model.parameters())
     epochs = sum(config.steps / len(sources) / source.steps_per_epoch for source in sources)
     return (
-        f"{parameters:,} parameters; {len(store.tokens):,} tokens to train on; {config.steps:,} steps of up to "
-        f"{config.tokens:,} tokens are {epochs:.3g} epochs"
+        f"{parameter_count(model):,} parameters; {len(store.tokens):,} tokens to train on; {config.steps:,} steps of "
+        f"up to {config.tokens:,} tokens are {epochs:.3g} epochs"
     )
 
 

@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from torch import nn
 
-from attnlab.data.store import file_checksum
 from attnlab.guidance import Guidance
 from attnlab.models import Transformer, save_transformer
 from attnlab.pretraining.corpus import CorpusConfig, for_model, prepare_corpus
 from attnlab.pretraining.language_model import PretrainConfig, check_training_size, pretrain
+from attnlab.provenance import file_sha256
 from attnlab.training import Outcome, list_checkpoints
 from attnlab.training.launch import check_tracker, join_processes
 from attnlab.training.runs import RunFolder, read_run, say
@@ -74,7 +74,7 @@ def resume_language_model(run_dir: Path, *, track: str | None = None, checkpoint
     if checkpoint_every is not None:
         settings = replace(settings, checkpoint_every=checkpoint_every)
     text = Path(corpus.text)
-    if corpus.sha256 is not None and text.is_file() and file_checksum(text) != corpus.sha256:
+    if corpus.sha256 is not None and text.is_file() and file_sha256(text) != corpus.sha256:
         say(f"{text} has changed since the run began; going on with the tokens kept in {run_dir}")
     return train_language_model(corpus, settings, run_dir=run_dir, resume=True, track=track)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attnlab.provenance import sync_folder, write_json
+from attnlab.provenance import file_sha256, sync_folder, write_json
 from attnlab.summaries import short_repr
 from attnlab.training.runs import RunError, say
 
@@ -269,11 +269,7 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": file_sha256(path), "bytes": path.stat().st_size}
 
 
 def _flush(folder: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from attnlab.data import IGNORED, Blocks, CausalSource
 from attnlab.devices import best_device
+from attnlab.measure import parameter_count
 from attnlab.models import CausalLM, Transformer, named_config
 from attnlab.training import Schedule
 from attnlab.training.side_by_side import Fitted, fit
@@ -203,7 +204,7 @@ class _Training:
 
     def _note_size(self, run: _Run, fitted: Fitted) -> None:
         tokens = fitted.steps * self.config.batch * self.config.length
-        parameters = sum(p.numel() for p in run.model.parameters())
+        parameters = parameter_count(run.model)
         inner = parameters - run.model.tokens.weight.numel()  # type: ignore[operator]
         self.part.row(
             "training", setting=self.table, **run.labels, steps=fitted.steps, tokens=tokens,

@@ -15,6 +15,7 @@ from attnlab.adapters import swap
 from attnlab.data import IGNORED, Blocks, CausalSource, TokenStore
 from attnlab.data.tokenisers import WordTokeniser
 from attnlab.devices import best_device
+from attnlab.measure import parameter_count
 from attnlab.models import Transformer, named_config
 from attnlab.models.losses import CausalLM
 from attnlab.training import Recipe, Schedule
@@ -140,7 +141,7 @@ def run_lm(kernel: str, run: PartRun) -> None:
         curve=curve,
         run=run,
     )
-    parameters = sum(p.numel() for p in model.parameters())
+    parameters = parameter_count(model)
     part.fact("training", facts | {"parameters": parameters, "tokens_in_corpus": len(blocks.store.tokens)})
     with uncompiled():
         _judge(model, kernel, run, device)

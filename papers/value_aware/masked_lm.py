@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnlab.adapters import swap
 from attnlab.data import IGNORED, Blocks, MlmSource
 from attnlab.devices import best_device
+from attnlab.measure import parameter_count
 from attnlab.pretraining import BertMaskedLM, bert_states
 from attnlab.shapes import Float, Int
 from attnlab.training import Recipe, Schedule
@@ -124,7 +125,7 @@ def run_mlm(arm: str, run: PartRun, *, model: Path) -> None:
             run=run,
             forward=bert_states,
         )
-        part.fact("training", facts | {"parameters": sum(p.numel() for p in net.parameters())})
+        part.fact("training", facts | {"parameters": parameter_count(net)})
         _keep(net, kept)
     net = _load_kept(net, kept).to(device).eval()
     steps = part.content["facts"]["training"]["steps"]

@@ -12,7 +12,7 @@ import transformers as tf
 import attnlab as al
 from attnlab.cli import main
 from attnlab.evaluation.answers import AnswerFile, fingerprint
-from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
+from attnlab.evaluation.evaluate import EvaluateConfig, evaluate, subjects_of
 from attnlab.evaluation.intervals import mean_interval, paired_interval, wilson
 from attnlab.evaluation.tasks import TaskSettings
 from attnlab.pages.evaluate import evaluate_page
@@ -104,7 +104,7 @@ def test_generated_text_is_that_of_the_model(folder, settings):
 
     loaded = al.load_model(folder)
     task = task_data(["needle"], settings, loaded.tokenizer, limit=2048)["needle 500"]
-    ids = loaded.tokenizer(task.documents[1]["input"], return_tensors="pt").input_ids
+    ids = loaded.tokenizer(task.documents[1]["prompt"], return_tensors="pt").input_ids
     written = loaded.model.generate(ids, max_new_tokens=28, do_sample=False)[0, ids.shape[1] :]
     assert case["text"] == loaded.tokenizer.decode(written, skip_special_tokens=True)[:200]
     assert ids.shape[1] <= 500 - 28
@@ -190,15 +190,30 @@ def test_a_stopped_evaluation_goes_on(folder, settings, tmp_path, monkeypatch):
 
 
 def test_answers_of_another_model_or_subject_are_not_taken(tmp_path):
-    file = AnswerFile(tmp_path / "a.jsonl", subject="one")
-    file.add_partial("loglikelihood", ("a", " b"), (-1.5, True))
-    assert AnswerFile(tmp_path / "a.jsonl", subject="one").get("loglikelihood", ("a", " b")) == (-1.5, True)
-    assert AnswerFile(tmp_path / "a.jsonl", subject="two").get("loglikelihood", ("a", " b")) is None
+    file = AnswerFile(tmp_path / "a.jsonl")
+    file.of("one").add_partial("loglikelihood", ("a", " b"), (-1.5, True))
+    for same in (file, AnswerFile(tmp_path / "a.jsonl")):
+        assert same.of("one").get("loglikelihood", ("a", " b")) == (-1.5, True)
+        assert same.of("two").get("loglikelihood", ("a", " b")) is None
     model = torch.nn.Linear(3, 3)
     before = fingerprint(model)
     with torch.no_grad():
         model.weight[1, 1] += 1
     assert fingerprint(model) != before
+
+
+def test_the_file_of_answers_is_read_once(folder, settings, tmp_path, monkeypatch):
+    from attnlab.evaluation import answers
+
+    reads = []
+    monkeypatch.setattr(answers, "_read", lambda path: reads.append(path) or {})
+    evaluate(folder, mechanisms=["top-r:r=4"], config=config_of(settings, "loss"), answers=tmp_path / "a.jsonl")
+    assert len(reads) == 1
+
+
+def test_policies_that_differ_in_the_seed_alone_have_names_of_their_own():
+    subjects = subjects_of(policies=["8,by=random", "budget=8,by=random,seed=3"])
+    assert [subject.name for subject in subjects[1:]] == ["cache budget=8,by=random", "cache budget=8,by=random,seed=3"]
 
 
 def test_the_models_own_refusals_are_rows(folder, settings):
@@ -230,7 +245,10 @@ def test_lm_eval_finds_the_model_by_name(folder):
         (["--tasks", "needle", "--lengths", "40"], "ask for a greater length"),
         (["--tasks", "lambada"], "--lambada"),
         (["--plan", "absent.json"], "absent.json"),
-        (["--policy", "by=mass"], "needs its budget"),
+        (["--policy", "by=mass"], "'by=mass': a cache policy needs budget; usage: budget=64,by=mass"),
+        (["--policy", "budget=many"], "setting budget='many' must be int"),
+        (["--policy", "budget=8,size=3"], "a cache policy has no setting 'size'"),
+        (["--policy", "budget=8,budget=9"], "given twice"),
         (["-m", "top-r:r=4", "-m", "top-r:r=4"], "twice"),
         (["--batch", "0"], "--batch"),
     ],

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from attnlab.data import IGNORED
-from attnlab.evaluation.quality import _masked
+from attnlab.evaluation.quality import Windows, _masked
 
 
 class Tokenizer(SimpleNamespace):
@@ -40,3 +40,16 @@ def test_a_short_text_has_one_mask_at_least() -> None:
         inputs, labels = _masked(ids, torch.tensor([[False, True]]), TOKENIZER, seed)
         assert inputs.tolist() == [[7, 4]]
         assert labels.tolist() == [[IGNORED, 8]]
+
+
+def test_a_part_of_the_windows_is_cut_alike_in_inputs_and_labels() -> None:
+    ids = torch.arange(35).view(5, 7)
+    mask = torch.ones_like(ids)
+    mask[4, 3:] = 0
+    windows = Windows(ids, mask, ids + 100, int(mask.sum()))
+    every_other = windows.part(slice(0, None, 2), length=4)
+    assert every_other.input_ids.tolist() == [[0, 1, 2, 3], [14, 15, 16, 17], [28, 29, 30, 31]]
+    assert every_other.labels.tolist() == (every_other.input_ids + 100).tolist()
+    assert (every_other.tokens, int(every_other.attention_mask.sum())) == (11, 11)
+    assert windows.part(slice(3)).tokens == 21
+    assert len(windows.part(slice(5, None)).input_ids) == 0

@@ -11,7 +11,7 @@ import attnlab as al
 from attnlab.conformance.calls import self_call
 from attnlab.conformance.laws import LAWS
 from attnlab.guidance import GaussianHeads, Guidance, LogitBias, pattern_audit, pattern_bias
-from attnlab.patterns import SpecialTokens, dense, pattern_targets
+from attnlab.patterns import SpecialTokens, dense, pattern_names, pattern_targets
 from attnlab.trace import LayerTrace
 from tests.tolerance import assert_close
 
@@ -35,9 +35,21 @@ def test_a_strong_bias_is_the_pattern() -> None:
 
 
 def test_a_bias_in_a_decoder_keeps_to_the_prefix() -> None:
-    bias = pattern_bias(Guidance(heads={"next": 1, "prev": 1}), IDS, n_heads=2, causal=True)
+    bias = pattern_bias(Guidance(heads={"first": 1, "prev": 1}), IDS, n_heads=2, causal=True)
     assert bias.triu(1).abs().max() == 0
     assert bias[0, 1, 0].tolist() == [1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", [name for name in pattern_names() if name != "next"])
+def test_a_pattern_of_earlier_tokens_is_a_bias_in_a_decoder(name: str) -> None:
+    tokens = SpecialTokens(period=(7,), delimiters=(9,))
+    bias = pattern_bias(Guidance(heads={name: 1}), IDS, n_heads=1, causal=True, tokens=tokens)
+    assert bias.max() > 0
+
+
+def test_no_key_is_next_in_a_decoder() -> None:
+    with pytest.raises(ValueError, match="no head of this model can follow 'next'"):
+        pattern_bias(Guidance(heads={"prev": 1, "next": 1}), IDS, n_heads=2, causal=True)
 
 
 def test_gaussian_heads_by_hand() -> None:

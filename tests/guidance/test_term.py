@@ -41,10 +41,26 @@ def ours(**how: object) -> Transformer:
     )
 
 
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 31,
+    "intermediate_size": 37,
+    "max_position_embeddings": 64,
+}
+
+
 def llama() -> nn.Module:
     torch.manual_seed(1)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return tf.LlamaForCausalLM(tf.LlamaConfig(vocab_size=31, intermediate_size=37, max_position_embeddings=64, **sizes))
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**SIZES))
+
+
+def mistral() -> nn.Module:
+    """Its window is shorter than the texts, so that its mask is a matrix."""
+    torch.manual_seed(1)
+    return tf.MistralForCausalLM(tf.MistralConfig(**SIZES, sliding_window=4))
 
 
 @pytest.mark.parametrize(
@@ -205,6 +221,20 @@ def test_a_bias_through_a_training(make: Callable[[], nn.Module]) -> None:
         wanted = model(**given).logits
     assert_close(biased, wanted)
     assert (biased - model(**given).logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "make", [llama, mistral, lambda: ours(kind="decoder", max_length=64)], ids=["llama", "mistral", "ours"]
+)
+def test_a_bias_of_what_a_causal_model_hides_is_refused(make: Callable[[], nn.Module]) -> None:
+    given, model = batch(2), make().eval()
+    with bias_heads(model, Guidance(heads={"prev": 1})):
+        model(**given)
+    with (
+        bias_heads(model, Guidance(heads={"prev": 1, "next": 1})),
+        pytest.raises(ValueError, match="no head of this model can follow 'next'"),
+    ):
+        model(**given)
 
 
 def test_a_bias_in_layers_that_take_turns() -> None:

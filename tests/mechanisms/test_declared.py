@@ -1,4 +1,4 @@
-"""What mechanisms declare about a call: that their output is softmax's, and how many bytes a query reads."""
+"""What mechanisms declare about a call: that their output is softmax's, how many bytes a query reads, how long a search takes."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def call(causal: bool) -> al.AttentionCall:
     flags = torch.ones(2, N, dtype=torch.bool)
     flags[1, -2:] = False
     return al.AttentionCall(q, k, v, causal=causal, key_visible=flags)
+
+
+def test_only_a_search_for_keys_takes_steps() -> None:
+    steps = {spec: al.mechanism(spec).search_steps(call(causal=True)) for spec in SPECS}
+    searching = {"value-aware:r=d+1", "value-aware:r=7,kernel=elu", *(f"value-aware:r={r}" for r in (2, 4, 6, 8, 14))}
+    assert {spec for spec, count in steps.items() if count} == searching
+    assert {steps[spec] for spec in searching} == {(WIDTH + 1) ** 3}
+    assert al.mechanism("value-aware:r=1").search_steps(call(causal=True)) == 0
 
 
 @pytest.mark.parametrize("causal", [False, True])

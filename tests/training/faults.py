@@ -1,7 +1,8 @@
 """Runs in child processes that end at a chosen write, and runs resumed from damaged folders; see test_faults.py.
 
-Usage: python -m tests.training.faults kills|conversion-kills|damage FOLDER SHARE. Children are forked after the imports. A share of 1 tries
-every write (or damage), 7 every seventh. Prints one JSON object: how many were tried, and what went wrong in which.
+Usage: python -m tests.training.faults runs|conversions FOLDER SHARE. Children are forked after the imports and a first
+run. A share of 1 tries every write and damage, 7 every seventh. Prints one JSON object: how many were tried, and what
+went wrong in which.
 """
 
 from __future__ import annotations
@@ -154,11 +155,7 @@ def kills(
     end_of: Callable[[Path], dict[str, Any]] = lambda run_dir: outcome(run_dir, "tokenizer", "steps"),
 ) -> dict[str, Any]:
     """End a run at its writes, one after another, and resume it."""
-    text = folder / "corpus.txt"
-    text.write_text(TEXT)
-    errors, names = folder / "errors.txt", folder / "writes.json"
-    # What is imported late is imported before the first fork.
-    train(text, folder / "first")
+    text, errors, names = folder / "corpus.txt", folder / "errors.txt", folder / "writes.json"
 
     def counted() -> int:
         writes = Writes(folder / "whole", None)
@@ -195,12 +192,6 @@ def kills(
     return {"writes": noted, "tried": len(tried), "wrong": wrong}
 
 
-def conversion_kills(folder: Path, share: int) -> dict[str, Any]:
-    """The same of a conversion."""
-    conversions.files(folder / "files")
-    return kills(folder, share, convert, conversion_outcome)
-
-
 def flipped(content: bytes) -> bytes:
     """The content with one bit changed in its middle, and one near its end."""
     changed = bytearray(content)
@@ -235,9 +226,6 @@ def sign(file: Path) -> None:
 
 def damage(folder: Path, share: int) -> dict[str, Any]:
     """Damage each file of an unfinished and of a finished run in each way, and resume."""
-    text = folder / "corpus.txt"
-    text.write_text(TEXT)
-    train(text, folder / "finished")
     whole = outcome(folder / "finished")
     shutil.copytree(folder / "finished", folder / "unfinished")
     shutil.rmtree(folder / "unfinished" / "model")
@@ -288,6 +276,21 @@ def _resumed_after(
     return reason
 
 
+def of_runs(folder: Path, share: int) -> dict[str, Any]:
+    """Kills and damages. The first run imports, before the first fork, what is imported late."""
+    (folder / "corpus.txt").write_text(TEXT)
+    train(folder / "corpus.txt", folder / "finished")
+    return {"kills": kills(folder, share), "damage": damage(folder, share)}
+
+
+def of_conversions(folder: Path, share: int) -> dict[str, Any]:
+    """Kills of a conversion, likewise."""
+    (folder / "corpus.txt").write_text(TEXT)
+    conversions.files(folder / "files")
+    convert(folder / "corpus.txt", folder / "finished")
+    return kills(folder, share, convert, conversion_outcome)
+
+
 if __name__ == "__main__":
-    kinds = {"kills": kills, "conversion-kills": conversion_kills, "damage": damage}
+    kinds = {"runs": of_runs, "conversions": of_conversions}
     print(json.dumps(kinds[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

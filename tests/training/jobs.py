@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +24,7 @@ from attnlab.training import (
     Schedule,
     Settings,
     every,
+    read_metrics,
     train,
 )
 
@@ -130,3 +136,33 @@ def assert_same_parameters(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+def report_of(module: str, *arguments: object) -> dict[str, Any]:
+    """What a program of this folder prints as JSON; it runs in a process of its own, on one core."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.training.{module}", *map(str, arguments)],
+        cwd=Path(__file__).resolve().parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_ends_like(whole: tuple[nn.Module, list[dict[str, Any]]], model: nn.Module, run: Path) -> None:
+    """The model and the metrics of a run are those of one that nothing has stopped."""
+    assert_same_parameters(model.state_dict(), whole[0].state_dict())
+    assert without_seconds(read_metrics(run)) == whole[1]
+
+
+def stopped(path: Path) -> None:
+    """A run that a power cut ends after step 11."""
+    with pytest.raises(RuntimeError, match="power cut"):
+        job(path, callbacks=[PowerCut(at=11)])
+
+
+def resumed(path: Path) -> tuple[Model, Outcome]:
+    """The rest of a run that was stopped."""
+    return job(path, resume=True, callbacks=[PowerCut(at=None)])

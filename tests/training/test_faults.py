@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def faults(kind: str, folder: Path, share: int) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.faults", kind, str(folder), str(share)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+from tests.training.jobs import report_of
 
 
 # Every so many writes, and every so many damages: a few seconds, or all of them.
-SOME = pytest.mark.parametrize("share", [61, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[61, pytest.param(1, marks=pytest.mark.slow)])
+def faults(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {"share": request.param, **report_of("faults", "runs", tmp_path_factory.mktemp("faults"), request.param)}
 
 
-@SOME
 def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undisturbed_one(
-    tmp_path: Path, share: int
+    faults: dict[str, Any],
 ) -> None:
-    report = faults("kills", tmp_path, share)
+    report = faults["kills"]
     assert report["wrong"] == {}
-    assert report["tried"] == len(range(0, len(report["writes"]), share))
+    assert report["tried"] == len(range(0, len(report["writes"]), faults["share"]))
     # The kinds of files that a run writes are all among the writes.
     for name in ("run.json", "tokenizer.json", "tokens.npy", "meta.json", "metrics.jsonl", "state.json", "result.json"):
         assert any(write.endswith(f" {name}") for write in report["writes"]), name
@@ -46,15 +31,14 @@ def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undistu
 def test_a_conversion_killed_at_any_write_and_gone_on_with_ends_bit_for_bit_like_the_undisturbed_one(
     tmp_path: Path, share: int
 ) -> None:
-    report = faults("conversion-kills", tmp_path, share)
+    report = report_of("faults", "conversions", tmp_path, share)
     assert report["wrong"] == {}
     assert report["tried"] == len(range(0, len(report["writes"]), share))
     for name in ("run.json", "tokens.npy", "metrics.jsonl", "state.json", "result.json", "model"):
         assert any(write.endswith(f" {name}") for write in report["writes"]), name
 
 
-@SOME
-def test_a_damaged_run_ends_bit_for_bit_or_is_refused_in_one_line(tmp_path: Path, share: int) -> None:
-    report = faults("damage", tmp_path, share)
+def test_a_damaged_run_ends_bit_for_bit_or_is_refused_in_one_line(faults: dict[str, Any]) -> None:
+    report = faults["damage"]
     assert report["wrong"] == {}
     assert report["ends"]["the same"] > report["ends"]["refused"]

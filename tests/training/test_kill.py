@@ -1,28 +1,12 @@
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from attnlab.training import list_checkpoints, read_metrics, read_result
 from attnlab.training.checkpoints import read_checkpoint
-from tests.training.jobs import assert_same_parameters, without_seconds
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.training.jobs import assert_same_parameters, report_of, without_seconds
 
 
 def killed_runs_end_like_the_whole_one(folder, kills, seed):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.killer", str(folder), str(kills), str(seed)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = report_of("killer", folder, kills, seed)
     assert len(report["kills"]) == kills
     whole = folder / "whole"
     last = read_checkpoint(list_checkpoints(whole)[-1])

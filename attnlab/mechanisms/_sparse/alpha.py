@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, scores
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, scores
 from attnlab.fields import check_fields
 from attnlab.mechanisms.kernelized import KERNELS, Kernelized
 from attnlab.shapes import Float
 
-__all__ = ["SparseMechanism", "at_least_float32", "exact_weights", "keys_kept", "spread_infinite"]
+__all__ = ["SparseMechanism", "exact_weights", "keys_kept", "spread_infinite", "widened"]
 
 
 def check_kernel(kernel: str, degree: int) -> None:
@@ -55,8 +55,9 @@ def keys_kept(r: int | str, call: AttentionCall) -> int:
     return call.v.shape[-1] + 1 if r == "d+1" else int(r)
 
 
-def at_least_float32(call: AttentionCall) -> AttentionCall:
-    """The call in float32 if it is in half precision, whose eight bits make ties between keys that differ."""
+def widened(call: AttentionCall) -> AttentionCall:
+    """The call without what no query sees, in at least float32: half precision makes ties between keys that differ."""
+    call = hide_unseen(call)
     kind = torch.promote_types(call.q.dtype, torch.float32)
     if kind == call.q.dtype:
         return call

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from attnlab.progress import each, note, showing
+from attnlab.progress import QUIET, each, note, showing
 from papers.__main__ import main
 from papers.common.folders import RESULTS, experiments_like
 from papers.common.row_store import Part
@@ -77,6 +78,18 @@ def test_lines_are_written_now_and_then(capsys: pytest.CaptureFixture[str]) -> N
     with showing("copying"):
         assert list(each([1, 2, 3], lambda number: f"seed {number}")) == [1, 2, 3]
     assert capsys.readouterr().err == "copying: seed 1 (1 of 3)\n"
+
+
+def test_a_line_comes_once_and_then_not_for_some_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("attnlab.progress.time", SimpleNamespace(monotonic=lambda: now))
+    with showing("copying"):
+        for seconds in (0.0, 3.0, QUIET - 1, QUIET, QUIET + 3, 2 * QUIET - 1, 2 * QUIET):
+            now = 100 + seconds
+            note(f"after {seconds:g} s")
+    assert capsys.readouterr().err == "copying: after 0 s\ncopying: after 10 s\ncopying: after 20 s\n"
 
 
 def test_rows_are_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
