@@ -1,8 +1,9 @@
 """Triton twins of mechanisms, same stem as theirs; imported only when a tensor on a GPU asks for one.
 
 ``abc`` ABC_MLP and other slots, forward, backward and one step; ``decoding`` one step of linear attention, and slots
-that are only read; ``effective`` effective attention; ``guided`` attention with errors to patterns. Files that end in
-``_triton`` hold kernels, and others prepare their arguments (``abc`` lists its own). ``launching`` is how all but
+that are only read; ``effective`` effective attention; ``guided`` attention with errors to patterns; ``hybrid``
+abc-hybrid, forward, backward and one step. Files that end in ``_triton`` hold kernels, and others prepare their
+arguments (``abc`` and ``hybrid`` list their own). ``launching`` is how all but
 ``guided`` are launched.
 """
 

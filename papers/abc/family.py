@@ -53,11 +53,13 @@ def _depends_on(mech: Any, refused: dict[str, str]) -> str:
         return "content"
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 9, 4).unbind()
-    control = getattr(mech, "control", None)
-    if control is None:
+    calls = [AttentionCall(q, keys, v) for keys in (k, torch.randn_like(k))]
+    if hasattr(mech, "control_of"):
+        logs = [mech.control_of(call).log for call in calls]
+    elif hasattr(mech, "control"):
+        logs = [mech.control(call, torch.arange(9)[None]).log for call in calls]
+    else:
         return "position"
-    places = torch.arange(9)[None]
-    logs = [control(AttentionCall(q, keys, v), places).log for keys in (k, torch.randn_like(k))]
     return "position" if torch.equal(*logs) else "content"
 
 

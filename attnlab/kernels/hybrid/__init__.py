@@ -26,7 +26,7 @@ Names in kernels
     query heads of a tile, SEG blocks of a segment; PREC is the precision of products.
 """
 
-from attnlab.kernels.hybrid.attention import hybrid_attention, supports
+from attnlab.kernels.hybrid.attention import MOST_ROWS, hybrid_attention, supports
 from attnlab.kernels.hybrid.step import hybrid_step
 
-__all__ = ["hybrid_attention", "hybrid_step", "supports"]
+__all__ = ["MOST_ROWS", "hybrid_attention", "hybrid_step", "supports"]

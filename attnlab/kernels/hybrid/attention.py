@@ -15,9 +15,11 @@ from attnlab.kernels.hybrid.states import sum_back, sum_segments, write_gradient
 from attnlab.kernels.launching import Options, launch
 from attnlab.shapes import Float, Int
 
-__all__ = ["BLOCKS", "MOST_SINKS", "MOST_SLOTS", "dense_rows", "hybrid_attention", "precision", "supports"]
+__all__ = ["BLOCKS", "MOST_ROWS", "MOST_SINKS", "MOST_SLOTS", "dense_rows", "hybrid_attention", "precision", "supports"]
 
 BLOCKS = (16, 32, 64)
+# Rows of key heads: the last axis of a grid.
+MOST_ROWS = 65535
 MOST_SLOTS = 128
 MOST_SINKS = 64
 WIDTHS = (16, 128)
@@ -268,9 +270,12 @@ def _save_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     *tensors, window, block, sinks, mass, scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.how = window, block, sinks, mass, scale
+    # Zeros for states that have no gradient would be as large as these.
+    ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx, do, *_):  # type: ignore[no-untyped-def]
+    do = torch.zeros_like(ctx.saved_tensors[0]) if do is None else do
     grads = _backward(do, *ctx.saved_tensors, *ctx.how)
     return *grads, *(None,) * 6
 

@@ -58,7 +58,7 @@ def query_gradients(
 ):  # fmt: skip
     """For one block of queries of all heads that read a key head: dq, and the gradients of its state and of sinks."""
     j, row = tl.program_id(0), tl.program_id(1)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     length = T - start
     q += b * sqb + g * R * sqh + start * sqt
@@ -135,7 +135,7 @@ def key_gradients(
 ):  # fmt: skip
     """dk and dv of one block by the queries that have it in their window."""
     c, row = tl.program_id(0), tl.program_id(1)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     length = T - start
     q += b * sqb + g * R * sqh + start * sqt

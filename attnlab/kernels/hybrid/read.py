@@ -104,7 +104,7 @@ def read(
 ):  # fmt: skip
     """The outputs of one block of queries of RT heads, and the base-2 logarithms of their softmax's sums."""
     j, part, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     length = T - start
     first = part * RT

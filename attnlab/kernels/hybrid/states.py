@@ -67,7 +67,7 @@ def sum_segments(
 ):  # fmt: skip
     """The sums of alpha k or alpha v, and of alpha, over each segment but the last."""
     segment, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     x += b * sxb + g * sxh + start * sxt
     t, stt = k + b * skb + g * skh + start * skt, skt
@@ -95,7 +95,7 @@ def write_states(
 ):  # fmt: skip
     """K~ or V~, and log m, after each block of a segment."""
     segment, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     x += b * sxb + g * sxh + start * sxt
     t, stt = k + b * skb + g * skh + start * skt, skt
@@ -175,7 +175,7 @@ def write_gradients(
     phi = alpha / m_c, which is at most 1.
     """
     segment, row = tl.program_id(0), tl.program_id(1)
-    b, g = (row // G).to(tl.int64), row % G
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
     start = row_start(starts, b, PADDED)
     length = T - start
     x += b * sxb + g * sxh + start * sxt
@@ -216,15 +216,17 @@ def write_gradients(
             slope = tl.dot(key, tl.trans(high), input_precision=PREC)
             slope += tl.dot(key, tl.trans(low), input_precision=PREC)
             rounded = phi.to(key.dtype)
-            of_window, at, there = _load_block(dk, sdt, c, length, C, D, BD)
-            of_window += tl.dot(rounded, high, input_precision=PREC).to(of_window.dtype)
-            tl.store(dk + at, of_window, mask=there)
+            of_key, at, there = _load_block(dk, sdt, c, length, C, D, BD)
+            of_key += tl.dot(rounded, high, input_precision=PREC).to(of_key.dtype)
             high, low = _in_two(hv, key.dtype)
             slope += tl.dot(value, tl.trans(high), input_precision=PREC)
             slope += tl.dot(value, tl.trans(low), input_precision=PREC)
-            of_window, at, there = _load_block(dv, sdt, c, length, C, D, BD)
-            of_window += tl.dot(rounded, high, input_precision=PREC).to(of_window.dtype)
-            tl.store(dv + at, of_window, mask=there)
+            of_value, at, there = _load_block(dv, sdt, c, length, C, D, BD)
+            of_value += tl.dot(rounded, high, input_precision=PREC).to(of_value.dtype)
+            # Several threads may hold the same numbers: all must have loaded before one stores.
+            tl.debug_barrier()
+            tl.store(dk + at, of_key, mask=there)
+            tl.store(dv + at, of_value, mask=there)
             place = c * C + tl.arange(0, C)
             stored = (place < length)[:, None] & (slots < N)[None, :]
             slope = phi * (slope + hm[None, :])

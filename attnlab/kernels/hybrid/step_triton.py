@@ -75,13 +75,15 @@ def take_and_read(
             else:
                 log, _ = _load_tile(ring_x, row * W * N, position, N, N, NP, all_there)
             alpha = tl.where(written, tl.exp(log), 0.0)
-            sums, at = _load_tile(slots_kv, row * N * 2 * D, slots, D, 2 * D, BD, real_slots)
-            sums += tl.dot(tl.trans(alpha), key.to(tl.float32), input_precision="tf32x3")
-            tl.store(slots_kv + at, sums, mask=real_slots[:, None] & real[None, :])
-            sums, at = _load_tile(slots_kv + D, row * N * 2 * D, slots, D, 2 * D, BD, real_slots)
-            sums += tl.dot(tl.trans(alpha), value.to(tl.float32), input_precision="tf32x3")
-            tl.store(slots_kv + at + D, sums, mask=real_slots[:, None] & real[None, :])
+            sums_k, at = _load_tile(slots_kv, row * N * 2 * D, slots, D, 2 * D, BD, real_slots)
+            sums_v, at = _load_tile(slots_kv + D, row * N * 2 * D, slots, D, 2 * D, BD, real_slots)
             z = tl.load(slots_z + row * N + slots, mask=real_slots, other=0.0)
+            sums_k += tl.dot(tl.trans(alpha), key.to(tl.float32), input_precision="tf32x3")
+            sums_v += tl.dot(tl.trans(alpha), value.to(tl.float32), input_precision="tf32x3")
+            # Several threads may hold the same numbers: all must have loaded before one stores.
+            tl.debug_barrier()
+            tl.store(slots_kv + at, sums_k, mask=real_slots[:, None] & real[None, :])
+            tl.store(slots_kv + at + D, sums_v, mask=real_slots[:, None] & real[None, :])
             tl.store(slots_z + row * N + slots, z + tl.sum(alpha, 0), mask=real_slots)
     # The token takes the place of one that has left, which all threads must have loaded.
     tl.debug_barrier()

@@ -70,8 +70,10 @@ def _served(mech: HybridMechanism, call: AttentionCall) -> bool:
     """Whether the kernels are made for this mechanism and these sizes."""
     if not _on_gpu(call.q) or mech.write != "sum" or mech.decay or call.k.shape[0] == 0:
         return False
-    from attnlab.kernels.hybrid import supports
+    from attnlab.kernels.hybrid import MOST_ROWS, supports
 
+    if call.k.shape[0] * call.k.shape[1] > MOST_ROWS:
+        return False
     sizes = {"slots": mech.slots, "window": mech.window, "block": mech.block, "sinks": mech.sinks}
     return supports(call.q.shape[-1], call.v.shape[-1], call.q.dtype, **sizes)
 
