@@ -6,6 +6,7 @@ A program of its own, since torch.compile cannot read through the shape checks t
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters import convert, swap
+from attnlab.adapters.distillation import Distillation, teach
 from tests.adapters.zoo import build, inputs, padding
 
 TOLERANCE = 1e-4
@@ -71,7 +73,31 @@ def before_and_after() -> None:
     torch.testing.assert_close(compiled(**given).logits, own, rtol=0, atol=TOLERANCE)
 
 
+class _Rows:
+    """Rows of two lengths."""
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        length = 8 if step < 3 else 16
+        return {"input_ids": torch.randint(3, 60, (2, length), generator=torch.Generator().manual_seed(step))}
+
+
+def distilled() -> None:
+    """The losses of every stage with compiled layers, also recomputed ones, are those without."""
+    whole = torch.compile
+    torch.compile = functools.partial(whole, backend="aot_eager")  # type: ignore[assignment]
+    teacher = build("llama", implementation="sdpa").eval()
+    for change in ({}, {"checkpointing": True}, {"lora": 2}):
+        losses = []
+        for compiled in (False, True):
+            student = convert(copy.deepcopy(teacher), "abc-mlp:slots=3")
+            steps = Distillation(heads_steps=2, hidden_steps=2, logits_steps=2, every=1, compile=compiled, **change)
+            losses.append([progress.loss for progress in teach(teacher, student, _Rows(), steps)])
+        torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=1e-3, atol=TOLERANCE)
+        print(change, losses[1])
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
-    {"swapped": swapped, "converted": converted, "before-and-after": before_and_after}[sys.argv[1]]()
+    kinds = {"swapped": swapped, "converted": converted, "before-and-after": before_and_after, "distilled": distilled}
+    kinds[sys.argv[1]]()
     print("the same")
