@@ -1,11 +1,11 @@
 """A real language model with a bounded memory: what `attnlab convert` makes of it in some minutes, and what that costs.
 
-    python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 --loss-text wiki.test.tokens \\
-        --book moby-dick.txt --lambada lambada_test.jsonl
+    python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 \\
+        --loss-text wiki.test.tokens --book moby-dick.txt --lambada lambada_test.jsonl
 
-Two students are trained, by the command's own code: one in which every head is bounded (``--mechanism``), one with a plan
-for a share of softmax's cache (``--budget``). Each is evaluated beside its teacher and beside the teacher with other
-caches of the same bytes: sinks and a window, and one size of abc-hybrid for all heads. With pure distillation
+Two students are trained, by the command's own code: one in which every head is bounded (``--mechanism``), one with a
+plan for a share of softmax's cache (``--budget``). Each is evaluated beside its teacher and beside the teacher with
+other caches of the same bytes: sinks and a window, and one size of abc-hybrid for all heads. With pure distillation
 (``hard=0``) a softmax student would stay its teacher, so the teacher is the only reference. The same command goes on
 where it was interrupted.
 """
@@ -22,7 +22,7 @@ import torch
 from storing import make_results, read_results, write_results
 
 from attnlab.adapters import LoadedModel, load_model
-from attnlab.adapters.cache_bytes import cache_bytes
+from attnlab.adapters.cache_bytes import cache_bytes, layer_shapes
 from attnlab.adapters.distillation import Distillation
 from attnlab.devices import best_device
 from attnlab.evaluation.candidates import fitting
@@ -30,10 +30,10 @@ from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
 from attnlab.evaluation.plan_conversion import plan_conversion
 from attnlab.evaluation.tasks import TaskSettings
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
-from attnlab.adapters.cache_bytes import layer_shapes
 
 TABLE = "conversion"
 BOUNDED, PLAN = "every head bounded", "plan"
+ARMS = ("bounded", "plan", "teacher")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def row_of(name: str, tasks: dict[str, Any], teacher: dict[str, Any]) -> dict[st
             row |= {column: tasks[task]["loss"], f"{column} above": tasks[task]["loss"] - teacher[task]["loss"]}
     for task, values in tasks.items():
         if task not in ("loss", "book"):
-            row[task.split()[0]] = values.get("score", values.get("value"))
+            row[task.split()[0]] = values["recall" if "recall" in values else "acc"]
     return row
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--loss-text", type=Path)
     parser.add_argument("--book", type=Path)
     parser.add_argument("--lambada", type=Path)
-    parser.add_argument("--arms", nargs="+", choices=("bounded", "plan", "teacher"), default=["bounded", "plan", "teacher"])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     for name in ("minutes", "budget", "lr", "repeats", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
     for name in ("tokens", "length", "batch", "seed", "windows", "passages", "cases", "needle"):
@@ -155,7 +155,8 @@ def main() -> None:
             first = first or tasks
             own = name if subject == "softmax" else f"untrained {subject}"
             row = row_of(own, tasks, first)
-            row["cache at length"] = cache_bytes(loaded.model, config.length) / whole if subject == "softmax" else config.budget
+            held = cache_bytes(loaded.model, config.length) / whole
+            row["cache at length"] = held if subject == "softmax" else config.budget
             print(row, flush=True)
             result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
             write_results(args.out, result, before=read_results(args.out))

@@ -10,8 +10,9 @@ from typing import Any
 
 from attnlab.data.overlap import Passages
 from attnlab.data.readers import COMPRESSED, numbered_lines, texts
-from attnlab.data.store import TokenStore, file_checksum, load_store, write_store
+from attnlab.data.store import TokenStore, load_store, write_store
 from attnlab.data.tokenisers import as_tokeniser
+from attnlab.provenance import file_sha256
 
 __all__ = ["stream_of_texts", "text_files", "token_stream"]
 
@@ -49,8 +50,8 @@ def token_stream(
     A document ends with the tokenizer's end token. Memory does not grow with the files.
     """
     tokeniser, end = as_tokeniser(tokenizer), getattr(tokenizer, "eos_token", None) or ""
-    sums = {str(i): file_checksum(file) for i, file in enumerate(files)}
-    sums |= {f"left out {i}": file_checksum(file) for i, file in enumerate(leave_out)}
+    sums = {str(i): file_sha256(file) for i, file in enumerate(files)}
+    sums |= {f"left out {i}": file_sha256(file) for i, file in enumerate(leave_out)}
     described = [str(READING), tokeniser.fingerprint(), end, *(f"{name} {value}" for name, value in sums.items())]
     folder = cache / f"text-{hashlib.blake2b(' '.join(described).encode(), digest_size=12).hexdigest()}"
     if folder.exists() and not _whole(folder):
