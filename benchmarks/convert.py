@@ -78,7 +78,7 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
             seed=config.seed,
         )  # fmt: skip
 
-    result = convert_model(conversion, run_dir=folder, make_plan=planned)
+    result = convert_model(conversion, run_dir=folder, make_plan=planned, tokens=folder.parent / "tokens")
     return {**result, "seconds": time.perf_counter() - began}
 
 

@@ -99,10 +99,13 @@ class ConversionConfig:
         return {**{name: getattr(self, name) for name in kept}, "distillation": settings}
 
 
-def convert_model(config: ConversionConfig, *, run_dir: Path, make_plan: MakePlan | None = None) -> dict[str, Any]:
+def convert_model(
+    config: ConversionConfig, *, run_dir: Path, make_plan: MakePlan | None = None, tokens: Path | None = None
+) -> dict[str, Any]:
     """Convert, distil and save to ``run_dir/model``; returns what result.json holds.
 
-    ``make_plan`` makes the plan of a config with a budget; it is kept in ``run_dir/plan.json``.
+    ``make_plan`` makes the plan of a config with a budget; it is kept in ``run_dir/plan.json``. ``tokens`` is a folder
+    for the texts' tokens, which several conversions may share; without it they are kept in the run folder.
     """
     files, held = text_files(config.text), text_files(config.leave_out) if config.leave_out else []
     for file in (*files, *held):
@@ -119,7 +122,7 @@ def convert_model(config: ConversionConfig, *, run_dir: Path, make_plan: MakePla
                 say(f"{run_dir} is finished; nothing to do")
                 return result
             loaded = _loaded(config, process.device)
-            store, sums = token_stream(files, loaded.tokenizer, cache=run_dir / "tokens", leave_out=held)
+            store, sums = token_stream(files, loaded.tokenizer, cache=tokens or run_dir / "tokens", leave_out=held)
             train, windows = _split(store.tokens, config, loaded)
             plan = _plan(config, run_dir, loaded, train, make_plan)
         student = _student(config, loaded, plan, train)
