@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,48 +233,53 @@ class _Meter:
     held_out: Sequence[Windows]
 
     def rows(self, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
-        """A row for each plan, the first of which is softmax's."""
-        rows: list[dict[str, Any]] = []
+        """A row for each plan, the first of which is softmax's: its bytes, and its losses on held-out windows."""
+        sites = adapter_of(self.loaded.model).sites()
+        mechanisms = {name: self._mechanisms(sites, plan) for name, plan in plans.items()}
+        self._start(sites, list(mechanisms.values()))
         exact: list[Predictions] = []
+        rows = []
         for name, plan in plans.items():
-            row, predicted = self._row(name, plan, exact)
-            rows.append(row)
-            exact = exact or predicted
+            predictions = self._predictions(mechanisms[name])
+            exact = exact or predictions
+            row: dict[str, Any] = {"name": name, "bytes": self._bytes(plan)}
+            for kind, predicted, softmax in zip(("loss", "recall_loss"), predictions, exact, strict=True):
+                above = zip(("above", "above_low", "above_high"), predicted.loss_above(softmax), strict=True)
+                row |= {kind: predicted.mean_loss} | {f"{kind}_{part}": value for part, value in above}
+            rows.append(row | {"plan": plan.to_json()})
         return rows
 
-    def _row(self, name: str, plan: Plan, exact: Sequence[Predictions]) -> tuple[dict[str, Any], list[Predictions]]:
-        """A plan's bytes and its losses, and what it predicts; ``exact`` are softmax's predictions."""
-        held = sum(shape.bytes(mechanism(plan.layers.get((shape.kind, shape.layer), "softmax")), self.length)
-                   for shape in self.shapes)  # fmt: skip
-        row: dict[str, Any] = {"name": name, "bytes": held}
+    def _bytes(self, plan: Plan) -> int:
+        specs = [plan.layers.get((shape.kind, shape.layer), "softmax") for shape in self.shapes]
+        return sum(shape.bytes(mechanism(spec), self.length) for shape, spec in zip(self.shapes, specs, strict=True))
+
+    def _mechanisms(self, sites: Sequence[Site], plan: Plan) -> dict[Site, Mechanism]:
+        """The mechanism of each site that the plan names."""
+        return {
+            site: to_model_device(self.loaded.model, mechanism(spec).in_layer(site.kind, site.layer))
+            for site in sites
+            if (spec := plan.layers.get((site.kind, site.layer))) is not None
+        }
+
+    def _start(self, sites: Sequence[Site], plans: Sequence[Mapping[Site, Mechanism]]) -> None:
+        """Let the slots of all plans begin as clusters of keys, from one forward pass."""
+        adapter = adapter_of(self.loaded.model)
+
+        def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
+            for mechanisms in plans:
+                if site in mechanisms:
+                    start_control(mechanisms[site], call)
+
+        with torch.no_grad(), adapter.attach(dict.fromkeys(sites, Frame(note=note))):
+            adapter.logits(self.start.input_ids[:1])
+
+    def _predictions(self, mechanisms: Mapping[Site, Mechanism]) -> list[Predictions]:
+        """Of plain and of recall windows, with these mechanisms in place."""
+        frames = {site: Frame(mechanism=mech, skip_dropout=True) for site, mech in mechanisms.items()}
         predictions = []
-        with self._attending(plan):
-            for kind, windows in zip(("loss", "recall_loss"), self.held_out, strict=True):
+        with adapter_of(self.loaded.model).attach(frames):
+            for windows in self.held_out:
                 predicted = predict(self.loaded, windows, batch=1)
                 assert predicted is not None, "every window has tokens to predict"
                 predictions.append(predicted)
-                row[kind] = predicted.mean_loss
-        for kind, predicted, softmax in zip(("loss", "recall_loss"), predictions, exact or predictions, strict=True):
-            above = predicted.loss_above(softmax)
-            row |= dict(zip((f"{kind}_above", f"{kind}_above_low", f"{kind}_above_high"), above, strict=True))
-        return row | {"plan": plan.to_json()}, predictions
-
-    @contextmanager
-    def _attending(self, plan: Plan) -> Iterator[None]:
-        """Inside, the model attends as planned."""
-        model = self.loaded.model
-        adapter = adapter_of(model)
-        chosen = {site: plan.layers.get((site.kind, site.layer)) for site in adapter.sites()}
-        mechanisms = {
-            site: to_model_device(model, mechanism(spec).in_layer(site.kind, site.layer))
-            for site, spec in chosen.items()
-            if spec is not None
-        }
-
-        def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
-            start_control(mechanisms[site], call)
-
-        with torch.no_grad(), adapter.attach(dict.fromkeys(mechanisms, Frame(note=note))):
-            adapter.logits(self.start.input_ids[:1])
-        with adapter.attach({site: Frame(mechanism=mech, skip_dropout=True) for site, mech in mechanisms.items()}):
-            yield
+        return predictions
