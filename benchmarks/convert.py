@@ -75,7 +75,7 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
     def planned(loaded: LoadedModel, texts: Any) -> Any:
         return plan_conversion(
             loaded.model, texts, tokenizer=loaded.tokenizer, budget=config.budget, length=config.length,
-            seed=config.seed,
+            tokens=8 * config.length, seed=config.seed,
         )  # fmt: skip
 
     result = convert_model(conversion, run_dir=folder, make_plan=planned, tokens=folder.parent / "tokens")
@@ -132,6 +132,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     for name in ("mechanism", "dtype"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))
+    parser.add_argument("--train-only", action="store_true", help="evaluate later, by the same command without this")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")
     args = parser.parse_args()
@@ -141,6 +142,8 @@ def main() -> None:
         if arm in args.arms:
             made = convert_one(config, name, args.text, args.work / arm)
             print(arm, {k: v for k, v in made.items() if k != "cache"}, flush=True)
+    if args.train_only:
+        return
     teacher = loaded_for_evaluation(config.model, config)
     whole = cache_bytes(teacher.model, config.length)
     shape, units = layer_shapes(teacher.model)[0], sum(s.groups for s in layer_shapes(teacher.model))
