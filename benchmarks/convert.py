@@ -75,7 +75,7 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
     def planned(loaded: LoadedModel, texts: Any) -> Any:
         return plan_conversion(
             loaded.model, texts, tokenizer=loaded.tokenizer, budget=config.budget, length=config.length,
-            tokens=8 * config.length, seed=config.seed,
+            candidates=[config.mechanism], tokens=8 * config.length, seed=config.seed,
         )  # fmt: skip
 
     result = convert_model(conversion, run_dir=folder, make_plan=planned, tokens=folder.parent / "tokens")
