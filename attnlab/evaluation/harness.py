@@ -73,6 +73,8 @@ class AttnlabLM(HFLM):
         self.policy = policy
         if sum(each is not None for each in (mechanism, plan, policy)) > 1:
             raise ValueError("one of mechanism, plan and policy at a time")
+        # In half precision the sum of a window's log likelihoods would be rounded to a hundredth of a nat a token.
+        kwargs.setdefault("softmax_dtype", "float32")
         super().__init__(pretrained, tokenizer=tokenizer, **kwargs)
         self.window = window or self.max_length
         self.stride = stride or self.window

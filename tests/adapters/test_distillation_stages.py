@@ -57,7 +57,7 @@ ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
         ({"logits_steps": 2, "lora": 2}, {"decoder", *ATTENTION}),
         ({"hidden_steps": 2, "lora": 2}, {"decoder", *ATTENTION}),
     ],
-    ids=str,
+    ids=["heads", "attention", "lora", "hidden, lora"],
 )
 def test_a_stage_trains_what_it_says(teacher: Any, settings: dict[str, Any], trained: set[str]) -> None:
     student = taught(teacher, al.Distillation(**{"heads_steps": 0, "logits_steps": 0, **settings}))

@@ -82,6 +82,21 @@ def test_the_loss_is_that_of_lm_evals_own_model(folder, settings):
     assert loss["perplexity"] == pytest.approx(math.exp(loss["loss"]))
 
 
+def test_losses_in_half_precision_are_summed_in_float32(folder):
+    from attnlab.evaluation.harness import AttnlabLM
+
+    loaded = al.load_model(folder, dtype=torch.bfloat16)
+    lm = AttnlabLM(loaded.model, tokenizer=loaded.tokenizer, batch_size=1)
+    ids = torch.tensor(loaded.tokenizer(" ".join(WORDS * 9), add_special_tokens=False)["input_ids"])
+    asked = [(("", ""), [1], ids.tolist())]
+    (likelihood, _), = lm._loglikelihood_tokens(asked, disable_tqdm=True)  # fmt: skip
+    with torch.no_grad():
+        logits = loaded.model(torch.cat([torch.tensor([1]), ids[:-1]])[None]).logits[0].float()
+    expected = logits.log_softmax(-1).gather(1, ids[:, None]).sum()
+    # A sum in bfloat16 is off by up to a part in 512.
+    assert likelihood == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_lambada_is_that_of_lm_evals_own_model(folder, settings):
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM

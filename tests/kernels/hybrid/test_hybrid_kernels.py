@@ -120,7 +120,7 @@ def test_output_and_gradients(case: Case) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES + LARGE, ids=str)
 def test_output_and_gradients_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
     worst = errors(replace(case, dtype=dtype))
