@@ -24,12 +24,16 @@ from storing import make_results, read_results, write_results
 from attnlab.adapters import LoadedModel, load_model
 from attnlab.adapters.cache_bytes import cache_bytes, layer_shapes
 from attnlab.adapters.distillation import Distillation
+from attnlab.adapters.protocol import adapter_of
 from attnlab.devices import best_device
 from attnlab.evaluation.candidates import fitting
 from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
 from attnlab.evaluation.plan_conversion import plan_conversion
+from attnlab.evaluation.plans import head_specs
 from attnlab.evaluation.tasks import TaskSettings
 from attnlab.pretraining.conversion import ConversionConfig, convert_model
+from attnlab.registry import spec_of
+from attnlab.training import read_result
 
 TABLE = "conversion"
 BOUNDED, PLAN = "every head bounded", "plan"
@@ -102,13 +106,21 @@ def scores(config: Config, model: LoadedModel, specs: list[str], files: argparse
 def row_of(name: str, tasks: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
     """A line of the table."""
     row: dict[str, Any] = {"model": name}
-    for column, task in (("loss", "loss"), ("book loss", "book")):
+    for column, task in (("loss", "loss"), ("book_loss", "book")):
         if task in tasks:
-            row |= {column: tasks[task]["loss"], f"{column} above": tasks[task]["loss"] - teacher[task]["loss"]}
+            row |= {column: tasks[task]["loss"], f"{column}_above": tasks[task]["loss"] - teacher[task]["loss"]}
     for task, values in tasks.items():
         if task not in ("loss", "book"):
             row[task.split()[0]] = values["recall" if "recall" in values else "acc"]
     return row
+
+
+def _learned(folder: Path) -> dict[str, Any]:
+    """The tokens that a student has learned from, and how many a second, compiling and evaluating included."""
+    result = read_result(folder)
+    if result is None:
+        return {}
+    return {"training_tokens": result["tokens"], "tokens_per_second": result["tokens_per_second"]["logits"]}
 
 
 def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
@@ -153,13 +165,17 @@ def main() -> None:
         if (args.work / arm / "model").is_dir():
             subjects.append((name, loaded_for_evaluation(args.work / arm / "model", config), []))
     first: dict[str, Any] = {}
+    learned = {name: _learned(args.work / arm) for arm, name in (("bounded", BOUNDED), ("plan", PLAN))}
     for name, loaded, specs in subjects:
         for subject, tasks in scores(config, loaded, specs, args, args.work / "answers.jsonl"):
             first = first or tasks
             own = name if subject == "softmax" else f"untrained {subject}"
             row = row_of(own, tasks, first)
             held = cache_bytes(loaded.model, config.length) / whole
-            row["cache at length"] = held if subject == "softmax" else config.budget
+            row["cache"] = held if subject == "softmax" else config.budget
+            mechanisms = [adapter_of(loaded.model).mechanism_at(site) for site in adapter_of(loaded.model).sites()]
+            row["softmax_heads"] = sum(head_specs(spec_of(mech), shape.groups).count("softmax") for mech in mechanisms)
+            row |= learned.get(own, {})
             print(row, flush=True)
             result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
             write_results(args.out, result, before=read_results(args.out))

@@ -23,7 +23,7 @@ MOST_ROWS = 65535
 MOST_SLOTS = 128
 MOST_SINKS = 64
 WIDTHS = (16, 128)
-# Float32 ended in an illegal memory access on an H200 (Triton 3.6), for a reason that is not known: it stays in PyTorch.
+# Float32 ended in an illegal memory access on an H200 (Triton 3.6) for an unknown reason, so it stays in PyTorch.
 # Triton's interpreter takes it, so that the arithmetic is tested to more digits.
 DTYPES = (torch.bfloat16, torch.float16, *((torch.float32,) if INTERPRETED else ()))
 # Programs that walk along segments of blocks, for each of k and v: about two on each multiprocessor.
