@@ -38,6 +38,9 @@ class Head(NamedTuple):
     weight: Float[Tensor, "v m"]
     bias: Float[Tensor, " v"] | None = None
 
+    def __repr__(self) -> str:
+        return short_repr(self)
+
 
 class Divergence(NamedTuple):
     """Sums over tokens: the loss that is minimised, and without gradients its parts and the teacher's own loss."""
@@ -46,6 +49,9 @@ class Divergence(NamedTuple):
     kl: Float[Tensor, ""]
     student: Float[Tensor, ""]
     teacher: Float[Tensor, ""]
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
 
 def divergence(

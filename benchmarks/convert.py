@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ from attnlab.registry import spec_of
 from attnlab.training import read_result
 
 TABLE = "conversion"
-BOUNDED, PLAN = "every head bounded", "plan"
-ARMS = ("bounded", "plan", "teacher")
+# What the table calls the students.
+ARMS = {"bounded": "every head bounded", "plan": "plan"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
         seed=config.seed, compile=config.compile and best_device().type == "cuda", evaluations=4,
     )  # fmt: skip
     conversion = ConversionConfig(
-        model=config.model, text=(str(text),), mechanism=config.mechanism if name == BOUNDED else None,
-        budget=config.budget if name == PLAN else None, tokens=config.tokens, minutes=config.minutes,
+        model=config.model, text=(str(text),), mechanism=config.mechanism if name == "bounded" else None,
+        budget=config.budget if name == "plan" else None, tokens=config.tokens, minutes=config.minutes,
         stages=(("heads", config.heads_share), ("logits", 1 - config.heads_share)), settings=settings,
     )  # fmt: skip
 
@@ -129,15 +130,49 @@ def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
     return loaded
 
 
-def main() -> None:
+def evaluated(config: Config, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row of the table for the teacher, for it with sinks and a window of the plan's bytes, and for each student."""
+    teacher = loaded_for_evaluation(config.model, config)
+    whole, shapes = cache_bytes(teacher.model, config.length), layer_shapes(teacher.model)
+    of_head = int(config.budget * whole) // sum(shape.groups for shape in shapes)
+    untrained = [spec for spec in fitting(shapes[0], config.length, of_head) if ":slots=0," in spec]
+    first: dict[str, Any] = {}
+    for name, folder, specs in (
+        ("teacher", config.model, untrained),
+        *((n, args.work / n / "model", []) for n in ARMS),
+    ):
+        if name in ARMS and not folder.is_dir():
+            continue
+        loaded = teacher if name == "teacher" else loaded_for_evaluation(folder, config)
+        for subject, tasks in scores(config, loaded, specs, args, args.work / "answers.jsonl"):
+            first = first or tasks
+            if subject == "softmax":
+                held = {
+                    "cache": cache_bytes(loaded.model, config.length) / whole,
+                    "softmax_heads": softmax_heads(loaded),
+                }
+                held |= _learned(args.work / name)
+            else:
+                held = {"cache": config.budget, "softmax_heads": 0}
+            own = ARMS.get(name, name) if subject == "softmax" else f"untrained {subject}"
+            yield row_of(own, tasks, first) | held
+
+
+def softmax_heads(loaded: LoadedModel) -> int:
+    """The key/value heads that keep every key."""
+    adapter, groups = adapter_of(loaded.model), layer_shapes(loaded.model)[0].groups
+    specs = [spec_of(adapter.mechanism_at(site)) for site in adapter.sites()]
+    return sum(head_specs(spec, groups).count("softmax") for spec in specs)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="the folder of the runs")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--loss-text", type=Path)
-    parser.add_argument("--book", type=Path)
-    parser.add_argument("--lambada", type=Path)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    for name in ("--loss-text", "--book", "--lambada"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     for name in ("minutes", "budget", "lr", "repeats", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
     for name in ("tokens", "length", "batch", "seed", "windows", "passages", "cases", "needle"):
@@ -147,38 +182,21 @@ def main() -> None:
     parser.add_argument("--train-only", action="store_true", help="evaluate later, by the same command without this")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")
-    args = parser.parse_args()
-    fields = {name: getattr(args, name) for name in Config.__dataclass_fields__}
-    config = Config(**fields)
-    for arm, name in (("bounded", BOUNDED), ("plan", PLAN)):
-        if arm in args.arms:
-            made = convert_one(config, name, args.text, args.work / arm)
-            print(arm, {k: v for k, v in made.items() if k != "cache"}, flush=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    config = Config(**{name: getattr(args, name) for name in Config.__dataclass_fields__})
+    for arm in args.arms:
+        made = convert_one(config, arm, args.text, args.work / arm)
+        print(arm, {name: value for name, value in made.items() if name != "cache"}, flush=True)
     if args.train_only:
         return
-    teacher = loaded_for_evaluation(config.model, config)
-    whole = cache_bytes(teacher.model, config.length)
-    shape, units = layer_shapes(teacher.model)[0], sum(s.groups for s in layer_shapes(teacher.model))
-    equal = fitting(shape, config.length, int(config.budget * whole) // units)
-    subjects: list[tuple[str, LoadedModel, list[str]]] = [("teacher", teacher, equal if "teacher" in args.arms else [])]
-    for arm, name in (("bounded", BOUNDED), ("plan", PLAN)):
-        if (args.work / arm / "model").is_dir():
-            subjects.append((name, loaded_for_evaluation(args.work / arm / "model", config), []))
-    first: dict[str, Any] = {}
-    learned = {name: _learned(args.work / arm) for arm, name in (("bounded", BOUNDED), ("plan", PLAN))}
-    for name, loaded, specs in subjects:
-        for subject, tasks in scores(config, loaded, specs, args, args.work / "answers.jsonl"):
-            first = first or tasks
-            own = name if subject == "softmax" else f"untrained {subject}"
-            row = row_of(own, tasks, first)
-            held = cache_bytes(loaded.model, config.length) / whole
-            row["cache"] = held if subject == "softmax" else config.budget
-            mechanisms = [adapter_of(loaded.model).mechanism_at(site) for site in adapter_of(loaded.model).sites()]
-            row["softmax_heads"] = sum(head_specs(spec_of(mech), shape.groups).count("softmax") for mech in mechanisms)
-            row |= learned.get(own, {})
-            print(row, flush=True)
-            result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
-            write_results(args.out, result, before=read_results(args.out))
+    for row in evaluated(config, args):
+        print(row, flush=True)
+        result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
+        write_results(args.out, result, before=read_results(args.out))
 
 
 if __name__ == "__main__":

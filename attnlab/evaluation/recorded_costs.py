@@ -22,6 +22,7 @@ from attnlab.evaluation.quality import Windows
 from attnlab.evaluation.sensitivity import detached, estimated_increase
 from attnlab.registry import mechanism
 from attnlab.shapes import Float
+from attnlab.summaries import short_repr
 from attnlab.trace import Kind
 
 __all__ = ["RecordedCosts", "record_costs", "start_control"]
@@ -44,6 +45,8 @@ class RecordedCosts:
     output: dict[Place, float] = field(default_factory=dict)
     refusals: dict[tuple[Place, str], str] = field(default_factory=dict)
     predicted: int = 0
+
+    __repr__ = short_repr
 
     def add(self, place: Place, spec: str, first: Tensor, second: Tensor, error: Tensor) -> None:
         """Count one call in."""

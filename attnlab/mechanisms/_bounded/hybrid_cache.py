@@ -179,7 +179,8 @@ def attend_call(
         first, after = before, before + new
         if state is not None:
             tokens, first = _after_ring(mech, tokens, state.ring, before), before - mech.window
-        sinks = _sinks(mech, tokens, first, state)
+        # Where nothing is kept, sinks that are not there need no room.
+        sinks = _sinks(mech.sinks if keep else min(mech.sinks, tokens.k.shape[2]), tokens, first, state)
         keys = _keys(mech, tokens, first, *sinks)
         slots = empty_slots(keys) if state is None else state.slots
         if fused is not None:
@@ -252,11 +253,9 @@ def _keys(mech: HybridMechanism, tokens: Recent, first: Int[Tensor, " b"], sink_
     return Keys(k, v, log, fade, sink_k, sink_v, first)
 
 
-def _sinks(
-    mech: HybridMechanism, tokens: Recent, first: Int[Tensor, " b"], state: HybridState | None
-) -> tuple[Tensor, Tensor]:
-    """The keys and values of the first places, those of places still to come being any."""
-    places = torch.arange(mech.sinks, device=first.device)
+def _sinks(count: int, tokens: Recent, first: Int[Tensor, " b"], state: HybridState | None) -> tuple[Tensor, Tensor]:
+    """The keys and values of the first ``count`` places, those of places still to come being any."""
+    places = torch.arange(count, device=first.device)
     k, v = (_rows(t, places - first[:, None]) for t in (tokens.k, tokens.v))
     if state is None:
         return k, v
