@@ -70,7 +70,13 @@ def test_a_finished_conversion_is_not_made_again(
     assert job(folder, converted) == read_result(converted)
 
 
-@pytest.mark.parametrize("lost", ["stages/3-logits", "stages/2-hidden", "tokens", "model"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "stages/3-logits",
+        *(pytest.param(part, marks=pytest.mark.slow) for part in ("stages/2-hidden", "tokens", "model")),
+    ],
+)
 def test_what_is_lost_is_made_again_bit_for_bit(folder: Path, converted: Path, tmp_path: Path, lost: str) -> None:
     run_dir = Path(shutil.copytree(converted, tmp_path / "run"))
     for path in (run_dir / "result.json", run_dir / "model", run_dir / lost):

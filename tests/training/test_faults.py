@@ -11,7 +11,7 @@ from tests.training.jobs import report_of
 
 
 # Every so many writes, and every so many damages: a few seconds, or all of them.
-@pytest.fixture(scope="module", params=[61, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[97, pytest.param(1, marks=pytest.mark.slow)])
 def faults(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"share": request.param, **report_of("faults", "runs", tmp_path_factory.mktemp("faults"), request.param)}
 
@@ -27,7 +27,7 @@ def test_a_run_killed_at_any_write_and_resumed_ends_bit_for_bit_like_the_undistu
         assert any(write.endswith(f" {name}") for write in report["writes"]), name
 
 
-@pytest.mark.parametrize("share", [151, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [301, pytest.param(7, marks=pytest.mark.slow)])
 def test_a_conversion_killed_at_any_write_and_gone_on_with_ends_bit_for_bit_like_the_undisturbed_one(
     tmp_path: Path, share: int
 ) -> None:
