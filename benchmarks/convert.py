@@ -52,11 +52,12 @@ class Config:
     # Rows of training, and the length at which a cache is counted and planned for.
     length: int = 2048
     batch: int = 32768
-    lr: float = 5e-4
+    lr: float = 3e-4
     repeats: float = 0.1
     heads_share: float = 0.05
     seed: int = 0
     compile: bool = True
+    window: int = 1024
     windows: int = 64
     passages: int = 1000
     cases: int = 100
@@ -90,14 +91,14 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
 def scores(config: Config, model: LoadedModel, specs: list[str], files: argparse.Namespace, answers: Path) -> list[Any]:
     """(name, scores) of the model itself and with each mechanism swapped in."""
     settings = TaskSettings(
-        text=files.loss_text, windows=config.windows, lambada=files.lambada, passages=config.passages,
-        lengths=(config.needle,), cases=config.cases,
+        text=files.loss_text, window=config.window, windows=config.windows, lambada=files.lambada,
+        passages=config.passages, lengths=(config.needle,), cases=config.cases,
     )  # fmt: skip
     tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
     measured = evaluate(model, mechanisms=specs, config=EvaluateConfig(tasks, settings, batch=16), answers=answers)
     rows = [(row["subject"], dict(row["tasks"])) for row in measured["rows"]]
     if files.book:
-        book = TaskSettings(text=files.book, windows=max(1, config.windows // 4))
+        book = TaskSettings(text=files.book, window=config.window, windows=max(1, config.windows // 4))
         again = evaluate(model, mechanisms=specs, config=EvaluateConfig(("loss",), book, batch=16))
         for (_, of_row), row in zip(rows, again["rows"], strict=True):
             of_row["book"] = row["tasks"].get("loss", {})
@@ -175,7 +176,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     for name in ("minutes", "budget", "lr", "repeats", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
-    for name in ("tokens", "length", "batch", "seed", "windows", "passages", "cases", "needle"):
+    for name in ("tokens", "length", "batch", "seed", "window", "windows", "passages", "cases", "needle"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     for name in ("mechanism", "dtype"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))

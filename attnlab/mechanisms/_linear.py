@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._bounded.continued import check_batch
 from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int
 
@@ -107,10 +108,7 @@ class LinearCache:
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
     ) -> tuple[AttentionCall, Tensor]:
         """Take in the call's keys, all new, and answer its queries; the past needs no ``key_visible``."""
-        if call.q.shape[0] != self.batch:
-            raise ValueError(
-                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
-            )
+        check_batch(call, self.batch)
         mechanism.refuse(call)
         gate = None if self.gate is None else self.gate(call)
         if self.state is not None and self.step_map is not None and _in_one_launch(call, self.state):

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, dot_products, grouped, hide_unseen, ungrouped
 from attnlab.fields import check_fields, check_int
+from attnlab.mechanisms._bounded.continued import numbered_keys
 from attnlab.mechanisms._bounded.hybrid_cache import (
     HybridCache,
     HybridMechanism,
     WriteControl,
     attend_call,
-    places_of,
 )
 from attnlab.mechanisms._bounded.hybrid_memory import written_before
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
@@ -152,7 +152,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
             return call.q.new_zeros(call.sizes)
         with no_autocast(call.q):
             c = self.control_of(call)
-            places, newest = places_of(call)
+            places, newest = numbered_keys(call)
             rules = self.rules(call, k.shape[2])
             hidden = torch.zeros_like(places, dtype=torch.bool) if call.key_visible is None else ~call.key_visible
             never = (hidden | (places < self.sinks))[:, None, :, None]

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, scores, ungrouped
+from attnlab.mechanisms._bounded.continued import check_batch, numbered_keys
 from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -35,7 +36,7 @@ class QueueMechanism(Mechanism):
         }
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        places, newest = _places(call)
+        places, newest = numbered_keys(call)
         age = newest[:, :, None] - places[:, None, :]
         queued = (age >= 0) & (age < self.slots * self.stride) & (age % self.stride == 0)
         return softmax(scores(call).masked_fill(~queued[:, None], -torch.inf)).to(call.q.dtype)
@@ -46,7 +47,7 @@ class QueueMechanism(Mechanism):
         if n_k == 0 or n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         call = hide_unseen(call)
-        places, newest = _places(call)
+        places, newest = numbered_keys(call)
         # Visible keys first and in order: then a key's index is its place.
         order = torch.arange(n_k, device=call.q.device).expand_as(places)
         if call.key_visible is not None:
@@ -104,10 +105,7 @@ class QueueCache:
     ) -> tuple[AttentionCall, Tensor]:
         """Push the call's keys, all new, and attend; the past needs no ``key_visible``."""
         assert isinstance(mechanism, QueueMechanism), "a queue holds the past of a mechanism with a queue"
-        if call.q.shape[0] != self.batch:
-            raise ValueError(
-                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
-            )
+        check_batch(call, self.batch)
         k, v, seen = call.k, call.v, call.key_visible
         if seen is None:
             seen = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
@@ -136,18 +134,6 @@ class QueueCache:
     def nbytes(self) -> int:
         """The bytes that are kept."""
         return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
-
-
-def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
-    """The place of each key among the visible ones, and of the newest key that each query sees; -1 if it sees none."""
-    b, _, n_q, n_k = call.sizes
-    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
-    places = seen.cumsum(-1) - 1
-    counts = torch.cat([places.new_full((b, 1), -1), places], 1)
-    last = torch.full((n_q,), n_k, device=call.q.device)
-    if call.causal:
-        last = (torch.arange(n_q, device=call.q.device) + call.offset + 1).clamp(0, n_k)
-    return places, counts[:, last]
 
 
 def _gathered(t: Float[Tensor, "b g k d"], index: Int[Tensor, "b t n"]) -> Float[Tensor, "b g 1 t n d"]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._bounded.continued import check_batch, check_new_tokens, numbered_keys
 from attnlab.mechanisms._bounded.hybrid_kernels import attend_by_kernel, step_by_kernel
 from attnlab.mechanisms._bounded.hybrid_memory import (
     CHUNK,
@@ -26,7 +27,7 @@ from attnlab.mechanisms._device import no_autocast
 from attnlab.shapes import Float, Int
 from attnlab.sizes import check_bytes
 
-__all__ = ["HybridCache", "HybridMechanism", "HybridState", "WriteControl", "attend_call", "places_of"]
+__all__ = ["HybridCache", "HybridMechanism", "HybridState", "WriteControl", "attend_call"]
 
 
 class WriteControl(NamedTuple):
@@ -119,18 +120,12 @@ class HybridCache:
     ) -> tuple[AttentionCall, Tensor]:
         """Take in the call's keys, all new, and attend; the past needs no ``key_visible``."""
         assert isinstance(mechanism, HybridMechanism), "this past is that of a mechanism with sinks, window and slots"
-        if call.q.shape[0] != self.batch:
-            raise ValueError(
-                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
-            )
+        check_batch(call, self.batch)
         mechanism.refuse(call)
-        n_q, n_k = call.sizes[2:]
-        if call.offset or (call.causal and n_q != n_k):
-            raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
-                             f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
+        check_new_tokens(call)
         if self.state is None:
             (_, g, _, d), e = call.k.shape, call.v.shape[-1]
-            held = self.batch * g * mechanism.cache_bytes(length=n_k, d=d, e=e, dtype=call.k.dtype)
+            held = self.batch * g * mechanism.cache_bytes(length=call.k.shape[2], d=d, e=e, dtype=call.k.dtype)
             check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
         # The state is this cache's own.
         out = None if self.state is None else step_by_kernel(mechanism, call, self.state)
@@ -148,18 +143,6 @@ class HybridCache:
     def nbytes(self) -> int:
         """The bytes that are kept."""
         return 0 if self.state is None else sum(t.nbytes for t in self.state.tensors())
-
-
-def places_of(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
-    """The place of each key among the visible ones, and of the newest key that each query sees; -1 if it sees none."""
-    b, _, n_q, n_k = call.sizes
-    seen = torch.ones(b, n_k, dtype=torch.bool, device=call.q.device) if call.key_visible is None else call.key_visible
-    places = seen.cumsum(-1) - 1
-    counts = torch.cat([places.new_full((b, 1), -1), places], 1)
-    last = torch.full((n_q,), n_k, device=call.q.device)
-    if call.causal:
-        last = (torch.arange(n_q, device=call.q.device) + call.offset + 1).clamp(0, n_k)
-    return places, counts[:, last]
 
 
 def attend_call(
@@ -208,7 +191,7 @@ def _attended(
     # Whether no key comes from a cache.
     alone = longest == call.k.shape[2]
     rules = mech.rules(call, longest if alone else mech.window)
-    newest = places_of(call)[1] + before[:, None] if call.causal else (after - 1)[:, None].expand(-1, n_q)
+    newest = numbered_keys(call)[1] + before[:, None] if call.causal else (after - 1)[:, None].expand(-1, n_q)
     if not call.causal:
         stop, most, chunk, states = after - 1, longest, min(chunk_length(CHUNK), n_q), 1
     else:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.mechanisms._bounded.continued import check_batch, check_new_tokens
 from attnlab.mechanisms._bounded.pooled import (
     Pooling,
     alpha_by_place,
@@ -171,10 +172,7 @@ class SlotCache:
     ) -> tuple[AttentionCall, Tensor]:
         """Write the call's keys, all new, into the slots and attend; the past needs no ``key_visible``."""
         assert isinstance(mechanism, SlotMechanism), "slots hold the past of a mechanism with slots"
-        if call.q.shape[0] != self.batch:
-            raise ValueError(
-                f"this cache is for a batch of {self.batch}, the call has {call.q.shape[0]}; make a new one"
-            )
+        check_batch(call, self.batch)
         # The state is this cache's own.
         fused = None if self.state is None else mechanism.fused(call, self.state, in_place=True)
         if fused is not None:
@@ -258,10 +256,7 @@ def one_hot(slot: Int[Tensor, "*b k"], slots: int, dtype: torch.dtype) -> Float[
 
 def _continued(mech: SlotMechanism, call: AttentionCall, state: SlotState | None) -> tuple[Tensor, SlotState]:
     mech.refuse(call)
-    n_q, n_k = call.sizes[2:]
-    if call.offset or (call.causal and n_q != n_k):
-        raise ValueError(f"a call that continues a memory brings new tokens only: as many queries ({n_q}) as keys "
-                         f"({n_k}) and offset=0, got offset={call.offset}")  # fmt: skip
+    check_new_tokens(call)
     return _attend(mech, call, state)
 
 
