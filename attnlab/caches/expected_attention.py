@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import grouped, repeat_groups
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.fields import check_fields, check_int
 from attnlab.shapes import Bool, Float, Int
 

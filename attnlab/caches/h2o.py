@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attnlab.attention import visible
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.fields import check_fields
 from attnlab.shapes import Float
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.shapes import Float
 
 __all__ = ["KeyDiff"]

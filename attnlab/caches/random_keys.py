@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.shapes import Float
 
 __all__ = ["RandomKeys"]

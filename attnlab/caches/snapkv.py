@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d
 
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.fields import check_fields, check_int
 from attnlab.shapes import Float
 

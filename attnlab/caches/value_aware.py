@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnlab.caches.contract import KeyScore, Moment
-from attnlab.caches.registry import policy
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.shapes import Float
 
 __all__ = ["ValueAware"]

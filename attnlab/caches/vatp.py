@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from attnlab.caches.contract import KeyScore, Moment
+from attnlab.caches import KeyScore, Moment, policy
 from attnlab.caches.h2o import attention_mass
-from attnlab.caches.registry import policy
 from attnlab.shapes import Float
 
 __all__ = ["VATP"]

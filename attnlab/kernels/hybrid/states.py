@@ -57,6 +57,17 @@ def _add_block(total, mass, t, stt, x, sxt, c, length, C: tl.constexpr, S: tl.co
 
 
 @triton.jit
+def _row_of(k, v, x, starts, which, row, skb, skh, skt, svb, svh, svt, sxb, sxh, G, sxt, PADDED: tl.constexpr):
+    """Where a row's keys (values, if ``which``) and logarithms begin, the step between tokens, and the padding."""
+    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
+    start = row_start(starts, b, PADDED)
+    t, stt = k + b * skb + g * skh + start * skt, skt
+    if which == 1:
+        t, stt = v + b * svb + g * svh + start * svt, svt
+    return t, stt, x + b * sxb + g * sxh + start * sxt, start
+
+
+@triton.jit
 def sum_segments(
     k, v, x, starts,
     # written: (b g, segment, k or v, N, D), (b g, segment, N)
@@ -67,12 +78,7 @@ def sum_segments(
 ):  # fmt: skip
     """The sums of alpha k or alpha v, and of alpha, over each segment but the last."""
     segment, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
-    start = row_start(starts, b, PADDED)
-    x += b * sxb + g * sxh + start * sxt
-    t, stt = k + b * skb + g * skh + start * skt, skt
-    if which == 1:
-        t, stt = v + b * svb + g * svh + start * svt, svt
+    t, stt, x, start = _row_of(k, v, x, starts, which, row, skb, skh, skt, svb, svh, svt, sxb, sxh, G, sxt, PADDED)
     sums, masses = tl.zeros([NP, BD], tl.float32), tl.zeros([NP], tl.float32)
     for i in range(SEG):
         sums, masses = _add_block(sums, masses, t, stt, x, sxt, segment * SEG + i, T - start, C, S, N, NP, D, BD, PREC)
@@ -95,12 +101,7 @@ def write_states(
 ):  # fmt: skip
     """K~ or V~, and log m, after each block of a segment."""
     segment, which, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    b, g = (row // G).to(tl.int64), (row % G).to(tl.int64)
-    start = row_start(starts, b, PADDED)
-    x += b * sxb + g * sxh + start * sxt
-    t, stt = k + b * skb + g * skh + start * skt, skt
-    if which == 1:
-        t, stt = v + b * svb + g * svh + start * svt, svt
+    t, stt, x, start = _row_of(k, v, x, starts, which, row, skb, skh, skt, svb, svh, svt, sxb, sxh, G, sxt, PADDED)
     slots, cols = tl.arange(0, NP), tl.arange(0, BD)
     mask = (slots < N)[:, None] & (cols < D)[None, :]
     inside = slots[:, None] * D + cols[None, :]
