@@ -143,7 +143,8 @@ def save_model(loaded: LoadedModel, folder: Path | str) -> Path:
     if isinstance(loaded.model, Transformer):
         save_transformer(loaded.model, folder)
     else:
-        loaded.model.save_pretrained(folder)
+        with quiet_transformers():
+            loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return Path(folder)
 

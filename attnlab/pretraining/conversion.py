@@ -125,6 +125,7 @@ def convert_model(
             store, sums = token_stream(files, loaded.tokenizer, cache=tokens or run_dir / "tokens", leave_out=held)
             train, windows = _split(store.tokens, config, loaded)
             plan = _plan(config, run_dir, loaded, train, make_plan)
+        say(f"converting {Path(config.model).name}; {len(train):,} tokens to learn from")
         student = _student(config, loaded, plan, train)
         teacher = half_precision(loaded.model)
         first = tuple(special_tokens(loaded.tokenizer)[0])
@@ -229,7 +230,9 @@ def _split(
     held = tokens[cut:]
     # Whole batches of the size that training has: another would be compiled anew.
     size = max(1, config.settings.batch * config.settings.length // config.longest)
-    count = min(MOST_WINDOWS, len(held) // width)
+    # An evaluation reads at most a hundredth of what is learned from, so that short runs are not all evaluation.
+    worth = max(LEAST_WINDOWS, config.tokens // (100 * width))
+    count = min(MOST_WINDOWS, worth, len(held) // width)
     count = count // size * size or count
     starts = np.linspace(0, len(held) - width, count).astype(np.int64)
     rows = np.stack(
@@ -247,6 +250,7 @@ def _plan(
         Plan.from_json(config.plan).save(file)
     if config.budget is not None and not file.exists():
         assert make_plan is not None, "a budget needs a planner"
+        say(f"planning for {config.budget:g} of softmax's cache at {config.longest:,} tokens")
         make_plan(loaded, _sample(train, loaded.tokenizer)).save(file)
     return Plan.load(file) if config.mechanism is None and not config.softmax_control else config.mechanism
 
