@@ -25,6 +25,16 @@ def test_every_key_is_asked_for_once_beyond_the_distance() -> None:
     assert not torch.equal(TASK.batch(4)["input_ids"], batch["input_ids"])
 
 
+def test_an_easier_task_asks_at_every_place_and_draws_fewer_keys() -> None:
+    task = RecallTask(pairs=3, length=20, apart=4, keys=16, values=16, rows=5, drawn=4, dense=True)
+    batch = task.batch(0)
+    for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        value_of = dict(ids[:6].view(3, 2).tolist())
+        assert max(value_of) <= 4
+        assert (labels[:10] == -100).all()
+        assert [value_of[int(key)] for key in ids[10:]] == labels[10:].tolist()
+
+
 @pytest.mark.parametrize(
     ("settings", "why"), [({"pairs": 200}, "at most the 128 keys"), ({"length": 200}, "need a length of 256")]
 )
