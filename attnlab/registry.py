@@ -7,7 +7,6 @@ user's own: ``mechanism("./power.py:Power:p=3")``.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnlab.attention import Mechanism
-from attnlab.discovery import import_all, run_file
+from attnlab.discovery import existing_file, import_all, nearest_name, run_file
 
 __all__ = [
     "FILE_SPEC",
@@ -140,17 +139,14 @@ def _find(spec: str) -> tuple[Entry, str]:
         raise ValueError(f"{spec!r} names a file and no class in it; write {name}:Class, or {name}:Class:key=value")
     entries = _load()
     if name not in entries:
-        close = difflib.get_close_matches(name, entries, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = nearest_name(name, entries)
         listing = " | ".join(entries[n].usage() for n in sorted(entries))
         raise ValueError(f"no mechanism named {name!r}; {hint}the names and their settings: {listing}")
     return entries[name], settings
 
 
 def _entry_in_file(path: str, name: str) -> Entry:
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"there is no file {path}; a mechanism in a file is named as path/to/file.py:Class")
+    file = existing_file(path, "a mechanism in a file is named as path/to/file.py:Class")
     if not _new_files_allowed.get() and (file, name) not in _from_files:
         raise ValueError(
             f"a saved file asks for the mechanism {name} in {path}, which would run that file; if you trust it, "

@@ -141,6 +141,6 @@ def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> 
         positions = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
         at = positions.clamp(min=0).long()
         mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
-        if bool((positions < 0).any()):
+        if cached.ragged:
             mask = positions >= 0 if mask is None else mask & (positions >= 0)
     return Seen(causal=True, offset=n_k - n_q, mask=mask, bias=bias)

@@ -41,7 +41,7 @@ class EvictingLayer(DynamicLayer):
         if not self.updated:
             raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
         self.updated = False
-        return CachedKeys(self.kept.length, self.kept.columns)
+        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged)
 
     def evict(self, call: AttentionCall, place: Place) -> None:
         """Keep what the policy chooses after this call."""

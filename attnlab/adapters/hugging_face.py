@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.adapters.adopted import PREFIX
-from attnlab.adapters.attention_function import (
-    INTERFACE,
+from attnlab.adapters.attention_function import INTERFACE, registered_name
+from attnlab.adapters.evict import refuse_other_attention
+from attnlab.adapters.module_state import (
     Installed,
     add_frame,
     current_mechanism,
@@ -21,11 +22,9 @@ from attnlab.adapters.attention_function import (
     forward_of,
     install,
     installed_in,
-    registered_name,
     remove_frame,
     uninstall,
 )
-from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.outside_interface import family_of
 from attnlab.adapters.protocol import Frame, Groups, ModelAdapter, Site
 from attnlab.adapters.rotary import rotation_of

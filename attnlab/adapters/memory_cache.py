@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from attnlab.adapters.attention_function import Installed
+from attnlab.adapters.module_state import Installed
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.models.cache import BoundedMemoryStep
 from attnlab.trace import Kind

@@ -70,6 +70,8 @@ class CachedKeys:
     tokens_read: int
     # The column of the text of each key, -1 where a head holds fewer keys; None where no key was evicted.
     positions: Int[Tensor, "b g n"] | None = None
+    # Whether some heads hold fewer keys than others.
+    ragged: bool = False
 
     __repr__ = short_repr
 

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from attnlab.caches.contract import KeyScore
-from attnlab.discovery import import_all, run_file
+from attnlab.discovery import existing_file, import_all, nearest_name, run_file
 from attnlab.registry import FILE_SPEC, parse_settings, usage
 
 __all__ = ["PolicyEntry", "cache_policy_names", "entry_of", "key_score", "policy"]
@@ -89,8 +87,7 @@ def entry_of(spec: str) -> tuple[PolicyEntry, str]:
     name, _, settings = spec.partition(":")
     name = _other_names.get(name, name)
     if name not in entries:
-        close = difflib.get_close_matches(name, [*entries, *_other_names], n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = nearest_name(name, [*entries, *_other_names])
         listing = " | ".join(entries[n].usage() for n in sorted(entries))
         raise ValueError(
             f"no cache policy named {name!r}; {hint}by must be one of these, with their settings: {listing}"
@@ -99,9 +96,7 @@ def entry_of(spec: str) -> tuple[PolicyEntry, str]:
 
 
 def _entry_in_file(path: str, name: str) -> PolicyEntry:
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"there is no file {path}; a cache policy in a file is named as path/to/file.py:Class")
+    file = existing_file(path, "a cache policy in a file is named as path/to/file.py:Class")
     cls = getattr(run_file(file), name, None)
     if not (isinstance(cls, type) and issubclass(cls, KeyScore)):
         raise ValueError(f"{path} has no cache policy named {name!r}: it is a subclass of attnlab.caches.KeyScore")

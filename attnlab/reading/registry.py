@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from attnlab.discovery import import_all, run_file
+from attnlab.discovery import existing_file, import_all, nearest_name, run_file
 from attnlab.fields import expect
 from attnlab.trace import LayerTrace
 
@@ -132,8 +130,7 @@ def named_reading(name: str | Reading) -> Reading:
         return _in_file(path, function)
     readings = _load()
     if name not in readings:
-        close = difflib.get_close_matches(name, readings, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = nearest_name(name, readings)
         raise ValueError(f"no reading named {name!r}; {hint}the readings are {', '.join(reading_names())}")
     return readings[name]
 
@@ -164,9 +161,7 @@ def _load() -> dict[str, Reading]:
 
 def _in_file(path: str, name: str) -> Reading:
     """The function ``name`` of a Python file; a plain function is a reading of single layers named by its place."""
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ValueError(f"there is no file {path}; a reading is a name or ./file.py:function")
+    file = existing_file(path, "a reading is a name or ./file.py:function")
     # The registered readings first, so that a name that is taken is an error in the user's file.
     _load()
     function = getattr(run_file(file), name, None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from attnlab.adapters.attention_function import installed_in
+from attnlab.adapters.module_state import installed_in
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
 from attnlab.mechanisms._bounded.pooled import attend_pooled, pooling
 from attnlab.mechanisms._bounded.slots import FLOOR, Control, SlotMechanism, one_hot

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from attnlab.adapters import convert
-from attnlab.adapters.distillation import Distillation, Progress, StageLearner, distill, run_stage
+from attnlab.adapters.distillation import Distillation, StageLearner, StageProgress, distill, run_stage
 from attnlab.data import IGNORED, Blocks, MlmSource
 from papers.abc.dense_attention import dense_attention
 from papers.abc.distillation_tables import derived
@@ -190,7 +190,7 @@ def _run_method(
         rate = config.settings.logits_lr * (2 if method.endswith("twice the rate") else 1)
         settings = replace(config.settings, every=max(1, steps // config.points), logits_lr=rate)
 
-        def note(progress: Progress, stage: str = stage, before: float = spent) -> None:
+        def note(progress: StageProgress, stage: str = stage, before: float = spent) -> None:
             loss = held_out_loss(student, case)
             row.update(
                 subject=case.name, method=method, seed=config.seed, seconds=before + progress.seconds, loss=loss,
@@ -224,8 +224,8 @@ def _run_stage(
     student: nn.Module,
     steps: int,
     settings: Distillation,
-    note: Callable[[Progress], None] | None,
-) -> list[Progress]:
+    note: Callable[[StageProgress], None] | None,
+) -> list[StageProgress]:
     if stage == "labels":
         return _continue(case, student, steps, settings, note)
     heads = steps if stage == "layers" else 0
@@ -238,8 +238,8 @@ def _continue(
     student: nn.Module,
     steps: int,
     settings: Distillation,
-    note: Callable[[Progress], None] | None,
-) -> list[Progress]:
+    note: Callable[[StageProgress], None] | None,
+) -> list[StageProgress]:
     """The model's own objective, with the optimiser and the schedule of distillation."""
     loss_of = partial(_label_loss, student, causal=case.causal)
     learner = StageLearner(student, settings, loss_of, steps=steps, lr=settings.logits_lr)

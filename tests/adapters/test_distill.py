@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnlab as al
-from attnlab.adapters.distillation import Distillation, Progress, TokenRows, layer_error
+from attnlab.adapters.distillation import Distillation, StageProgress, TokenRows, layer_error
 from tests.adapters import zoo as hf_zoo
 
 
@@ -63,7 +63,7 @@ def test_each_stage_brings_the_student_nearer(name: str, masked: bool) -> None:
     teacher, source = sharpened(name), Tokens(masked=masked)
     student = al.convert(teacher, "abc-mlp:slots=3", copy=True)
     before = {n: p.detach().clone() for n, p in teacher.named_parameters()}
-    reports: list[Progress] = []
+    reports: list[StageProgress] = []
     distances = [errors(teacher, student, source.batch(99))]
     for steps in ((40, 0), (0, 60)):
         settings = al.Distillation(heads_steps=steps[0], logits_steps=steps[1], every=20, heads_lr=0.03, logits_lr=3e-3)

@@ -10,8 +10,8 @@ import torch
 
 import attnlab as al
 from attnlab.adapters import adapter_of
-from attnlab.adapters.attention_function import forward_of
 from attnlab.adapters.evict import token_losses
+from attnlab.adapters.module_state import forward_of
 from attnlab.adapters.rotary import rotation_of
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy

@@ -3,15 +3,15 @@
 from attnlab.adapters.distillation.distill import HeldOut, StageLearner, distill, run_stage, teach
 from attnlab.adapters.distillation.losses import Predictions, layer_error
 from attnlab.adapters.distillation.rows import TokenRows
-from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress, row_shape
+from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress, row_shape
 
 __all__ = [
     "STAGES",
     "Distillation",
     "HeldOut",
     "Predictions",
-    "Progress",
     "StageLearner",
+    "StageProgress",
     "TokenRows",
     "distill",
     "layer_error",

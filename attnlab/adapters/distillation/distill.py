@@ -26,7 +26,7 @@ from tqdm import tqdm
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.distillation.losses import Predictions, StageLoss
 from attnlab.adapters.distillation.rows import DrawnRows
-from attnlab.adapters.distillation.settings import STAGES, Distillation, Progress
+from attnlab.adapters.distillation.settings import STAGES, Distillation, StageProgress
 from attnlab.adapters.distillation.student import (
     fast_layers,
     low_rank,
@@ -54,10 +54,10 @@ def distill(
     *,
     tokenizer: Any = None,
     settings: Distillation | None = None,
-    on_progress: Callable[[Progress], bool | None] | None = None,
+    on_progress: Callable[[StageProgress], bool | None] | None = None,
     run_dir: Path | str | None = None,
     held_out: Sequence[Mapping[str, Tensor]] = (),
-) -> list[Progress]:
+) -> list[StageProgress]:
     """Teach ``converted``, in place, what ``model`` does; both are on one device.
 
     ``texts`` are strings, which need ``tokenizer``, or an object with ``batch(step)``, as an encoder-decoder needs: its
@@ -93,17 +93,17 @@ def teach(
     source: Source,
     settings: Distillation,
     *,
-    on_progress: Callable[[Progress], bool | None] | None = None,
+    on_progress: Callable[[StageProgress], bool | None] | None = None,
     run_dir: Path | str | None = None,
     held_out: Sequence[Mapping[str, Tensor]] = (),
-) -> list[Progress]:
+) -> list[StageProgress]:
     """The stages of ``distill``, for any student of the same shape, also one that was not converted."""
     if settings.lora:
         projections(student, settings.lora)
     if settings.checkpointing and any(c.mechanism.reads_memory for c in adapter_of(student).conversions()):
         raise ValueError("layers that hand their memory to the next cannot be recomputed; leave checkpointing out")
     teacher = half_precision(model)
-    history: list[Progress] = []
+    history: list[StageProgress] = []
     first, adapters = 0, None
     with ExitStack() as stack:
         stack.enter_context(teacher_eval(teacher, student))
@@ -147,7 +147,7 @@ def _run_in_folder(
     *,
     first: int,
     watch: HeldOut,
-) -> list[Progress]:
+) -> list[StageProgress]:
     """One stage through the training loop; where its folder holds a part of it, the rest."""
     from attnlab.training.loop import train
     from attnlab.training.runs import read_metrics, say
@@ -186,7 +186,7 @@ def _run_in_folder(
         resume=(folder / "run.json").exists() or int(os.environ.get("WORLD_SIZE", "1")) > 1,
     )
     lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
-    return [Progress(stage, line["step"], line["values"]["loss"], line["seconds"]) for line in lines]
+    return [StageProgress(stage, line["step"], line["values"]["loss"], line["seconds"]) for line in lines]
 
 
 class HeldOut(Callback):
@@ -255,10 +255,10 @@ def run_stage(
     *,
     every: int,
     first: int = 0,
-    on_progress: Callable[[Progress], bool | None] | None = None,
-) -> list[Progress]:
+    on_progress: Callable[[StageProgress], bool | None] | None = None,
+) -> list[StageProgress]:
     """``steps`` updates on the source's batches from number ``first`` on; progress is reported after each ``every``."""
-    history: list[Progress] = []
+    history: list[StageProgress] = []
     spent, started = 0.0, time.perf_counter()
 
     def report(step: int) -> bool:
@@ -267,7 +267,7 @@ def run_stage(
         if not math.isfinite(loss):
             raise ValueError(f"the {name} stage diverged at step {step}: its loss is {loss}; lower its lr")
         spent += time.perf_counter() - started
-        history.append(Progress(name, step, loss, spent))
+        history.append(StageProgress(name, step, loss, spent))
         ended = on_progress is not None and bool(on_progress(history[-1]))
         started = time.perf_counter()
         return ended

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from attnlab.fields import check_fields
 
-__all__ = ["STAGES", "Distillation", "Progress", "RowShape", "row_shape"]
+__all__ = ["STAGES", "Distillation", "RowShape", "StageProgress", "row_shape"]
 
 # In the order in which they are run.
 STAGES = ("heads", "hidden", "logits")
@@ -98,7 +98,7 @@ class Distillation:
 
 
 @dataclass(frozen=True)
-class Progress:
+class StageProgress:
     """How far a stage, "heads", "hidden" or "logits", has come; the seconds do not include those of ``on_progress``."""
 
     stage: str
