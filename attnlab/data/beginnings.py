@@ -9,7 +9,7 @@ from typing import Any
 
 from attnlab.data.readers import open_bytes
 
-__all__ = ["TextFile", "first_tokens", "special_tokens"]
+__all__ = ["TextFile", "first_tokens", "tokens_around"]
 
 BLOCK = 1 << 16
 # Tokens are seldom longer; where they are, more is read, up to the second number.
@@ -95,7 +95,7 @@ def first_tokens(text: str | TextFile, most: int | None, encode: Callable[[str],
         characters *= 2
 
 
-def special_tokens(tokenizer: Any) -> tuple[list[int], list[int]]:
+def tokens_around(tokenizer: Any) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after a text."""
     body = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]

@@ -123,7 +123,7 @@ class AttnlabLM(HFLM):
         return self._answered("loglikelihood", requests, partial(ask, disable_tqdm=quiet))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """HFLM's, for the requests whose answers are not in the file; an evicting cache takes no padding."""
+        """HFLM's, for the requests whose answers are not in the file; one at a time under a cache policy."""
         ask, batch = super().generate_until, int(self.batch_size_per_gpu)  # type: ignore[has-type]
         quiet = disable_tqdm or not sys.stderr.isatty()
         try:

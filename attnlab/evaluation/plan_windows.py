@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attnlab.data import IGNORED
-from attnlab.data.beginnings import first_tokens
-from attnlab.evaluation.quality import Windows, special_tokens
+from attnlab.data.beginnings import first_tokens, tokens_around
+from attnlab.evaluation.quality import Windows
 
 __all__ = ["plain_and_recall_windows"]
 
@@ -28,7 +28,7 @@ def plain_and_recall_windows(
     """
     if isinstance(texts, str):
         raise ValueError("texts must be several strings, got one; pass [text]")
-    before, _ = special_tokens(tokenizer)
+    before, _ = tokens_around(tokenizer)
     passage, repeats = _passages(length - len(before), reach)
     room = length - len(before)
     fresh = room - passage * repeats

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from attnlab.adapters.load import LoadedModel, check_length, max_length
 from attnlab.adapters.model_files import check_ids
 from attnlab.data import IGNORED, TextFile
-from attnlab.data.beginnings import first_tokens, special_tokens
+from attnlab.data.beginnings import first_tokens, tokens_around
 from attnlab.data.readers import check_unicode
 from attnlab.measure import parameter_count
 from attnlab.pages.numbers import with_interval
@@ -35,7 +35,6 @@ __all__ = [
     "quality_summary",
     "quality_text",
     "refuse_short_text",
-    "special_tokens",
 ]
 
 # Tokens in a piece of text; the fewest pieces that an interval is made of, and the most.
@@ -95,7 +94,7 @@ def cut_windows(
     if length is None:
         length = min(256, max_length(loaded.model) or 256)
     check_length(loaded.model, length)
-    before, after = special_tokens(tokenizer)
+    before, after = tokens_around(tokenizer)
     room = length - len(before) - len(after)
     if room < 1:
         raise ValueError(f"a window of {length} tokens leaves no room beside the {len(before + after)} special ones")

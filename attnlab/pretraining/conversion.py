@@ -23,10 +23,10 @@ from attnlab.adapters.distillation.distill import half_precision
 from attnlab.adapters.initialise import hybrid_parts, initialise_control
 from attnlab.adapters.load import check_length, max_length
 from attnlab.adapters.protocol import adapter_of
-from attnlab.data.beginnings import special_tokens
+from attnlab.data.beginnings import tokens_around
 from attnlab.data.text_folders import text_files, token_stream
 from attnlab.pretraining.conversion_steps import planned_steps
-from attnlab.provenance import sync_folder
+from attnlab.provenance import sync_folder, write_json
 from attnlab.sizes import check_bytes
 from attnlab.training import Settings, list_checkpoints, read_result
 from attnlab.training.checkpoints import sweep
@@ -104,8 +104,9 @@ def convert_model(
 ) -> dict[str, Any]:
     """Convert, distil and save to ``run_dir/model``; returns what result.json holds.
 
-    ``make_plan`` makes the plan of a config with a budget; it is kept in ``run_dir/plan.json``. ``tokens`` is a folder
-    for the texts' tokens, which several conversions may share; without it they are kept in the run folder.
+    ``make_plan`` makes the plan of a config with a budget; it is kept in ``run_dir/plan.json``, its reasons in
+    ``plan-report.json``. ``tokens`` is a folder for the texts' tokens, which several conversions may share; without it
+    they are kept in the run folder.
     """
     files, held = text_files(config.text), text_files(config.leave_out) if config.leave_out else []
     for file in (*files, *held):
@@ -128,7 +129,7 @@ def convert_model(
         say(f"converting {Path(config.model).name}; {len(train):,} tokens to learn from")
         student = _student(config, loaded, plan, train)
         teacher = half_precision(loaded.model)
-        first = tuple(special_tokens(loaded.tokenizer)[0])
+        first = tuple(tokens_around(loaded.tokenizer)[0])
         described = read_run(run_dir).get("data", {})
         data = {"text": sums, "tokens": store.meta["checksum"]}
         steps = described.get("steps") or planned_steps(config, teacher, student, train, first, process)
@@ -219,7 +220,7 @@ def _split(
     tokens: np.ndarray, config: ConversionConfig, loaded: LoadedModel
 ) -> tuple[np.ndarray, list[dict[str, Tensor]]]:
     """The tokens to learn from, and batches of windows of the last ones, which are held out."""
-    first = special_tokens(loaded.tokenizer)[0]
+    first = tokens_around(loaded.tokenizer)[0]
     width = config.longest - len(first)
     cut = len(tokens) - max(int(HELD_OUT * len(tokens)), LEAST_WINDOWS * width)
     if cut < max(config.longest, len(tokens) // 2):
@@ -251,7 +252,10 @@ def _plan(
     if config.budget is not None and not file.exists():
         assert make_plan is not None, "a budget needs a planner"
         say(f"planning for {config.budget:g} of softmax's cache at {config.longest:,} tokens")
-        make_plan(loaded, _sample(train, loaded.tokenizer)).save(file)
+        plan = make_plan(loaded, _sample(train, loaded.tokenizer))
+        if plan.report is not None:
+            write_json(run_dir / "plan-report.json", plan.report)
+        plan.save(file)
     return Plan.load(file) if config.mechanism is None and not config.softmax_control else config.mechanism
 
 

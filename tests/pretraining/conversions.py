@@ -44,7 +44,7 @@ def job(folder: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
 
 def halves(loaded: Any, texts: Any) -> Plan:
     """A plan for the first layers."""
-    return Plan({0: SPEC, 2: "window:r=4"})
+    return Plan({0: SPEC, 2: "window:r=4"}, report={"by": "the first half"})
 
 
 if __name__ == "__main__":

@@ -94,6 +94,7 @@ def test_a_plan_is_kept_and_not_made_twice(folder: Path, tmp_path: Path) -> None
     changes: dict[str, Any] = {"mechanism": None, "budget": 0.5, "stages": (("logits", 1.0),), "tokens": 64}
     job(folder, tmp_path / "run", **changes)
     assert al.Plan.load(tmp_path / "run" / "plan.json") == halves(None, None)
+    assert json.loads((tmp_path / "run" / "plan-report.json").read_text()) == {"by": "the first half"}
     model = al.load_model(tmp_path / "run").model
     assert [conversion["layers"] for conversion in model.config.attnlab["groups"].values()] == [
         ["decoder 0"],
