@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.abc_luna import AbcLuna
     from attnlab.mechanisms.abc_mlp import AbcMlp
     from attnlab.mechanisms.abc_random import AbcRandom
+    from attnlab.mechanisms.abc_select import AbcSelect
     from attnlab.mechanisms.abc_window import AbcWindow
     from attnlab.mechanisms.abc_workspace import AbcWorkspace
     from attnlab.mechanisms.effective_softmax import EffectiveSoftmax
@@ -86,6 +87,7 @@ __all__ = [
     "AbcLuna",
     "AbcMlp",
     "AbcRandom",
+    "AbcSelect",
     "AbcWindow",
     "AbcWorkspace",
     "AttentionCall",
@@ -181,6 +183,7 @@ _OFFERED = {
     "mechanisms.abc_luna": "AbcLuna",
     "mechanisms.abc_mlp": "AbcMlp",
     "mechanisms.abc_random": "AbcRandom",
+    "mechanisms.abc_select": "AbcSelect",
     "mechanisms.abc_window": "AbcWindow",
     "mechanisms.abc_workspace": "AbcWorkspace",
     "mechanisms.effective_softmax": "EffectiveSoftmax",

@@ -93,6 +93,7 @@ def compared(memory: int) -> dict[str, str]:
         "softmax": "softmax",
         "window": f"abc-window:slots={memory}",
         "abc-mlp": f"abc-mlp:slots={memory},tied=false",
+        "select": f"abc-select:slots={memory - window},window={window},sinks=0,block={block}",
         "hybrid": hybrid,
         "hybrid, no mass": f"{hybrid},mass=false",
         "hybrid, decay": f"{hybrid},decay=true",

@@ -1,4 +1,4 @@
-"""``initialise_control``: slots of a converted model that start as clusters of the model's own keys."""
+"""``initialise_control``: memories of a converted model that start from the model's own attention."""
 
 from __future__ import annotations
 
@@ -10,42 +10,50 @@ from torch import Tensor, nn
 
 from attnlab.adapters.contexts import record, swap
 from attnlab.adapters.protocol import adapter_of
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.attention import AttentionCall, Mechanism, grouped, query_chunks, scores
 from attnlab.fields import check_int
+from attnlab.mechanisms._bounded.continued import numbered_keys
+from attnlab.mechanisms._bounded.selected import first_exact
 from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
-from attnlab.mechanisms.per_group import PerGroup
-from attnlab.shapes import Float, Int
+from attnlab.mechanisms.abc_select import AbcSelect
+from attnlab.mechanisms.per_group import PerGroup, call_of_run
+from attnlab.mechanisms.softmax import softmax
+from attnlab.shapes import Bool, Float, Int
 from attnlab.trace import Kind
 
-__all__ = ["HybridPart", "hybrid_parts", "initialise_control", "set_control"]
+__all__ = ["ControlStart", "initialise_control", "learned_parts"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
-# The share of x's variance that ridge regression adds to it.
-RIDGE = 1e-3
+# The share of x's variance that ridge regression adds to it: of logits of slots, and of what keys receive.
+RIDGE, SCORE_RIDGE = 1e-3, 0.05
+# Rounds of k-means.
+ROUNDS = 10
 
 
 def initialise_control(
-    model: Model, texts: Sequence[str], *, tokenizer: Any, tokens: int = 8192, length: int = 512, rounds: int = 10,
+    model: Model, texts: Sequence[str], *, tokenizer: Any, tokens: int = 8192, length: int = 512, rounds: int = ROUNDS,
     seed: int = 0,
 ) -> Model:  # fmt: skip
-    """Set the controls of ``model``, converted to ``abc-hybrid``, in place, from the keys of about ``tokens`` tokens.
+    """Set the controls of ``model``, converted to ``abc-hybrid`` or ``abc-select``, from about ``tokens`` tokens.
 
-    The model reads windows of ``length`` tokens of the texts by its softmax attention. In each layer and key/value head
-    ``rounds`` of k-means find a centre c_s for each slot, with a share pi_s of the keys and their variance sigma^2
-    around their centres. A key is then shared out as a mixture of normal distributions does it:
+    The model reads windows of ``length`` tokens of the texts by its softmax attention. For ``abc-hybrid``, in each
+    layer and key/value head ``rounds`` of k-means find a centre c_s for each slot, with a share pi_s of the keys and
+    their variance sigma^2 around their centres. A key is then shared out as a mixture of normal distributions does it:
 
         u_s = (<c_s, k> - |c_s|^2 / 2) / sigma^2 + log pi_s.
 
     With control="x" these logits are predicted from x by ridge regression; with "both", x starts without influence.
+
+    The scores of ``abc-select`` are a ridge regression from x_j, too: on sqrt(m_j |v_j|), m_j the mean weight that key
+    j gets from the queries whose window it has left.
     """
     for name, value, least in (("tokens", tokens, 1), ("length", length, 1), ("rounds", rounds, 1), ("seed", seed, 0)):
         check_int(name, value, least=least)
-    parts = _converted_parts(model)
+    mechanisms = _converted(model)
     windows = _windows(texts, tokenizer, tokens, length)
-    keys: list[list[Tensor]] = [[] for _ in parts]
-    inputs: list[list[Tensor]] = [[] for _ in parts]
+    start = ControlStart()
     training = model.training
     model.eval()
     try:
@@ -53,55 +61,136 @@ def initialise_control(
             device = next(model.parameters()).device
             with torch.no_grad(), swap(model, "softmax"), record(model) as trace:
                 model(input_ids=ids.to(device))
-            for i, (site, part) in enumerate(parts):
-                call = trace[site].call
-                assert call.x is not None
-                keys[i].append(part.keys(call))
-                if part.mechanism.control == "x":
-                    inputs[i].append(call.x[0].float())
+            for site, mech in mechanisms:
+                start.observe(mech, trace[site].call)
     finally:
         model.train(training)
-    for (_, part), of_part, read in zip(parts, keys, inputs, strict=True):
-        x = torch.cat(read) if read else None
-        set_control(part.mechanism, torch.cat(of_part, 1), x, rounds=rounds, seed=seed)
+    start.begin(rounds=rounds, seed=seed)
     return model
 
 
-class HybridPart(NamedTuple):
-    """A mechanism with slots, and that of the whole layer, of which it may have some key/value heads."""
+class Observed(NamedTuple):
+    """What a control begins from: of each key of a window the key itself or what it receives, and its input."""
 
-    mechanism: AbcHybrid
+    of_keys: Float[Tensor, "g n w"]
+    x: Float[Tensor, "n m"] | None
+
+
+class LearnedPart(NamedTuple):
+    """A mechanism with a control, and that of the whole layer, of which it may have some key/value heads."""
+
+    mechanism: AbcHybrid | AbcSelect
     of_layer: Mechanism
 
-    def keys(self, call: AttentionCall) -> Float[Tensor, "g n d"]:
-        """The keys of its heads in the first row of a call of the layer."""
-        k = call.k[0].float()
-        if not isinstance(self.of_layer, PerGroup):
-            return k
-        return torch.cat([k[run.lo : run.hi] for run in self.of_layer.runs(len(k)) if run.part is self.mechanism])
+    def observe(self, call: AttentionCall) -> Observed:
+        """What is read from the first row of a call of the layer."""
+        if isinstance(self.of_layer, PerGroup):
+            runs = self.of_layer.runs(call.k.shape[1])
+            call = next(call_of_run(call, run) for run in runs if run.part is self.mechanism)
+        assert call.x is not None
+        x = call.x[0].float()
+        if isinstance(self.mechanism, AbcSelect):
+            received, enough = _received(self.mechanism, call)
+            return Observed(received[:, enough], x[enough])
+        return Observed(call.k[0].float(), x if self.mechanism.control == "x" else None)
+
+    def begin(self, seen: Sequence[Observed], *, rounds: int = ROUNDS, seed: int = 0) -> None:
+        """Set the control."""
+        of_keys = torch.cat([part.of_keys for part in seen], 1)
+        inputs = [part.x for part in seen if part.x is not None]
+        x = torch.cat(inputs) if inputs else None
+        if isinstance(self.mechanism, AbcSelect):
+            assert x is not None
+            _set_scores(self.mechanism, of_keys, x)
+        else:
+            _set_control(self.mechanism, of_keys, x, rounds=rounds, seed=seed)
 
 
-def hybrid_parts(mech: Mechanism) -> list[HybridPart]:
-    """The parts of a layer's mechanism whose slots may begin as clusters of keys."""
+def learned_parts(mech: Mechanism) -> list[LearnedPart]:
+    """The parts of a layer's mechanism whose control may begin from the model's own attention."""
     parts = dict.fromkeys(mech.parts) if isinstance(mech, PerGroup) else [mech]
-    return [HybridPart(part, mech) for part in parts if isinstance(part, AbcHybrid) and part.slots]
+    return [
+        LearnedPart(part, mech)
+        for part in parts
+        if isinstance(part, AbcSelect) or (isinstance(part, AbcHybrid) and part.slots)
+    ]
 
 
-def _converted_parts(model: nn.Module) -> list[tuple[tuple[Kind, int], HybridPart]]:
-    """The converted layers with slots to begin with, each with a control of its own."""
-    parts = [((c.kind, c.layer), part) for c in adapter_of(model).conversions() for part in hybrid_parts(c.mechanism)]
-    if not parts:
+class ControlStart:
+    """Controls of several mechanisms that begin from the same calls of a model."""
+
+    def __init__(self) -> None:
+        self.seen: dict[LearnedPart, list[Observed]] = {}
+
+    def observe(self, mech: Mechanism, call: AttentionCall) -> None:
+        """Take in a call of the layer that ``mech`` is for."""
+        for part in learned_parts(mech):
+            if part not in self.seen:
+                _make_parameters(mech, call)
+            self.seen.setdefault(part, []).append(part.observe(call))
+
+    def begin(self, *, rounds: int = ROUNDS, seed: int = 0) -> None:
+        """Set all controls."""
+        for part, seen in self.seen.items():
+            part.begin(seen, rounds=rounds, seed=seed)
+
+
+def _make_parameters(mech: Mechanism, call: AttentionCall) -> None:
+    """Let the mechanism make its parameters, which a first call does."""
+    x = None if call.x is None else call.x[:1, :1]
+    mech(AttentionCall(call.q[:1, :, :1], call.k[:1, :, :1], call.v[:1, :, :1], x=x, causal=True))
+
+
+def _received(mech: AbcSelect, call: AttentionCall) -> tuple[Float[Tensor, "g n 1"], Bool[Tensor, " n"]]:
+    """sqrt(m_j |v_j|) of each key of the first row, and which keys enough queries could read out of their window."""
+    call = AttentionCall(
+        call.q[:1], call.k[:1], call.v[:1], x=call.x, causal=call.causal, offset=call.offset, scale=call.scale
+    )
+    n = call.k.shape[2]
+    total, readers = call.k.new_zeros(call.k.shape[1], n, dtype=torch.float32), call.k.new_zeros(n, dtype=torch.long)
+    for part in query_chunks(call):
+        places, newest = numbered_keys(part)
+        left = places[0] < first_exact(newest[0, :, None], mech.rules(part, n))
+        weights = softmax(scores(part))[0].float().masked_fill(~left, 0)
+        total += grouped(weights[None], call.groups)[0].sum((1, 2))
+        readers += left.sum(0)
+    received = (total / readers.clamp(min=1) * call.v[0].float().norm(dim=-1)).sqrt()
+    # The mean over few queries says little; a short text has only such.
+    places = torch.arange(n, device=readers.device)
+    enough = (readers >= max(1, n // 4)) & (places >= mech.sinks)
+    if not enough.any():
+        enough = readers > 0
+    return received.unsqueeze(-1), enough if enough.any() else torch.ones_like(enough)
+
+
+@torch.no_grad()
+def _set_scores(mech: AbcSelect, received: Float[Tensor, "g n 1"], x: Float[Tensor, "n m"]) -> None:
+    """Scores of standard deviation 1 that follow what keys receive."""
+    assert mech.weight is not None
+    assert mech.recency is not None
+    spread = x.std(0).clamp(min=1e-6) if len(x) > 1 else torch.ones_like(x[0])
+    slope, _ = _regression(x / spread, received, ridge=SCORE_RIDGE)
+    slope = slope.squeeze(1).to(x.dtype) / spread
+    size = (x @ slope.mT).std(0) if len(x) > 1 else slope.norm(dim=-1)
+    mech.weight.copy_(slope / size.clamp(min=1e-6)[:, None])
+    mech.recency.zero_()
+
+
+def _converted(model: nn.Module) -> list[tuple[tuple[Kind, int], Mechanism]]:
+    """The converted layers with memories to begin with, each with a control of its own."""
+    layers = [((c.kind, c.layer), c.mechanism) for c in adapter_of(model).conversions() if learned_parts(c.mechanism)]
+    if not layers:
         raise ValueError(
-            "no layer of this model attends by abc-hybrid with slots; convert it first: "
-            'al.convert(model, "abc-hybrid:slots=64")'
+            "no layer of this model attends by abc-select, or by abc-hybrid with slots; convert it first: "
+            'al.convert(model, "abc-select:slots=64")'
         )
-    if len({id(part.mechanism) for _, part in parts}) < len(parts):
+    if len({id(mech) for _, mech in layers}) < len(layers):
         raise ValueError(
             "the layers of this model share one control, but each layer has keys of its own; convert with tied=false"
         )
-    if any(kind == "cross" for (kind, _), _ in parts):
+    if any(kind == "cross" for (kind, _), _ in layers):
         raise ValueError("the keys of cross-attention come from pairs of texts; convert kinds=('causal',) alone")
-    return parts
+    return layers
 
 
 def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> list[Int[Tensor, "1 n"]]:
@@ -120,7 +209,7 @@ def _windows(texts: Sequence[str], tokenizer: Any, tokens: int, length: int) -> 
 
 
 @torch.no_grad()
-def set_control(
+def _set_control(
     mech: AbcHybrid, k: Float[Tensor, "g n d"], x: Float[Tensor, "n m"] | None, *, rounds: int, seed: int
 ) -> None:
     """The control of one layer from its keys, and from their inputs where it reads only those."""
@@ -155,12 +244,13 @@ def set_control(
         mech.weight.zero_()
 
 
-def _regression(x: Float[Tensor, "n m"], y: Float[Tensor, "g n s"]) -> tuple[Float[Tensor, "g s m"], Tensor]:
+def _regression(
+    x: Float[Tensor, "n m"], y: Float[Tensor, "g n s"], *, ridge: float = RIDGE
+) -> tuple[Float[Tensor, "g s m"], Tensor]:
     """W and b of the ridge regression y = W x + b, in float64."""
     mean_x, mean_y = x.double().mean(0), y.double().mean(1)
     centred = x.double() - mean_x
     covariance = centred.mT @ centred
-    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-12)
-    covariance.diagonal().add_(ridge)
+    covariance.diagonal().add_(ridge * covariance.diagonal().mean().clamp(min=1e-12))
     slope = torch.linalg.solve(covariance, centred.mT @ (y.double() - mean_y.unsqueeze(1))).mT
     return slope, mean_y - slope @ mean_x

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnlab.adapters.cache_bytes import LayerShape
 from attnlab.attention import Mechanism
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
+from attnlab.mechanisms.abc_select import AbcSelect
 from attnlab.mechanisms.abc_window import QueueMechanism
 from attnlab.mechanisms.window import Window
 from attnlab.registry import mechanism
@@ -13,7 +14,7 @@ __all__ = ["fitting", "reach", "sized_candidates"]
 
 # Of the bytes that one size for all heads would have.
 SHARES = (1 / 8, 3 / 8, 1)
-# Slots and windows from this size on are multiples of it, as abc-hybrid's block is.
+# Slots and windows from this size on are multiples of it, as a block is.
 STEP = 16
 SINKS = 4
 
@@ -31,29 +32,29 @@ def fitting(shape: LayerShape, length: int, limit: int) -> list[str]:
         small, large = 0, length
         while small < large:
             middle = (small + large + 1) // 2
-            spec = _sized(middle, with_slots, shape)
+            spec = _sized(middle, with_slots)
             held = shape.bytes(mechanism(spec), length) // shape.groups
             small, large = (middle, large) if held <= limit else (small, middle - 1)
         if small:
-            specs.append(_sized(small, with_slots, shape))
+            specs.append(_sized(small, with_slots))
     return list(dict.fromkeys(specs))
 
 
-def _sized(keys: int, with_slots: bool, shape: LayerShape) -> str:
-    """abc-hybrid with as many keys and slots; slots, which are in float32, take half of the bytes."""
+def _sized(keys: int, with_slots: bool) -> str:
+    """abc-select with as many keys, half of them in slots; without slots, sinks and a window."""
     sinks = min(SINKS, keys // 4)
-    size = shape.dtype.itemsize
-    slots = (keys - sinks) * size // (size + max(4, size)) if with_slots else 0
+    slots = (keys - sinks) // 2 if with_slots else 0
     slots -= slots % STEP if slots >= STEP else 0
     window = keys - sinks - slots
     window -= window % STEP if window >= STEP else 0
-    return f"abc-hybrid:slots={slots},window={window},sinks={sinks}" + ("" if window >= STEP else ",block=1")
+    name = "abc-select" if slots else "abc-hybrid"
+    return f"{name}:slots={slots},window={window},sinks={sinks}" + ("" if window >= STEP else ",block=1")
 
 
 def reach(mech: Mechanism, length: int) -> int:
     """How many of the last tokens a query surely sees as they are; of other mechanisms than windows it is 0."""
     match mech:
-        case AbcHybrid():
+        case AbcHybrid() | AbcSelect():
             return min(length, mech.window)
         case Window():
             return min(length, mech.r)

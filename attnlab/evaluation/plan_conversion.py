@@ -7,22 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.adapters.cache_bytes import LayerShape, layer_shapes
 from attnlab.adapters.convert import is_converted
 from attnlab.adapters.load import LoadedModel, check_length
 from attnlab.adapters.plan import Plan, PlannedFor
-from attnlab.adapters.protocol import Frame, Site, adapter_of
-from attnlab.attention import AttentionCall, Mechanism
+from attnlab.adapters.protocol import Frame, adapter_of
+from attnlab.attention import Mechanism
 from attnlab.evaluation.candidates import fitting, reach, sized_candidates
 from attnlab.evaluation.plan_windows import plain_and_recall_windows
 from attnlab.evaluation.plans import Unit, head_specs, plan_of, within_bytes
 from attnlab.evaluation.quality import Predictions, Windows, predict
-from attnlab.evaluation.recorded_costs import RecordedCosts, record_costs, start_control
+from attnlab.evaluation.recorded_costs import (
+    Place,
+    RecordedCosts,
+    mechanisms_of,
+    record_costs,
+    start_controls,
+    started_candidates,
+)
 from attnlab.fields import check_int
-from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.per_group import per_group
 from attnlab.progress import Progress
 from attnlab.registry import mechanism
@@ -47,17 +52,17 @@ def plan_conversion(
 ) -> Plan:
     """The plan that gives every key/value head of a causal model the memory where it buys most; convert() takes it.
 
-    ``budget`` is a share of the bytes that softmax's cache takes at ``length`` tokens, or ``bytes`` a number for one
-    sequence. ``candidates`` are specs beside softmax; by default abc-hybrid with slots and without (sinks and a
-    window), in sizes that follow from budget and length. About ``tokens`` tokens of the texts are read, half of them in
-    windows that repeat what was read long ago, where only the repetition is to be predicted, so that heads which
-    retrieve are seen to matter; the last windows are held out.
+    ``budget`` is a share of the bytes that softmax's cache takes at ``length`` tokens, or ``bytes`` a number for
+    one sequence. ``candidates`` are specs beside softmax; by default abc-select, and sinks and a window alone
+    (abc-hybrid without slots), in sizes that follow from budget and length. About ``tokens`` tokens of the texts
+    are read, half of them in windows that repeat what was read long ago, where only the repetition is to be
+    predicted, so that heads which retrieve are seen to matter; the last windows are held out.
 
-    Of every head and candidate two costs are measured on the model's own calls: how much the loss rises, estimated from
-    one gradient (``by="loss"``), and |W_O (o^ - o)|^2 as a share of the layer's |W_O o|^2 (``by="error"``). The slots
-    of a candidate begin as clusters of the same keys. The plan has the least sum of costs within the budget, as far as
-    a greedy choice finds it. ``plan.report`` has the costs, and the loss on held-out windows of this plan, of the one
-    by the other measure, and of one size for all heads at equal bytes.
+    Of every head and candidate two costs are measured on the model's own calls: how much the loss rises, estimated
+    from one gradient (``by="loss"``), and |W_O (o^ - o)|^2 as a share of the layer's |W_O o|^2 (``by="error"``).
+    The controls of a candidate begin on the same plain windows. The plan has the least sum of costs within the
+    budget, as far as a greedy choice finds it. ``plan.report`` has the costs, and the loss on held-out windows of
+    this plan, of the one by the other measure, and of one size for all heads at equal bytes.
     """
     for name, value, least in (("length", length, 64), ("tokens", tokens, 1), ("seed", seed, 0)):
         check_int(name, value, least=least)
@@ -77,8 +82,9 @@ def plan_conversion(
     progress = Progress("planning")
     progress.expect(sum(len(windows.input_ids) for windows in chosen_on) * len(shapes))
     progress.stage(f"{len(specs) - 1} candidates in {len(shapes)} layers")
+    started = started_candidates(model, chosen_on[0], specs[1:])
     for each in chosen_on:
-        search.costs.append(record_costs(model, each, specs[1:], after_layer=progress.step))
+        search.costs.append(record_costs(model, each, started, after_layer=progress.step))
     plans = {measure: search.plan(measure) for measure in MEASURES}
     progress.stage("the chosen plans")
     compared = {"softmax": Plan({}), **{f"by {measure}": plans[measure] for measure in MEASURES}}
@@ -223,7 +229,7 @@ class _Search:
 
 @dataclass(frozen=True, eq=False)
 class _Meter:
-    """Measures plans on held-out windows; slots begin as clusters of the keys of ``start``."""
+    """Measures plans on held-out windows; controls begin on the windows of ``start``."""
 
     loaded: LoadedModel
     shapes: Sequence[LayerShape]
@@ -234,9 +240,14 @@ class _Meter:
 
     def rows(self, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
         """A row for each plan, the first of which is softmax's: its bytes, and its losses on held-out windows."""
-        sites = adapter_of(self.loaded.model).sites()
-        mechanisms = {name: self._mechanisms(sites, plan) for name, plan in plans.items()}
-        self._start(sites, list(mechanisms.values()))
+        places = [(shape.kind, shape.layer) for shape in self.shapes]
+        mechanisms = {
+            name: mechanisms_of(
+                self.loaded.model, {place: plan.layers[place] for place in places if place in plan.layers}
+            )
+            for name, plan in plans.items()
+        }
+        start_controls(self.loaded.model, self.start, list(mechanisms.values()))
         exact: list[Predictions] = []
         rows = []
         for name, plan in plans.items():
@@ -253,29 +264,10 @@ class _Meter:
         specs = [plan.layers.get((shape.kind, shape.layer), "softmax") for shape in self.shapes]
         return sum(shape.bytes(mechanism(spec), self.length) for shape, spec in zip(self.shapes, specs, strict=True))
 
-    def _mechanisms(self, sites: Sequence[Site], plan: Plan) -> dict[Site, Mechanism]:
-        """The mechanism of each site that the plan names."""
-        return {
-            site: to_model_device(self.loaded.model, mechanism(spec).in_layer(site.kind, site.layer))
-            for site in sites
-            if (spec := plan.layers.get((site.kind, site.layer))) is not None
-        }
-
-    def _start(self, sites: Sequence[Site], plans: Sequence[Mapping[Site, Mechanism]]) -> None:
-        """Let the slots of all plans begin as clusters of keys, from one forward pass."""
-        adapter = adapter_of(self.loaded.model)
-
-        def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
-            for mechanisms in plans:
-                if site in mechanisms:
-                    start_control(mechanisms[site], call)
-
-        with torch.no_grad(), adapter.attach(dict.fromkeys(sites, Frame(note=note))):
-            adapter.logits(self.start.input_ids[:1])
-
-    def _predictions(self, mechanisms: Mapping[Site, Mechanism]) -> list[Predictions]:
+    def _predictions(self, mechanisms: Mapping[Place, Mechanism]) -> list[Predictions]:
         """Of plain and of recall windows, with these mechanisms in place."""
-        frames = {site: Frame(mechanism=mech, skip_dropout=True) for site, mech in mechanisms.items()}
+        sites = {(site.kind, site.layer): site for site in adapter_of(self.loaded.model).sites()}
+        frames = {sites[place]: Frame(mechanism=mech, skip_dropout=True) for place, mech in mechanisms.items()}
         predictions = []
         with adapter_of(self.loaded.model).attach(frames):
             for windows in self.held_out:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,24 +14,25 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.adapters.initialise import hybrid_parts, set_control
+from attnlab.adapters.initialise import ControlStart
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.data import IGNORED
 from attnlab.evaluation.quality import Windows
 from attnlab.evaluation.sensitivity import detached, estimated_increase
+from attnlab.mechanisms._device import to_model_device
 from attnlab.registry import mechanism
 from attnlab.shapes import Float
 from attnlab.summaries import short_repr
 from attnlab.trace import Kind
 
-__all__ = ["RecordedCosts", "record_costs", "start_control"]
+__all__ = ["Place", "RecordedCosts", "mechanisms_of", "record_costs", "start_controls", "started_candidates"]
 
 # The last number in the name of a site ends the name of its block: model.layers.3.self_attn is in model.layers.3.
 BLOCK = re.compile(r"(.*\.\d+)(\.|$)")
-# Of k-means.
-ROUNDS = 10
 Place = tuple[Kind, int]
+# The mechanisms of a layer by their specs.
+Candidates = Mapping[Place, Mapping[str, Mechanism]]
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ class RecordedCosts:
 def record_costs(
     model: nn.Module,
     windows: Windows,
-    candidates: Sequence[str],
+    candidates: Candidates,
     *,
     after_layer: Callable[[], None] = lambda: None,
 ) -> RecordedCosts:
@@ -83,12 +84,42 @@ def record_costs(
     return costs
 
 
+def start_controls(model: nn.Module, windows: Windows, mechanisms: Sequence[Mapping[Place, Mechanism]]) -> None:
+    """Let the controls of mechanisms, by the layers they are for, begin from the model's own calls on these windows."""
+    adapter, start = adapter_of(model), ControlStart()
+
+    def note(site: Site, call: AttentionCall, _mech: Mechanism, _output: Tensor) -> None:
+        place = site.kind, site.layer
+        for mech in (of_layers[place] for of_layers in mechanisms if place in of_layers):
+            # A call that is refused here is refused again, with its reason, where costs are measured.
+            with suppress(ValueError):
+                start.observe(mech, call)
+
+    with torch.no_grad(), adapter.attach(dict.fromkeys(adapter.sites(), Frame(note=note))):
+        for ids in windows.input_ids:
+            adapter.logits(ids[None])
+    start.begin()
+
+
+def mechanisms_of(model: nn.Module, specs: Mapping[Place, str]) -> dict[Place, Mechanism]:
+    """A mechanism for each layer, on the model's device."""
+    return {place: to_model_device(model, mechanism(spec).in_layer(*place)) for place, spec in specs.items()}
+
+
+def started_candidates(model: nn.Module, windows: Windows, specs: Sequence[str]) -> Candidates:
+    """Each spec's mechanism for each layer of the model, its control begun on these windows."""
+    places = [(site.kind, site.layer) for site in adapter_of(model).sites()]
+    by_spec = {spec: mechanisms_of(model, dict.fromkeys(places, spec)) for spec in specs}
+    start_controls(model, windows, list(by_spec.values()))
+    return {place: {spec: of_layers[place] for spec, of_layers in by_spec.items()} for place in places}
+
+
 @dataclass(eq=False)
 class _Window:
     """The calls of one window, from the forward pass to the gradients of their outputs."""
 
     costs: RecordedCosts
-    candidates: Sequence[str]
+    candidates: Candidates
     # The sites whose blocks are run again in the backward pass.
     run_again: set[Site]
     after_layer: Callable[[], None]
@@ -112,34 +143,21 @@ class _Window:
 
 
 def _try_candidates(
-    costs: RecordedCosts, candidates: Sequence[str], site: Site, call: AttentionCall, output: Tensor, slope: Tensor
+    costs: RecordedCosts, candidates: Candidates, site: Site, call: AttentionCall, output: Tensor, slope: Tensor
 ) -> None:
     """Count the error of each candidate in a recorded call, and its effect on the loss."""
     place, heads = (site.kind, site.layer), call.groups
     gram = _gram(site, output)
     costs.output[place] = costs.output.get(place, 0.0) + float(_squared(output, gram, output.shape[1]))
-    for spec in candidates:
+    for spec, mech in candidates[place].items():
         if (place, spec) in costs.refusals:
             continue
         try:
-            mech = mechanism(spec).in_layer(site.kind, site.layer)
-            start_control(mech, call)
             off = mech(call) - output
         except ValueError as refusal:
             costs.refusals[place, spec] = str(refusal)
             continue
         costs.add(place, spec, *estimated_increase(slope, off, heads=heads), _squared(off, gram, heads))
-
-
-def start_control(mech: Mechanism, call: AttentionCall, *, seed: int = 0) -> None:
-    """Let the slots of a mechanism begin as clusters of a call's own keys, where it has such."""
-    for part in hybrid_parts(mech):
-        keys = part.keys(call)
-        k = keys[None].to(call.k.dtype)
-        # Parameters are made when a control is asked for first.
-        part.mechanism.control_of(AttentionCall(k[:, :, :0], k, k, x=call.x))
-        x = None if call.x is None or part.mechanism.control != "x" else call.x[0].float()
-        set_control(part.mechanism, keys, x, rounds=ROUNDS, seed=seed)
 
 
 def _gram(site: Site, output: Float[Tensor, "b h q e"]) -> Float[Tensor, "w w"] | None:

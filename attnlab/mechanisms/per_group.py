@@ -15,7 +15,7 @@ from attnlab.mechanisms.per_head import MixedHeads, per_head, split_specs
 from attnlab.registry import mechanism, register, spec_of
 from attnlab.shapes import Bool, Int
 
-__all__ = ["GroupCaches", "KeysOfGroups", "PerGroup", "Run", "per_group"]
+__all__ = ["GroupCaches", "KeysOfGroups", "PerGroup", "Run", "call_of_run", "per_group"]
 
 
 class Run(NamedTuple):
@@ -121,7 +121,7 @@ class PerGroup(MixedHeads, nn.Module):
 
     def _side_by_side(self, call: AttentionCall, attend: Callable[[Mechanism, AttentionCall], Tensor]) -> Tensor:
         runs = self.runs(call.k.shape[1])
-        return torch.cat([attend(run.part, _of_run(call, run)) for run in runs], dim=1)
+        return torch.cat([attend(run.part, call_of_run(call, run)) for run in runs], dim=1)
 
 
 class GroupCaches:
@@ -138,7 +138,7 @@ class GroupCaches:
         mechanism.refuse(call)
         outputs = []
         for run, cache in zip(mechanism.runs(call.k.shape[1]), self.caches, strict=True):
-            outputs.append(cache.attend(run.part, _of_run(call, run), key_visible=key_visible)[1])
+            outputs.append(cache.attend(run.part, call_of_run(call, run), key_visible=key_visible)[1])
         return call, torch.cat(outputs, dim=1)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
@@ -202,7 +202,7 @@ def per_group(specs: list[str]) -> str:
     return per_head(specs, "per-group:groups")
 
 
-def _of_run(call: AttentionCall, run: Run) -> AttentionCall:
+def call_of_run(call: AttentionCall, run: Run) -> AttentionCall:
     """The call of some neighbouring key/value heads and of the query heads that read them: views."""
     queries, keys = slice(run.lo * call.groups, run.hi * call.groups), slice(run.lo, run.hi)
     if keys == slice(0, call.k.shape[1]):

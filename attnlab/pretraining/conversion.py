@@ -20,7 +20,7 @@ from attnlab.adapters import LoadedModel, Plan, convert, is_converted, load_mode
 from attnlab.adapters.cache_bytes import cache_bytes
 from attnlab.adapters.distillation import STAGES, Distillation, HeldOut, Predictions, TokenRows, teach
 from attnlab.adapters.distillation.distill import half_precision
-from attnlab.adapters.initialise import hybrid_parts, initialise_control
+from attnlab.adapters.initialise import initialise_control, learned_parts
 from attnlab.adapters.load import check_length, max_length
 from attnlab.adapters.protocol import adapter_of
 from attnlab.data.beginnings import tokens_around
@@ -267,15 +267,15 @@ def _sample(train: np.ndarray, tokenizer: Any) -> list[str]:
 
 
 def _student(config: ConversionConfig, loaded: LoadedModel, plan: Plan | str | None, train: np.ndarray) -> nn.Module:
-    """The converted copy of the model, its slots begun as clusters of keys."""
+    """The converted copy of the model, its controls begun from the model's own attention."""
     if plan is None:
         return copy.deepcopy(loaded.model)
     student = convert(loaded.model, plan, copy=True)
-    parts = [hybrid_parts(conversion.mechanism) for conversion in adapter_of(student).conversions()]
+    parts = [learned_parts(conversion.mechanism) for conversion in adapter_of(student).conversions()]
     mechanisms = [part.mechanism for of_layer in parts for part in of_layer]
     # A control that layers share has no keys of its own.
     if mechanisms and len({id(mech) for mech in mechanisms}) == len(mechanisms):
-        length = min(512, config.longest)
+        length = min(1024, config.longest)
         texts = _sample(train, loaded.tokenizer)
         initialise_control(student, texts, tokenizer=loaded.tokenizer, length=length, seed=config.settings.seed)
     return student

@@ -1,0 +1,206 @@
+"""Sinks, a window and the keys of the highest scores, read by one softmax: which keys those are, and the read.
+
+Places number the visible keys from 0. As in ``hybrid_memory``, a query whose newest key has place p sees the keys of
+places s(p) to p and the sinks. Of all other keys before s(p) it sees the n of the highest scores. A key's score never
+changes, so one that is not among them never comes back: the keys are a memory of constant size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from attnlab.attention import chunk_budget
+from attnlab.mechanisms._bounded.slot_memory import FLOOR
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "first_exact", "merits", "selected"]
+
+# Numbers of scores and gathered keys that are held at once: on a CPU some times what its cache holds.
+ELEMENTS = {"cpu": 1 << 22}
+MANY_ELEMENTS = 1 << 31
+# The places of tokens that are not there: before all others, and after.
+NOWHERE, HIDDEN = -1, 1 << 30
+# A key that is not kept has a gradient as if it had at most exp of this times the largest weight.
+LARGEST = 3.0
+
+
+class Selection(NamedTuple):
+    """How a call is read; ``slots`` is the number of keys that are kept beside sinks and window."""
+
+    slots: int
+    window: int
+    block: int
+    sinks: int
+    scale: float
+
+
+class Tokens(NamedTuple):
+    """Keys and values in order of place, with their scores: first those not there (NOWHERE), last hidden ones."""
+
+    k: Float[Tensor, "b g a d"]
+    v: Float[Tensor, "b g a e"]
+    score: Float[Tensor, "b g a"]
+    place: Int[Tensor, "b g a"]
+
+    def rows(self, index: Int[Tensor, "b g n"]) -> Tokens:
+        """The tokens that ``index`` names, in its order."""
+        k, v = (_taken(t, index) for t in (self.k, self.v))
+        return Tokens(k, v, self.score.gather(2, index), self.place.gather(2, index))
+
+
+def first_exact(newest: Int[Tensor, "*b"], rules: Selection) -> Int[Tensor, "*b"]:
+    """s(p): keys of places before it are seen if they are sinks or selected."""
+    return (newest // rules.block * rules.block - (rules.window - rules.block)).clamp(min=0)
+
+
+def merits(tokens: Tokens, rules: Selection) -> Int[Tensor, "b g a"]:
+    """Different numbers in the order of the scores, the later of equal ones higher; -1 of sinks and hidden keys."""
+    order = tokens.score.detach().argsort(dim=-1, stable=True)
+    numbers = torch.arange(order.shape[-1], dtype=torch.int32, device=order.device).expand_as(order)
+    merit = torch.zeros_like(order, dtype=torch.int32).scatter(-1, order, numbers)
+    return merit.masked_fill((tokens.place < rules.sinks) | (tokens.place >= HIDDEN), -1)
+
+
+def selected(tokens: Tokens, newest: Int[Tensor, " b"], rules: Selection) -> Tokens:
+    """The tokens that are kept after those of place ``newest``: sinks, window and slots, in a fixed number."""
+    size = rules.sinks + rules.slots + rules.window
+    place, bound = tokens.place, first_exact(newest, rules)[:, None, None]
+    merit = merits(tokens, rules).masked_fill(place >= bound, -1)
+    least = _least(merit, rules.slots)
+    alive = (place >= 0) & (place < HIDDEN) & ((place < rules.sinks) | (place >= bound) | (merit >= least))
+    # Those that stay come last, in order.
+    order = alive.to(torch.int8).argsort(dim=-1, stable=True)[..., -size:]
+    order = pad(order, (size - order.shape[-1], 0)) if place.shape[-1] else order
+    alive = pad(alive.gather(2, order[..., -place.shape[-1] :]), (max(0, size - place.shape[-1]), 0))
+    kept = tokens.rows(order)
+    return kept._replace(place=kept.place.masked_fill(~alive, NOWHERE))
+
+
+def attend(
+    q: Float[Tensor, "b g r q d"], newest: Int[Tensor, "b q"], tokens: Tokens, rules: Selection, *, learn: bool,
+    size: int, states: int,
+) -> Float[Tensor, "b g r q e"]:  # fmt: skip
+    """The outputs of queries by the places of their newest keys, in chunks of ``size``.
+
+    A chunk has queries of one block (``states`` is 1) or of two neighbours. To ``learn`` scores, keys that are just not
+    selected are read with a weight of zero that has a gradient: that of a weight which its score raises.
+    """
+    merit = merits(tokens, rules)
+    rest = -q.shape[3] % size
+    q_all, newest = pad(q, (0, 0, 0, rest)), torch.cat([newest, newest[:, -1:].expand(-1, rest)], 1)
+    (b, g, r, n, d), e = q_all.shape, tokens.v.shape[-1]
+    width = (2 if learn else 1) * rules.slots + rules.sinks + rules.window + rules.block
+    of_chunk = b * g * (width * (3 * r * size + 2 * (d + e)) + 2 * merit.shape[-1])
+    at_once = size * max(1, chunk_budget(ELEMENTS.get(q.device.type, MANY_ELEMENTS)) // max(1, of_chunk))
+    read = partial(_segment, learn=learn, size=size, states=states)
+    parts = []
+    for lo in range(0, n, at_once):
+        part = q_all[..., lo : lo + at_once, :], newest[:, lo : lo + at_once], tokens, merit, rules
+        # Scores are made again for the backward pass, so that memory stays linear with a small factor.
+        if torch.is_grad_enabled() and n > at_once:
+            out = checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False)
+        else:
+            out = read(*part)
+        parts.append(out)
+    return torch.cat(parts, 3)[..., : q.shape[3], :]
+
+
+def _segment(
+    q: Tensor, newest: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool, size: int, states: int
+) -> Float[Tensor, "b g r q e"]:
+    """The outputs of some chunks."""
+    place, slots = tokens.place, rules.slots
+    p = newest.unflatten(1, (-1, size))
+    bound = first_exact(p, rules)
+    begin = bound[:, None, :, 0].expand(-1, place.shape[1], -1)  # (b, g, c)
+    # Keys before the window, best first; to learn, as many again that are not selected.
+    before = merit.unsqueeze(2).masked_fill((place.unsqueeze(2) >= begin.unsqueeze(3)), -1)
+    best, old = before.topk(min((2 if learn else 1) * slots, place.shape[-1]), dim=-1)
+    at = torch.arange(max(rules.window, rules.block) + (states - 1) * rules.block, device=q.device)
+    near = torch.searchsorted(place, begin.to(place.dtype).contiguous()).unsqueeze(3) + at
+    beyond, near = near >= place.shape[-1], near.clamp(max=place.shape[-1] - 1)
+    first = torch.arange(rules.sinks, dtype=place.dtype, device=q.device).expand(*place.shape[:2], -1)
+    sink = torch.searchsorted(place, first.contiguous()).clamp(max=place.shape[-1] - 1)
+    sink = sink.unsqueeze(2).expand(-1, -1, begin.shape[2], -1)
+    index = torch.cat([old, sink, near], 3)  # (b, g, c, w)
+    where = place.gather(2, index.flatten(2)).view_as(index)
+    where = where.masked_fill(pad(beyond, (index.shape[3] - beyond.shape[3], 0)), NOWHERE)
+    near_worth = merit.gather(2, near.flatten(2)).view_as(near).masked_fill(beyond, -1)
+    worth = torch.cat([best, pad(near_worth, (rules.sinks, 0), value=-1)], 3)
+    # What each query sees, (b, g, c, t, w).
+    p, s = p[:, None, ..., None], bound[:, None, ..., None]
+    shown, counted = _seen(where, worth, p, s, old.shape[-1], rules, states)
+    k, v = (_taken(t, index.flatten(2)).unflatten(2, index.shape[2:]) for t in (tokens.k, tokens.v))
+    rows = q.unflatten(3, (-1, size)).transpose(2, 3)  # (b, g, c, r, t, d)
+    scores = (rules.scale * rows.flatten(3, 4) @ k.mT).unflatten(3, rows.shape[3:5])
+    if learn:
+        score = tokens.score.gather(2, old.flatten(2)).view_as(old)
+        P = _learning_weights(scores, shown, counted, score, best, rules)
+    else:
+        P = scores.masked_fill(~shown.unsqueeze(3), FLOOR).softmax(-1).masked_fill(~shown.unsqueeze(3), 0)
+    out = (P.flatten(3, 4) @ v).unflatten(3, rows.shape[3:5])
+    return out.transpose(2, 3).flatten(3, 4)
+
+
+def _seen(
+    where: Tensor, worth: Tensor, p: Tensor, s: Tensor, n_old: int, rules: Selection, states: int
+) -> tuple[Bool[Tensor, "b g c t w"], Bool[Tensor, "b g c t n"]]:
+    """Which gathered keys each query sees, and which of the old ones could be seen if more were selected."""
+    least = _least(worth[..., :n_old], rules.slots).unsqueeze(3)
+    if states > 1:
+        # Queries of the second block choose among its older neighbours too.
+        later = s[..., -1:, :].amax(3, keepdim=True)
+        second = _least(worth.unsqueeze(3).masked_fill(where.unsqueeze(3) >= later, -1), rules.slots)
+        least = torch.where(s > s[..., :1, :], second, least)
+    where, worth = where.unsqueeze(3), worth.unsqueeze(3)
+    chosen = worth >= least
+    number = torch.arange(where.shape[-1], device=where.device)
+    is_sink = (number >= n_old) & (number < n_old + rules.sinks)
+    sinks = (where == number - n_old) & (where < s) & (where <= p)
+    near = (where <= p) & (where >= 0) & ((where >= s) | chosen)
+    old = chosen & (where < s)
+    shown = torch.where(is_sink, sinks, torch.where(number < n_old, old, near))
+    return shown, ((worth >= 0) & (where < s))[..., :n_old]
+
+
+def _learning_weights(
+    scores: Tensor, shown: Tensor, counted: Tensor, score: Tensor, best: Tensor, rules: Selection
+) -> Float[Tensor, "b g c r t w"]:
+    """softmax over what is shown; its derivative by a key's being shown goes to the key's score.
+
+    Being shown is a step of the score, whose derivative is taken to be that of a sigmoid around the last key selected.
+    """
+    n = rules.slots
+    if best.shape[-1] > n:
+        middle = (score[..., n - 1 : n] + score[..., n : n + 1]).detach() / 2
+        middle = middle.masked_fill(best[..., n : n + 1] < 0, -torch.inf)
+        soft = (score - middle).sigmoid()
+    else:
+        soft = torch.ones_like(score)
+    slope = (soft - soft.detach()).unsqueeze(3).masked_fill(~counted, 0)
+    gate = shown.to(scores.dtype) + pad(slope, (0, shown.shape[-1] - slope.shape[-1]))
+    largest = scores.detach().masked_fill(~shown.unsqueeze(3), FLOOR).amax(-1, keepdim=True)
+    mass = (scores - largest).clamp(max=LARGEST).exp() * gate.unsqueeze(3)
+    # NaN in a key that is not read, times zero, would be NaN.
+    mass = mass.masked_fill(~(shown | pad(counted, (0, shown.shape[-1] - counted.shape[-1]))).unsqueeze(3), 0)
+    total = mass.sum(-1, keepdim=True)
+    return mass / total.masked_fill(total == 0, 1)
+
+
+def _least(merit: Int[Tensor, "*b a"], slots: int) -> Int[Tensor, "*b 1"]:
+    """The lowest merit among the ``slots`` highest, at least 0; with no slots, more than any."""
+    if slots == 0:
+        return torch.full_like(merit[..., :1], merit.shape[-1] + HIDDEN)
+    if merit.shape[-1] <= slots:
+        return torch.zeros_like(merit[..., :1])
+    return merit.topk(slots, dim=-1).values[..., -1:].clamp(min=0)
+
+
+def _taken(t: Float[Tensor, "b g a w"], index: Int[Tensor, "b g n"]) -> Float[Tensor, "b g n w"]:
+    return t.gather(2, index.unsqueeze(-1).expand(*index.shape, t.shape[-1]))

@@ -1,0 +1,262 @@
+"""ABC whose slots hold keys as they are: of those that have left the window, the ones a learned score holds dear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
+from attnlab.fields import check_fields, check_int
+from attnlab.mechanisms._bounded.continued import check_batch, check_new_tokens, numbered_keys
+from attnlab.mechanisms._bounded.selected import (
+    HIDDEN,
+    Selection,
+    Tokens,
+    attend,
+    first_exact,
+    merits,
+    selected,
+)
+from attnlab.mechanisms._device import no_autocast
+from attnlab.mechanisms.softmax import softmax
+from attnlab.registry import register
+from attnlab.shapes import Float, Int
+from attnlab.sizes import check_bytes
+
+__all__ = ["AbcSelect", "SelectCache"]
+
+# A recency of 1 adds 1 to the score of a token that comes so many tokens later.
+TOKENS = 256
+CHUNK = 64
+
+
+@register(
+    "abc-select",
+    examples=(
+        "abc-select:slots=2,window=2,sinks=1,block=2",
+        "abc-select:slots=3,window=4,sinks=0,block=2",
+        "abc-select:slots=2,window=1,sinks=2,block=1",
+        "abc-select:slots=2,window=3,sinks=1,block=3",
+    ),
+)
+@dataclass(eq=False)
+class AbcSelect(Mechanism, nn.Module):
+    """W = softmax(q k_j), j in the first tokens, the last, and the ``slots`` others whose score u_j is highest.
+
+        u_j = <w, x_j> + r j / 256
+
+    for each key/value head; w and r are learned. The first tokens are ``sinks``, and the last at most ``window``, which
+    tokens leave ``block`` at a time (as in ``abc-hybrid``). phi_j is one-hot or zero: a new token takes the slot of the
+    lowest score, if its own is higher (of equal scores the later token stays). A score does not change, so K~ and V~
+    follow from those before and the new tokens, as in all of ABC, but each slot is a key and not a sum of keys.
+
+    Being in a slot is a step of u, so u learns by the derivative of a sigmoid in its place; for that, as many keys as
+    there are slots, those next in order, are read with weight zero while gradients are on.
+
+    Without causality all queries read what is kept after the last token.
+    """
+
+    slots: int = 64
+    window: int = 64
+    sinks: int = 4
+    block: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_int("slots", self.slots, least=1)
+        check_int("window", self.window, least=1)
+        check_int("sinks", self.sinks, least=0)
+        check_int("block", self.block, least=1)
+        if self.window % self.block:
+            raise ValueError(
+                f"tokens leave the window block={self.block} at a time, so it must be a multiple of that, got "
+                f"window={self.window}; give another of them (block=1 goes with every window)"
+            )
+        nn.Module.__init__(self)
+        self.exempt = {
+            "grouped_queries_equal_repeated_keys": "each key/value head has its own w, so repeating heads adds to it"
+        }
+        self.weight: nn.Parameter | None
+        self.recency: nn.Parameter | None
+        for name in ("weight", "recency"):
+            self.register_parameter(name, None)
+
+    def cannot(self) -> dict[str, str]:
+        return {
+            "mask": "all queries of a prefix read one memory; a general mask needs a memory for each query",
+            "bias": "the memory has forgotten how far away its keys are, so a bias of the pair has no place; drop it "
+            "(convert has bias='drop'), or convert cross-attention alone (kinds=('cross',)), which has none",
+            "no-x": "scores are computed from what the keys were made from; pass x=",
+        }
+
+    def is_exact(self, call: AttentionCall) -> bool:
+        return self.window >= call.k.shape[2]
+
+    def bytes_read(self, call: AttentionCall) -> float:
+        return min(1.0, self.size / max(1, call.k.shape[2]))
+
+    @property
+    def size(self) -> int:
+        """The keys of a full memory."""
+        return self.slots + self.window + self.sinks
+
+    def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        if call.k.shape[2] == 0 or call.q.shape[2] == 0:
+            return call.q.new_zeros(call.sizes)
+        call = hide_unseen(call)
+        places, newest = numbered_keys(call)
+        tokens = self._tokens(call, places)
+        call = replace(call, k=tokens.k)
+        rules = self.rules(call, call.k.shape[2])
+        place, p = tokens.place.unsqueeze(2), newest[:, None, :, None]
+        s = first_exact(p, rules)
+        old = (place >= self.sinks) & (place < s)
+        # In the order of merit, the first of those that have left the window.
+        order = merits(tokens, rules).argsort(dim=-1, descending=True).unsqueeze(2).expand(*old.shape)
+        ahead = torch.zeros_like(order).scatter(-1, order, old.gather(-1, order).cumsum(-1))
+        kept = (old & (ahead <= self.slots)) | (place < self.sinks) | (place >= s)
+        seen = kept & (place <= p)
+        seen = ungrouped(seen.unsqueeze(2).expand(-1, -1, call.groups, -1, -1))
+        return softmax(scores(call).masked_fill(~seen, -torch.inf)).to(call.q.dtype)
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
+        """Time and memory linear in the keys, but for one comparison of every key with every block."""
+        if call.k.shape[2] == 0:
+            return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        call = hide_unseen(call)
+        tokens, newest = self._new_tokens(call, None)
+        aligned = call.key_visible is None and call.offset % self.block == 0
+        return self._attended(call, tokens, newest, aligned=aligned)
+
+    def make_cache(self, batch: int, capacity: int) -> SelectCache:
+        """An empty past of constant size."""
+        return SelectCache(batch)
+
+    def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
+        """Keys and values, each with a score in float32 and a place."""
+        return self.size * ((d + e) * dtype.itemsize + torch.promote_types(dtype, torch.float32).itemsize + 4)
+
+    def rules(self, call: AttentionCall, longest: int) -> Selection:
+        """How the call is read; a window longer than ``longest`` places holds no more."""
+        block = min(self.block, max(1, longest))
+        window = min(self.window, -(-longest // block) * block)
+        return Selection(self.slots, window, block, self.sinks, call.softmax_scale)
+
+    def _attended(self, call: AttentionCall, tokens: Tokens, newest: Int[Tensor, "b q"], *, aligned: bool) -> Tensor:
+        n_q, longest = call.q.shape[2], tokens.k.shape[2]
+        if n_q == 0:
+            return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        alone = longest == call.k.shape[2]
+        rules = self.rules(call, longest) if alone else self.rules(call, self.window)
+        learn = torch.is_grad_enabled() and tokens.score.requires_grad
+        one = n_q == 1 or not call.causal
+        size = min(CHUNK if not call.causal else rules.block, n_q)
+        kind = torch.promote_types(call.q.dtype, torch.float32)
+        with no_autocast(call.q):
+            q = grouped(call.q, call.groups).to(kind)
+            tokens = tokens._replace(k=tokens.k.to(kind), v=tokens.v.to(kind))
+            out = attend(q, newest, tokens, rules, learn=learn, size=size, states=1 if one or aligned else 2)
+        return ungrouped(out).to(call.q.dtype)
+
+    def _new_tokens(self, call: AttentionCall, count: Int[Tensor, " b"] | None) -> tuple[Tokens, Int[Tensor, "b q"]]:
+        """The call's tokens after ``count`` others, visible ones first, and the newest place that each query sees."""
+        places, newest = numbered_keys(call)
+        if count is not None:
+            places, newest = places + count[:, None], newest + count[:, None]
+        tokens = self._tokens(call, places)
+        if call.key_visible is not None:
+            order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+            tokens = tokens.rows(order[:, None].expand(-1, call.k.shape[1], -1))
+        return tokens, newest
+
+    def _tokens(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Tokens:
+        """Keys and values with their scores, in at least float32; hidden ones have the place HIDDEN."""
+        x, kind = call.x, torch.promote_types(call.k.dtype, torch.float32)
+        assert x is not None, "refused before"
+        self._make_parameters(call)
+        assert self.weight is not None
+        assert self.recency is not None
+        with no_autocast(call.q):
+            # Layers that share a device map may be on several devices.
+            w, r = (t.to(call.k.device, kind) for t in (self.weight, self.recency))
+            score = (x.to(kind) @ w.mT).transpose(1, 2) + r[:, None] * places[:, None].to(kind) / TOKENS
+        if call.key_visible is not None:
+            places = places.masked_fill(~call.key_visible, HIDDEN)
+        # NaN in x reaches the output: where scores are no numbers, nobody knows which keys are kept.
+        k = call.k + torch.where(score.isnan(), score, 0).detach().to(call.k.dtype).unsqueeze(-1)
+        return Tokens(k, call.v, score, places[:, None].expand(-1, call.k.shape[1], -1).to(torch.int32).contiguous())
+
+    def _make_parameters(self, call: AttentionCall) -> None:
+        """Make the parameters at the first call, and check at every call that they are for its shapes."""
+        x, (_, g, n_k, _) = call.x, call.k.shape
+        assert x is not None
+        if x.shape[1] != n_k:
+            raise ValueError(
+                f"abc-select needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with make_cache(), "
+                "which keeps the keys of the highest scores and not the inputs"
+            )
+        shape = (g, x.shape[-1])
+        if self.weight is None:
+            generator = torch.Generator("cpu").manual_seed(self.seed)
+            start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
+            self.weight = nn.Parameter(start.to(call.q.device))
+            self.recency = nn.Parameter(torch.zeros(g, device=call.q.device))
+        if tuple(self.weight.shape) != shape:
+            raise ValueError(
+                f"the scores were made for (key/value heads, width) = {tuple(self.weight.shape)}, this call needs "
+                f"{shape}; make a mechanism for each shape"
+            )
+
+
+class SelectCache:
+    """The ``LayerCache`` of ``AbcSelect``: the keys that are kept, in order, which no length makes more."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+        self.tokens: Tokens | None = None
+        self.count: Tensor | None = None
+
+    def attend(
+        self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
+    ) -> tuple[AttentionCall, Tensor]:
+        """Take in the call's keys, all new, and attend; the past needs no ``key_visible``."""
+        assert isinstance(mechanism, AbcSelect), "this past is that of a mechanism that selects keys"
+        check_batch(call, self.batch)
+        mechanism.refuse(call)
+        check_new_tokens(call)
+        if self.tokens is None:
+            (_, g, n, d), e = call.k.shape, call.v.shape[-1]
+            held = self.batch * g * mechanism.cache_bytes(length=n, d=d, e=e, dtype=call.k.dtype)
+            check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
+            self.count = torch.zeros(self.batch, dtype=torch.long, device=call.k.device)
+        assert self.count is not None
+        whole = self.tokens is None
+        clean = hide_unseen(call)
+        tokens, newest = mechanism._new_tokens(clean, self.count)
+        new = call.k.shape[2] if call.key_visible is None else call.key_visible.sum(-1)
+        after = self.count + new
+        if self.tokens is not None:
+            tokens = Tokens(*(torch.cat([a.to(b.dtype), b], 2) for a, b in zip(self.tokens, tokens, strict=True)))
+        if not call.causal:
+            newest = (after - 1)[:, None].expand(-1, call.q.shape[2])
+        out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
+        if tokens.k.shape[2]:
+            out = mechanism._attended(clean, tokens, newest, aligned=whole and call.key_visible is None)
+        # Scores are kept without the graph of what made them.
+        kept = tokens._replace(score=tokens.score.detach())
+        self.tokens = selected(kept, after - 1, mechanism.rules(call, mechanism.window)) if kept.k.shape[2] else None
+        self.count = after
+        return call, out
+
+    def select(self, rows: Int[Tensor, " n"]) -> None:
+        """Copy rows."""
+        self.batch = rows.shape[0]
+        if self.tokens is not None and self.count is not None:
+            self.tokens, self.count = Tokens(*(t[rows] for t in self.tokens)), self.count[rows]
+
+    def nbytes(self) -> int:
+        """The bytes that are kept."""
+        return 0 if self.tokens is None else sum(t.nbytes for t in self.tokens)
