@@ -1,13 +1,13 @@
 """A real language model with a bounded memory: what `attnlab convert` makes of it in some minutes, and what that costs.
 
     python benchmarks/convert.py runs/convert --model smollm2 --text corpus/ --minutes 15 \\
-        --loss-text wiki.test.tokens --book moby-dick.txt --lambada lambada_test.jsonl
+        --loss-text wikitext.txt --book moby-dick.txt --lambada lambada_test.jsonl
 
-Two students are trained, by the command's own code: one in which every head is bounded (``--mechanism``), one with a
-plan for a share of softmax's cache (``--budget``). Each is evaluated beside its teacher and beside the teacher with
-other caches of the same bytes: sinks and a window, and one size of abc-hybrid for all heads. With pure distillation
-(``hard=0``) a softmax student would stay its teacher, so the teacher is the only reference. The same command goes on
-where it was interrupted.
+Students are trained by the command's own code: one in which every head is bounded (``--mechanism``), and with a share
+of softmax's cache (``--budget``) a plan, one size of memory for all heads, and sinks and a window for all heads. They
+are evaluated beside their teacher and beside the teacher with evicted caches of the same share. With pure distillation
+(``--hard 0``) a softmax student would stay its teacher, so the teacher is the only reference. The same command goes on
+where it was interrupted. ``benchmarks/wikitext.py`` makes the text of the loss.
 """
 
 from __future__ import annotations
@@ -38,14 +38,21 @@ from attnlab.training import read_result
 
 TABLE = "conversion"
 # What the table calls the students.
-ARMS = {"bounded": "every head bounded", "plan": "plan"}
+ARMS = {
+    "bounded": "every head bounded",
+    "plan": "plan",
+    "uniform": "one size for all heads",
+    "window": "sinks and window",
+}
+# Caches that the teacher is evaluated with, untrained.
+POLICIES = ("tova", "snapkv", "value-aware")
 
 
 @dataclass(frozen=True)
 class Config:
     model: str
-    # Every head: 128 keys' worth of memory in bfloat16, where a slot, in float32, counts as two keys.
-    mechanism: str = "abc-hybrid:slots=28,window=64,sinks=4"
+    # Every head: 128 keys' worth of memory in bfloat16; 124 keys, each with a score and a place.
+    mechanism: str = "abc-select:slots=56,window=64,sinks=4"
     budget: float = 0.25
     minutes: float = 15.0
     tokens: int = 1_000_000_000
@@ -54,6 +61,7 @@ class Config:
     batch: int = 32768
     lr: float = 3e-4
     repeats: float = 0.1
+    hard: float = 0.0
     heads_share: float = 0.05
     seed: int = 0
     compile: bool = True
@@ -65,15 +73,26 @@ class Config:
     dtype: str = "bfloat16"
 
 
+def spec_for(config: Config, name: str) -> str | None:
+    """The one mechanism of a student, None of a plan."""
+    if name in ("bounded", "plan"):
+        return config.mechanism if name == "bounded" else None
+    teacher = load_model(config.model, dtype=getattr(torch, config.dtype)).model
+    shapes = layer_shapes(teacher)
+    of_head = int(config.budget * cache_bytes(teacher, config.length)) // sum(shape.groups for shape in shapes)
+    with_slots, without = fitting(shapes[0], config.length, of_head)
+    return with_slots if name == "uniform" else without
+
+
 def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str, Any]:
     """Train one student, or go on with it; what its result says, and the seconds that all of it took."""
     began = time.perf_counter()
     settings = Distillation(
         logits_lr=config.lr, batch=config.batch // config.length, length=config.length, repeats=config.repeats,
-        seed=config.seed, compile=config.compile and best_device().type == "cuda", evaluations=4,
+        hard=config.hard, seed=config.seed, compile=config.compile and best_device().type == "cuda", evaluations=4,
     )  # fmt: skip
     conversion = ConversionConfig(
-        model=config.model, text=(str(text),), mechanism=config.mechanism if name == "bounded" else None,
+        model=config.model, text=(str(text),), mechanism=spec_for(config, name),
         budget=config.budget if name == "plan" else None, tokens=config.tokens, minutes=config.minutes,
         stages=(("heads", config.heads_share), ("logits", 1 - config.heads_share)), settings=settings,
     )  # fmt: skip
@@ -81,27 +100,32 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
     def planned(loaded: LoadedModel, texts: Any) -> Any:
         return plan_conversion(
             loaded.model, texts, tokenizer=loaded.tokenizer, budget=config.budget, length=config.length,
-            candidates=[config.mechanism], tokens=8 * config.length, seed=config.seed,
+            tokens=8 * config.length, seed=config.seed,
         )  # fmt: skip
 
     result = convert_model(conversion, run_dir=folder, make_plan=planned, tokens=folder.parent / "tokens")
     return {**result, "seconds": time.perf_counter() - began}
 
 
-def scores(config: Config, model: LoadedModel, specs: list[str], files: argparse.Namespace, answers: Path) -> list[Any]:
-    """(name, scores) of the model itself and with each mechanism swapped in."""
+def scores(config: Config, model: LoadedModel, policies: list[str], files: argparse.Namespace, answers: Path) -> Any:
+    """(name, scores) of the model itself and with each policy of its cache."""
     settings = TaskSettings(
         text=files.loss_text, window=config.window, windows=config.windows, lambada=files.lambada,
         passages=config.passages, lengths=(config.needle,), cases=config.cases,
     )  # fmt: skip
     tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
-    measured = evaluate(model, mechanisms=specs, config=EvaluateConfig(tasks, settings, batch=16), answers=answers)
+    measured = evaluate(model, config=EvaluateConfig(tasks, settings, batch=16), answers=answers)
     rows = [(row["subject"], dict(row["tasks"])) for row in measured["rows"]]
     if files.book:
         book = TaskSettings(text=files.book, window=config.window, windows=max(1, config.windows // 4))
-        again = evaluate(model, mechanisms=specs, config=EvaluateConfig(("loss",), book, batch=16))
+        again = evaluate(model, config=EvaluateConfig(("loss",), book, batch=16))
         for (_, of_row), row in zip(rows, again["rows"], strict=True):
             of_row["book"] = row["tasks"].get("loss", {})
+    if policies:
+        # A policy cuts after the prompt: a window's loss, read in one piece, knows nothing of it.
+        recall = EvaluateConfig(("needle",), settings, batch=16)
+        evicted = evaluate(model, policies=policies, config=recall, answers=answers)
+        rows += [(row["subject"], dict(row["tasks"])) for row in evicted["rows"][1:]]
     return rows
 
 
@@ -132,20 +156,19 @@ def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
 
 
 def evaluated(config: Config, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row of the table for the teacher, for it with sinks and a window of the plan's bytes, and for each student."""
+    """A row of the table for the teacher, for it with evicted caches of the plan's share, and for each student."""
     teacher = loaded_for_evaluation(config.model, config)
-    whole, shapes = cache_bytes(teacher.model, config.length), layer_shapes(teacher.model)
-    of_head = int(config.budget * whole) // sum(shape.groups for shape in shapes)
-    untrained = [spec for spec in fitting(shapes[0], config.length, of_head) if ":slots=0," in spec]
+    whole = cache_bytes(teacher.model, config.length)
     first: dict[str, Any] = {}
-    for name, folder, specs in (
-        ("teacher", config.model, untrained),
+    evicted = [f"{name}:budget={config.budget}" for name in POLICIES]
+    for name, folder, policies in (
+        ("teacher", config.model, evicted),
         *((n, args.work / n / "model", []) for n in ARMS),
     ):
         if name in ARMS and not folder.is_dir():
             continue
         loaded = teacher if name == "teacher" else loaded_for_evaluation(folder, config)
-        for subject, tasks in scores(config, loaded, specs, args, args.work / "answers.jsonl"):
+        for subject, tasks in scores(config, loaded, policies, args, args.work / "answers.jsonl"):
             first = first or tasks
             if subject == "softmax":
                 held = {
@@ -154,8 +177,8 @@ def evaluated(config: Config, args: argparse.Namespace) -> Iterator[dict[str, An
                 }
                 held |= _learned(args.work / name)
             else:
-                held = {"cache": config.budget, "softmax_heads": 0}
-            own = ARMS.get(name, name) if subject == "softmax" else f"untrained {subject}"
+                held = {"cache": config.budget}
+            own = ARMS.get(name, name) if subject == "softmax" else subject
             yield row_of(own, tasks, first) | held
 
 
@@ -174,7 +197,7 @@ def arguments() -> argparse.Namespace:
     for name in ("--loss-text", "--book", "--lambada"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    for name in ("minutes", "budget", "lr", "repeats", "heads_share"):
+    for name in ("minutes", "budget", "lr", "repeats", "hard", "heads_share"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=getattr(Config, name))
     for name in ("tokens", "length", "batch", "seed", "window", "windows", "passages", "cases", "needle"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))

@@ -172,7 +172,7 @@ def _set_scores(mech: AbcSelect, received: Float[Tensor, "g n 1"], x: Float[Tens
     slope, _ = _regression(x / spread, received, ridge=SCORE_RIDGE)
     slope = slope.squeeze(1).to(x.dtype) / spread
     size = (x @ slope.mT).std(0) if len(x) > 1 else slope.norm(dim=-1)
-    mech.weight.copy_(slope / size.clamp(min=1e-6)[:, None])
+    mech.weight.copy_(slope / size.clamp(min=1e-6)[:, None] * max(1, x.shape[-1]) ** 0.5)
     mech.recency.zero_()
 
 

@@ -45,12 +45,13 @@ CHUNK = 64
 class AbcSelect(Mechanism, nn.Module):
     """W = softmax(q k_j), j in the first tokens, the last, and the ``slots`` others whose score u_j is highest.
 
-        u_j = <w, x_j> + r j / 256
+        u_j = <w, x_j> / sqrt(m) + r j / 256
 
-    for each key/value head; w and r are learned. The first tokens are ``sinks``, and the last at most ``window``, which
-    tokens leave ``block`` at a time (as in ``abc-hybrid``). phi_j is one-hot or zero: a new token takes the slot of the
-    lowest score, if its own is higher (of equal scores the later token stays). A score does not change, so K~ and V~
-    follow from those before and the new tokens, as in all of ABC, but each slot is a key and not a sum of keys.
+    for each key/value head, m the width of x; w and r are learned. The first tokens are ``sinks``, and the last at
+    most ``window``, which tokens leave ``block`` at a time (as in ``abc-hybrid``). phi_j is one-hot or zero: a new
+    token takes the slot of the lowest score, if its own is higher (of equal scores the later token stays). A score
+    does not change, so K~ and V~ follow from those before and the new tokens, as in all of ABC, but each slot is a
+    key and not a sum of keys.
 
     Being in a slot is a step of u, so u learns by the derivative of a sigmoid in its place; for that, as many keys as
     there are slots, those next in order, are read with weight zero while gradients are on.
@@ -182,7 +183,8 @@ class AbcSelect(Mechanism, nn.Module):
         with no_autocast(call.q):
             # Layers that share a device map may be on several devices.
             w, r = (t.to(call.k.device, kind) for t in (self.weight, self.recency))
-            score = (x.to(kind) @ w.mT).transpose(1, 2) + r[:, None] * places[:, None].to(kind) / TOKENS
+            score = (x.to(kind) @ (w * max(1, x.shape[-1]) ** -0.5).mT).transpose(1, 2)
+            score = score + r[:, None] * places[:, None].to(kind) / TOKENS
         if call.key_visible is not None:
             places = places.masked_fill(~call.key_visible, HIDDEN)
         # NaN in x reaches the output: where scores are no numbers, nobody knows which keys are kept.
@@ -201,7 +203,7 @@ class AbcSelect(Mechanism, nn.Module):
         shape = (g, x.shape[-1])
         if self.weight is None:
             generator = torch.Generator("cpu").manual_seed(self.seed)
-            start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
+            start = torch.randn(shape, generator=generator, device="cpu")
             self.weight = nn.Parameter(start.to(call.q.device))
             self.recency = nn.Parameter(torch.zeros(g, device=call.q.device))
         if tuple(self.weight.shape) != shape:
