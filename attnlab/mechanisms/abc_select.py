@@ -53,8 +53,8 @@ class AbcSelect(Mechanism, nn.Module):
     does not change, so K~ and V~ follow from those before and the new tokens, as in all of ABC, but each slot is a
     key and not a sum of keys.
 
-    Being in a slot is a step of u, so u learns by the derivative of a sigmoid in its place; for that, as many keys as
-    there are slots, those next in order, are read with weight zero while gradients are on.
+    Being in a slot is a step of u, so u learns by the derivative of a sigmoid in its place. For that, while gradients
+    are on, some more keys, those next in order, are read with weight zero.
 
     Without causality all queries read what is kept after the last token.
     """
@@ -158,8 +158,9 @@ class AbcSelect(Mechanism, nn.Module):
         kind = torch.promote_types(call.q.dtype, torch.float32)
         with no_autocast(call.q):
             q = grouped(call.q, call.groups).to(kind)
-            tokens = tokens._replace(k=tokens.k.to(kind), v=tokens.v.to(kind))
-            out = attend(q, newest, tokens, rules, learn=learn, size=size, states=1 if one or aligned else 2)
+            whole = aligned and alone and call.causal and call.offset == 0 and n_q == longest
+            states = 0 if whole else 1 if one or aligned else 2
+            out = attend(q, newest, tokens, rules, learn=learn, size=size, states=states)
         return ungrouped(out).to(call.q.dtype)
 
     def _new_tokens(self, call: AttentionCall, count: Int[Tensor, " b"] | None) -> tuple[Tokens, Int[Tensor, "b q"]]:

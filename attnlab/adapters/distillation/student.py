@@ -157,6 +157,10 @@ def fast_layers(model: nn.Module, *, compile: bool = False, checkpointing: bool 
         if getattr(config, "use_cache", None):
             config.use_cache = False  # type: ignore[union-attr]
             undo.callback(setattr, config, "use_cache", True)
+        if next(model.parameters()).is_cuda:
+            # Products that a mechanism keeps in float32 have factors which autocast has rounded further already.
+            undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("high")
         embedding = getattr(model, "get_input_embeddings", lambda: None)()
         if isinstance(embedding, nn.Embedding):
             undo.callback(embedding.register_forward_hook(_as_autocast).remove)

@@ -8,7 +8,7 @@ changes, so one that is not among them never comes back: the keys are a memory o
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,14 +88,15 @@ def attend(
 ) -> Float[Tensor, "b g r q e"]:  # fmt: skip
     """The outputs of queries by the places of their newest keys, in chunks of ``size``.
 
-    A chunk has queries of one block (``states`` is 1) or of two neighbours. To ``learn`` scores, keys that are just not
-    selected are read with a weight of zero that has a gradient: that of a weight which its score raises.
+    A chunk has queries of one block (``states`` is 1), of two neighbours (2), or is a block of queries and keys of the
+    same places from 0 on (0). To ``learn`` scores, keys that are just not selected are read with a weight of zero that
+    has a gradient: that of a weight which its score raises.
     """
     merit = merits(tokens, rules)
     rest = -q.shape[3] % size
     q_all, newest = pad(q, (0, 0, 0, rest)), torch.cat([newest, newest[:, -1:].expand(-1, rest)], 1)
     (b, g, r, n, d), e = q_all.shape, tokens.v.shape[-1]
-    width = (2 if learn else 1) * rules.slots + rules.sinks + rules.window + rules.block
+    width = read_at_most(rules, learn=learn) + rules.sinks + rules.window + rules.block
     of_chunk = b * g * (width * (3 * r * size + 2 * (d + e)) + 2 * merit.shape[-1])
     at_once = size * max(1, chunk_budget(ELEMENTS.get(q.device.type, MANY_ELEMENTS)) // max(1, of_chunk))
     read = partial(_segment, learn=learn, size=size, states=states)
@@ -104,40 +105,48 @@ def attend(
         part = q_all[..., lo : lo + at_once, :], newest[:, lo : lo + at_once], tokens, merit, rules
         # Scores are made again for the backward pass, so that memory stays linear with a small factor.
         if torch.is_grad_enabled() and n > at_once:
-            out = checkpoint(read, *part, use_reentrant=False, preserve_rng_state=False)
+            out = checkpoint(read, *part, lo // size, use_reentrant=False, preserve_rng_state=False)
         else:
-            out = read(*part)
+            out = read(*part, lo // size)
         parts.append(out)
     return torch.cat(parts, 3)[..., : q.shape[3], :]
 
 
+def read_at_most(rules: Selection, *, learn: bool) -> int:
+    """The keys before the window that a query reads; to learn, a quarter more than are selected."""
+    return rules.slots + (-(-rules.slots // 4) if learn else 0)
+
+
+class Gathered(NamedTuple):
+    """What a chunk of queries may read: the best of the old keys, then sinks, then those near; their places, merits."""
+
+    k: Float[Tensor, "b g c w d"]
+    v: Float[Tensor, "b g c w e"]
+    where: Int[Tensor, "#b #g c w"]
+    worth: Int[Tensor, "b g c w"]
+
+
 def _segment(
-    q: Tensor, newest: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool, size: int, states: int
-) -> Float[Tensor, "b g r q e"]:
-    """The outputs of some chunks."""
-    place, slots = tokens.place, rules.slots
+    q: Tensor, newest: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, chunk: int, *, learn: bool, size: int,
+    states: int,
+) -> Float[Tensor, "b g r q e"]:  # fmt: skip
+    """The outputs of some chunks, of which the first has the number ``chunk``."""
+    place = tokens.place
     p = newest.unflatten(1, (-1, size))
     bound = first_exact(p, rules)
     begin = bound[:, None, :, 0].expand(-1, place.shape[1], -1)  # (b, g, c)
-    # Keys before the window, best first; to learn, as many again that are not selected.
+    # Keys before the window, best first.
     before = merit.unsqueeze(2).masked_fill((place.unsqueeze(2) >= begin.unsqueeze(3)), -1)
-    best, old = before.topk(min((2 if learn else 1) * slots, place.shape[-1]), dim=-1)
-    at = torch.arange(max(rules.window, rules.block) + (states - 1) * rules.block, device=q.device)
-    near = torch.searchsorted(place, begin.to(place.dtype).contiguous()).unsqueeze(3) + at
-    beyond, near = near >= place.shape[-1], near.clamp(max=place.shape[-1] - 1)
-    first = torch.arange(rules.sinks, dtype=place.dtype, device=q.device).expand(*place.shape[:2], -1)
-    sink = torch.searchsorted(place, first.contiguous()).clamp(max=place.shape[-1] - 1)
-    sink = sink.unsqueeze(2).expand(-1, -1, begin.shape[2], -1)
-    index = torch.cat([old, sink, near], 3)  # (b, g, c, w)
-    where = place.gather(2, index.flatten(2)).view_as(index)
-    where = where.masked_fill(pad(beyond, (index.shape[3] - beyond.shape[3], 0)), NOWHERE)
-    near_worth = merit.gather(2, near.flatten(2)).view_as(near).masked_fill(beyond, -1)
-    worth = torch.cat([best, pad(near_worth, (rules.sinks, 0), value=-1)], 3)
+    best, old = before.topk(min(read_at_most(rules, learn=learn), place.shape[-1]), dim=-1)
+    if states == 0:
+        gathered = _of_blocks(tokens, old, best, rules, chunk)
+    else:
+        gathered = _by_places(tokens, merit, old, best, begin, rules, states)
     # What each query sees, (b, g, c, t, w).
     p, s = p[:, None, ..., None], bound[:, None, ..., None]
-    shown, counted = _seen(where, worth, p, s, old.shape[-1], rules, states)
-    k, v = (_taken(t, index.flatten(2)).unflatten(2, index.shape[2:]) for t in (tokens.k, tokens.v))
+    shown, counted = _seen(gathered.where, gathered.worth, p, s, old.shape[-1], rules, states)
     rows = q.unflatten(3, (-1, size)).transpose(2, 3)  # (b, g, c, r, t, d)
+    k, v = (t.to(q.dtype) for t in (gathered.k, gathered.v))
     scores = (rules.scale * rows.flatten(3, 4) @ k.mT).unflatten(3, rows.shape[3:5])
     if learn:
         score = tokens.score.gather(2, old.flatten(2)).view_as(old)
@@ -146,6 +155,68 @@ def _segment(
         P = scores.masked_fill(~shown.unsqueeze(3), FLOOR).softmax(-1).masked_fill(~shown.unsqueeze(3), 0)
     out = (P.flatten(3, 4) @ v).unflatten(3, rows.shape[3:5])
     return out.transpose(2, 3).flatten(3, 4)
+
+
+def _of_blocks(tokens: Tokens, old: Tensor, best: Tensor, rules: Selection, chunk: int) -> Gathered:
+    """Where places are numbers of keys: blocks beside each other are the window, and only old keys are gathered."""
+    chunks, near_blocks = old.shape[2], rules.window // rules.block
+    after = -tokens.k.shape[2] % rules.block
+    first = torch.arange(rules.sinks, device=old.device)
+    at = torch.arange(rules.window, device=old.device) - (rules.window - rules.block)
+    near_where = (torch.arange(chunk, chunk + chunks, device=old.device) * rules.block)[:, None] + at
+    # The first window begins before the first key.
+    near_where = near_where.masked_fill((near_where < 0) | (near_where >= tokens.k.shape[2]), NOWHERE)
+    exact = torch.cat([first.expand(chunks, -1), near_where], 1).to(tokens.place.dtype)
+    read = []
+    gathered = _Rows.apply(torch.cat([tokens.k, tokens.v], -1), old.flatten(2)).unflatten(2, old.shape[2:])
+    for t, far in zip((tokens.k, tokens.v), gathered.split([tokens.k.shape[-1], tokens.v.shape[-1]], -1), strict=True):
+        blocks = pad(t, (0, 0, rules.window - rules.block, after)).unflatten(2, (-1, rules.block))
+        near = [blocks[:, :, chunk + i : chunk + i + chunks] for i in range(near_blocks)]
+        sinks = pad(t, (0, 0, 0, max(0, rules.sinks - t.shape[2])))[:, :, : rules.sinks]
+        read.append(torch.cat([far, sinks.unsqueeze(2).expand(-1, -1, chunks, -1, -1), *near], 3))
+    where = tokens.place.gather(2, old.flatten(2)).view_as(old)
+    where = torch.cat([where, exact.expand(*where.shape[:2], -1, -1)], 3)
+    return Gathered(read[0], read[1], where, pad(best, (0, exact.shape[1]), value=-1))
+
+
+def _by_places(
+    tokens: Tokens, merit: Tensor, old: Tensor, best: Tensor, begin: Tensor, rules: Selection, states: int
+) -> Gathered:
+    """Where keys are found by their places: padded rows, and those that follow a memory."""
+    place = tokens.place
+    at = torch.arange(max(rules.window, rules.block) + (states - 1) * rules.block, device=old.device)
+    near = torch.searchsorted(place, begin.to(place.dtype).contiguous()).unsqueeze(3) + at
+    beyond, near = near >= place.shape[-1], near.clamp(max=place.shape[-1] - 1)
+    first = torch.arange(rules.sinks, dtype=place.dtype, device=old.device).expand(*place.shape[:2], -1)
+    sink = torch.searchsorted(place, first.contiguous()).clamp(max=place.shape[-1] - 1)
+    sink = sink.unsqueeze(2).expand(-1, -1, begin.shape[2], -1)
+    index = torch.cat([old, sink, near], 3)  # (b, g, c, w)
+    where = place.gather(2, index.flatten(2)).view_as(index)
+    where = where.masked_fill(pad(beyond, (index.shape[3] - beyond.shape[3], 0)), NOWHERE)
+    near_worth = merit.gather(2, near.flatten(2)).view_as(near).masked_fill(beyond, -1)
+    worth = torch.cat([best, pad(near_worth, (rules.sinks, 0), value=-1)], 3)
+    k, v = (_Rows.apply(t, index.flatten(2)).unflatten(2, index.shape[2:]) for t in (tokens.k, tokens.v))
+    return Gathered(k, v, where, worth)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows by their numbers. The gradient of a row that many read is summed in at least float32."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows, ctx.dtype = t.shape[2], t.dtype
+        return _taken(t, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (index,), (grad,) = ctx.saved_tensors, grads
+        b, g, _, width = grad.shape
+        kind = torch.promote_types(ctx.dtype, torch.float32)
+        start = torch.arange(b * g, device=index.device).view(b, g, 1) * ctx.rows
+        total = torch.zeros(b * g * ctx.rows, width, dtype=kind, device=grad.device)
+        total.index_add_(0, (index + start).flatten(), grad.flatten(0, 2).to(kind))
+        return total.view(b, g, ctx.rows, width).to(ctx.dtype), None
 
 
 def _seen(
