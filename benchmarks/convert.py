@@ -44,8 +44,6 @@ ARMS = {
     "uniform": "one size for all heads",
     "window": "sinks and window",
 }
-# Caches that the teacher is evaluated with, untrained.
-POLICIES = ("tova", "snapkv", "value-aware")
 
 
 @dataclass(frozen=True)
@@ -107,26 +105,24 @@ def convert_one(config: Config, name: str, text: Path, folder: Path) -> dict[str
     return {**result, "seconds": time.perf_counter() - began}
 
 
-def scores(config: Config, model: LoadedModel, policies: list[str], files: argparse.Namespace, answers: Path) -> Any:
-    """(name, scores) of the model itself and with each policy of its cache."""
-    settings = TaskSettings(
+def settings_of(config: Config, files: argparse.Namespace) -> TaskSettings:
+    """The text and the numbers of cases of all tasks."""
+    return TaskSettings(
         text=files.loss_text, window=config.window, windows=config.windows, lambada=files.lambada,
         passages=config.passages, lengths=(config.needle,), cases=config.cases,
     )  # fmt: skip
+
+
+def scores(config: Config, model: LoadedModel, files: argparse.Namespace, answers: Path) -> dict[str, Any]:
+    """The model's scores by task."""
     tasks = ("loss", *(("lambada",) if files.lambada else ()), "needle")
-    measured = evaluate(model, config=EvaluateConfig(tasks, settings, batch=16), answers=answers)
-    rows = [(row["subject"], dict(row["tasks"])) for row in measured["rows"]]
+    measured = evaluate(model, config=EvaluateConfig(tasks, settings_of(config, files), batch=16), answers=answers)
+    of_tasks = dict(measured["rows"][0]["tasks"])
     if files.book:
         book = TaskSettings(text=files.book, window=config.window, windows=max(1, config.windows // 4))
         again = evaluate(model, config=EvaluateConfig(("loss",), book, batch=16))
-        for (_, of_row), row in zip(rows, again["rows"], strict=True):
-            of_row["book"] = row["tasks"].get("loss", {})
-    if policies:
-        # A policy cuts after the prompt: a window's loss, read in one piece, knows nothing of it.
-        recall = EvaluateConfig(("needle",), settings, batch=16)
-        evicted = evaluate(model, policies=policies, config=recall, answers=answers)
-        rows += [(row["subject"], dict(row["tasks"])) for row in evicted["rows"][1:]]
-    return rows
+        of_tasks["book"] = again["rows"][0]["tasks"]["loss"]
+    return of_tasks
 
 
 def row_of(name: str, tasks: dict[str, Any], teacher: dict[str, Any]) -> dict[str, Any]:
@@ -156,30 +152,27 @@ def loaded_for_evaluation(path: str | Path, config: Config) -> LoadedModel:
 
 
 def evaluated(config: Config, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row of the table for the teacher, for it with evicted caches of the plan's share, and for each student."""
-    teacher = loaded_for_evaluation(config.model, config)
+    """A row of the table for the teacher, for each student, and for the teacher with evicted caches."""
+    teacher, answers = loaded_for_evaluation(config.model, config), args.work / "answers.jsonl"
     whole = cache_bytes(teacher.model, config.length)
-    first: dict[str, Any] = {}
-    evicted = [f"{name}:budget={config.budget}" for name in POLICIES]
-    for name, folder, policies in (
-        ("teacher", config.model, evicted),
-        *((n, args.work / n / "model", []) for n in ARMS),
-    ):
-        if name in ARMS and not folder.is_dir():
+    first = scores(config, teacher, args, answers)
+    yield row_of("teacher", first, first) | {"cache": 1.0, "softmax_heads": softmax_heads(teacher)}
+    for name in ARMS:
+        if not (args.work / name / "model").is_dir():
             continue
-        loaded = teacher if name == "teacher" else loaded_for_evaluation(folder, config)
-        for subject, tasks in scores(config, loaded, policies, args, args.work / "answers.jsonl"):
-            first = first or tasks
-            if subject == "softmax":
-                held = {
-                    "cache": cache_bytes(loaded.model, config.length) / whole,
-                    "softmax_heads": softmax_heads(loaded),
-                }
-                held |= _learned(args.work / name)
-            else:
-                held = {"cache": config.budget}
-            own = ARMS.get(name, name) if subject == "softmax" else subject
-            yield row_of(own, tasks, first) | held
+        student = loaded_for_evaluation(args.work / name / "model", config)
+        held = {
+            "cache": cache_bytes(student.model, config.length) / whole,
+            "softmax_heads": softmax_heads(student),
+        }
+        row = row_of(ARMS[name], scores(config, student, args, answers), first)
+        yield row | held | _learned(args.work / name)
+    if args.policies:
+        # A policy cuts the cache after the prompt: a window's loss, read in one piece, knows nothing of it.
+        recall = EvaluateConfig(("needle",), settings_of(config, args), batch=16)
+        specs = [f"{name}:budget={config.budget}" for name in args.policies]
+        for row in evaluate(teacher, policies=specs, config=recall, answers=answers)["rows"][1:]:
+            yield row_of(row["subject"], dict(row["tasks"]), first) | {"cache": config.budget}
 
 
 def softmax_heads(loaded: LoadedModel) -> int:
@@ -203,6 +196,7 @@ def arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=getattr(Config, name))
     for name in ("mechanism", "dtype"):
         parser.add_argument(f"--{name}", default=getattr(Config, name))
+    parser.add_argument("--policies", nargs="*", default=("tova", "snapkv"), help="evicted caches beside the students")
     parser.add_argument("--train-only", action="store_true", help="evaluate later, by the same command without this")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "convert.json")

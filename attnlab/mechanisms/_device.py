@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.attention import Mechanism
 
-__all__ = ["host_may_read", "kernels_may_run", "no_autocast", "to_model_device", "without_kernels"]
+__all__ = [
+    "compiled_part",
+    "compiled_parts",
+    "host_may_read",
+    "kernels_may_run",
+    "no_autocast",
+    "to_model_device",
+    "without_kernels",
+]
 
 # Lowered by ``without_kernels``.
 _kernels_allowed = True
+Function = TypeVar("Function", bound=Callable[..., Any])
+# Set by ``compiled_parts``.
+_compile: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
 def to_model_device(model: nn.Module, mech: Mechanism) -> Mechanism:
@@ -68,3 +79,22 @@ def without_kernels() -> Iterator[None]:
         yield
     finally:
         _kernels_allowed = before
+
+
+@contextmanager
+def compiled_parts(compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """Inside, functions that a mechanism passes through ``compiled_part`` are compiled, for calls on a GPU."""
+    global _compile
+    before = _compile
+    try:
+        _compile = compiler
+        yield
+    finally:
+        _compile = before
+
+
+def compiled_part(function: Function, t: Tensor) -> Function:
+    """The function, compiled inside ``compiled_parts`` where ``t`` is on a GPU; it must read nothing but arguments."""
+    if _compile is None or not t.is_cuda or torch.compiler.is_compiling():
+        return function
+    return _compile(function)  # type: ignore[return-value]

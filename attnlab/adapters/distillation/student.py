@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from attnlab.adapters.protocol import adapter_of
 from attnlab.errors import first_line, is_out_of_memory
+from attnlab.mechanisms._device import compiled_parts
 
 __all__ = [
     "body_of",
@@ -170,8 +171,12 @@ def fast_layers(model: nn.Module, *, compile: bool = False, checkpointing: bool 
 
             undo.enter_context(dynamo.patch(recompile_limit=GRAPHS))
             compiler = _Compiler()
+            # What is between layers is compiled without their attention, parts of which are compiled by themselves.
+            undo.enter_context(compiled_parts(compiler.of))
         for layer in layers:
-            forward: Callable[..., Any] = MethodType(compiler.of(type(layer)), layer) if compile else layer.forward
+            forward: Callable[..., Any] = (
+                MethodType(compiler.of(type(layer).forward), layer) if compile else layer.forward
+            )
             layer.forward = _recomputed(forward) if checkpointing else forward
             undo.callback(layer.__dict__.pop, "forward")
         yield
@@ -194,28 +199,29 @@ def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Compiler:
-    """Compiled forward passes, one for each class of layer; where one fails, all run as they are written from then on.
+    """Compiled functions, one for each class of layer and part of a mechanism.
 
-    One compiled function serves all layers of a class, whose graphs then are made once.
+    Where one fails, all run as they are written from then on. One compiled function serves all layers of a class, whose
+    graphs then are made once.
     """
 
     def __init__(self) -> None:
         self.works = True
-        self.compiled: dict[type, Callable[..., Any]] = {}
+        self.compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 
-    def of(self, layer_class: type) -> Callable[..., Any]:
-        """The forward pass of a class of layers."""
-        if layer_class not in self.compiled:
-            self.compiled[layer_class] = self._guarded(layer_class.forward)  # type: ignore[attr-defined]
-        return self.compiled[layer_class]
+    def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled."""
+        if function not in self.compiled:
+            self.compiled[function] = self._guarded(function)
+        return self.compiled[function]
 
-    def _guarded(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = torch.compile(forward, dynamic=False)
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled = torch.compile(function, dynamic=False)
 
-        def run(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
             if self.works:
                 try:
-                    return compiled(layer, *args, **kwargs)
+                    return compiled(*args, **kwargs)
                 except Exception as error:
                     # Recomputed layers are ended by an exception of torch's, which is none of the compiler's.
                     if not type(error).__module__.startswith(COMPILERS) or is_out_of_memory(error):
@@ -227,6 +233,6 @@ class _Compiler:
                         RuntimeWarning,
                         stacklevel=2,
                     )
-            return forward(layer, *args, **kwargs)
+            return function(*args, **kwargs)
 
         return run

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import chunk_budget
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
+from attnlab.mechanisms._device import compiled_part
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "first_exact", "merits", "selected"]
@@ -99,7 +100,7 @@ def attend(
     width = read_at_most(rules, learn=learn) + rules.sinks + rules.window + rules.block
     of_chunk = b * g * (width * (3 * r * size + 2 * (d + e)) + 2 * merit.shape[-1])
     at_once = size * max(1, chunk_budget(ELEMENTS.get(q.device.type, MANY_ELEMENTS)) // max(1, of_chunk))
-    read = partial(_segment, learn=learn, size=size, states=states)
+    read = partial(compiled_part(_segment, q), learn=learn, size=size, states=states)
     parts = []
     for lo in range(0, n, at_once):
         part = q_all[..., lo : lo + at_once, :], newest[:, lo : lo + at_once], tokens, merit, rules
