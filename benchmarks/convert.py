@@ -213,7 +213,8 @@ def main() -> None:
         return
     for row in evaluated(config, args):
         print(row, flush=True)
-        result = make_results("convert", "ABC", {TABLE: [row]}, config=asdict(config), keys={TABLE: ["model"]})
+        named = asdict(config) | {"model": Path(config.model).name}
+        result = make_results("convert", "ABC", {TABLE: [row]}, config=named, keys={TABLE: ["model"]})
         write_results(args.out, result, before=read_results(args.out))
 
 

@@ -63,10 +63,9 @@ class Config:
         sizes = {"keys": self.keys, "values": self.values, "rows": self.rows, "seed": seed}
         if pairs is None or pairs >= self.pairs:
             return RecallTask(pairs=self.pairs, length=self.length, apart=self.apart, **sizes)
-        length = min(self.length, 4 * pairs + self.apart + 32)
-        return RecallTask(
-            pairs=pairs, length=length, apart=self.apart, drawn=min(self.keys, 4 * pairs), dense=True, **sizes
-        )
+        # Shorter in proportion: the first tasks fit into the memory, and what to keep is learned when answers are.
+        length, apart = (n * pairs // self.pairs for n in (self.length, self.apart))
+        return RecallTask(pairs=pairs, length=length, apart=apart, drawn=min(self.keys, 4 * pairs), dense=True, **sizes)
 
     @property
     def growing(self) -> list[int]:

@@ -42,6 +42,20 @@ def test_clusters_are_nearer_to_softmax_than_random_slots(control: str) -> None:
     assert error(model, student) < 0.9 * error(model, random)
 
 
+def test_scores_begin_with_what_keys_receive() -> None:
+    """Nearer to softmax than random scores, and of one size whatever the model's states are."""
+    model = sharpened("llama").eval()
+    random = al.convert(model, "abc-select:slots=4,window=2,sinks=0,block=2", copy=True)
+    student = al.convert(model, "abc-select:slots=4,window=2,sinks=0,block=2", copy=True)
+    al.initialise_control(student, TEXTS, tokenizer=Words(), tokens=120, length=40)
+    assert error(model, student) < 0.9 * error(model, random)
+    with torch.no_grad(), al.record(student) as trace:
+        student(torch.tensor([Words()(TEXTS[0])["input_ids"][:60]]))
+    for layer in trace:
+        scores = layer.call.x @ layer.mechanism.weight.mT / layer.call.x.shape[-1] ** 0.5
+        assert 0.3 < scores.std(1).mean() < 3
+
+
 def test_a_key_goes_to_the_nearest_centre() -> None:
     """Keys of six kinds and six slots: every key is its own slot's centre, whatever else stands in the window."""
     model, student = started("key", rounds=20)

@@ -46,6 +46,7 @@ def test_the_tokens_of_recomputing(name: str, way: str) -> None:
         "abc-window:slots=3",
         "abc-dilated:slots=2",
         "abc-hybrid:slots=3,window=2,sinks=1,block=1,control=x",
+        "abc-select:slots=3,window=4,sinks=1,block=2",
         "abc-hybrid:slots=3,window=4,sinks=1,block=2,decay=true",
         "abc-hybrid:slots=3,window=2,sinks=1,block=2,control=both,write=delta",
         "abc-random:slots=3",

@@ -18,6 +18,7 @@ MEMBERS = [
     ("llama", "abc-mlp:slots=3,activation=sigmoid,gate=true", 3),
     ("llama", "abc-linformer:slots=3,length=16", 3),
     ("llama", "abc-hybrid:slots=3,window=2,sinks=1,block=2", 6),
+    ("llama", "abc-select:slots=2,window=2,sinks=1,block=2", 5),
     ("llama", "abc-random:slots=3", 3),
     ("llama", "abc-compressive:slots=3,length=16", 3),
     ("llama", "abc-window:slots=3", 3),

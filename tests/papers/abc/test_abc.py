@@ -195,5 +195,5 @@ def test_the_table_of_the_family_is_what_the_code_says() -> None:
         "abc-cluster", "abc-compressive", "abc-luna", "abc-workspace",
     }  # fmt: skip
     assert {name for name, row in of.items() if row["depends_on"] == "content"} == {
-        "abc-cluster", "abc-hybrid", "abc-luna", "abc-mlp", "abc-workspace",
+        "abc-cluster", "abc-hybrid", "abc-luna", "abc-mlp", "abc-select", "abc-workspace",
     }  # fmt: skip
