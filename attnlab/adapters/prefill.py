@@ -1,11 +1,12 @@
 """A prompt that is read once, and its cache as each of several policies would leave it.
 
-``al.evicting`` reads the prompt itself. Where many policies are compared on one prompt, its queries, keys and values are
-noted here once, and handed to each policy's cache as if the model had just made them.
+``al.evicting`` reads the prompt itself. Where many policies are compared on one prompt, its queries, keys and values
+are noted here once, and handed to each policy's cache as if the model had just made them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,10 +21,10 @@ from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.shapes import Int
+from attnlab.shapes import Float, Int
 from attnlab.summaries import short_repr
 
-__all__ = ["KeysAndValues", "Prefill", "cache_of", "compressed", "even_keys", "read_prefill"]
+__all__ = ["KeysAndValues", "Prefill", "cache_of", "compressed", "even_keys", "last_logits", "read_prefill"]
 
 # The keys and values of each layer.
 KeysAndValues = list[tuple[Tensor, Tensor]]
@@ -39,6 +40,19 @@ class Prefill:
     unshared: str | None = None
 
     __repr__ = short_repr
+
+    def rows(self, rows: slice) -> Prefill:
+        """Some of the prompts."""
+        b, names = self.ids.shape[0], ("q", "k", "v", "key_visible", "mask", "bias")
+
+        def some(call: AttentionCall) -> AttentionCall:
+            tensors = {name: t for name in names if (t := getattr(call, name)) is not None and t.shape[0] == b}
+            # Any: the names are those of tensors.
+            changes: dict[str, Any] = {name: t[rows] for name, t in tensors.items()}
+            return replace(call, **changes)
+
+        calls = {layer: (site, some(call)) for layer, (site, call) in self.calls.items()}
+        return Prefill(self.ids[rows], calls, self.unshared)
 
     def keys(self) -> KeysAndValues:
         """The keys and values of every token: the full cache."""
@@ -69,7 +83,7 @@ def compressed(model: nn.Module, policy: KVPolicy, prefill: Prefill) -> Iterator
     """``evicting(model, policy)`` whose cache has read the prompts; a policy that reads them twice does so itself."""
     with torch.no_grad(), evicting(model, policy) as cache:
         if policy.score.reads_twice or prefill.unshared or len(cache.layers) != len(prefill.calls):
-            model(prefill.ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            last_logits(model, prefill.ids, cache)
         else:
             for layer, (site, call) in sorted(prefill.calls.items()):
                 _hand_over(cache, layer, site, call)
@@ -87,6 +101,15 @@ def _hand_over(cache: Any, layer: int, site: Site, call: AttentionCall) -> None:
             frame.note(site, call, Softmax(), call.v)
 
 
+def last_logits(
+    model: nn.Module, ids: Int[Tensor, "b n"], cache: Any, *, count: int = 1, **inputs: Any
+) -> Float[Tensor, "b m v"]:
+    """What may follow each of the last ``count`` tokens; not all logits are made where the model can leave some out."""
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        inputs["logits_to_keep"] = count
+    return model(ids, past_key_values=cache, use_cache=True, **inputs).logits[:, -count:]
+
+
 def even_keys(cache: Any) -> KeysAndValues | None:
     """A cache's keys and values where all heads and rows of all layers hold as many; None where they differ."""
     layers = [(layer.keys, layer.values) for layer in cache.layers]
@@ -101,4 +124,5 @@ def cache_of(parts: Sequence[KeysAndValues]) -> Any:
     """A transformers cache whose rows are those of all parts, one after the other."""
     from transformers import DynamicCache
 
-    return DynamicCache([tuple(torch.cat(tensors) for tensors in zip(*layer, strict=True)) for layer in zip(*parts)])
+    layers = zip(*parts, strict=True)
+    return DynamicCache([tuple(torch.cat(tensors) for tensors in zip(*layer, strict=True)) for layer in layers])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab.pages.colours import category
+from attnlab.pages.colours import CATEGORIES, category
 from attnlab.pages.html import Html, data, element
 from attnlab.pages.label_placement import (
     BOTTOM,
@@ -91,7 +91,7 @@ def line_chart(
         title=title,
         note=note,
         table=_series_table(series, x_label, y_label),
-        legend=[(s.name, category(s.colour), "line") for s in series],
+        legend=[(s.name, _line_class(s), "line") for s in series],
         hover=hover,
     )
 
@@ -237,9 +237,14 @@ def _line(s: Series, x: Scale, y: Scale) -> Html:
         [_path(xs, ys, x, y, "faint") for xs, ys in s.faint],
         _path(s.x, s.y, x, y, "line"),
         dots if s.marked or len(s.x) == 1 else [],
-        class_=f"series {category(s.colour)}",
+        class_=f"series {_line_class(s)}",
         data_series=s.name,
     )
+
+
+def _line_class(s: Series) -> str:
+    """The colour of a line; where the colours have run out, lines are dashed."""
+    return category(s.colour) + (" dashed" if s.colour >= CATEGORIES else "")
 
 
 def _band(s: Series, x: Scale, y: Scale) -> Html:
