@@ -39,6 +39,7 @@ DEFAULT_TASKS = ("needle", "variables", "common-words", LOSS)
 CASES = TaskSettings(passages=None, lengths=(1024,))
 # A full cache that finds fewer answers says nothing about what a smaller one loses.
 CANNOT = 0.5
+MOST_CASES = 10_000
 # More keys than any context has: a budget of 1 would be one key.
 ALL_KEYS = 1 << 30
 
@@ -69,6 +70,8 @@ class JudgeConfig:
             twice = {value for value in values if values.count(value) > 1}
             if twice:
                 raise ValueError(f"{name}: {min(twice)!r} is there twice")
+        if self.settings.cases > MOST_CASES:
+            raise ValueError(f"at most {MOST_CASES:,} cases of a task and length are made, got {self.settings.cases}")
         for budget in self.budgets:
             if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget <= 1:
                 raise ValueError(f"a budget is a share of the context's keys, above 0 and at most 1, got {budget}")

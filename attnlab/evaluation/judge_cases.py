@@ -61,13 +61,16 @@ class Tokens:
 
     def __init__(self, tokenizer: Any, settings: TaskSettings) -> None:
         self.tokenizer = tokenizer
-        # What the tokenizer puts before every text; some also put a token behind it, which would end the prompt.
-        whole, plain = tokenizer("a").input_ids, self.of("a")
-        self.start = whole[: next((i for i, token in enumerate(whole) if token == plain[0]), 0)]
-        self.newline = self.of("\n")[-1]
         given = settings.text
         self.text = bundled_text() if given is None else TextFile(given).beginning(MOST_CHARACTERS)[0]
         self.name = "the text shipped with attnlab" if given is None else str(given)
+        if not self.of_text:
+            raise ValueError(f"the model's tokenizer makes no token of {self.name}")
+        # What the tokenizer puts before every text; some also put a token behind it, which would end the prompt.
+        whole = tokenizer(self.text[:1000], verbose=False).input_ids
+        self.start = whole[: whole.index(self.of_text[0])] if self.of_text[0] in whole else []
+        # Not every tokenizer knows line ends.
+        self.newline = (self.of("\n") or self.of_text)[-1]
 
     def of(self, text: str) -> list[int]:
         """The tokens of a part of a prompt."""
