@@ -39,6 +39,7 @@ DEFAULT_TASKS = ("needle", "variables", "common-words", LOSS)
 CASES = TaskSettings(passages=None, lengths=(1024,))
 # A full cache that finds fewer answers says nothing about what a smaller one loses.
 CANNOT = 0.5
+DTYPES = ("float32", "bfloat16", "float16")
 MOST_CASES = 10_000
 # More keys than any context has: a budget of 1 would be one key.
 ALL_KEYS = 1 << 30
@@ -121,11 +122,10 @@ def judge(
 
     >>> result = judge("smollm2", JudgeConfig(("snapkv", "h2o")), answers="a.jsonl")  # doctest: +SKIP
     """
-    expect("model", model, (str, Path, LoadedModel), "what load_model returns, or what it takes")
-    expect("config", config, JudgeConfig, "a JudgeConfig")
-    check_int("jobs", jobs, least=1)
-    if jobs > 1 and isinstance(model, LoadedModel):
-        raise ValueError("with several jobs each process loads the model: name it instead of passing it loaded")
+    _check_arguments(model, config, name=name, answers=answers, jobs=jobs, on_result=on_result)
+    expect("device", device, str, "a string such as cuda")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     source = None if isinstance(model, LoadedModel) else _Source(str(model), device, dtype)
     loaded = model if isinstance(model, LoadedModel) else source.load()  # type: ignore[union-attr]
     _check_model(loaded, config)
@@ -148,6 +148,18 @@ def judge(
     finally:
         progress.close()
     return result
+
+
+def _check_arguments(model: Any, config: Any, *, name: Any, answers: Any, jobs: Any, on_result: Any) -> None:
+    expect("model", model, (str, Path, LoadedModel), "what load_model returns, or what it takes")
+    expect("config", config, JudgeConfig, "a JudgeConfig")
+    expect("name", name, (str, type(None)), "a string")
+    expect("answers", answers, (str, Path, type(None)), "the path of a file")
+    check_int("jobs", jobs, least=1)
+    if jobs > 1 and isinstance(model, LoadedModel):
+        raise ValueError("with several jobs each process loads the model: name it instead of passing it loaded")
+    if on_result is not None and not callable(on_result):
+        raise ValueError(f"on_result is called with the result so far, got {type(on_result).__name__}")
 
 
 # A task at a length.

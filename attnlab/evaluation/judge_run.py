@@ -171,13 +171,16 @@ class _Batch:
             clock.stop()
             cost: Cost = {"bytes": held_bytes(cache), "prefill": self.prefill_seconds + clock.seconds, "decode": None}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
+            left: _Left | Verdict | None = None
             if keys is not None and self.alike.get(name):
-                left: _Left | Verdict = _Left(spec, keys, cost)
+                left = _Left(spec, keys, cost)
             else:
+                # Before the cache grows.
+                keys = None if keys is None or name in self.alike else [(k.clone(), v.clone()) for k, v in keys]
                 logits = last_logits(self.model, self.rest, cache, count=self.scored)
-                if keys is not None and name not in self.alike:
-                    self.alike[name] = _close(logits, self._by_own_attention([keys])[1])
                 left = Verdict(spec, self._answers(cache, logits, 1), cost)
+        if keys is not None and name not in self.alike:
+            self.alike[name] = _close(logits, self._by_own_attention([keys])[1])
         cost["decode"] = self._timed(policy)
         return left
 

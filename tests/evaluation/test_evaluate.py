@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,6 +116,27 @@ def test_every_subject_is_measured_on_the_same_cases(folder, settings, tmp_path)
     assert all(name in page for name in rows)
 
 
+@pytest.mark.parametrize("policy", ["h2o:budget=40", "snapkv:window=8,budget=0.25", "kvzip:budget=0.25"])
+def test_a_policys_texts_do_not_depend_on_the_batch(folder, settings, policy, monkeypatch):
+    from attnlab.evaluation.harness import AttnlabLM
+
+    rows, generated = [], AttnlabLM._model_generate
+
+    def counting(self, context, **options):
+        rows.append(len(context))
+        return generated(self, context, **options)
+
+    monkeypatch.setattr(AttnlabLM, "_model_generate", counting)
+    texts = []
+    for batch in (1, 3):
+        config = EvaluateConfig(("needle",), replace(settings, cases=3), batch=batch)
+        result = evaluate(folder, policies=[policy], config=config)
+        texts.append([case["text"] for case in result["rows"][1]["tasks"]["needle 500"]["cases"]])
+    assert texts[0] == texts[1]
+    # The model itself and the policy, one by one and together; kvzip takes no padding.
+    assert rows == [1] * 6 + ([3, 1, 1, 1] if policy.startswith("kvzip") else [3, 3])
+
+
 def test_a_swapped_loss_is_that_of_swap(folder, settings):
     result = evaluate(folder, mechanisms=["window:r=6,sinks=2"], config=config_of(settings, "loss"))
     loaded = al.load_model(folder)
@@ -126,8 +148,6 @@ def test_a_swapped_loss_is_that_of_swap(folder, settings):
 
 
 def test_a_stride_gives_each_token_a_longer_past(folder, settings):
-    from dataclasses import replace
-
     strided = replace(settings, stride=16, windows=9)
     loss = evaluate(folder, config=config_of(strided, "loss"))["rows"][0]["tasks"]["loss"]
     loaded = al.load_model(folder)
