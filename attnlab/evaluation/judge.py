@@ -306,10 +306,10 @@ class _Grid:
         return [row["score"] for row in rows] if refused is None else refused
 
     def ratio(self, cell: Cell, spec: str, what: str) -> float | None:
-        """The median over batches of a policy's cost over the full cache's on the same batch."""
-        own, full = (self.costs.get((*cell, each), {}) for each in (spec, FULL))
-        pairs = [(own[unit].get(what), full[unit].get(what)) for unit in own if unit in full]
-        ratios = [a / b for a, b in pairs if a is not None and b]
+        """The median over batches of a policy's cost over the full cache's, which its own record of the batch has."""
+        costs = self.costs.get((*cell, spec), {}).values()
+        pairs = [(cost.get(what), cost.get(f"full_{what}")) for cost in costs]
+        ratios = [own / full for own, full in pairs if own is not None and full]
         return statistics.median(ratios) if ratios else None
 
     def bytes_a_case(self, cell: Cell, spec: str) -> float | None:

@@ -23,10 +23,10 @@ def judge_lines(result: Mapping[str, Any]) -> list[str]:
         }
         for row, cells in zip(result["rows"], judge_table(result), strict=True)
     ]
-    refused = {
-        f"{row['policy']}  refused: {row[column]['refused']}": None
-        for row in result["rows"]
-        for column in ("unseen", "seen")
-        if row[column] and "refused" in row[column]
-    }
-    return [*aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=3), *refused]
+    refused: dict[str, str] = {}
+    for row in result["rows"]:
+        for column in ("unseen", "seen"):
+            if row[column] and "refused" in row[column]:
+                refused.setdefault(row["policy"], row[column]["refused"])
+    reasons = [f"{policy}  refused: {why}" for policy, why in refused.items()]
+    return [*aligned([list(rows[0]), *(list(row.values()) for row in rows)], left=3), *reasons]

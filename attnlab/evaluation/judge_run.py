@@ -50,6 +50,8 @@ TIMED_STEPS = 4
 # Two ways to compute the same attention differ by less than this part of the logits' spread.
 ALIKE, ALIKE_IN_HALF = 1e-3, 0.05
 
+# Bytes held, seconds of reading the contexts and of a decoding step; under "full_..." the full cache's, measured in the
+# same process on the same batch, so that a ratio holds for a run that was stopped and went on elsewhere.
 Cost = dict[str, float | None]
 
 
@@ -137,6 +139,13 @@ class _Batch:
             self.prefill = read_prefill(self.model, read)
         self.prefill_seconds = clock.seconds
         self.joinable = _reads_kept_keys(self.model)
+        self.full: Cost = {
+            "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill),
+            "full_prefill": clock.seconds,
+            "full_decode": None,
+        }
+        if unit.timed:
+            self.full["full_decode"] = self._seconds_per_token(cache_of([self._timed_rows().keys()]))
 
     @property
     def scored(self) -> int:
@@ -155,12 +164,10 @@ class _Batch:
     def full_cache(self) -> Verdict:
         """What the model answers with every key."""
         cache = cache_of([self.prefill.keys()])
-        cost: Cost = {"bytes": held_bytes(cache), "prefill": self.prefill_seconds, "decode": None}
+        own = {name.removeprefix("full_"): value for name, value in self.full.items()}
+        cost: Cost = {**self.full, **own, "bytes": held_bytes(cache)}
         logits = last_logits(self.model, self.rest, cache, count=self.scored)
-        answers = self._answers(cache, logits, 1)
-        if self.unit.timed:
-            cost["decode"] = self._seconds_per_token(cache_of([self._timed_rows().keys()]))
-        return Verdict(FULL, answers, cost)
+        return Verdict(FULL, self._answers(cache, logits, 1), cost)
 
     def compress(self, spec: str, policy: KVPolicy) -> _Left | Verdict:
         """The cache that a policy leaves if it may answer together with others, else its answers."""
@@ -169,11 +176,11 @@ class _Batch:
         name = f"{policy.by} {policy.heads} {policy.layers}"
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill) as cache:
             clock.stop()
-            cost: Cost = {"bytes": held_bytes(cache), "prefill": self.prefill_seconds + clock.seconds, "decode": None}
+            seconds = self.prefill_seconds + clock.seconds
+            cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds, "decode": None}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
-            left: _Left | Verdict | None = None
             if keys is not None and self.alike.get(name):
-                left = _Left(spec, keys, cost)
+                left: _Left | Verdict = _Left(spec, keys, cost)
             else:
                 # Before the cache grows.
                 keys = None if keys is None or name in self.alike else [(k.clone(), v.clone()) for k, v in keys]
@@ -198,8 +205,8 @@ class _Batch:
                 logits = last_logits(self.model, self.rest[rows], cache, count=self.scored)
                 verdicts.append((self._answers(cache, logits, 1, part.cases), held, clock.seconds))
         answers, held_each, seconds = zip(*verdicts, strict=True)
-        cost: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), "decode": self._timed(policy)}
-        return Verdict(spec, [one for part in answers for one in part], cost)
+        own: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), "decode": self._timed(policy)}
+        return Verdict(spec, [one for part in answers for one in part], {**self.full, **own})
 
     def is_complete(self, group: _Group) -> bool:
         """Whether a group has no room for another cache."""

@@ -155,7 +155,7 @@ def test_every_column_and_cost_is_measured(loaded, settings):
     for row in result["rows"]:
         assert (row["seen"] is None) == (row["task"] == "loss")
         assert row["unseen"]["n"] == 3
-        assert row["prefill_ratio"] > 0
+        assert row["prefill_ratio"] >= 1
         assert (row["decode_ratio"] is not None) == (row["task"] == "needle")
     assert {round(row["bytes_ratio"], 2) for row in result["rows"] if row["policy"] == "h2o"} == {0.25}
     assert {"config", "seed", "versions", "device", "commit", "command", "tables"} <= set(result)
@@ -215,6 +215,22 @@ def test_many_processes_give_the_same_result(folder, settings):
         for a, b in zip(columns, many[key], strict=True):
             assert (a is None) == (b is None)
             assert a is None or a["score"] == pytest.approx(b["score"], abs=1e-5)
+
+
+def test_ratios_after_a_stop_are_those_of_one_process(loaded, settings, tmp_path):
+    """A record of a slower process, as one that was killed leaves it, is no measure for the times of this one."""
+    config, file = config_of(settings, "tova", tasks=("needle",), budgets=(0.25,)), tmp_path / "a.jsonl"
+    judge(loaded, config, answers=file)
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    kept = [entry for entry in entries if entry["answer"].get("bytes") == entry["answer"].get("full_bytes", 0)]
+    assert 0 < len(kept) < len(entries), "the costs of the full cache"
+    for entry in kept:
+        entry["answer"] |= dict.fromkeys(("prefill", "full_prefill", "decode", "full_decode"), 1000000000.0)
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+    (row,) = (row for row in judge(loaded, config, answers=file)["rows"] if row["policy"] == "tova")
+    # Reading and compressing cannot take less than reading.
+    assert row["prefill_ratio"] > 1
+    assert row["decode_ratio"] > 1e-3
 
 
 def test_everything_known_is_not_measured_again(loaded, settings, tmp_path, monkeypatch):
