@@ -54,7 +54,7 @@ class Prefill:
         calls = {layer: (site, some(call)) for layer, (site, call) in self.calls.items()}
         return Prefill(self.ids[rows], calls, self.unshared)
 
-    def keys(self) -> KeysAndValues:
+    def keys_and_values(self) -> KeysAndValues:
         """The keys and values of every token: the full cache."""
         return [(call.k, call.v) for _, (_, call) in sorted(self.calls.items())]
 

@@ -140,12 +140,12 @@ class _Batch:
         self.prefill_seconds = clock.seconds
         self.joinable = _reads_kept_keys(self.model)
         self.full: Cost = {
-            "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill),
+            "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill.keys_and_values()),
             "full_prefill": clock.seconds,
             "full_decode": None,
         }
         if unit.timed:
-            self.full["full_decode"] = self._seconds_per_token(cache_of([self._timed_rows().keys()]))
+            self.full["full_decode"] = self._seconds_per_token(cache_of([self._timed_rows().keys_and_values()]))
 
     @property
     def scored(self) -> int:
@@ -163,7 +163,7 @@ class _Batch:
 
     def full_cache(self) -> Verdict:
         """What the model answers with every key."""
-        cache = cache_of([self.prefill.keys()])
+        cache = cache_of([self.prefill.keys_and_values()])
         own = {name.removeprefix("full_"): value for name, value in self.full.items()}
         cost: Cost = {**self.full, **own, "bytes": held_bytes(cache)}
         logits = last_logits(self.model, self.rest, cache, count=self.scored)

@@ -126,11 +126,11 @@ def _chart(task: str, length: int, column: str, rows: Sequence[Row]) -> Html | N
     policies = list(dict.fromkeys(row["policy"] for row in measured if row["policy"] != FULL))
     if not policies:
         return None
-    series = [_series(name, i, column, measured) for i, name in enumerate(policies)]
-    full = next((row[column] for row in measured if row["policy"] == FULL), None)
-    note = ""
-    if full is not None and full["full_cannot"]:
-        note = f"{CANNOT_EITHER[0].upper()}{CANNOT_EITHER[1:]}: it scores {number(full['score'])}."
+    full = next(row[column] for row in measured if row["policy"] == FULL)
+    series = [_series(name, i, column, measured, full["score"]) for i, name in enumerate(policies)]
+    note = "Upright lines: 95 % of the difference from the full cache on the same cases."
+    if full["full_cannot"]:
+        note += f" {CANNOT_EITHER[0].upper()}{CANNOT_EITHER[1:]}: it scores {number(full['score'])}."
     words = COLUMNS[column] if task != LOSS else "continuation"
     return line_chart(
         series,
@@ -138,23 +138,24 @@ def _chart(task: str, length: int, column: str, rows: Sequence[Row]) -> Html | N
         title=f"{task}, {length:,} tokens, {words}",
         x_label="bytes held, share of the full cache",
         y_label="nats a token" if task == LOSS else "score",
-        axes=Axes(reference=None if full is None else (FULL, full["score"])),
+        axes=Axes(reference=(FULL, full["score"])),
         note=note,
     )
 
 
-def _series(policy: str, colour: int, column: str, rows: Sequence[Row]) -> Series:
+def _series(policy: str, colour: int, column: str, rows: Sequence[Row], full: float) -> Series:
+    """A policy's scores by its bytes; the ends of its intervals are those of the paired differences."""
     points = sorted((row for row in rows if row["policy"] == policy), key=lambda row: row["bytes_ratio"])
-    scores = [row[column] for row in points]
-    banded = all(score["low"] is not None for score in scores)
+    over = [row[column]["over_full"] for row in points]
     return Series(
         policy,
         [row["bytes_ratio"] for row in points],
-        [score["score"] for score in scores],
-        low=[score["low"] for score in scores] if banded else None,
-        high=[score["high"] for score in scores] if banded else None,
+        [row[column]["score"] for row in points],
+        low=[full + each["low"] for each in over],
+        high=[full + each["high"] for each in over],
         colour=colour,
         marked=True,
+        whiskers=True,
     )
 
 
@@ -209,18 +210,15 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:
-    """Every reason once, with the policies that gave it."""
-    reasons: dict[str, dict[str, None]] = {}
+    """The first reason of each policy that refused."""
+    reasons: dict[str, str] = {}
     for row in rows:
         for column in COLUMNS:
-            reason = (row.get(column) or {}).get("refused")
-            if reason:
-                reasons.setdefault(reason, {})[row["policy"]] = None
+            if "refused" in (row.get(column) or {}):
+                reasons.setdefault(row["policy"], row[column]["refused"])
     if not reasons:
         return None
-    return element(
-        "ul", [element("li", element("code", ", ".join(names)), f" refused: {why}") for why, names in reasons.items()]
-    )
+    return element("ul", [element("li", element("code", name), f" refused: {why}") for name, why in reasons.items()])
 
 
 def _facts(result: Mapping[str, Any], model: Mapping[str, Any]) -> list[tuple[str, object]]:
