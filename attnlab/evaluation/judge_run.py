@@ -6,6 +6,7 @@ answer written, or scored. Policies that leave caches of one shape answer togeth
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,7 +47,7 @@ JOINED_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
 MOST_POSITIONS = 16_384
 # Tokens that a policy which reads for itself is given at once.
 MOST_TOKENS = 65_536
-TIMED_STEPS = 4
+TIMED_STEPS = 7
 # Two ways to compute the same attention differ by less than this part of the logits' spread.
 ALIKE, ALIKE_IN_HALF = 1e-3, 0.05
 
@@ -142,10 +143,7 @@ class _Batch:
         self.full: Cost = {
             "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill.keys_and_values()),
             "full_prefill": clock.seconds,
-            "full_decode": None,
         }
-        if unit.timed:
-            self.full["full_decode"] = self._seconds_per_token(cache_of([self._timed_rows().keys_and_values()]))
 
     @property
     def scored(self) -> int:
@@ -165,7 +163,9 @@ class _Batch:
         """What the model answers with every key."""
         cache = cache_of([self.prefill.keys_and_values()])
         own = {name.removeprefix("full_"): value for name, value in self.full.items()}
-        cost: Cost = {**self.full, **own, "bytes": held_bytes(cache)}
+        seconds = self._full_seconds_per_token() if self.unit.timed else None
+        times: Cost = {"decode": seconds, "full_decode": seconds}
+        cost: Cost = {**self.full, **own, **times, "bytes": held_bytes(cache)}
         logits = last_logits(self.model, self.rest, cache, count=self.scored)
         return Verdict(FULL, self._answers(cache, logits, 1), cost)
 
@@ -177,7 +177,7 @@ class _Batch:
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill) as cache:
             clock.stop()
             seconds = self.prefill_seconds + clock.seconds
-            cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds, "decode": None}
+            cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
             if keys is not None and self.alike.get(name):
                 left: _Left | Verdict = _Left(spec, keys, cost)
@@ -188,7 +188,7 @@ class _Batch:
                 left = Verdict(spec, self._answers(cache, logits, 1), cost)
         if keys is not None and name not in self.alike:
             self.alike[name] = _close(logits, self._by_own_attention([keys])[1])
-        cost["decode"] = self._timed(policy)
+        cost |= self._timed(policy)
         return left
 
     def _read_by_itself(self, spec: str, policy: KVPolicy) -> Verdict:
@@ -205,7 +205,7 @@ class _Batch:
                 logits = last_logits(self.model, self.rest[rows], cache, count=self.scored)
                 verdicts.append((self._answers(cache, logits, 1, part.cases), held, clock.seconds))
         answers, held_each, seconds = zip(*verdicts, strict=True)
-        own: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), "decode": self._timed(policy)}
+        own: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), **self._timed(policy)}
         return Verdict(spec, [one for part in answers for one in part], {**self.full, **own})
 
     def is_complete(self, group: _Group) -> bool:
@@ -272,22 +272,30 @@ class _Batch:
         """As many contexts as any policy reads at once, so that all decode batches of one size."""
         return self.prefill.rows(slice(0, max(1, MOST_TOKENS // self.prefill.ids.shape[1])))
 
-    def _timed(self, policy: KVPolicy) -> float | None:
+    def _timed(self, policy: KVPolicy) -> Cost:
+        """Seconds of a decoding step, and of the full cache's just before and after it: a machine's load changes."""
         if not self.unit.timed:
-            return None
+            return {"decode": None, "full_decode": None}
+        before = self._full_seconds_per_token()
         with compressed(self.model, policy, self._timed_rows()) as cache:
-            return self._seconds_per_token(cache)
+            own = self._seconds_per_token(cache)
+        return {"decode": own, "full_decode": (before + self._full_seconds_per_token()) / 2}
+
+    def _full_seconds_per_token(self) -> float:
+        return self._seconds_per_token(cache_of([self._timed_rows().keys_and_values()]))
 
     def _seconds_per_token(self, cache: Any) -> float:
-        """Seconds of a decoding step of the batch, after the question."""
+        """The median seconds of a decoding step of the batch, after the question."""
         rows = self._timed_rows().ids.shape[0]
         token = last_logits(self.model, self.rest[:rows], cache)[:, -1].argmax(-1, keepdim=True)
         # The first step pays for what the others find ready.
         last_logits(self.model, token, cache)
-        with _Clock(self.device) as clock:
-            for _ in range(TIMED_STEPS):
+        seconds = []
+        for _ in range(TIMED_STEPS):
+            with _Clock(self.device) as clock:
                 token = last_logits(self.model, token, cache)[:, -1].argmax(-1, keepdim=True)
-        return clock.seconds / TIMED_STEPS
+            seconds.append(clock.seconds)
+        return statistics.median(seconds)
 
 
 def _target_score(case: JudgeCase, logits: Float[Tensor, "m v"]) -> dict[str, Any]:
