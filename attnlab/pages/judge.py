@@ -206,7 +206,14 @@ def _flat(row: Row) -> dict[str, Any]:
         cells[words] = _Written.of(scores.get("score"), shown[0])
         cells[f"{words}, over full"] = _Written.of((scores.get("over_full") or {}).get("value"), shown[1])
     ratios = {"bytes": "bytes_ratio", "reading": "prefill_ratio", "a token": "decode_ratio"}
-    return cells | {name: row[key] for name, key in ratios.items()} | {"note": _note(row)}
+    return (
+        cells
+        | {name: row[key] for name, key in ratios.items()}
+        | {
+            # In one line: the column is the last of a wide table.
+            "note": _note(row).replace(" ", "\u00a0")
+        }
+    )
 
 
 def _refused(rows: Sequence[Row]) -> Html | None:
