@@ -123,6 +123,8 @@ def _config(options: argparse.Namespace) -> JudgeConfig:
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} must be at least 1, got {getattr(options, name)}")
     tasks = options.tasks or [*DEFAULT_TASKS, *(["lambada"] if options.lambada else [])]
+    if options.lambada and "lambada" not in tasks:
+        raise ValueError("--lambada is the file of the task lambada, which --tasks leaves out; name it there too")
     settings = TaskSettings(
         text=options.text,
         lambada=options.lambada,

@@ -361,12 +361,12 @@ def _alike(loaded: LoadedModel) -> dict[str, bool]:
 
 def _nothing_measured(loaded: LoadedModel, name: str, config: JudgeConfig) -> dict[str, Any]:
     """The result before the first batch: what is judged, how and where."""
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(config.settings).items()}
+    settings = {k: _printable(str(v)) if isinstance(v, Path) else v for k, v in asdict(config.settings).items()}
     used = ("text", "lambada", "lengths", "cases", "seed")
     return {
         "name": "judge",
         "model": {
-            "name": name,
+            "name": _printable(name),
             "parameters": loaded.model.num_parameters(),
             "dtype": str(loaded.model.dtype).removeprefix("torch."),
         },
@@ -379,9 +379,14 @@ def _nothing_measured(loaded: LoadedModel, name: str, config: JudgeConfig) -> di
         },
         "seed": config.settings.seed,
         "rows": [],
-        "command": command_line(),
+        "command": _printable(command_line()),
         **provenance(),
     }
+
+
+def _printable(text: str) -> str:
+    """The name of a file may hold bytes that are no text, and a result is text."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _put_rows(result: dict[str, Any], grid: _Grid, cell: Cell, config: JudgeConfig) -> None:

@@ -24,7 +24,7 @@ from attnlab.evaluation.tasks import LAMBADA, LOSS, TaskSettings, lambada_passag
 __all__ = ["JUDGE_TASKS", "JudgeCase", "Tokens", "has_question", "judge_cases"]
 
 JUDGE_TASKS = (*RULER_TASKS, LOSS, LAMBADA)
-# Tokens of a continuation whose loss counts; the one before them is given.
+# Tokens of a continuation whose loss counts, at most a quarter of the length; the one before them is given.
 CONTINUATION = 64
 # Of a longer text only the beginning is used.
 MOST_CHARACTERS = 2_000_000
@@ -154,10 +154,10 @@ def _context_and_question(prompt: str) -> tuple[str, str]:
 
 def _continuations(length: int, settings: TaskSettings, tokens: Tokens) -> list[JudgeCase]:
     """Stretches of the text: the model's loss on their last tokens."""
-    inside = length - len(tokens.start)
+    inside, scored = length - len(tokens.start), min(CONTINUATION, length // 4)
     starts = len(tokens.of_text) - inside + 1
-    if length <= CONTINUATION + 1 + len(tokens.start):
-        raise ValueError(f"the task loss scores {CONTINUATION} tokens after a context: ask for a greater length")
+    if scored < 1:
+        raise ValueError("a continuation and its context have at least 4 tokens: ask for a greater length")
     if starts < 1:
         raise ValueError(
             f"{tokens.name} has {len(tokens.of_text)} tokens, and the task loss reads {inside} of them: give a longer "
@@ -167,7 +167,7 @@ def _continuations(length: int, settings: TaskSettings, tokens: Tokens) -> list[
     for i in range(settings.cases):
         first = random.Random(f"{settings.seed} {LOSS} {length} {i}").randrange(starts)
         ids = [*tokens.start, *tokens.of_text[first : first + inside]]
-        cut = length - CONTINUATION - 1
+        cut = length - scored - 1
         cases.append(JudgeCase(LOSS, length, tuple(ids[:cut]), tuple(ids[cut : cut + 1]), target=tuple(ids[cut + 1 :])))
     return cases
 

@@ -39,7 +39,7 @@ GOOD: dict[str, list[str]] = {
         *["-o", "{own}/p.html"],
     ],
     "judge": [
-        *["{files}/llama", "--text", "{files}/long.txt", "--tasks", "loss", "--lengths", "80", "--cases", "1"],
+        *["{files}/llama", "--text", "{files}/long.txt", "--tasks", "loss", "--lengths", "40", "--cases", "1"],
         *["--policies", "tova", "--budgets", "0.5", "-o", "{own}/p.html"],
     ],
     "explore": ["{files}/llama", "a b a b", "-o", "{own}/p.html"],

@@ -233,6 +233,14 @@ def test_ratios_after_a_stop_are_those_of_one_process(loaded, settings, tmp_path
     assert row["decode_ratio"] > 1e-3
 
 
+def test_a_file_whose_name_is_no_text_can_be_judged_with(loaded, settings, tmp_path):
+    text = tmp_path / os.fsdecode(b"n\xffme.txt")
+    text.write_text("The cat sat on the mat. " * 40)
+    result = judge(loaded, config_of(replace(settings, text=text, cases=1), "tova", tasks=("loss",)))
+    assert r"n\udcffme.txt" in result["config"]["text"]
+    assert judge_page(result).encode()
+
+
 def test_everything_known_is_not_measured_again(loaded, settings, tmp_path, monkeypatch):
     config = config_of(settings, tasks=("needle",))
     first = judge(loaded, config, answers=tmp_path / "a.jsonl")
@@ -254,6 +262,7 @@ def test_everything_known_is_not_measured_again(loaded, settings, tmp_path, monk
         (["--lengths", "80"], "needle at 80 tokens: a case needs"),
         (["--tasks", "chess"], "there is no task named 'chess' here; there are needle"),
         (["--tasks", "lambada"], "give it with --lambada"),
+        (["--lambada", "absent.jsonl"], "which --tasks leaves out"),
         (["--tasks", "loss", "--lengths", "2048", "--text", "{short}"], "give a longer one with --text"),
         (["--cases", "0"], "--cases must be at least 1, got 0"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
