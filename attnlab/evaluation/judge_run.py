@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -41,8 +41,8 @@ UNSEEN, SEEN = "unseen", "seen"
 COLUMNS = (UNSEEN, SEEN)
 # Families whose own attention reads kept keys as they are: full causal attention, positions turned into the keys.
 JOINABLE = ("llama", "mistral", "qwen2", "qwen3")
-# How much the caches of policies that answer together may hold.
-JOINED_BYTES = {"cuda": 24 << 30, "cpu": 1 << 30}
+# How much the caches of policies that answer together may take, with their copy: on a GPU half of its memory.
+JOINED_BYTES = 1 << 30
 # Positions whose logits are computed at once.
 MOST_POSITIONS = 16_384
 # Tokens that a policy which reads for itself is given at once.
@@ -85,7 +85,7 @@ def measure(loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool]) -
     logits when the model's own attention read it.
     """
     batch = _Batch(loaded, unit, alike)
-    groups: dict[int, _Group] = {}
+    group: list[_Left] = []
     for spec in unit.policies:
         if spec == FULL:
             yield batch.full_cache()
@@ -98,27 +98,24 @@ def measure(loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool]) -
         if isinstance(left, Verdict):
             yield left
             continue
-        group = groups.setdefault(left.keys[0][0].shape[2], _Group())
-        group.members.append(left)
-        if batch.is_complete(group):
-            yield from batch.answer_together(groups.pop(left.keys[0][0].shape[2]))
-    for group in groups.values():
+        if group and (left.length != group[0].length or not batch.has_room(group)):
+            yield from batch.answer_together(group)
+        group.append(left)
+    if group:
         yield from batch.answer_together(group)
 
 
 class _Left(NamedTuple):
-    """The cache that a policy left, which may answer together with others."""
+    """The cache that a policy left, which may answer together with others of its length."""
 
     spec: str
     keys: KeysAndValues
     cost: Cost
 
-
-@dataclass(eq=False)
-class _Group:
-    """Caches with as many keys each."""
-
-    members: list[_Left] = field(default_factory=list)
+    @property
+    def length(self) -> int:
+        """How many keys a head holds."""
+        return self.keys[0][0].shape[2]
 
 
 class _Batch:
@@ -140,6 +137,9 @@ class _Batch:
             self.prefill = read_prefill(self.model, read)
         self.prefill_seconds = clock.seconds
         self.joinable = _reads_kept_keys(self.model)
+        self.memory = JOINED_BYTES
+        if self.device.type == "cuda":
+            self.memory = torch.cuda.get_device_properties(self.device).total_memory // 2
         self.full: Cost = {
             "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill.keys_and_values()),
             "full_prefill": clock.seconds,
@@ -208,19 +208,18 @@ class _Batch:
         own: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), **self._timed(policy)}
         return Verdict(spec, [one for part in answers for one in part], {**self.full, **own})
 
-    def is_complete(self, group: _Group) -> bool:
-        """Whether a group has no room for another cache."""
-        members, rows = len(group.members), len(self.unit.cases)
-        held = sum(k.nbytes + v.nbytes for k, v in group.members[0].keys)
+    def has_room(self, group: Sequence[_Left]) -> bool:
+        """Whether another cache may join a group."""
+        more = len(group) + 1
+        held = sum(k.nbytes + v.nbytes for k, v in group[0].keys)
         # Joining copies the caches once.
-        bytes_full = 2 * (members + 1) * held > JOINED_BYTES.get(self.device.type, 1 << 30)
-        return bytes_full or (members + 1) * rows * self.scored > MOST_POSITIONS
+        return 2 * more * held <= self.memory and more * len(self.unit.cases) * self.scored <= MOST_POSITIONS
 
-    def answer_together(self, group: _Group) -> Iterator[Verdict]:
-        """The answers of policies whose caches hold as many keys, in one batch."""
-        cache, logits = self._by_own_attention([left.keys for left in group.members])
-        costs = [(left.spec, left.cost) for left in group.members]
-        group.members.clear()
+    def answer_together(self, group: list[_Left]) -> Iterator[Verdict]:
+        """The answers of policies whose caches hold as many keys, in one batch; the group is empty afterwards."""
+        cache, logits = self._by_own_attention([left.keys for left in group])
+        costs = [(left.spec, left.cost) for left in group]
+        group.clear()
         answers = self._answers(cache, logits, len(costs))
         rows = len(self.unit.cases)
         for i, (spec, cost) in enumerate(costs):

@@ -126,8 +126,11 @@ def test_policies_that_answer_together_answer_as_alone(loaded, needles, monkeypa
     first = answers_of(loaded, needles, *specs, alike=alike)
     assert list(alike.values()) == [True] * 4
     together = answers_of(loaded, needles, *specs, alike=alike)
+    # Room for two at a time.
+    monkeypatch.setattr(judge_run, "MOST_POSITIONS", 2 * len(needles))
+    in_pairs = answers_of(loaded, needles, *specs, alike=alike)
     monkeypatch.setattr(judge_run, "JOINABLE", ())
-    assert first == together == answers_of(loaded, needles, *specs)
+    assert first == together == in_pairs == answers_of(loaded, needles, *specs)
     assert len({json.dumps(answers) for answers in first.values()}) > 1
 
 
