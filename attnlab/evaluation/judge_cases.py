@@ -101,17 +101,11 @@ def judge_cases(task: str, length: int, settings: TaskSettings, tokens: Tokens) 
 
 def _ruler_cases(task: str, length: int, settings: TaskSettings, tokens: Tokens) -> list[JudgeCase]:
     new = RULER_TASKS[task].new_tokens
-    longest = 0
-    while True:
-        drawn = _draw(task, length, settings, tokens, longest)
-        parts = [_context_and_question(case.prompt) for case in drawn]
-        questions = [tokens.of(question) for _, question in parts]
-        contexts = [tokens.of(context) for context, _ in parts]
-        asked = max(map(len, questions))
-        if asked <= longest:
-            break
-        # The questions do not depend on the filling: the next round has room for the longest.
-        longest = asked
+    # The questions do not depend on the filling, whose room depends on the longest question.
+    short = _draw(task, length, settings, tokens, 0, filled=False)
+    longest = max(len(tokens.of(_context_and_question(case.prompt)[1])) for case in short)
+    drawn = _draw(task, length, settings, tokens, longest)
+    parts = [[tokens.of(part) for part in _context_and_question(case.prompt)] for case in drawn]
     room = length - new - longest
     rngs = [random.Random(f"{settings.seed} filling {task} {length} {i}") for i in range(len(drawn))]
     return [
@@ -123,17 +117,17 @@ def _ruler_cases(task: str, length: int, settings: TaskSettings, tokens: Tokens)
             answers=case.answers,
             new_tokens=new,
         )
-        for case, context, question, rng in zip(drawn, contexts, questions, rngs, strict=True)
+        for case, (context, question), rng in zip(drawn, parts, rngs, strict=True)
     ]
 
 
-def _draw(task: str, length: int, settings: TaskSettings, tokens: Tokens, longest: int) -> list[RulerCase]:
-    """RULER's cases, of whose length a question of ``longest`` tokens is a part."""
+def _draw(
+    task: str, length: int, settings: TaskSettings, tokens: Tokens, longest: int, *, filled: bool = True
+) -> list[RulerCase]:
+    """RULER's cases, in whose length every question counts as ``longest`` tokens."""
 
     def count(prompt: str) -> int:
-        context, question = _context_and_question(prompt)
-        asked = max(longest, len(tokens.of(question)))
-        return len(tokens.start) + len(tokens.of(context)) + asked
+        return len(tokens.start) + len(tokens.of(_context_and_question(prompt)[0])) + longest
 
     return make_cases(
         task,
@@ -143,6 +137,7 @@ def _draw(task: str, length: int, settings: TaskSettings, tokens: Tokens, longes
         haystack=tokens.text,
         words=shipped_words(),
         seed=settings.seed,
+        filled=filled,
     )
 
 
