@@ -148,7 +148,9 @@ def test_a_budget_of_all_keys_is_the_full_cache(loaded, settings, policy):
     result = judge(loaded, config_of(settings, policy, budgets=(1.0,), tasks=("needle", "loss")))
     for task in ("needle", "loss"):
         full, whole = (row for row in result["rows"] if row["task"] == task)
-        assert whole["bytes_ratio"] == full["bytes_ratio"] == 1
+        assert full["bytes_ratio"] == 1
+        # A cache may hold some bytes to know where its keys lie.
+        assert 1 <= whole["bytes_ratio"] < 1.1
         assert whole["unseen"]["over_full"]["value"] == pytest.approx(0, abs=1e-5)
 
 
@@ -160,7 +162,7 @@ def test_every_column_and_cost_is_measured(loaded, settings):
         assert row["unseen"]["n"] == 3
         assert row["prefill_ratio"] >= 1
         assert (row["decode_ratio"] is not None) == (row["task"] == "needle")
-    assert {round(row["bytes_ratio"], 2) for row in result["rows"] if row["policy"] == "h2o"} == {0.25}
+    assert all(0.24 < row["bytes_ratio"] < 0.28 for row in result["rows"] if row["policy"] == "h2o")
     assert {"config", "seed", "versions", "device", "commit", "command", "tables"} <= set(result)
     # Nothing that a random model writes contains a magic number.
     needle = next(row for row in result["rows"] if row["task"] == "needle")
