@@ -165,7 +165,7 @@ def _check_arguments(model: Any, config: Any, *, name: Any, answers: Any, jobs: 
 # A task at a length.
 Cell = tuple[str, int]
 
-# For each model, which policies may answer together, as far as this process has seen.
+# For each model, which specs may answer together, as far as this process has seen.
 _alike_by_model: weakref.WeakKeyDictionary[Any, dict[str, bool]] = weakref.WeakKeyDictionary()
 
 

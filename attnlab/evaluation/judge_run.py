@@ -81,8 +81,8 @@ class Verdict(NamedTuple):
 def measure(loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool]) -> Iterator[Verdict]:
     """What every policy of a unit answers, as soon as it is known.
 
-    ``alike`` keeps, from one unit to the next, which policies may answer together: those whose cache gave the same
-    logits when the model's own attention read it.
+    ``alike`` keeps, from one unit to the next, which policies at which budgets may answer together: those whose cache
+    gave the same logits when the model's own attention read it. A larger budget proves nothing for a smaller one.
     """
     batch = _Batch(loaded, unit, alike)
     group: list[_Left] = []
@@ -173,21 +173,20 @@ class _Batch:
         """The cache that a policy leaves if it may answer together with others, else its answers."""
         if policy.score.reads_twice or self.prefill.unshared is not None:
             return self._read_by_itself(spec, policy)
-        name = f"{policy.by} {policy.heads} {policy.layers}"
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill) as cache:
             clock.stop()
             seconds = self.prefill_seconds + clock.seconds
             cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
-            if keys is not None and self.alike.get(name):
+            if keys is not None and self.alike.get(spec):
                 left: _Left | Verdict = _Left(spec, keys, cost)
             else:
                 # Before the cache grows.
-                keys = None if keys is None or name in self.alike else [(k.clone(), v.clone()) for k, v in keys]
+                keys = None if keys is None or spec in self.alike else [(k.clone(), v.clone()) for k, v in keys]
                 logits = last_logits(self.model, self.rest, cache, count=self.scored)
                 left = Verdict(spec, self._answers(cache, logits, 1), cost)
-        if keys is not None and name not in self.alike:
-            self.alike[name] = _close(logits, self._by_own_attention([keys])[1])
+        if keys is not None and spec not in self.alike:
+            self.alike[spec] = _close(logits, self._by_own_attention([keys])[1])
         cost |= self._timed(policy)
         return left
 
