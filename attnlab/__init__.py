@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from attnlab.conformance.check import check
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
+    from attnlab.evaluation.judge import JudgeConfig, judge
     from attnlab.evaluation.plan_conversion import plan_conversion
     from attnlab.evaluation.tasks import TaskSettings
     from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
@@ -96,6 +97,7 @@ __all__ = [
     "EffectiveSoftmax",
     "EvaluateConfig",
     "Guidance",
+    "JudgeConfig",
     "KVPolicy",
     "Kernelized",
     "LayerTrace",
@@ -139,6 +141,7 @@ __all__ = [
     "held_bytes",
     "initialise_control",
     "is_converted",
+    "judge",
     "load_model",
     "mechanism",
     "mechanism_names",
@@ -171,6 +174,7 @@ _OFFERED = {
     "conformance.check": "check",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
+    "evaluation.judge": "JudgeConfig judge",
     "evaluation.plan_conversion": "plan_conversion",
     "evaluation.tasks": "TaskSettings",
     "guidance": "Guidance guide guide_trainer pattern_audit",

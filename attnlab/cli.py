@@ -49,6 +49,10 @@ COMMANDS: dict[str, Command] = {
         "A language model's loss, LAMBADA, needles and lm-eval's tasks under other kinds of attention, with intervals.",
         "attnlab evaluate smollm2 -m window:r=124,sinks=4 -m top-r:r=64",
     ),
+    "judge": Command(
+        "Judge key/value cache policies beside the full cache: needles, tracking, words and loss, bytes and times.",
+        "attnlab judge smollm2 --policies snapkv h2o streaming-llm --budgets 0.5 0.25 --lengths 512 1024",
+    ),
     "convert": Command(
         "Give a pretrained language model another attention for good, and let it learn from the model it was.",
         "attnlab convert smollm2 --budget 0.25 --text corpus/ --minutes 15 --out runs/quarter",

@@ -86,6 +86,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "explore": {"what": trace},
         "faithfulness": {"model": model, "texts": [{"input_ids": ids}]},
         "generate": {"loaded": nothing, "text": "a"},
+        "judge": {"model": nothing, "config": al.JudgeConfig(policies=("h2o",))},
         "guide": {"model": model, "guidance": al.Guidance(fraction=0.5)},
         "guide_trainer": {"trainer": None, "guidance": al.Guidance(fraction=0.5)},
         "held_bytes": {"cache": DynamicCache()},

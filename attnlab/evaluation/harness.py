@@ -123,11 +123,14 @@ class AttnlabLM(HFLM):
         return self._answered("loglikelihood", requests, partial(ask, disable_tqdm=quiet))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """HFLM's, for the requests whose answers are not in the file; one at a time under a cache policy."""
+        """HFLM's, for the requests whose answers are not in the file.
+
+        Prompts are padded on the left, which caches honour; a policy that cannot take padding gets one at a time.
+        """
         ask, batch = super().generate_until, int(self.batch_size_per_gpu)  # type: ignore[has-type]
         quiet = disable_tqdm or not sys.stderr.isatty()
         try:
-            if self.policy is not None:
+            if self.policy is not None and "padding" in self.policy.score.cannot():
                 self.batch_size_per_gpu = 1
             return self._answered("generate_until", requests, partial(ask, disable_tqdm=quiet))
         finally:

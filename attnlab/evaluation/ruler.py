@@ -97,11 +97,13 @@ def make_cases(
     haystack: str | None = None,
     words: Sequence[str] = (),
     seed: int = 0,
+    filled: bool = True,
 ) -> list[RulerCase]:
     """Cases whose prompt and answer together take at most ``length`` tokens, and nearly as many.
 
-    ``haystack`` is a text; None means noise. ``words`` are those of ``common-words``. A case depends on the seed, its
-    length, its number and how many cases there are.
+    Without ``filled`` they have no filling: the same questions, made quickly. ``haystack`` is a text; None means noise.
+    ``words`` are those of ``common-words``. A case depends on the seed, its length, its number and how many cases there
+    are.
     """
     task = RULER_TASKS[name]
     hay = _Haystack(_sentences(haystack), words, long=length >= LONG)
@@ -115,7 +117,7 @@ def make_cases(
             return count_tokens(task.make(random.Random(draw), n, depth, hay)[0])
 
         # Cases of a length need about as much filling.
-        amount = _largest_that_fits(tokens, room, amount)
+        amount = _largest_that_fits(tokens, room, amount) if filled else 0
         prompt, answers = task.make(random.Random(draw), amount, depth, hay)
         drawn.append(RulerCase(prompt, tuple(answers), length, round(depth, 3) if task.has_depth else None))
     return drawn

@@ -18,7 +18,17 @@ from attnlab.errors import first_line
 from attnlab.evaluation.ruler import RULER_TASKS, make_cases, recall
 from attnlab.fields import check_fields, check_int, expect
 
-__all__ = ["LAMBADA", "LOSS", "OWN_TASKS", "TaskData", "TaskSettings", "fresh_tasks", "shipped_words", "task_data"]
+__all__ = [
+    "LAMBADA",
+    "LOSS",
+    "OWN_TASKS",
+    "TaskData",
+    "TaskSettings",
+    "fresh_tasks",
+    "lambada_passages",
+    "shipped_words",
+    "task_data",
+]
 
 LOSS, LAMBADA = "loss", "lambada"
 OWN_TASKS = (LOSS, LAMBADA, *RULER_TASKS)
@@ -165,11 +175,26 @@ def _cut(source: str | TextFile, most: int | None, tokenizer: Any) -> tuple[str,
 
 def _lambada(settings: TaskSettings) -> TaskData:
     """LAMBADA's last word given its passage: lm-eval's own task ``lambada_openai``, from a file."""
+    documents = [{"text": passage} for passage in lambada_passages(settings)]
+    return TaskData(
+        LAMBADA,
+        _Documents(documents),
+        {
+            "output_type": "loglikelihood",
+            "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
+            "doc_to_target": "{{' '+text.split(' ')[-1]}}",
+            "metric_list": [_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean", higher=True)],
+        },
+    )
+
+
+def lambada_passages(settings: TaskSettings) -> list[str]:
+    """LAMBADA's passages from its file, as many as the settings ask for."""
     if settings.lambada is None:
         raise ValueError('the task lambada needs its file, JSON lines of {"text": ...}: give it with --lambada')
-    documents: list[dict[str, str]] = []
+    passages: list[str] = []
     for number, line in numbered_lines(settings.lambada):
-        if settings.passages is not None and len(documents) == settings.passages:
+        if settings.passages is not None and len(passages) == settings.passages:
             break
         if not line.strip():
             continue
@@ -182,19 +207,10 @@ def _lambada(settings: TaskSettings) -> TaskData:
             ) from None
         if " " not in text.strip():
             raise ValueError(f"{settings.lambada}, line {number}: a passage has at least two words")
-        documents.append({"text": text.strip()})
-    if not documents:
+        passages.append(text.strip())
+    if not passages:
         raise ValueError(f"{settings.lambada} holds no passage")
-    return TaskData(
-        LAMBADA,
-        _Documents(documents),
-        {
-            "output_type": "loglikelihood",
-            "doc_to_text": "{{text.split(' ')[:-1]|join(' ')}}",
-            "doc_to_target": "{{' '+text.split(' ')[-1]}}",
-            "metric_list": [_metric("perplexity", "perplexity", higher=False), _metric("acc", "mean", higher=True)],
-        },
-    )
+    return passages
 
 
 def _generated(name: str, settings: TaskSettings, tokenizer: Any, limit: int) -> list[TaskData]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attnlab.pages.colours import category
+from attnlab.pages.colours import CATEGORIES, category
 from attnlab.pages.html import Html, data, element
 from attnlab.pages.label_placement import (
     BOTTOM,
@@ -45,6 +45,8 @@ class Series:
     faint: tuple[tuple[Sequence[float], Sequence[float | None]], ...] = ()
     colour: int = 0
     marked: bool = False
+    # Draw low and high as the ends of a line at each point: bands of many series would hide each other.
+    whiskers: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ def line_chart(
     drawn = [_axes(x_scale, y_scale, x_label, "" if y_label == title else y_label)]
     if reference and y_scale.shows(reference[1]):
         drawn.append(_reference(reference, y_scale, left=True))
-    drawn += [_band(s, x_scale, y_scale) for s in series if s.low is not None and s.high is not None]
+    drawn += [
+        _whiskers(s, x_scale, y_scale) if s.whiskers else _band(s, x_scale, y_scale)
+        for s in series
+        if s.low is not None and s.high is not None
+    ]
     drawn += [_line(s, x_scale, y_scale) for s in series]
     hover = {
         "x": [x_scale.low, x_scale.high, LEFT, RIGHT, axes.log_x],
@@ -91,7 +97,7 @@ def line_chart(
         title=title,
         note=note,
         table=_series_table(series, x_label, y_label),
-        legend=[(s.name, category(s.colour), "line") for s in series],
+        legend=[(s.name, _line_class(s), "line") for s in series],
         hover=hover,
     )
 
@@ -237,9 +243,14 @@ def _line(s: Series, x: Scale, y: Scale) -> Html:
         [_path(xs, ys, x, y, "faint") for xs, ys in s.faint],
         _path(s.x, s.y, x, y, "line"),
         dots if s.marked or len(s.x) == 1 else [],
-        class_=f"series {category(s.colour)}",
+        class_=f"series {_line_class(s)}",
         data_series=s.name,
     )
+
+
+def _line_class(s: Series) -> str:
+    """The colour of a line; where the colours have run out, lines are dashed."""
+    return category(s.colour) + (" dashed" if s.colour >= CATEGORIES else "")
 
 
 def _band(s: Series, x: Scale, y: Scale) -> Html:
@@ -250,6 +261,14 @@ def _band(s: Series, x: Scale, y: Scale) -> Html:
     lower = [f"{_at(x(a))},{_at(y(low))}" for a, low, _ in shown]
     points = " ".join(upper + lower[::-1])
     return element("polygon", points=points, class_=f"band {category(s.colour)}", data_series=s.name)
+
+
+def _whiskers(s: Series, x: Scale, y: Scale) -> Html:
+    assert s.low is not None
+    assert s.high is not None
+    shown = [place for place in zip(s.x, s.low, s.high, strict=True) if x.shows(place[0]) and y.shows(place[1])]
+    ends = "".join(f"M{_at(x(a))} {_at(y(low))}V{_at(y(high))}" for a, low, high in shown)
+    return element("path", d=ends, class_=f"faint whisker {category(s.colour)}", data_series=s.name)
 
 
 def _path(xs: Sequence[float], ys: Sequence[float | None], x: Scale, y: Scale, kind: str) -> Html:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["category", "diverging", "sequential", "theme_css"]
+__all__ = ["CATEGORIES", "category", "diverging", "sequential", "theme_css"]
 
 SEQUENTIAL_STEPS = 16
 DIVERGING_STEPS = 17

@@ -29,8 +29,12 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
 
     >>> element("p", "a < b", class_="note")
     '<p class="note">a &lt; b</p>'
+    >>> element("td", "none", data_value=0.0)
+    '<td data-value="0.0">none</td>'
     """
-    shown = "".join(_attribute(name, value) for name, value in attributes.items() if value not in (None, False))
+    # Zero equals False, and is a value.
+    kept = {name: value for name, value in attributes.items() if value is not None and value is not False}
+    shown = "".join(_attribute(name, value) for name, value in kept.items())
     if tag in VOID:
         return Html(f"<{tag}{shown}>")
     return Html(f"<{tag}{shown}>{join(children)}</{tag}>")

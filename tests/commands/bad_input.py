@@ -38,6 +38,10 @@ GOOD: dict[str, list[str]] = {
         *["{files}/llama", "--text", "{files}/text.txt", "--tasks", "loss", "--window", "16", "--windows", "1"],
         *["-o", "{own}/p.html"],
     ],
+    "judge": [
+        *["{files}/llama", "--text", "{files}/long.txt", "--tasks", "loss", "--lengths", "40", "--cases", "1"],
+        *["--policies", "tova", "--budgets", "0.5", "-o", "{own}/p.html"],
+    ],
     "explore": ["{files}/llama", "a b a b", "-o", "{own}/p.html"],
     "train": [
         *["--text", "{files}/text.txt", "--model", "attnlab-lm", "--task", "causal", "--vocab", "20", "--length", "8"],

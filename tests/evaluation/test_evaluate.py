@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-import transformers as tf
 
 import attnlab as al
 from attnlab.cli import main
@@ -16,44 +16,9 @@ from attnlab.evaluation.evaluate import EvaluateConfig, evaluate, subjects_of
 from attnlab.evaluation.intervals import mean_interval, paired_interval, wilson
 from attnlab.evaluation.tasks import TaskSettings
 from attnlab.pages.evaluate import evaluate_page
+from tests.evaluation.conftest import WORDS
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
-
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "looked", "at", "birds", "in", "trees", "while", "rain", "fell", "softly", "over", "hills", "near", "the", "old", "town", "where", "magic", "numbers", "hide"]  # fmt: skip
-
-
-def write_word_tokenizer(folder):
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    pieces = ["[PAD]", "[BOS]", "[EOS]", *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    tokenizer = tf.PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        pad_token="[PAD]",
-        bos_token="[BOS]",
-        eos_token="[EOS]",
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.save_pretrained(folder)
-    return len(pieces)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A tiny Llama over bytes, saved, with a text and a few passages."""
-    path = tmp_path_factory.mktemp("tiny")
-    vocabulary = write_word_tokenizer(path)
-    torch.manual_seed(0)
-    config = tf.LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=2048, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    tf.LlamaForCausalLM(config).save_pretrained(path)
-    (path / "text.txt").write_text(" ".join(WORDS * 40))
-    rows = [json.dumps({"text": " ".join(WORDS[i : i + 8])}) for i in range(6)]
-    (path / "lambada.jsonl").write_text("\n".join(rows))
-    return path
 
 
 @pytest.fixture
@@ -151,6 +116,27 @@ def test_every_subject_is_measured_on_the_same_cases(folder, settings, tmp_path)
     assert all(name in page for name in rows)
 
 
+@pytest.mark.parametrize("policy", ["h2o:budget=40", "snapkv:window=8,budget=0.25", "kvzip:budget=0.25"])
+def test_a_policys_texts_do_not_depend_on_the_batch(folder, settings, policy, monkeypatch):
+    from attnlab.evaluation.harness import AttnlabLM
+
+    rows, generated = [], AttnlabLM._model_generate
+
+    def counting(self, context, **options):
+        rows.append(len(context))
+        return generated(self, context, **options)
+
+    monkeypatch.setattr(AttnlabLM, "_model_generate", counting)
+    texts = []
+    for batch in (1, 3):
+        config = EvaluateConfig(("needle",), replace(settings, cases=3), batch=batch)
+        result = evaluate(folder, policies=[policy], config=config)
+        texts.append([case["text"] for case in result["rows"][1]["tasks"]["needle 500"]["cases"]])
+    assert texts[0] == texts[1]
+    # The model itself and the policy, one by one and together; kvzip takes no padding.
+    assert rows == [1] * 6 + ([3, 1, 1, 1] if policy.startswith("kvzip") else [3, 3])
+
+
 def test_a_swapped_loss_is_that_of_swap(folder, settings):
     result = evaluate(folder, mechanisms=["window:r=6,sinks=2"], config=config_of(settings, "loss"))
     loaded = al.load_model(folder)
@@ -162,8 +148,6 @@ def test_a_swapped_loss_is_that_of_swap(folder, settings):
 
 
 def test_a_stride_gives_each_token_a_longer_past(folder, settings):
-    from dataclasses import replace
-
     strided = replace(settings, stride=16, windows=9)
     loss = evaluate(folder, config=config_of(strided, "loss"))["rows"][0]["tasks"]["loss"]
     loaded = al.load_model(folder)

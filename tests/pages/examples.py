@@ -76,6 +76,39 @@ def _normalised(weights: list[float]) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
+def a_judgement() -> dict[str, Any]:
+    """Three policies at two budgets on two tasks; at 2,048 tokens the full cache cannot find the needle either."""
+
+    def scores(score: float, full: float, *, cannot: bool) -> dict[str, Any]:
+        over = {"value": score - full, "low": score - full - 0.04, "high": score - full + 0.04}
+        ends = {"low": score - 0.1, "high": score + 0.1}
+        return {"score": score, **ends, "n": 100, "over_full": over, "full_cannot": cannot}
+
+    rows: list[dict[str, Any]] = []
+    for task, length, full in (("needle", 512, 0.98), ("needle", 2048, 0.31), ("loss", 512, 3.2)):
+        cannot, sign = full < 0.5, 1 if task == "loss" else -1
+        policies = [("full cache", 1.0, 0.0)]
+        policies += [
+            (name, b, loss / b) for b in (0.5, 0.25) for name, loss in (("h2o", 0.1), ("snapkv:window=16", 0.05))
+        ]
+        for policy, budget, lost in policies:
+            unseen = scores(full + sign * lost, full, cannot=cannot)
+            seen = None if task == "loss" else scores(full + sign * lost / 2, full, cannot=cannot)
+            ratios = {
+                "bytes_ratio": budget,
+                "prefill_ratio": 1 + lost,
+                "decode_ratio": 0.9 if task == "needle" else None,
+            }
+            place = {"task": task, "length": length, "policy": policy, "budget": budget, "spec": policy}
+            rows.append({**place, "unseen": unseen, "seen": seen, "bytes": 1e6 * budget, **ratios})
+        refusal = {"refused": "it reads the prompt twice"}
+        place = {"task": task, "length": length, "policy": "kvzip", "budget": 0.5, "spec": "kvzip"}
+        empty = dict.fromkeys(("bytes", "bytes_ratio", "prefill_ratio", "decode_ratio"))
+        rows.append({**place, "unseen": refusal, "seen": None if task == "loss" else refusal, **empty})
+    model = {"name": "a model", "parameters": 12345, "dtype": "float32"}
+    return {"name": "judge", "model": model, "config": {"cases": 100}, "rows": rows, "seed": 0, "device": "a CPU"}
+
+
 def a_demo() -> dict[str, Any]:
     tokens = "[CLS] You will re ##jo ##ice to hear that no dis ##aster has acc ##omp ##anied the [MASK] [SEP]".split()  # noqa: SIM905
     n = len(tokens)

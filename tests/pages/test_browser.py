@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from attnlab.pages import compare_page, run_page
+from attnlab.pages.judge import judge_page
 from papers.common.ledger_page import claims_page
 from tests.opened_pages import assert_fits
 from tests.papers.common.made_up import as_the_papers_say
 
 from .conftest import OpenPage
-from .examples import NASTY, a_comparison, a_demo, write_run
+from .examples import NASTY, a_comparison, a_demo, a_judgement, write_run
 
 pytestmark = pytest.mark.browser
 
@@ -32,13 +33,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": compare_page(hostile),
         "runs": run_page(runs),
         "claims": claims_page(as_the_papers_say())[0],
+        "judge": judge_page(a_judgement()),
     }
     for name, html in written.items():
         (folder / f"{name}.html").write_text(html, encoding="utf-8")
     return {name: folder / f"{name}.html" for name in written}
 
 
-@pytest.mark.parametrize("name", ["compare", "demo", "hostile", "runs", "claims"])
+@pytest.mark.parametrize("name", ["compare", "demo", "hostile", "runs", "claims", "judge"])
 @pytest.mark.parametrize(("width", "schemes"), [(1280, ["light"]), (390, ["light", "dark"])], ids=["desktop", "phone"])
 def test_page_opens_offline_without_errors_and_fits_the_screen(
     open_page: OpenPage, pages: dict[str, Path], tmp_path: Path, name: str, width: int, schemes: list[str]
@@ -50,6 +52,27 @@ def test_page_opens_offline_without_errors_and_fits_the_screen(
         assert_fits(page, picture, width=width, within="main", scrolls=".scroll", folder=tmp_path)
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(247, 248, 250)" if scheme == "light" else "rgb(16, 20, 26)")
+
+
+def test_a_judgement_fits_a_narrow_phone_and_its_table_sorts(open_page: OpenPage, pages: dict[str, Path]) -> None:
+    page = open_page(pages["judge"], width=360, scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    table = page.locator("figure[data-name=scores] table")
+    heading = table.locator("thead button", has_text="over full").first
+    # By keyboard, as a button.
+    heading.focus()
+    page.keyboard.press("Enter")
+    values = "rows => rows.map(row => row.cells[5].dataset.value).filter(value => value !== undefined).map(Number)"
+    sorted_values = table.locator("tbody tr").evaluate_all(values)
+    assert sorted_values == sorted(sorted_values)
+    assert len(sorted_values) == 15
+    assert table.locator("tbody tr", has_text="the full cache cannot do this either").count() == 5
+    entry = page.locator("figure[data-name='needle-512-unseen'] .legend li").first
+    entry.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("figure[data-name='needle-512-unseen'] .plot .off-series").count() == 2
+    page.keyboard.press("Space")
+    assert page.locator(".off-series").count() == 0
 
 
 def test_text_in_charts_stays_readable_on_a_phone(open_page: OpenPage, pages: dict[str, Path]) -> None:
