@@ -124,7 +124,11 @@ class HuggingFaceModel(ModelAdapter):
             cache.of_call().evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
 
         frame = Frame(
-            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
+            mechanism=Softmax(),
+            note=evict,
+            skip_dropout=True,
+            direct=cache.step,
+            cached_keys=lambda _: cache.of_call().cached_keys(),
         )
         with self.attach(dict.fromkeys(decoder, frame)), cache.reading_twice(self.model):
             yield cache
