@@ -336,8 +336,8 @@ def _plain_numbers(call: AttentionCall, held: Bool[Tensor, "b g k"] | None) -> A
 
 def _hides_keys(call: AttentionCall, held: Bool[Tensor, "b g k"], real: Bool[Tensor, "b q"] | None) -> bool:
     """Whether a key that is held is hidden from a later token, as by a sliding window."""
-    seen = visible(call)
-    if seen is None or call.mask is None:
+    seen = None if call.mask is None else visible(call)
+    if seen is None:
         return False
     n_q, n_k = call.sizes[2:]
     later = torch.ones(n_q, n_k, dtype=torch.bool, device=seen.device).tril(n_k - n_q)
