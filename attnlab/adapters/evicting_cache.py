@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import inspect
+import textwrap
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +24,32 @@ from attnlab.caches.kept_keys import KeptKeys
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.shapes import Bool, Int
 
-__all__ = ["EvictingCache", "EvictingLayer"]
+__all__ = ["EvictingCache", "EvictingLayer", "hands_keys_on"]
+
+
+@functools.cache
+def hands_keys_on(forward: Callable[..., Any]) -> bool:
+    """Whether a forward pass only hands the keys and values that its cache returns to an attention function.
+
+    Read from its source: one that looks at them first (makes a mask of values, or asks for their length) must get all.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, TypeError, SyntaxError):
+        return False
+    nodes = list(ast.walk(tree))
+    updates = [n for n in nodes if isinstance(n, ast.Assign) and _calls_update(n.value)]
+    if len(updates) != 1:
+        return False
+    names = {n.id for target in updates[0].targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+    later = [n for n in nodes if getattr(n, "lineno", 0) > (updates[0].end_lineno or 0)]
+    arguments = {id(argument) for n in later if isinstance(n, ast.Call) and len(n.args) > 3 for argument in n.args}
+    uses = [n for n in later if isinstance(n, ast.Name) and n.id in names]
+    return bool(uses) and all(id(n) in arguments for n in uses)
+
+
+def _calls_update(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update"
 
 
 class EvictingLayer(DynamicLayer):
@@ -68,8 +96,8 @@ class EvictingLayer(DynamicLayer):
         self.updated, self.stepped = False, None
         return self.kept.attend(q, scale=scale, visible=visible)
 
-    def evict(self, call: AttentionCall, place: Place) -> None:
-        """Keep what the policy chooses after this call."""
+    def evict(self, call: AttentionCall, place: Place, *, handed_on: bool) -> None:
+        """Keep what the policy chooses after this call; ``handed_on`` is as ``hands_keys_on`` says."""
         pending = self.kept.pending
         assert pending is not None
         if pending.keys.shape[:3] != call.k.shape[:3]:
@@ -78,7 +106,7 @@ class EvictingLayer(DynamicLayer):
                 f"the model caches {cached} in place of keys {used}, and makes keys from it at every step (latent "
                 "attention), so no head can evict a key of its own"
             )
-        self.read_as_cached = call.k is pending.keys and call.v is pending.values
+        self.read_as_cached = handed_on and call.k is pending.keys and call.v is pending.values
         if self.kept.waits:
             self.kept.cut_after_rereading(call, place)
         else:

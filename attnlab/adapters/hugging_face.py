@@ -102,7 +102,7 @@ class HuggingFaceModel(ModelAdapter):
     @contextmanager
     def evicting_cache(self, policy: KVPolicy) -> Iterator[Any]:
         """A ``past_key_values``; it must be passed to every call inside the context."""
-        from attnlab.adapters.evicting_cache import EvictingCache
+        from attnlab.adapters.evicting_cache import EvictingCache, hands_keys_on
 
         sites = self.sites()
         if any(site.kind == "cross" for site in sites) or not any(site.kind == "decoder" for site in sites):
@@ -121,7 +121,8 @@ class HuggingFaceModel(ModelAdapter):
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
             projection = site.projection(call.q.shape[1] * call.v.shape[-1])
-            cache.of_call().evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
+            place = Place(cache.current, len(cache.layers), projection, *rotations[site.module])
+            cache.of_call().evict(call, place, handed_on=hands_keys_on(forward_of(site.module)))
 
         frame = Frame(
             mechanism=Softmax(),
