@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import inspect
-import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
-from attnlab.adapters.masks import seen_by, version_of
+from attnlab.adapters.masks import Seen, seen_by, version_of
 from attnlab.adapters.module_state import open_site
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
@@ -24,42 +21,17 @@ from attnlab.caches.kept_keys import KeptKeys
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.shapes import Bool, Int
 
-__all__ = ["EvictingCache", "EvictingLayer", "hands_keys_on"]
-
-
-@functools.cache
-def hands_keys_on(forward: Callable[..., Any]) -> bool:
-    """Whether a forward pass only hands the keys and values that its cache returns to an attention function.
-
-    Read from its source: one that looks at them first (makes a mask of values, or asks for their length) must get all.
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, TypeError, SyntaxError):
-        return False
-    nodes = list(ast.walk(tree))
-    updates = [n for n in nodes if isinstance(n, ast.Assign) and _calls_update(n.value)]
-    if len(updates) != 1:
-        return False
-    names = {n.id for target in updates[0].targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-    later = [n for n in nodes if getattr(n, "lineno", 0) > (updates[0].end_lineno or 0)]
-    arguments = {id(argument) for n in later if isinstance(n, ast.Call) and len(n.args) > 3 for argument in n.args}
-    uses = [n for n in later if isinstance(n, ast.Name) and n.id in names]
-    return bool(uses) and all(id(n) in arguments for n in uses)
-
-
-def _calls_update(node: ast.expr) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update"
+__all__ = ["EvictingCache", "EvictingLayer"]
 
 
 class EvictingLayer(DynamicLayer):
-    """The keys and values of one layer that are left; ``past`` holds them, not ``keys`` and ``values``."""
+    """The keys and values of one layer that are left; ``past`` holds them, without padding."""
 
     is_croppable = False
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
-        super().__init__()
         self.past = KeptKeys(policy, layer)
+        super().__init__()
         self.updated = False
         # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
         self.read_as_cached = False
@@ -69,6 +41,24 @@ class EvictingLayer(DynamicLayer):
     @property
     def kept(self) -> KeptKeys:
         return self.past
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Copies, or views, of the keys that are left: (b, g, the most of a head, d), others padded before theirs."""
+        return self.past.padded("keys")
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        assert value is None, "transformers makes a layer without keys"
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same of values."""
+        return self.past.padded("values")
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        assert value is None, "transformers makes a layer without values"
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in the new keys and values, and give the model all that it attends to.
@@ -252,12 +242,18 @@ class EvictingCache(Cache):
         version = version_of(mask) if isinstance(mask, Tensor) else None
         if self._answer is not None and self._answer[0] is mask and self._answer[1] == version:
             return self._answer[2]
-        seen = seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True)
-        parts = [] if seen.key_visible is None else [seen.key_visible]
-        same = seen.bias is None and (seen.mask is None or seen.mask.shape[1] == 1)
-        if same and seen.mask is not None:
-            parts.append(seen.mask[:, 0, 0])
-        visible = None if not parts else functools.reduce(torch.logical_and, parts).expand(rows, -1)
-        answer = (same and (visible is None or bool(visible[:, -1].all())), visible)
+        answer = _columns_of(seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True), rows)
         self._answer = None if version is None else (mask, version, answer)
         return answer
+
+
+def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
+    """Whether one query of each row sees the same columns in all heads, the last one too; and which, None: all."""
+    if seen.bias is not None or (seen.mask is not None and seen.mask.shape[1] > 1):
+        return False, None
+    parts = [seen.key_visible, None if seen.mask is None else seen.mask[:, 0, 0]]
+    known = [part for part in parts if part is not None]
+    if not known:
+        return True, None
+    visible = functools.reduce(torch.logical_and, known).expand(rows, -1)
+    return bool(visible[:, -1].all()), visible

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnlab.adapters.adopted import PREFIX
 from attnlab.adapters.attention_function import INTERFACE, registered_name
 from attnlab.adapters.evict import refuse_other_attention
+from attnlab.adapters.handed_on import hands_keys_on
 from attnlab.adapters.module_state import (
     Installed,
     add_frame,
@@ -102,7 +103,7 @@ class HuggingFaceModel(ModelAdapter):
     @contextmanager
     def evicting_cache(self, policy: KVPolicy) -> Iterator[Any]:
         """A ``past_key_values``; it must be passed to every call inside the context."""
-        from attnlab.adapters.evicting_cache import EvictingCache, hands_keys_on
+        from attnlab.adapters.evicting_cache import EvictingCache
 
         sites = self.sites()
         if any(site.kind == "cross" for site in sites) or not any(site.kind == "decoder" for site in sites):

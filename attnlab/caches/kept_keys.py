@@ -278,6 +278,12 @@ class KeptKeys:
         if self.store is not None:
             self.store.select(rows)
 
+    def padded(self, name: str) -> Tensor | None:
+        """The "keys" or "values" as wide as the most that a head holds; None before any token was read."""
+        if self.pending is not None:
+            return self.pending.keys if name == "keys" else self.pending.values
+        return None if self.store is None else self.store.padded(name)
+
     def nbytes(self) -> int:
         """The bytes that are held between calls: keys, values, their columns, free places, and what was gathered."""
         of_rows = sum(t.untyped_storage().nbytes() for t in self.gathered.per_row.values())

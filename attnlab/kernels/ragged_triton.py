@@ -38,6 +38,8 @@ def read_part(
     here = tl.minimum(count - first, SPAN)
     # Places times columns may exceed 32 bits.
     start = tl.load(starts + segment).to(tl.int64) + first
+    keys += start * D
+    values += start * E
     heads, dims, cols = tl.arange(0, RP), tl.arange(0, BD), tl.arange(0, BE)
     in_dims, in_cols, real = dims < D, cols < E, heads < R
     rows = (b.to(tl.int64) * sqb + (g * R + heads) * sqh)[:, None]
@@ -48,11 +50,10 @@ def read_part(
     for i in range(0, here, BN):
         at = i + tl.arange(0, BN)
         there = at < here
-        place = start + at
         if BIASED:
-            added = tl.load(bias + place, mask=there, other=float("-inf"))
+            added = tl.load(bias + start + at, mask=there, other=float("-inf"))
             there = there & (added > float("-inf"))
-        key = tl.load(keys + place[:, None] * D + dims[None, :], mask=there[:, None] & in_dims[None, :], other=0.0)
+        key = tl.load(keys + at[:, None] * D + dims[None, :], mask=there[:, None] & in_dims[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
         if BIASED:
             scores += added[None, :] * LOG2E
@@ -62,7 +63,7 @@ def read_part(
         p = tl.exp2(scores - safe[:, None])
         shrink = tl.exp2(top - safe)
         total = total * shrink + tl.sum(p, 1)
-        value = tl.load(values + place[:, None] * E + cols[None, :], mask=there[:, None] & in_cols[None, :], other=0.0)
+        value = tl.load(values + at[:, None] * E + cols[None, :], mask=there[:, None] & in_cols[None, :], other=0.0)
         out = out * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision=PREC)
         top = higher
     mine = real[:, None] & in_cols[None, :]

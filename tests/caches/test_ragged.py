@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnlab as al
 from attnlab.adapters import adapter_of
 from attnlab.adapters.cache_bytes import held_bytes
-from attnlab.adapters.evicting_cache import EvictingCache, EvictingLayer, hands_keys_on
+from attnlab.adapters.evicting_cache import EvictingCache, EvictingLayer
+from attnlab.adapters.handed_on import hands_keys_on
 from attnlab.attention import AttentionCall, small_chunks
 from attnlab.caches import KeptKeys, KVPolicy, Place
 from attnlab.caches.ragged import RaggedKeys
+from attnlab.mechanisms._device import without_kernels
 from attnlab.mechanisms.softmax import Softmax
 from tests.adapters.both_kinds import tokens_of
 from tests.adapters.test_families import DECODERS, NO_EVICTION
@@ -372,11 +374,28 @@ def test_beams_of_uneven_heads_are_those_of_a_cache_that_is_padded(monkeypatch: 
     assert torch.equal(*texts)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_on_a_gpu_is_that_of_padded_keys(dtype: torch.dtype) -> None:
+    """The kernel is used by itself; without kernels the keys are padded."""
+    model, ids = build("llama").to("cuda", dtype), tokens_of(12).cuda()
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    policy = "value-norm:budget=4,heads=shared,when=prefill,recent=1"
+    for texts in ({}, {"attention_mask": mask}):
+        steps = decoded(model, ids, policy, **texts)
+        with without_kernels():
+            expected = decoded(model, ids, policy, **texts)
+        assert_close(torch.cat(steps), torch.cat(expected), dtype=torch.bfloat16)
+
+
 def test_a_reset_cache_is_empty() -> None:
     model, ids = build("llama"), tokens_of(9)
     with torch.no_grad(), al.evicting(model, "value-norm:budget=4,when=prefill") as cache:
         first = model(ids, past_key_values=cache).logits
+        assert cache.layers[0].keys.shape == (2, 2, 4, 6)
         cache.reset()
         assert cache.nbytes() == 0
+        assert cache.layers[0].keys is cache.layers[0].values is None
         assert all(isinstance(layer, EvictingLayer) for layer in cache.layers)
         assert torch.equal(model(ids, past_key_values=cache).logits, first)
