@@ -17,7 +17,7 @@ from attnlab.adapters.module_state import open_site
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
 from attnlab.caches.contract import Place
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.shapes import Bool, Int
 
@@ -135,7 +135,7 @@ class EvictingLayer(DynamicLayer):
         raise ValueError("an evicting cache cannot be cropped: evicted keys are gone; decode without assistance")
 
 
-class EvictingCache(Cache):
+class EvictingCache(KeysOfLayers, Cache):
     """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
@@ -191,27 +191,8 @@ class EvictingCache(Cache):
         assert isinstance(layer, EvictingLayer)
         return layer
 
-    def kept(self) -> list[int]:
-        """The most keys that a head of each layer holds."""
-        return [kept.longest for kept in self._kept_keys()]
-
-    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
-        """For each layer that has read tokens, the keys that every head of every row holds."""
-        return [kept.counts() for kept in self._kept_keys() if kept.longest]
-
-    def nbytes(self) -> int:
-        """The bytes that are held: keys, values, what finds them, and what the policy ranks them by."""
-        return sum(kept.nbytes() for kept in self._kept_keys())
-
-    def gathered_bytes(self) -> int:
-        """Those of them that the policy ranks keys by."""
-        return sum(kept.gathered_bytes() for kept in self._kept_keys())
-
-    def nominal_bytes(self) -> int:
-        """The bytes of the keys and values that are kept."""
-        return sum(kept.nominal_bytes() for kept in self._kept_keys())
-
-    def _kept_keys(self) -> list[KeptKeys]:
+    def kept_keys(self) -> list[KeptKeys]:
+        """Those of the layers."""
         return [layer.past for layer in self.layers if isinstance(layer, EvictingLayer)]
 
     def step(

@@ -15,7 +15,7 @@ from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.protocol import Conversion, Frame, Groups, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.contract import Place
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
@@ -177,7 +177,7 @@ class _EvictingKeyValues(KeyValueCache):
         self.kept.select(rows)
 
 
-class _EvictingCache(Cache):
+class _EvictingCache(KeysOfLayers, Cache):
     """A decoder's past of bounded size; tokens are numbered by how many were read."""
 
     def __init__(self, model: Transformer, policy: KVPolicy, decoder: list[Site]) -> None:
@@ -202,27 +202,8 @@ class _EvictingCache(Cache):
         self._visible = torch.cat([past, new], 1)
         return self._visible, count_positions(self._visible)[:, start:]
 
-    def kept(self) -> list[int]:
-        """The most keys that a head of each layer holds."""
-        return [kept.longest for kept in self._kept_keys()]
-
-    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
-        """For each layer that has read tokens, the keys that every head of every row holds."""
-        return [kept.counts() for kept in self._kept_keys() if kept.longest]
-
-    def nbytes(self) -> int:
-        """The bytes that are held: keys, values, what finds them, and what the policy ranks them by."""
-        return sum(kept.nbytes() for kept in self._kept_keys())
-
-    def gathered_bytes(self) -> int:
-        """Those of them that the policy ranks keys by."""
-        return sum(kept.gathered_bytes() for kept in self._kept_keys())
-
-    def nominal_bytes(self) -> int:
-        """The bytes of the keys and values that are kept."""
-        return sum(kept.nominal_bytes() for kept in self._kept_keys())
-
-    def _kept_keys(self) -> list[KeptKeys]:
+    def kept_keys(self) -> list[KeptKeys]:
+        """Those of the layers."""
         return [layer.kept for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
 
 
