@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, repeat_groups, visible
+from attnlab.attention import AttentionCall, repeat_groups
+from attnlab.caches.calls import plain_numbers, real_tokens, refuse
 from attnlab.caches.contract import Gathered, Moment, Place, with_zeros
 from attnlab.caches.kv_policy import KVPolicy, keep_mask
 from attnlab.caches.ragged import RaggedKeys
@@ -148,14 +149,14 @@ class KeptKeys:
 
     def _chosen(self, call: AttentionCall, place: Place) -> Bool[Tensor, "b g k"] | None:
         """The keys to keep after this call; None where all stay."""
-        real, before = _real_tokens(call), self.tokens or (0,) * call.k.shape[0]
+        real, before = real_tokens(call), self.tokens or (0,) * call.k.shape[0]
         new = [call.q.shape[2]] * len(before) if real is None else real.sum(-1).tolist()
         self.tokens = tuple(old + more for old, more in zip(before, new, strict=True))
         held = self._held(call, real)
         asks = self.policy.schedule == "step" or not self.compressed
         self.compressed = True
         if asks:
-            _refuse(self.policy, call, held, real)
+            refuse(self.policy, call, held, real)
         if asks and self.policy.score.reads_twice:
             self.waits = True
             return None
@@ -242,7 +243,7 @@ class KeptKeys:
         splits = [policy.split(budget) for budget in budgets]
         whole = real is None and not self.ragged
         moment = Moment(
-            call=_plain_numbers(call, None if whole else held),
+            call=plain_numbers(call, None if whole else held),
             held=held,
             real=real,
             read_before=before,
@@ -332,65 +333,3 @@ class KeysOfLayers:
     def nominal_bytes(self) -> int:
         """The bytes of the keys and values that are kept."""
         return sum(kept.nominal_bytes() for kept in self.kept_keys())
-
-
-def _real_tokens(call: AttentionCall) -> Bool[Tensor, "b q"] | None:
-    """Which new columns are tokens and not padding, which nothing sees; None where all are."""
-    b, h, n_q, n_k = call.sizes
-    if call.mask is None and call.bias is None:
-        # Flags need no mask of all pairs.
-        real = None if call.key_visible is None else call.key_visible[:, n_k - n_q :]
-        return None if real is None or bool(real.all()) else real
-    seen = visible(call)
-    assert seen is not None
-    new = seen[..., n_k - n_q :].expand(b, h, n_q, n_q)
-    real = new.diagonal(dim1=-2, dim2=-1).any(1)
-    if bool(real.all()):
-        return None
-    if bool((new.any(2).any(1) & ~real).any()):
-        raise ValueError(
-            "a mask hides a token from itself but not from later ones; a cache that evicts takes masks in which every "
-            "token sees itself, and padding that nothing sees"
-        )
-    return real
-
-
-def _plain_numbers(call: AttentionCall, held: Bool[Tensor, "b g k"] | None) -> AttentionCall:
-    """The call in float32 or wider, where places without a key and padding hold zeros; None: there are none."""
-    kind = torch.promote_types(call.q.dtype, torch.float32)
-    if kind == call.q.dtype and held is None:
-        return call
-    k, v = call.k.to(kind), call.v.to(kind)
-    if held is not None:
-        k, v = (t.masked_fill(~held.unsqueeze(-1), 0) for t in (k, v))
-    bias = None if call.bias is None else call.bias.to(kind)
-    memory = None if call.memory is None else call.memory.to(kind)
-    return replace(call, q=call.q.to(kind), k=k, v=v, x=None, bias=bias, memory=memory)
-
-
-def _hides_keys(call: AttentionCall, held: Bool[Tensor, "b g k"], real: Bool[Tensor, "b q"] | None) -> bool:
-    """Whether a key that is held is hidden from a later token, as by a sliding window."""
-    seen = None if call.mask is None else visible(call)
-    if seen is None:
-        return False
-    n_q, n_k = call.sizes[2:]
-    later = torch.ones(n_q, n_k, dtype=torch.bool, device=seen.device).tril(n_k - n_q)
-    expected = later & repeat_groups(held, call.groups).unsqueeze(2)
-    if real is not None:
-        expected = expected & real[:, None, :, None]
-    return bool((expected & ~seen).any())
-
-
-def _refuse(
-    policy: KVPolicy, call: AttentionCall, held: Bool[Tensor, "b g k"], real: Bool[Tensor, "b q"] | None
-) -> None:
-    """Raise a ValueError if the policy cannot honour this call."""
-    cannot = policy.score.cannot()
-    asked = {
-        "padding": real is not None,
-        "bias": call.bias is not None,
-        "mask": "mask" in cannot and _hides_keys(call, held, real),
-    }
-    for what, why in cannot.items():
-        if asked.get(what):
-            raise ValueError(f"the cache policy {policy.by!r} cannot take this call ({what}): {why}")
