@@ -23,6 +23,8 @@ from attnlab.shapes import Bool, Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]
 
+COLUMNS = 256
+
 
 class EvictingLayer(DynamicLayer):
     """The keys and values of one layer that are left; ``past`` holds them, without padding."""
@@ -236,5 +238,9 @@ def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None
     known = [part for part in parts if part is not None]
     if not known:
         return True, None
-    visible = functools.reduce(torch.logical_and, known).expand(rows, -1)
+    seen_now = functools.reduce(torch.logical_and, known)
+    length = seen_now.shape[1]
+    # Rows that lie as far apart for many steps: how a kernel is launched is remembered by its strides.
+    visible = seen_now.new_zeros(rows, -(-length // COLUMNS) * COLUMNS)[:, :length]
+    visible[:] = seen_now
     return bool(visible[:, -1].all()), visible

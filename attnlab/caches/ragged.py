@@ -185,27 +185,21 @@ class RaggedKeys:
     def attend(
         self, q: Float[Tensor, "b h 1 d"], *, scale: float, visible: Bool[Tensor, "b c"] | None = None
     ) -> Float[Tensor, "b h 1 e"]:
-        """softmax(scale q k^T) v of one query over the keys of its head: on a GPU by a kernel, elsewhere in PyTorch.
+        """softmax(scale q k^T + bias) v of one query over the keys of its head: on a GPU by a kernel, else in PyTorch.
 
-        ``visible`` says which columns of the text each row's query sees, for keys with "columns"; None: all. Where it
-        sees none the output is zero.
+        The bias is that of the keys under the name "bias", if there is one. ``visible`` says which columns of the text
+        each row's query sees; None: all. Where it sees none the output is zero.
         """
-        bias = None if visible is None else self._bias(visible)
-        keys, values = self.buffers["keys"], self.buffers["values"]
+        keys, values, bias = self.buffers["keys"], self.buffers["values"], self.buffers.get("bias")
         if q.is_cuda and self.served(q):
             from attnlab.kernels.ragged import ragged_attention
 
             return ragged_attention(
-                q,
-                keys,
-                values,
-                self.starts,
-                self.counts,
-                scale=scale,
-                bias=bias,
-                longest=self.longest,
-                total=self.total,
-            )
+                q, keys, values, self.starts, self.counts, scale=scale, longest=self.longest, total=self.total,
+                bias=bias, visible=visible, columns=self.buffers.get("columns"),
+            )  # fmt: skip
+        if visible is not None:
+            bias = self._hidden(visible) if bias is None else bias + self._hidden(visible)
         if self.even and bias is None and self.longest:
             return sdpa(q, self.padded("keys"), self.padded("values"), scale=scale)
         return attend_by_segment(q, keys, values, self.starts, self.counts, scale=scale, bias=bias)
@@ -218,7 +212,7 @@ class RaggedKeys:
 
         return serves(q, self.buffers["keys"], self.buffers["values"])
 
-    def _bias(self, visible: Bool[Tensor, "b c"]) -> Float[Tensor, " p"]:
+    def _hidden(self, visible: Bool[Tensor, "b c"]) -> Float[Tensor, " p"]:
         """Minus infinity at the places of keys whose columns the row's query does not see."""
         places, segments = self._places(), self._segments()
         columns = self.buffers.get("columns")

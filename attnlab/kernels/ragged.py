@@ -45,14 +45,17 @@ def ragged_attention(
     longest: int,
     total: int,
     bias: Tensor | None = None,
+    visible: Tensor | None = None,
+    columns: Tensor | None = None,
     tiles: Tiles | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + bias) v of one query a head, (b, h, 1, e).
 
     ``keys`` (places, d) and ``values`` (places, e) hold key/value head g of row r, segment s = r * heads + g, at the
     places from starts[s] on, counts[s] of them (int32). ``longest`` is the largest count and ``total`` their sum, which
-    the host knows. ``bias`` (places,) is float32; minus infinity hides a key. No key is repeated for its query heads.
-    It has no gradients.
+    the host knows. ``bias`` (places,) is float32; minus infinity hides a key. ``visible`` (b, n) says which columns of
+    the text each row's query sees, and ``columns`` (places,), int32, the column of each key; without them key i of a
+    segment is column i. No key is repeated for its query heads. It has no gradients.
     """
     (b, h, _, d), e = q.shape, values.shape[-1]
     segments = starts.numel()
@@ -61,6 +64,7 @@ def ragged_attention(
         tiles = tiles_for(d, e, keys.element_size(), total)
     parts = max(1, triton.cdiv(longest, tiles.span))
     q = q if q.stride(3) == 1 else q.contiguous()
+    visible = visible if visible is None or visible.stride(1) == 1 else visible.contiguous()
     out = torch.empty(b, h, 1, e, dtype=q.dtype, device=q.device)
     whole = parts == 1
     part_o, part_top, part_sum = (
@@ -72,11 +76,15 @@ def ragged_attention(
         read_part,
         (segments, parts, 1),
         {
-            "q": q, "keys": keys, "values": values, "bias": bias, "starts": starts, "counts": counts, "o": out,
-            "part_o": part_o, "part_top": part_top, "part_sum": part_sum,
+            "q": q, "keys": keys, "values": values, "bias": bias, "columns": None if visible is None else columns,
+            "visible": visible, "starts": starts, "counts": counts, "o": out, "part_o": part_o, "part_top": part_top,
+            "part_sum": part_sum,
         },
-        {"sqb": sqb, "sqh": sqh, "sob": sob, "soh": soh, "G": g, "PARTS": parts, "scale": scale},
-        _read_options(r, d, e, tiles, bias is not None, whole, q.dtype),
+        {
+            "sqb": sqb, "sqh": sqh, "sob": sob, "soh": soh, "svb": 0 if visible is None else visible.stride(0), "G": g,
+            "PARTS": parts, "scale": scale,
+        },
+        _read_options(r, d, e, tiles, bias is not None, visible is not None, columns is not None, whole, q.dtype),
     )  # fmt: skip
     if not whole:
         launch(
@@ -106,14 +114,16 @@ def tiles_for(d: int, e: int, itemsize: int, total: int) -> Tiles:
 
 
 @lru_cache(maxsize=1024)
-def _read_options(r: int, d: int, e: int, tiles: Tiles, biased: bool, whole: bool, dtype: torch.dtype) -> Options:
+def _read_options(
+    r: int, d: int, e: int, tiles: Tiles, biased: bool, masked: bool, columns: bool, whole: bool, dtype: torch.dtype
+) -> Options:
     """Constants of ``read_part``."""
     # A product of tiles needs 16 rows and columns.
-    padded_heads, columns, value_columns = (max(16, triton.next_power_of_2(size)) for size in (r, d, e))
+    padded_heads, key_width, value_width = (max(16, triton.next_power_of_2(size)) for size in (r, d, e))
     return tuple(
         {
-            "R": r, "RP": padded_heads, "D": d, "BD": columns, "E": e, "BE": value_columns, "BN": tiles.keys,
-            "SPAN": tiles.span, "BIASED": biased, "WHOLE": whole,
+            "R": r, "RP": padded_heads, "D": d, "BD": key_width, "E": e, "BE": value_width, "BN": tiles.keys,
+            "SPAN": tiles.span, "BIASED": biased, "MASKED": masked, "COLUMNS": masked and columns, "WHOLE": whole,
             # Three products on tensor cores keep the digits of float32.
             "PREC": "tf32x3" if dtype == torch.float32 else "tf32",
             "num_warps": tiles.warps, "num_stages": tiles.stages,

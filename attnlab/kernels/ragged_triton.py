@@ -14,20 +14,21 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def read_part(
-    q, keys, values, bias, starts, counts,
+    q, keys, values, bias, columns, visible, starts, counts,
     # written: the output, or the parts' outputs, greatest scores and sums of weights
     o, part_o, part_top, part_sum,
-    # strides; key heads, parts that fit into the tensors of parts
-    sqb, sqh, sob, soh, G, PARTS, scale,
+    # strides, svb of the rows of ``visible``; key heads, parts that fit into the tensors of parts
+    sqb, sqh, sob, soh, svb, G, PARTS, scale,
     # tiles: query heads of a key head, columns of keys and of values, keys at a time and in all; each with padding
     R: tl.constexpr, RP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
     BN: tl.constexpr, SPAN: tl.constexpr,
     # the call
-    BIASED: tl.constexpr, WHOLE: tl.constexpr, PREC: tl.constexpr,
+    BIASED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """Keys [SPAN part, SPAN (part + 1)) of one segment, for the R query heads that read it.
 
-    WHOLE says that no segment has a second part, so that the output is written at once.
+    MASKED: what a row's query sees is said by column of the text, key i of a segment being column i unless COLUMNS.
+    WHOLE: no segment has a second part, so that the output is written at once.
     """
     segment, part = tl.program_id(0), tl.program_id(1)
     count = tl.load(counts + segment)
@@ -53,6 +54,11 @@ def read_part(
         if BIASED:
             added = tl.load(bias + start + at, mask=there, other=float("-inf"))
             there = there & (added > float("-inf"))
+        if MASKED:
+            column = first + at
+            if COLUMNS:
+                column = tl.load(columns + start + at, mask=there, other=0)
+            there = there & (tl.load(visible + b.to(tl.int64) * svb + column, mask=there, other=0) != 0)
         key = tl.load(keys + at[:, None] * D + dims[None, :], mask=there[:, None] & in_dims[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
         if BIASED:

@@ -389,6 +389,19 @@ def test_a_step_on_a_gpu_is_that_of_padded_keys(dtype: torch.dtype) -> None:
         assert_close(torch.cat(steps), torch.cat(expected), dtype=torch.bfloat16)
 
 
+@torch.no_grad()
+def test_a_bias_of_keys_is_added_to_their_scores() -> None:
+    k, q, bias = torch.randn(2, 2, 9, 8), torch.randn(2, 4, 1, 8), torch.randn(2, 2, 9)
+    keep = torch.rand(2, 2, 9) < 0.5
+    visible = torch.rand(2, 9) < 0.8
+    columns = torch.arange(9, dtype=torch.int32).expand(2, 2, -1)
+    held = RaggedKeys(keep, {"keys": k, "values": k, "bias": bias, "columns": columns})
+    for seen, rows in ((keep, None), (keep & visible[:, None], visible)):
+        mask, added = (t.repeat_interleave(2, 1).unsqueeze(2) for t in (seen, bias))
+        expected = Softmax()(AttentionCall(q, k, k, mask=mask, bias=added, scale=0.3))
+        assert_close(held.attend(q, scale=0.3, visible=rows), expected)
+
+
 def test_a_reset_cache_is_empty() -> None:
     model, ids = build("llama"), tokens_of(9)
     with torch.no_grad(), al.evicting(model, "value-norm:budget=4,when=prefill") as cache:

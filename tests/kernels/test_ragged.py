@@ -30,6 +30,9 @@ class Case:
     span: int = 16
     dtype: torch.dtype = torch.float32
     biased: bool = False
+    # Whether the query of a row sees some columns only, and whether keys have columns of their own.
+    masked: bool = False
+    columns: bool = False
     views: bool = False
 
 
@@ -44,10 +47,22 @@ CASES = (
     Case(counts=(0, 16, 1, 9), span=32, biased=True, dtype=torch.float16),
     Case(counts=(16 * 35 + 3, 40), heads=3, d=16, e=16),
     Case(counts=(40, 7), heads=17, d=256, e=256),
+    Case(counts=(33, 2, 5, 17), masked=True),
+    Case(counts=(33, 2, 0, 17), masked=True, columns=True, views=True, biased=True),
     Case(counts=(9, 50), heads=9, d=64, e=64, dtype=torch.float16, span=32),
 )
 LARGE = tuple(
-    Case(counts=tuple(range(5, 9000, 600))[:12], heads=heads, d=d, e=d, span=span, dtype=dtype, biased=biased)
+    Case(
+        counts=tuple(range(5, 9000, 600))[:12],
+        heads=heads,
+        d=d,
+        e=d,
+        span=span,
+        dtype=dtype,
+        biased=biased,
+        masked=biased,
+        columns=d < 128,
+    )
     for heads, d in ((18, 64), (24, 128), (6, 48), (6, 80), (12, 256))
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     for span, biased in ((0, False), (256, True))
@@ -80,12 +95,32 @@ def made(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | N
     return *halves, starts.to(DEVICE), counts.to(DEVICE), bias.to(DEVICE) if case.biased else None
 
 
+def seen_columns(case: Case, starts: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What each row sees, the column of each key, and minus infinity at the places of keys that are not seen."""
+    if not case.masked:
+        return None, None, None
+    length = 3 * max(case.counts)
+    visible = torch.rand(2, 2 * length)[:, ::2] < 0.6 if case.views else torch.rand(2, length) < 0.6
+    size = int(starts[-1]) + case.counts[-1] + 3
+    columns, hidden = torch.full((size,), -7, dtype=torch.int32), torch.zeros(size)
+    for segment, (start, count) in enumerate(zip(starts.tolist(), case.counts, strict=True)):
+        own = torch.randperm(length)[:count].sort().values if case.columns else torch.arange(count)
+        columns[start : start + count] = own
+        hidden[start : start + count][~visible[segment * 2 // len(starts), own]] = -torch.inf
+    return visible.to(DEVICE), columns.to(DEVICE) if case.columns else None, hidden.to(DEVICE)
+
+
 def check(case: Case) -> None:
     q, keys, values, starts, counts, bias = made(case)
     assert serves(q, keys, values)
     tiles = Tiles(16, case.span) if case.span else None
     sizes = {"longest": max(case.counts), "total": sum(case.counts)}
-    out = ragged_attention(q, keys, values, starts, counts, scale=0.3, bias=bias, tiles=tiles, **sizes)
+    visible, columns, hidden = seen_columns(case, starts)
+    out = ragged_attention(
+        q, keys, values, starts, counts, scale=0.3, bias=bias, visible=visible, columns=columns, tiles=tiles, **sizes
+    )
+    if hidden is not None:
+        bias = hidden if bias is None else bias + hidden
     wide = [t.double() for t in (q, keys, values)]
     expected = attend_by_segment(*wide, starts, counts, scale=0.3, bias=None if bias is None else bias.double())
     assert out.dtype == case.dtype
