@@ -23,16 +23,17 @@ from attnlab.shapes import Bool, Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]
 
+# What each row sees is stored in rows of a multiple of so many columns.
 COLUMNS = 256
 
 
 class EvictingLayer(DynamicLayer):
-    """The keys and values of one layer that are left; ``past`` holds them, without padding."""
+    """The keys and values of one layer that are left; ``kept`` holds them, without padding."""
 
     is_croppable = False
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
-        self.past = KeptKeys(policy, layer)
+        self.kept = KeptKeys(policy, layer)
         super().__init__()
         self.updated = False
         # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
@@ -41,26 +42,27 @@ class EvictingLayer(DynamicLayer):
         self.stepped: Tensor | None = None
 
     @property
-    def kept(self) -> KeptKeys:
-        return self.past
+    def past(self) -> KeptKeys:
+        """What is held, under the name that it has in every layer of bounded size."""
+        return self.kept
 
     @property
     def keys(self) -> Tensor | None:
         """Copies, or views, of the keys that are left: (b, g, the most of a head, d), others padded before theirs."""
-        return self.past.padded("keys")
+        return self.kept.padded("keys")
 
     @keys.setter
     def keys(self, value: Tensor | None) -> None:
-        assert value is None, "transformers makes a layer without keys"
+        _refuse_tensor(value)
 
     @property
     def values(self) -> Tensor | None:
         """The same of values."""
-        return self.past.padded("values")
+        return self.kept.padded("values")
 
     @values.setter
     def values(self, value: Tensor | None) -> None:
-        assert value is None, "transformers makes a layer without values"
+        _refuse_tensor(value)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Take in the new keys and values, and give the model all that it attends to.
@@ -130,7 +132,7 @@ class EvictingLayer(DynamicLayer):
         """Forget everything."""
         self.is_initialized = self.updated = False
         self.stepped = None
-        self.past = KeptKeys(self.kept.policy, self.kept.layer)
+        self.kept = KeptKeys(self.kept.policy, self.kept.layer)
 
     def crop(self, *_: Any) -> None:
         """Refused: evicted keys cannot come back."""
@@ -195,7 +197,7 @@ class EvictingCache(KeysOfLayers, Cache):
 
     def kept_keys(self) -> list[KeptKeys]:
         """Those of the layers."""
-        return [layer.past for layer in self.layers if isinstance(layer, EvictingLayer)]
+        return [layer.kept for layer in self.layers if isinstance(layer, EvictingLayer)]
 
     def step(
         self, module: nn.Module, q: Tensor, k: Tensor, _v: Tensor, mask: Any, arguments: Mapping[str, Any]
@@ -228,6 +230,15 @@ class EvictingCache(KeysOfLayers, Cache):
         answer = _columns_of(seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True), rows)
         self._answer = None if version is None else (mask, version, answer)
         return answer
+
+
+def _refuse_tensor(value: Tensor | None) -> None:
+    # transformers makes a layer without keys.
+    if value is not None:
+        raise ValueError(
+            "the keys and values of an evicting cache are those that its policy keeps and cannot be set; let the model "
+            "read tokens with past_key_values=cache"
+        )
 
 
 def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:

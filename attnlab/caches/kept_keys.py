@@ -96,8 +96,8 @@ class KeptKeys:
 
     def _add(self, k: Tensor, v: Tensor) -> None:
         assert self.store is not None
-        columns = {} if self.whole else {"columns": self._columns_of(k)}
-        self.store.append({"keys": k, "values": v, **columns})
+        # Without columns in the store they are not looked at.
+        self.store.append(k, v, self.length if k.shape[2] == 1 else self._columns_of(k))
         self.length += k.shape[2]
 
     def steps(self, k: Float[Tensor, "b g n d"]) -> bool:

@@ -107,17 +107,25 @@ class RaggedKeys:
         same = (k.dtype, k.device, k.shape[0], k.shape[1]) == (keys.dtype, keys.device, self.rows, self.heads)
         return same and self._writable()
 
-    def append(self, tensors: dict[str, Shaped[Tensor, "b g n ..."]]) -> None:
-        """Add keys to every segment, for which there is room; zeros to buffers that are not named."""
-        new = tensors["keys"].shape[2]
+    def append(
+        self,
+        k: Float[Tensor, "b g n d"],
+        v: Float[Tensor, "b g n e"],
+        columns: Int[Tensor, "b g n"] | int | None = None,
+    ) -> None:
+        """Add keys to every segment, for which there is room; a number is the column of all, others get zeros."""
+        new = k.shape[2]
         assert new <= self.room, "grow first"
-        at = (self.starts + self.counts)[:, None] + torch.arange(new, device=self.starts.device)
-        at = at.flatten().long()
+        at = (self.starts + self.counts).long()
+        if new > 1:
+            at = (at[:, None] + torch.arange(new, device=at.device)).flatten()
+        tensors = {"keys": k, "values": v, "columns": columns}
         for name, buffer in self.buffers.items():
-            if name in tensors:
-                buffer.index_copy_(0, at, tensors[name].flatten(0, 2))
+            t = tensors.get(name)
+            if isinstance(t, Tensor):
+                buffer.index_copy_(0, at, t.flatten(0, 2))
             else:
-                buffer.index_fill_(0, at, 0)
+                buffer.index_fill_(0, at, t or 0)
         self.counts = self.counts + new
         self.total, self.longest, self.room = self.total + at.numel(), self.longest + new, self.room - new
 

@@ -68,7 +68,7 @@ def test_flat_keys_are_what_lists_of_keys_are(even: bool) -> None:
         new = {"keys": torch.randn(held.rows, GROUPS, 1, 5), "values": torch.randn(held.rows, GROUPS, 1, 7)}
         if not held.room:
             held.grow()
-        held.append(new)
+        held.append(new["keys"], new["values"])
         for name, own in lists.items():
             own.append(new.get(name, torch.zeros(held.rows, GROUPS, 1)))
             own.check(held, name)
@@ -86,6 +86,22 @@ def test_flat_keys_are_what_lists_of_keys_are(even: bool) -> None:
 
 
 @torch.no_grad()
+def test_several_keys_are_appended_in_their_order() -> None:
+    k, keep = torch.randn(2, 2, 700, 3), torch.rand(2, 2, 700) < 0.9
+    columns = torch.arange(700, dtype=torch.int32).expand(2, 2, -1)
+    held, lists = RaggedKeys(keep, {"keys": k, "values": k, "columns": columns}), (Lists(keep, k), Lists(keep, columns))
+    new, more = torch.randn(2, 2, 3, 3), torch.tensor([700, 701, 702], dtype=torch.int32).expand(2, 2, -1)
+    held.append(new, new, more)
+    held.append(new[:, :, :1], new[:, :, :1], 703)
+    for own, name, parts in zip(
+        lists, ("keys", "columns"), ((new, new[:, :, :1]), (more, torch.full((2, 2, 1), 703))), strict=True
+    ):
+        for part in parts:
+            own.append(part)
+        own.check(held, name)
+
+
+@torch.no_grad()
 def test_dropped_keys_are_dropped_in_place_where_they_fit() -> None:
     k = torch.randn(2, 2, 400, 8)
     keep = torch.ones(2, 2, 400, dtype=torch.bool)
@@ -93,7 +109,7 @@ def test_dropped_keys_are_dropped_in_place_where_they_fit() -> None:
     held = RaggedKeys(keep, {"keys": k, "values": k})
     address = held.buffers["keys"].data_ptr()
     for _ in range(5):
-        held.append({"keys": torch.randn(2, 2, 1, 8), "values": torch.randn(2, 2, 1, 8)})
+        held.append(torch.randn(2, 2, 1, 8), torch.randn(2, 2, 1, 8))
         padded = held.padded("keys")
         keep = torch.arange(held.longest) >= held.longest - held.count_by_head()[..., None] + 1
         held.replace(keep, {"keys": padded, "values": held.padded("values")})
@@ -407,6 +423,8 @@ def test_a_reset_cache_is_empty() -> None:
     with torch.no_grad(), al.evicting(model, "value-norm:budget=4,when=prefill") as cache:
         first = model(ids, past_key_values=cache).logits
         assert cache.layers[0].keys.shape == (2, 2, 4, 6)
+        with pytest.raises(ValueError, match="cannot be set"):
+            cache.layers[0].values = cache.layers[0].keys
         cache.reset()
         assert cache.nbytes() == 0
         assert cache.layers[0].keys is cache.layers[0].values is None
