@@ -32,8 +32,9 @@ from attnlab.caches.ragged import RaggedKeys, attend_by_segment
 from attnlab.kernels.ragged import Tiles, ragged_attention, tiles_for
 
 Row = dict[str, Any]
-# The bytes of tiles that fit into a multiprocessor; the largest relative error of an output, ||ours - PyTorch in float32|| / ||PyTorch||.
+# The bytes of tiles that fit into a multiprocessor.
 MOST_SHARED = 200 * 1024
+# The largest relative error of an output, ||ours - PyTorch in float32|| / ||PyTorch||.
 MOST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
 
