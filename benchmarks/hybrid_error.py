@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 import attnlab as al
 from attnlab.adapters.protocol import adapter_of
-from attnlab.caches.contract import Place, take_keys
+from attnlab.caches.contract import Place
 from attnlab.caches.kept_keys import KeptKeys
 from attnlab.data import bundled_text
 
@@ -106,15 +106,11 @@ def judged(model: Any, trace: Any, what: Any, tokenizer: Any, before: str) -> di
 def evicted(call: al.AttentionCall, policy: al.KVPolicy, layer: int) -> Tensor:
     """The output of tokens that come one by one where only the policy's keys are kept."""
     kept, outputs = KeptKeys(policy, layer), []
-    k, v = call.k[:, :, :0], call.v[:, :, :0]
     for t in range(call.q.shape[2]):
-        k, v = torch.cat([k, call.k[:, :, t : t + 1]], 2), torch.cat([v, call.v[:, :, t : t + 1]], 2)
+        k, v = kept.extend(call.k[:, :, t : t + 1], call.v[:, :, t : t + 1])
         step = replace(call, q=call.q[:, :, t : t + 1], k=k, v=v, x=None, causal=False, offset=0, mask=None, bias=None)
         outputs.append(al.Softmax()(step))
-        kept.extend(1)
-        at = kept.cut(step, Place(layer))
-        if at is not None:
-            k, v = take_keys(k, at), take_keys(v, at)
+        kept.cut(step, Place(layer))
     return torch.cat(outputs, 2)
 
 

@@ -71,6 +71,8 @@ def held_bytes(cache: Any) -> int:
     total = 0
     for layer in cache.layers:
         own = getattr(layer, "past", None)
-        total += own.nbytes() if own is not None else 0
-        total += sum(t.nbytes for t in (layer.keys, layer.values) if isinstance(t, Tensor))
+        if own is not None:
+            total += own.nbytes()
+        else:
+            total += sum(t.nbytes for t in (layer.keys, layer.values) if isinstance(t, Tensor))
     return total

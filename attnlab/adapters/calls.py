@@ -52,6 +52,8 @@ def make_call(
         # Rotary positions come out wider than the rest; SDPA would cast here too.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if cached_keys is not None and cached_keys.kept is not None:
+        key, value = cached_keys.kept
     n_k = key.shape[2]
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     past = 0 if memory is None else memory.length - n_k
@@ -134,13 +136,14 @@ def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> 
     if not seen.causal and n_q > 1:
         raise ValueError("an evicting cache takes a causal mask only: here a token sees later tokens")
     mask, bias = seen.mask, seen.bias
+    if cached.positions is None:
+        return Seen(seen.key_visible, causal=True, offset=n_k - n_q, mask=mask, bias=bias)
     if seen.key_visible is not None:
         keys = seen.key_visible[:, None, None, :].expand(-1, -1, n_q, -1)
         mask = keys if mask is None else mask & keys
-    if cached.positions is not None:
-        positions = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
-        at = positions.clamp(min=0).long()
-        mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
-        if cached.ragged:
-            mask = positions >= 0 if mask is None else mask & (positions >= 0)
+    positions = repeat_groups(cached.positions, h // cached.positions.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
+    at = positions.clamp(min=0).long()
+    mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
+    if cached.ragged:
+        mask = positions >= 0 if mask is None else mask & (positions >= 0)
     return Seen(causal=True, offset=n_k - n_q, mask=mask, bias=bias)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,53 +12,99 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
+from attnlab.adapters.masks import Seen, seen_by, version_of
+from attnlab.adapters.module_state import open_site
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
-from attnlab.caches.contract import Place, take_keys
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.contract import Place
+from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
-from attnlab.shapes import Int
+from attnlab.shapes import Bool, Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]
 
+# What each row sees is stored in rows of a multiple of so many columns.
+COLUMNS = 256
+
 
 class EvictingLayer(DynamicLayer):
-    """The keys and values of one layer that are left."""
+    """The keys and values of one layer that are left; ``kept`` holds them, without padding."""
 
     is_croppable = False
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
-        super().__init__()
         self.kept = KeptKeys(policy, layer)
+        super().__init__()
         self.updated = False
+        # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
+        self.read_as_cached = False
+        # The one new key that the model was given, in place of all.
+        self.stepped: Tensor | None = None
+
+    @property
+    def past(self) -> KeptKeys:
+        """What is held, under the name that it has in every layer of bounded size."""
+        return self.kept
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Copies, or views, of the keys that are left: (b, g, the most of a head, d), others padded before theirs."""
+        return self.kept.padded("keys")
+
+    @keys.setter
+    def keys(self, value: Tensor | None) -> None:
+        _refuse_tensor(value)
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same of values."""
+        return self.kept.padded("values")
+
+    @values.setter
+    def values(self, value: Tensor | None) -> None:
+        _refuse_tensor(value)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append the new keys and values."""
-        self.kept.extend(key_states.shape[-2])
-        self.updated = True
-        return super().update(key_states, value_states, *args, **kwargs)
+        """Take in the new keys and values, and give the model all that it attends to.
+
+        In a step after which nothing is evicted these are the new ones: ``step`` reads the others where they lie.
+        """
+        self.is_initialized, self.updated, self.stepped = True, True, None
+        if self.read_as_cached and self.kept.steps(key_states):
+            self.kept.append(key_states, value_states)
+            self.stepped = key_states
+            return key_states, value_states
+        return self.kept.extend(key_states, value_states)
 
     def cached_keys(self) -> CachedKeys:
         """The keys at hand in the call under way; an error if that call did not bring its own to this cache."""
         if not self.updated:
             raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
         self.updated = False
-        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged)
+        whole = None if self.stepped is None else self.kept.as_call()
+        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole)
 
-    def evict(self, call: AttentionCall, place: Place) -> None:
-        """Keep what the policy chooses after this call."""
-        assert self.keys is not None
-        assert self.values is not None
-        if self.keys.shape[:3] != call.k.shape[:3]:
-            cached, used = tuple(self.keys.shape), tuple(call.k.shape)
+    def step(self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
+        """The output of a step over the keys where they lie."""
+        assert self.stepped is k
+        self.updated, self.stepped = False, None
+        return self.kept.attend(q, scale=scale, visible=visible)
+
+    def evict(self, call: AttentionCall, place: Place, *, handed_on: bool) -> None:
+        """Keep what the policy chooses after this call; ``handed_on`` is as ``hands_keys_on`` says."""
+        pending = self.kept.pending
+        assert pending is not None
+        if pending.keys.shape[:3] != call.k.shape[:3]:
+            cached, used = tuple(pending.keys.shape), tuple(call.k.shape)
             raise ValueError(
                 f"the model caches {cached} in place of keys {used}, and makes keys from it at every step (latent "
                 "attention), so no head can evict a key of its own"
             )
-        again = self.kept.waits
-        at = self.kept.cut_after_rereading(call, place) if again else self.kept.cut(call, place)
-        if at is not None:
-            self.keys, self.values = (take_keys(t, at) for t in (self.keys, self.values))
+        self.read_as_cached = handed_on and call.k is pending.keys and call.v is pending.values
+        if self.kept.waits:
+            self.kept.cut_after_rereading(call, place)
+        else:
+            self.kept.cut(call, place)
 
     def get_seq_length(self, *_: Any) -> int:
         """How many tokens were read, by which new ones are numbered."""
@@ -69,26 +117,21 @@ class EvictingLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: Int[Tensor, " n"]) -> None:
         """Row i becomes what row ``beam_idx[i]`` was."""
-        super().reorder_cache(beam_idx.long())  # type: ignore[arg-type]
-        self.kept.select(beam_idx)
+        self.kept.select(beam_idx.long())
 
     def batch_select_indices(self, indices: Int[Tensor, " n"]) -> None:
         """Keep these rows."""
-        super().batch_select_indices(indices)
         self.kept.select(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat each row."""
-        if self.keys is not None:
-            rows = torch.arange(self.keys.shape[0], device=self.keys.device)
-            self.kept.select(rows.repeat_interleave(repeats))
-        super().batch_repeat_interleave(repeats)
+        if self.kept.store is not None:
+            self.kept.select(torch.arange(self.kept.store.rows).repeat_interleave(repeats))
 
     def reset(self) -> None:
         """Forget everything."""
-        super().reset()
-        self.keys = self.values = None
-        self.is_initialized = False
+        self.is_initialized = self.updated = False
+        self.stepped = None
         self.kept = KeptKeys(self.kept.policy, self.kept.layer)
 
     def crop(self, *_: Any) -> None:
@@ -96,12 +139,14 @@ class EvictingLayer(DynamicLayer):
         raise ValueError("an evicting cache cannot be cropped: evicted keys are gone; decode without assistance")
 
 
-class EvictingCache(Cache):
+class EvictingCache(KeysOfLayers, Cache):
     """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
         super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
         self.policy, self.current, self.rereading = policy, 0, False
+        # The last mask that ``columns_seen`` was asked about, its version, and the answer.
+        self._answer: tuple[Tensor, int, tuple[bool, Tensor | None]] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
@@ -150,10 +195,63 @@ class EvictingCache(Cache):
         assert isinstance(layer, EvictingLayer)
         return layer
 
-    def kept(self) -> list[int]:
-        """The most keys that a head of each layer holds."""
-        return [0 if layer.keys is None else layer.keys.shape[-2] for layer in self.layers]  # type: ignore[union-attr]
+    def kept_keys(self) -> list[KeptKeys]:
+        """Those of the layers."""
+        return [layer.kept for layer in self.layers if isinstance(layer, EvictingLayer)]
 
-    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
-        """For each layer that has read tokens, the keys that every head of every row holds."""
-        return [layer.kept.counts(layer.keys) for layer in self.layers if layer.keys is not None]  # type: ignore[union-attr]
+    def step(
+        self, module: nn.Module, q: Tensor, k: Tensor, _v: Tensor, mask: Any, arguments: Mapping[str, Any]
+    ) -> tuple[Tensor, None] | None:
+        """Attend in one step to the keys where they lie; None where the call asks for more than that."""
+        layer, opened = self.of_call(), open_site(module)
+        if layer.stepped is not k or q.shape[2] != 1 or q.dtype != k.dtype or opened is None:
+            return None
+        inputs = opened.inputs.get(threading.get_ident(), {})
+        if arguments.get("position_bias") is not None or inputs.get("output_attentions"):
+            return None
+        same, visible = self.columns_seen(mask, q.shape[0], layer.kept.length)
+        if not same:
+            return None
+        opened.inputs.pop(threading.get_ident(), None)
+        scale = arguments.get("scaling")
+        out = layer.step(q, k, scale=q.shape[-1] ** -0.5 if scale is None else scale, visible=visible)
+        return out.transpose(1, 2).contiguous(), None
+
+    def columns_seen(self, mask: Any, rows: int, length: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
+        """Whether a mask shows the same columns to all heads, the new one too; and which, None: all.
+
+        Layers share a mask, so the answer is remembered.
+        """
+        if mask is None:
+            return True, None
+        version = version_of(mask) if isinstance(mask, Tensor) else None
+        if self._answer is not None and self._answer[0] is mask and self._answer[1] == version:
+            return self._answer[2]
+        answer = _columns_of(seen_by(mask, shape=(rows, 1, length), causal_module=True, none_is_causal=True), rows)
+        self._answer = None if version is None else (mask, version, answer)
+        return answer
+
+
+def _refuse_tensor(value: Tensor | None) -> None:
+    # transformers makes a layer without keys.
+    if value is not None:
+        raise ValueError(
+            "the keys and values of an evicting cache are those that its policy keeps and cannot be set; let the model "
+            "read tokens with past_key_values=cache"
+        )
+
+
+def _columns_of(seen: Seen, rows: int) -> tuple[bool, Bool[Tensor, "b c"] | None]:
+    """Whether one query of each row sees the same columns in all heads, the last one too; and which, None: all."""
+    if seen.bias is not None or (seen.mask is not None and seen.mask.shape[1] > 1):
+        return False, None
+    parts = [seen.key_visible, None if seen.mask is None else seen.mask[:, 0, 0]]
+    known = [part for part in parts if part is not None]
+    if not known:
+        return True, None
+    seen_now = functools.reduce(torch.logical_and, known)
+    length = seen_now.shape[1]
+    # Rows that lie as far apart for many steps: how a kernel is launched is remembered by its strides.
+    visible = seen_now.new_zeros(rows, -(-length // COLUMNS) * COLUMNS)[:, :length]
+    visible[:] = seen_now
+    return bool(visible[:, -1].all()), visible

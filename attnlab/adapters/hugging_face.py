@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attnlab.adapters.adopted import PREFIX
 from attnlab.adapters.attention_function import INTERFACE, registered_name
 from attnlab.adapters.evict import refuse_other_attention
+from attnlab.adapters.handed_on import hands_keys_on
 from attnlab.adapters.module_state import (
     Installed,
     add_frame,
@@ -121,10 +122,15 @@ class HuggingFaceModel(ModelAdapter):
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
             projection = site.projection(call.q.shape[1] * call.v.shape[-1])
-            cache.of_call().evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
+            place = Place(cache.current, len(cache.layers), projection, *rotations[site.module])
+            cache.of_call().evict(call, place, handed_on=hands_keys_on(forward_of(site.module)))
 
         frame = Frame(
-            mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()
+            mechanism=Softmax(),
+            note=evict,
+            skip_dropout=True,
+            direct=cache.step,
+            cached_keys=lambda _: cache.of_call().cached_keys(),
         )
         with self.attach(dict.fromkeys(decoder, frame)), cache.reading_twice(self.model):
             yield cache

@@ -20,7 +20,7 @@ from attnlab.attention import FAR, LEAST
 from attnlab.shapes import Bool, Float
 from attnlab.summaries import short_repr
 
-__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "visible_and_bias"]
+__all__ = ["Seen", "carried_by", "carrying_mask", "recognise", "seen_by", "version_of", "visible_and_bias"]
 
 CARRIED = "_attnlab_seen"
 # In a mask of two levels, 0 and a low one; bfloat16 rounds -1e4, the highest that models write, to -9,984.
@@ -49,7 +49,7 @@ def carrying_mask(make: Callable[..., Tensor | None]) -> Callable[..., Tensor | 
     def make_mask(**arguments: Any) -> Tensor | None:
         mask = make(**arguments)
         if isinstance(mask, Tensor) and mask.dim() == 4:
-            setattr(mask, CARRIED, (_structure(mask, arguments), _version(mask)))
+            setattr(mask, CARRIED, (_structure(mask, arguments), version_of(mask)))
         return mask
 
     return make_mask
@@ -104,7 +104,7 @@ def visible_and_bias(additive: Float[Tensor, "#b #h #q k"]) -> tuple[Bool[Tensor
 def carried_by(mask: Tensor) -> Seen | None:
     """The structure that a mask was made from; None if it is unknown or the mask was written to since."""
     carried, version = getattr(mask, CARRIED, (None, None))
-    return carried if carried is not None and version == _version(mask) else None
+    return carried if carried is not None and version == version_of(mask) else None
 
 
 def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, causal_module: bool = True) -> Seen:
@@ -128,7 +128,7 @@ def recognise(mask: Bool[Tensor, "b h q k"], *, offset: int, causal_module: bool
     return Seen(mask=mask)
 
 
-def _version(mask: Tensor) -> int | None:
+def version_of(mask: Tensor) -> int | None:
     """A number that every write in place changes; None for inference tensors, which do not count writes."""
     return None if mask.is_inference() else mask._version
 

@@ -96,7 +96,8 @@ class OpenSite:
         """Look again at the frames: one that attends directly needs no hook while it is alone."""
         alone = len(self.frames) == 1 and installed_in(self.site.module) is None
         self.direct = next(iter(self.frames)).direct if alone else None
-        if self.direct is None and self.hook is None and self.frames:
+        # Where keys are evicted, it may decline a step, which then needs the inputs.
+        if (self.direct is None or self.evicts) and self.hook is None and self.frames:
             self.hook = self.site.module.register_forward_pre_hook(uncompiled(_keep_inputs), with_kwargs=True)
 
     def replacement(self) -> Frame | None:

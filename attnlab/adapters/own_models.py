@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.protocol import Conversion, Frame, Groups, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.caches.contract import Place, take_keys
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.contract import Place
+from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
@@ -154,28 +154,30 @@ class _EvictingKeyValues(KeyValueCache):
     ) -> tuple[AttentionCall, Tensor]:
         """Attend over the keys that are left and the call's own, then evict."""
         refuse_other_attention(self.site.name, mechanism)
-        k, v, n_q = call.k, call.v, call.q.shape[2]
-        if self.k is not None and self.v is not None:
-            k, v = torch.cat([self.k, k], 2), torch.cat([self.v, v], 2)
-        self.kept.extend(n_q)
+        if self._steps(call):
+            self.kept.append(call.k, call.v)
+            return call, self.kept.attend(call.q, scale=call.softmax_scale)
+        k, v = self.kept.extend(call.k, call.v)
         mask = self.kept.mask(call)
-        full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - n_q)
+        full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - call.q.shape[2])
         output = mechanism(full)
         projection = self.site.projection(call.q.shape[1] * v.shape[-1])
         turn = rotate if getattr(self.site.module, "rotary", False) else None
-        at = self.kept.cut(full, Place(self.site.layer, self.layers, projection, turn))
-        self.k, self.v = (k, v) if at is None else (take_keys(k, at), take_keys(v, at))
-        self.length = self.k.shape[2]
+        self.kept.cut(full, Place(self.site.layer, self.layers, projection, turn))
         return full, output
+
+    def _steps(self, call: AttentionCall) -> bool:
+        """Whether the flat keys can be read as they are: no observer asks for the call, and the token is no padding."""
+        if _layer_of(self.site).observers or not self.kept.steps(call.k):
+            return False
+        return call.key_visible is None or bool(call.key_visible.all())
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
-        if self.k is not None and self.v is not None:
-            self.k, self.v = self.k[rows], self.v[rows]
         self.kept.select(rows)
 
 
-class _EvictingCache(Cache):
+class _EvictingCache(KeysOfLayers, Cache):
     """A decoder's past of bounded size; tokens are numbered by how many were read."""
 
     def __init__(self, model: Transformer, policy: KVPolicy, decoder: list[Site]) -> None:
@@ -200,14 +202,9 @@ class _EvictingCache(Cache):
         self._visible = torch.cat([past, new], 1)
         return self._visible, count_positions(self._visible)[:, start:]
 
-    def kept(self) -> list[int]:
-        """The most keys that a head of each layer holds."""
-        return [layer.length for layer in self.layers if isinstance(layer, KeyValueCache)]
-
-    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
-        """For each layer that has read tokens, the keys that every head of every row holds."""
-        layers = [layer for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
-        return [layer.kept.counts(layer.k) for layer in layers if layer.k is not None]
+    def kept_keys(self) -> list[KeptKeys]:
+        """Those of the layers."""
+        return [layer.kept for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
 
 
 def _layer_of(site: Site) -> AttentionLayer:

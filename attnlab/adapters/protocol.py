@@ -72,13 +72,15 @@ class CachedKeys:
     positions: Int[Tensor, "b g n"] | None = None
     # Whether some heads hold fewer keys than others.
     ragged: bool = False
+    # The keys and values themselves, where the model was given the new ones only.
+    kept: tuple[Tensor, Tensor] | None = None
 
     __repr__ = short_repr
 
 
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
 # (module, query, key, value, mask, the other arguments of transformers) -> (output, weights), or None to decline.
-Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor] | None]
+Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor | None] | None]
 
 
 @dataclass(frozen=True, eq=False)

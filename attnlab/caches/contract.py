@@ -20,7 +20,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.summaries import short_repr
 
-__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Rotate", "ranks", "take_keys"]
+__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Rotate", "ranks", "with_zeros"]
 
 # (vectors (b, h, n, d), their positions (b, n)) -> the vectors as the model's rotary positions turn them.
 Rotate = Callable[[Tensor, Tensor], Tensor]
@@ -44,23 +44,19 @@ class Place:
 
 @dataclass(eq=False)
 class Gathered:
-    """What a policy has gathered in one layer: tensors that follow the keys, and tensors that follow the rows."""
+    """What a policy has gathered in one layer: tensors that follow the keys, and tensors that follow the rows.
+
+    Between calls those that follow the keys lie beside them, where no head is padded to the length of another.
+    """
 
     per_key: dict[str, Shaped[Tensor, "b g k ..."]] = field(default_factory=dict)
     per_row: dict[str, Shaped[Tensor, "b ..."]] = field(default_factory=dict)
 
     __repr__ = short_repr
 
-    def keep(self, at: Int[Tensor, "b g n"], there: Bool[Tensor, "b g n"]) -> None:
-        """Leave what belongs to the keys at these places; zeros where there is none."""
-        for name, t in self.per_key.items():
-            taken = take_keys(t, at)
-            self.per_key[name] = taken.masked_fill(~there.reshape(*there.shape, *[1] * (t.dim() - 3)), 0)
-
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Make row i of the batch what row ``rows[i]`` was."""
-        for tensors in (self.per_key, self.per_row):
-            tensors.update({name: t[rows.to(t.device)] for name, t in tensors.items()})
+        self.per_row.update({name: t[rows.to(t.device)] for name, t in self.per_row.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +153,7 @@ class Moment:
         """What was gathered under a name, (b, g, k, ...) with zeros for the new keys; zeros where it is new itself."""
         shape = self.call.k.shape[:3]
         known = self.gathered.per_key.get(name)
-        if known is None:
-            return self.call.k.new_zeros(shape)
-        fresh = known.new_zeros(*shape[:2], shape[2] - known.shape[2], *known.shape[3:])
-        return torch.cat([known, fresh], 2)
+        return self.call.k.new_zeros(shape) if known is None else with_zeros(known, shape[2])
 
     def add(self, name: str, more: Float[Tensor, "b g k"]) -> Float[Tensor, "b g k"]:
         """Add to what was gathered under a name: the sum over all calls so far."""
@@ -196,10 +189,9 @@ class KeyScore:
         return {}
 
 
-def take_keys(t: Shaped[Tensor, "b g k ..."], at: Int[Tensor, "b g n"]) -> Shaped[Tensor, "b g n ..."]:
-    """What belongs to the keys at these places."""
-    index = at.reshape(*at.shape, *[1] * (t.dim() - 3)).expand(*at.shape, *t.shape[3:])
-    return t.gather(2, index)
+def with_zeros(t: Shaped[Tensor, "b g n ..."], count: int) -> Shaped[Tensor, "b g k ..."]:
+    """What belongs to ``count`` keys, of which ``t`` has the first; zeros for the others."""
+    return torch.cat([t, t.new_zeros(*t.shape[:2], count - t.shape[2], *t.shape[3:])], 2)
 
 
 def ranks(score: Float[Tensor, "*rows k"]) -> Int[Tensor, "*rows k"]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from attnlab.attention import visible
+from attnlab.attention import grouped, query_chunks, visible
 from attnlab.caches import KeyScore, Moment, policy
 from attnlab.fields import check_fields
 from attnlab.shapes import Float
@@ -41,11 +42,13 @@ def attention_mass(moment: Moment) -> Float[Tensor, "b g k"]:
 def _queries(moment: Moment) -> Float[Tensor, "b g k"]:
     """How many queries of this call, over the heads of a group, could see each key."""
     call = moment.call
-    b, h, n_q, n_k = call.sizes
-    seen = visible(call)
-    if seen is None:
-        return call.k.new_full(moment.held.shape, call.groups * n_q)
-    seen = seen.expand(b, h, n_q, n_k)
-    if moment.real is not None:
-        seen = seen & moment.real[:, None, :, None]
-    return seen.sum(2).unflatten(1, (-1, call.groups)).sum(2).to(call.k.dtype)
+    count, first = call.k.new_zeros(moment.held.shape), 0
+    for part in query_chunks(call):
+        b, h, n_q, n_k = part.sizes
+        seen = visible(part)
+        seen = call.q.new_ones(1, 1, 1, 1, dtype=torch.bool) if seen is None else seen
+        if moment.real is not None:
+            seen = seen & moment.real[:, None, first : first + n_q, None]
+        first += n_q
+        count += grouped(seen.expand(b, h, n_q, n_k).sum(2), call.groups).sum(2).to(count.dtype)
+    return count

@@ -1,87 +1,214 @@
-"""Which keys of one layer are left, and what its policy has gathered to rank them."""
+"""The keys of one layer that are left, and what its policy has gathered to rank them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, repeat_groups, visible
-from attnlab.caches.contract import Gathered, Moment, Place
+from attnlab.attention import AttentionCall, repeat_groups
+from attnlab.caches.calls import plain_numbers, real_tokens, refuse
+from attnlab.caches.contract import Gathered, Moment, Place, with_zeros
 from attnlab.caches.kv_policy import KVPolicy, keep_mask
-from attnlab.shapes import Bool, Int
+from attnlab.caches.ragged import RaggedKeys
+from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["KeptKeys"]
+__all__ = ["KeptKeys", "KeysOfLayers"]
+
+# What a policy gathered for each key lies beside the keys under its name with this before it.
+GATHERED = "gathered "
+
+
+@dataclass(eq=False)
+class _Pending:
+    """The keys of the call under way, old and new, before the policy has chosen among them."""
+
+    keys: Float[Tensor, "b g k d"]
+    values: Float[Tensor, "b g k e"]
+    # The column of each, -1 where a head holds fewer; None where no key was dropped yet.
+    columns: Int[Tensor, "b g k"] | None
+    # Whether the new ones are in the store already.
+    stored: bool
 
 
 class KeptKeys:
-    """The bookkeeping of one layer: the column of the text that each key was made from, and what its policy gathered.
+    """The cache of one layer: keys and values, the column of the text of each, and what the policy gathered of it.
 
-    Heads and rows may hold different numbers of keys. Tensors of keys are as wide as the most that a head holds; where
-    a head holds fewer, its row begins with places whose column is -1.
+    Heads and rows may hold different numbers of keys, and between calls no more than these is held (``store``). The
+    tensors of a call are as wide as the most that a head holds; where one holds fewer, its row begins with places whose
+    column is -1. A call is ``extend``, attention, ``cut``; or ``append`` and ``attend`` where nothing is to be cut.
     """
 
     def __init__(self, policy: KVPolicy, layer: int) -> None:
         self.policy, self.layer = policy, layer
-        self.columns: Int[Tensor, "b g k"] | None = None
+        self.store: RaggedKeys | None = None
+        self.pending: _Pending | None = None
         # Columns of the text that the model was given, and in each row the tokens among them.
         self.length = 0
         self.tokens: tuple[int, ...] = ()
-        # Whether some heads or rows hold fewer keys than others.
-        self.ragged = False
+        # Whether every column has its key.
+        self.whole = True
         self.gathered = Gathered()
         self.compressed = False
         # Whether the prompt was read, and must be read once more before keys are dropped.
         self.waits = False
 
-    def extend(self, count: int) -> None:
-        """Count in the keys of new columns."""
-        if self.columns is not None:
-            new = torch.arange(self.length, self.length + count, device=self.columns.device, dtype=torch.int32)
-            self.columns = torch.cat([self.columns, new.expand(*self.columns.shape[:2], -1)], -1)
-        self.length += count
+    @property
+    def ragged(self) -> bool:
+        """Whether some heads or rows hold fewer keys than others."""
+        return self.store is not None and not self.store.even
+
+    @property
+    def columns(self) -> Int[Tensor, "b g k"] | None:
+        """The column of each key, -1 where a head holds fewer; None where every column has its key."""
+        if self.pending is not None:
+            return self.pending.columns
+        return None if self.store is None or self.whole else self.store.padded("columns", -1)
+
+    @property
+    def longest(self) -> int:
+        """The most keys that a head holds."""
+        if self.pending is not None:
+            return self.pending.keys.shape[2]
+        return 0 if self.store is None else self.store.longest
+
+    def extend(
+        self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
+        """Keys and values with those of new columns behind them, for attention and then ``cut``."""
+        self._keep_pending()
+        store, n = self.store, k.shape[2]
+        if store is not None and n <= store.room and store.takes(k):
+            self._add(k, v)
+            return self.as_call()
+        columns = None if self.whole else self._columns_of(k)
+        if store is not None:
+            k, v = (torch.cat([store.padded(name), t], 2) for name, t in (("keys", k), ("values", v)))
+            columns = None if columns is None else torch.cat([store.padded("columns", -1), columns], 2)
+        self.length += n
+        self.pending = _Pending(k, v, columns, stored=False)
+        return k, v
+
+    def _columns_of(self, new: Float[Tensor, "b g n d"]) -> Int[Tensor, "b g n"]:
+        columns = torch.arange(self.length, self.length + new.shape[2], device=new.device, dtype=torch.int32)
+        return columns.expand(*new.shape[:2], -1)
+
+    def _add(self, k: Tensor, v: Tensor) -> None:
+        assert self.store is not None
+        # Without columns in the store they are not looked at.
+        self.store.append(k, v, self.length if k.shape[2] == 1 else self._columns_of(k))
+        self.length += k.shape[2]
+
+    def steps(self, k: Float[Tensor, "b g n d"]) -> bool:
+        """Whether ``append`` and ``attend`` take this call: one token, after which no policy is asked."""
+        store = self.store
+        if store is None or k.shape[2] != 1 or self.waits or not self.compressed or self.policy.schedule == "step":
+            return False
+        return self.pending is None and store.takes(k) and (not k.is_cuda or store.served(k))
+
+    def append(self, k: Float[Tensor, "b g 1 d"], v: Float[Tensor, "b g 1 e"]) -> None:
+        """Add the keys of one column, where ``steps`` says so."""
+        assert self.store is not None
+        if not self.store.room:
+            self.store.grow()
+        self._add(k, v)
+
+    def attend(
+        self, q: Float[Tensor, "b h 1 d"], *, scale: float, visible: Bool[Tensor, "b c"] | None = None
+    ) -> Float[Tensor, "b h 1 e"]:
+        """The output of the token whose key was appended, which sees these columns of the text; None: all."""
+        assert self.store is not None
+        self.tokens = tuple(read + 1 for read in self.tokens)
+        return self.store.attend(q, scale=scale, visible=visible)
+
+    def as_call(self) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
+        """Keys and values after ``append`` for a call that ``attend`` does not take; ``cut`` ends it."""
+        assert self.store is not None
+        columns = None if self.whole else self.store.padded("columns", -1)
+        self.pending = _Pending(self.store.padded("keys"), self.store.padded("values"), columns, stored=True)
+        return self.pending.keys, self.pending.values
 
     def mask(self, new: AttentionCall) -> Bool[Tensor, "b h q k"] | None:
         """The places that hold a key, those of the call's new tokens last, which were counted in; None where all do."""
-        there = self.columns >= 0 if self.columns is not None and self.ragged else None
+        columns = self.columns
+        there = columns >= 0 if columns is not None and self.ragged else None
         b, h, n_q = new.q.shape[:3]
         if new.key_visible is not None:
-            keys = self.length if self.columns is None else self.columns.shape[-1]
-            there = new.key_visible.new_ones(b, 1, keys) if there is None else there
+            there = new.key_visible.new_ones(b, 1, self.longest) if there is None else there
             there[..., there.shape[-1] - n_q :] &= new.key_visible[:, None]
         if there is None or bool(there.all()):
             return None
         return repeat_groups(there, h // there.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
 
-    @torch.no_grad()
-    def cut(self, call: AttentionCall, place: Place | None = None) -> Int[Tensor, "b g n"] | None:
-        """The places of the keys to keep after this call, whose new columns were counted in; None where all stay.
+    def cut(self, call: AttentionCall, place: Place | None = None) -> None:
+        """Keep of the call's keys what the policy chooses."""
+        with torch.no_grad():
+            keep = self._chosen(call, place or Place(self.layer))
+        self._keep(keep)
 
-        ``columns`` says afterwards which of them hold a key.
-        """
-        real, before = _real_tokens(call), self.tokens or (0,) * call.k.shape[0]
+    def _chosen(self, call: AttentionCall, place: Place) -> Bool[Tensor, "b g k"] | None:
+        """The keys to keep after this call; None where all stay."""
+        real, before = real_tokens(call), self.tokens or (0,) * call.k.shape[0]
         new = [call.q.shape[2]] * len(before) if real is None else real.sum(-1).tolist()
         self.tokens = tuple(old + more for old, more in zip(before, new, strict=True))
         held = self._held(call, real)
         asks = self.policy.schedule == "step" or not self.compressed
         self.compressed = True
         if asks:
-            _refuse(self.policy, call, held, real)
+            refuse(self.policy, call, held, real)
         if asks and self.policy.score.reads_twice:
             self.waits = True
             return None
-        keep = self._choose(call, held, real, before, place or Place(self.layer)) if asks else held
-        return None if real is None and torch.equal(keep, held) else self._leave(keep)
+        keep = self._choose(call, held, real, before, place) if asks else held
+        return None if real is None and torch.equal(keep, held) else keep
 
-    @torch.no_grad()
-    def cut_after_rereading(self, call: AttentionCall, place: Place) -> Int[Tensor, "b g n"]:
-        """The places of the keys to keep after a call that read the whole prompt again, whose own keys are dropped."""
+    def cut_after_rereading(self, call: AttentionCall, place: Place) -> None:
+        """Keep what the policy chooses after a call that read the whole prompt again, whose own keys are dropped."""
         again = call.q.shape[2]
         self.waits, self.length = False, self.length - again
-        held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
-        keep = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
-        return self._leave(keep)
+        with torch.no_grad():
+            held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
+            prompt = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
+            keep = torch.zeros_like(held)
+            keep[..., : prompt.shape[2]] = prompt
+        self._keep(keep)
+
+    def _keep(self, keep: Bool[Tensor, "b g k"] | None) -> None:
+        """Store these keys of the call under way, None: all, with what was gathered; it ends the call."""
+        call, self.pending = self.pending, None
+        assert call is not None
+        gathered = {GATHERED + name: t for name, t in self.gathered.per_key.items()}
+        self.gathered.per_key = {}
+        if self.policy.schedule == "prefill":
+            # The policy is not asked again.
+            self.gathered, gathered = Gathered(), {}
+        if keep is None and call.stored and self.store is not None:
+            for name, t in gathered.items():
+                self.store.put(name, t)
+            return
+        columns = call.columns
+        if columns is None:
+            count = call.keys.shape[2]
+            columns = torch.arange(count, device=call.keys.device, dtype=torch.int32).expand(*call.keys.shape[:3])
+        self.whole = self.whole and keep is None
+        tensors = {"keys": call.keys, "values": call.values, **gathered}
+        if not self.whole:
+            tensors["columns"] = columns
+        keep = columns >= 0 if keep is None else keep
+        if self.store is None:
+            self.store = RaggedKeys(keep, tensors)
+        else:
+            self.store.replace(keep, tensors)
+
+    def _keep_pending(self) -> None:
+        """Store the keys of a call that was never cut: of a layer whose attention is not ours, or that failed."""
+        if self.pending is None:
+            return
+        self._gather()
+        per_key, width = self.gathered.per_key, self.pending.keys.shape[2]
+        per_key.update({name: with_zeros(t, width) for name, t in per_key.items()})
+        self._keep(None)
 
     def refuse_waiting(self) -> None:
         """Raise a ValueError if a token comes where the prompt should be read again."""
@@ -93,7 +220,8 @@ class KeptKeys:
 
     def _held(self, call: AttentionCall, real: Bool[Tensor, "b q"] | None) -> Bool[Tensor, "b g k"]:
         shape = call.k.shape[:3]
-        held = torch.ones(shape, dtype=torch.bool, device=call.k.device) if self.columns is None else self.columns >= 0
+        columns = self.columns
+        held = torch.ones(shape, dtype=torch.bool, device=call.k.device) if columns is None else columns >= 0
         if real is not None:
             held = held.clone()
             held[:, :, shape[2] - real.shape[1] :] &= real[:, None]
@@ -110,11 +238,12 @@ class KeptKeys:
     ) -> Bool[Tensor, "b g n"]:
         """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them."""
         policy = self.policy
+        self._gather()
         budgets = policy.budgets(self.tokens, layer=place.layer, layers=place.layers)
         splits = [policy.split(budget) for budget in budgets]
         whole = real is None and not self.ragged
         moment = Moment(
-            call=_plain_numbers(call, None if whole else held),
+            call=plain_numbers(call, None if whole else held),
             held=held,
             real=real,
             read_before=before,
@@ -134,87 +263,73 @@ class KeptKeys:
             return moment.held
         return keep_mask(policy, moment, score)
 
-    def _leave(self, keep: Bool[Tensor, "b g k"]) -> Int[Tensor, "b g n"]:
-        most = int(keep.sum(-1).max())
-        # What is dropped first, then the keys that stay in their order: the last places are theirs.
-        at = keep.to(torch.int8).argsort(dim=-1, stable=True)[..., keep.shape[-1] - most :]
-        columns = self.columns
-        if columns is None:
-            columns = torch.arange(keep.shape[-1], device=keep.device, dtype=torch.int32).expand_as(keep)
-        there = keep.gather(-1, at)
-        self.columns = columns.gather(-1, at).masked_fill(~there, -1)
-        self.ragged = not bool(there.all())
-        self.gathered.keep(at, there)
-        return at
+    def _gather(self) -> None:
+        """Make what was gathered for each key a part of the call under way; the policy pads it for new keys."""
+        if self.store is None:
+            return
+        for name in self.store.buffers:
+            if name.startswith(GATHERED):
+                self.gathered.per_key[name.removeprefix(GATHERED)] = self.store.padded(name, 0)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Make row i of the batch what row ``rows[i]`` was."""
+        self._keep_pending()
         self.gathered.select(rows)
         self.tokens = tuple(self.tokens[row] for row in rows.tolist()) if self.tokens else ()
-        if self.columns is not None:
-            self.columns = self.columns[rows.to(self.columns.device)]
+        if self.store is not None:
+            self.store.select(rows)
 
-    def counts(self, like: Tensor) -> Int[Tensor, "b g"]:
-        """How many keys each head of each row holds; ``like`` is the tensor of keys."""
-        if self.columns is None:
-            return torch.full(like.shape[:2], like.shape[2], device=like.device)
-        return (self.columns >= 0).sum(-1)
+    def padded(self, name: str) -> Tensor | None:
+        """The "keys" or "values" as wide as the most that a head holds; None before any token was read."""
+        if self.pending is not None:
+            return self.pending.keys if name == "keys" else self.pending.values
+        return None if self.store is None else self.store.padded(name)
 
+    def nbytes(self) -> int:
+        """The bytes that are held between calls: keys, values, their columns, free places, and what was gathered."""
+        of_rows = sum(t.untyped_storage().nbytes() for t in self.gathered.per_row.values())
+        return of_rows + (0 if self.store is None else self.store.nbytes())
 
-def _real_tokens(call: AttentionCall) -> Bool[Tensor, "b q"] | None:
-    """Which new columns are tokens and not padding, which nothing sees; None where all are."""
-    b, h, n_q, n_k = call.sizes
-    seen = None if call.key_visible is None and call.mask is None and call.bias is None else visible(call)
-    if seen is None:
-        return None
-    new = seen[..., n_k - n_q :].expand(b, h, n_q, n_q)
-    real = new.diagonal(dim1=-2, dim2=-1).any(1)
-    if bool(real.all()):
-        return None
-    if bool((new.any(2).any(1) & ~real).any()):
-        raise ValueError(
-            "a mask hides a token from itself but not from later ones; a cache that evicts takes masks in which every "
-            "token sees itself, and padding that nothing sees"
-        )
-    return real
+    def gathered_bytes(self) -> int:
+        """Those of them that the policy ranks keys by after later steps."""
+        of_keys = {} if self.store is None else self.store.buffers
+        tensors = [*self.gathered.per_row.values(), *(t for name, t in of_keys.items() if name.startswith(GATHERED))]
+        return sum(t.untyped_storage().nbytes() for t in tensors)
 
+    def nominal_bytes(self) -> int:
+        """The bytes of the keys and values that are kept."""
+        return 0 if self.store is None else self.store.nominal_bytes()
 
-def _plain_numbers(call: AttentionCall, held: Bool[Tensor, "b g k"] | None) -> AttentionCall:
-    """The call in float32 or wider, where places without a key and padding hold zeros; None: there are none."""
-    kind = torch.promote_types(call.q.dtype, torch.float32)
-    if kind == call.q.dtype and held is None:
-        return call
-    k, v = call.k.to(kind), call.v.to(kind)
-    if held is not None:
-        k, v = (t.masked_fill(~held.unsqueeze(-1), 0) for t in (k, v))
-    bias = None if call.bias is None else call.bias.to(kind)
-    memory = None if call.memory is None else call.memory.to(kind)
-    return replace(call, q=call.q.to(kind), k=k, v=v, x=None, bias=bias, memory=memory)
+    def counts(self) -> Int[Tensor, "b g"]:
+        """How many keys each head of each row holds, once tokens were read."""
+        self._keep_pending()
+        assert self.store is not None
+        return self.store.count_by_head()
 
 
-def _hides_keys(call: AttentionCall, held: Bool[Tensor, "b g k"], real: Bool[Tensor, "b q"] | None) -> bool:
-    """Whether a key that is held is hidden from a later token, as by a sliding window."""
-    seen = visible(call)
-    if seen is None or call.mask is None:
-        return False
-    n_q, n_k = call.sizes[2:]
-    later = torch.ones(n_q, n_k, dtype=torch.bool, device=seen.device).tril(n_k - n_q)
-    expected = later & repeat_groups(held, call.groups).unsqueeze(2)
-    if real is not None:
-        expected = expected & real[:, None, :, None]
-    return bool((expected & ~seen).any())
+class KeysOfLayers:
+    """What a cache says of the keys of all its layers."""
 
+    def kept_keys(self) -> list[KeptKeys]:
+        """Those of the layers."""
+        raise NotImplementedError
 
-def _refuse(
-    policy: KVPolicy, call: AttentionCall, held: Bool[Tensor, "b g k"], real: Bool[Tensor, "b q"] | None
-) -> None:
-    """Raise a ValueError if the policy cannot honour this call."""
-    cannot = policy.score.cannot()
-    asked = {
-        "padding": real is not None,
-        "bias": call.bias is not None,
-        "mask": "mask" in cannot and _hides_keys(call, held, real),
-    }
-    for what, why in cannot.items():
-        if asked.get(what):
-            raise ValueError(f"the cache policy {policy.by!r} cannot take this call ({what}): {why}")
+    def kept(self) -> list[int]:
+        """The most keys that a head of each layer holds."""
+        return [kept.longest for kept in self.kept_keys()]
+
+    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
+        """For each layer that has read tokens, the keys that every head of every row holds."""
+        return [kept.counts() for kept in self.kept_keys() if kept.longest]
+
+    def nbytes(self) -> int:
+        """The bytes that are held: keys, values, what finds them, and what the policy ranks them by."""
+        return sum(kept.nbytes() for kept in self.kept_keys())
+
+    def gathered_bytes(self) -> int:
+        """Those of them that the policy ranks keys by."""
+        return sum(kept.gathered_bytes() for kept in self.kept_keys())
+
+    def nominal_bytes(self) -> int:
+        """The bytes of the keys and values that are kept."""
+        return sum(kept.nominal_bytes() for kept in self.kept_keys())

@@ -148,7 +148,7 @@ def test_hidden_keys_change_nothing(spec: str, number: float) -> None:
         kept = []
         for each in (call, other):
             keys = KeptKeys(policy, 1)
-            keys.extend(9)
+            keys.extend(each.k, each.v)
             keys.cut(each, PLACE)
             kept.append(keys.columns)
         assert torch.equal(*kept)
@@ -163,11 +163,11 @@ def test_no_gradient_is_kept(spec: str) -> None:
         t.requires_grad_()
     for policy in variants(spec, budget=4):
         keys = KeptKeys(policy, 1)
-        keys.extend(9)
+        keys.extend(call.k, call.v)
         keys.cut(call, PLACE)
         assert keys.columns is not None
-        gathered = [*keys.gathered.per_key.values(), *keys.gathered.per_row.values()]
-        assert not any(t.requires_grad for t in gathered)
+        buffers = {name: t for name, t in keys.store.buffers.items() if name not in ("keys", "values")}
+        assert not any(t.requires_grad for t in (*buffers.values(), *keys.gathered.per_row.values()))
 
 
 WAYS: dict[str, dict[str, Any]] = {

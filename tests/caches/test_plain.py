@@ -8,7 +8,6 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy, Place
-from attnlab.caches.contract import take_keys
 from attnlab.caches.registry import key_score
 from attnlab.mechanisms.softmax import Softmax
 from tests.caches.plain import PLAIN, PlainCache
@@ -30,18 +29,14 @@ def tensors() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def outputs(policy: KVPolicy, q: Tensor, k: Tensor, v: Tensor, projection: Tensor) -> tuple[list[list], Tensor]:
     """The columns kept by each head after every call, and all outputs (heads, tokens, width)."""
     keys = KeptKeys(policy, 1)
-    held_k, held_v = k[None, :, :0], v[None, :, :0]
     columns, made = [], []
     for new in torch.arange(PROMPT + STEPS).split([PROMPT, *[1] * STEPS]):
-        held_k, held_v = torch.cat([held_k, k[None, :, new]], 2), torch.cat([held_v, v[None, :, new]], 2)
+        held_k, held_v = keys.extend(k[None, :, new], v[None, :, new])
         call = AttentionCall(q[None, :, new], held_k, held_v, causal=True, offset=held_k.shape[2] - len(new))
-        keys.extend(len(new))
         if (mask := keys.mask(AttentionCall(call.q, held_k, held_v))) is not None:
             call = AttentionCall(call.q, held_k, held_v, causal=True, offset=call.offset, mask=mask)
         made.append(Softmax()(call))
-        at = keys.cut(call, Place(1, 3, projection))
-        if at is not None:
-            held_k, held_v = take_keys(held_k, at), take_keys(held_v, at)
+        keys.cut(call, Place(1, 3, projection))
         assert keys.columns is not None
         columns.append([[c for c in head if c >= 0] for head in keys.columns[0].tolist()])
     return columns, torch.cat(made, 2)[0]
@@ -75,14 +70,16 @@ def test_kvzip_keeps_what_the_second_reading_looks_at() -> None:
     q = torch.zeros(1, 1, 6, 6)
     q[..., 0, 1] = q[..., 3, 4] = 30
     keys = KeptKeys(KVPolicy(2, by="kvzip", sinks=0), 0)
-    keys.extend(6)
-    assert keys.cut(AttentionCall(q, k[:, :, :6], k[:, :, :6], causal=True)) is None
+    keys.extend(k[:, :, :6], k[:, :, :6])
+    keys.cut(AttentionCall(q, k[:, :, :6], k[:, :, :6], causal=True))
+    assert keys.counts().tolist() == [[6]]
     with pytest.raises(ValueError, match="must read the prompt twice"):
         keys.refuse_waiting()
     # The second reading sees no copy of these two keys.
     again = k.clone()
     again[:, :, [7, 10]] = 0
-    keys.extend(6)
-    at = keys.cut_after_rereading(AttentionCall(q, again, again, causal=True, offset=6), Place())
-    assert at.tolist() == keys.columns.tolist() == [[[1, 4]]]
+    keys.extend(again[:, :, 6:], again[:, :, 6:])
+    keys.cut_after_rereading(AttentionCall(q, again, again, causal=True, offset=6), Place())
+    assert keys.columns.tolist() == [[[1, 4]]]
+    assert torch.equal(keys.store.padded("keys"), k[:, :, [1, 4]])
     assert keys.length == 6

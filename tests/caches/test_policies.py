@@ -192,15 +192,17 @@ def test_kvzip_refuses_what_it_cannot_read_twice() -> None:
 
 def test_criticalkv_needs_the_output_projection() -> None:
     keys = KeptKeys(KVPolicy(4, by="criticalkv:window=2"), 0)
-    keys.extend(9)
+    q, k, v = torch.randn(3, 1, 2, 9, 5)
+    keys.extend(k, v)
     with pytest.raises(ValueError, match="output projection"):
-        keys.cut(AttentionCall(*torch.randn(3, 1, 2, 9, 5), causal=True))
+        keys.cut(AttentionCall(q, k, v, causal=True))
 
 
 def test_a_token_hidden_from_itself_but_not_from_others_is_refused() -> None:
     mask = torch.ones(9, 9, dtype=torch.bool).tril()
     mask[4, 4] = False
     keys = KeptKeys(KVPolicy(4), 0)
-    keys.extend(9)
+    q, k, v = torch.randn(3, 1, 2, 9, 5)
+    keys.extend(k, v)
     with pytest.raises(ValueError, match="hides a token from itself"):
-        keys.cut(AttentionCall(*torch.randn(3, 1, 2, 9, 5), causal=True, mask=mask[None, None]))
+        keys.cut(AttentionCall(q, k, v, causal=True, mask=mask[None, None]))

@@ -1,0 +1,117 @@
+"""The kernels of ``ragged``: one query of each head over keys whose number differs by head, in parts and then whole."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["combine_parts", "read_part"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def read_part(
+    q, keys, values, bias, columns, visible, starts, counts,
+    # written: the output, or the parts' outputs, greatest scores and sums of weights
+    o, part_o, part_top, part_sum,
+    # strides, svb of the rows of ``visible``; key heads, parts that fit into the tensors of parts
+    sqb, sqh, sob, soh, svb, G, PARTS, scale,
+    # tiles: query heads of a key head, columns of keys and of values, keys at a time and in all; each with padding
+    R: tl.constexpr, RP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+    BN: tl.constexpr, SPAN: tl.constexpr,
+    # the call
+    BIASED: tl.constexpr, MASKED: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """Keys [SPAN part, SPAN (part + 1)) of one segment, for the R query heads that read it.
+
+    MASKED: what a row's query sees is said by column of the text, key i of a segment being column i unless COLUMNS.
+    WHOLE: no segment has a second part, so that the output is written at once.
+    """
+    segment, part = tl.program_id(0), tl.program_id(1)
+    count = tl.load(counts + segment)
+    first = part * SPAN
+    if (first >= count) & (part > 0):
+        return
+    b, g = segment // G, segment % G
+    here = tl.minimum(count - first, SPAN)
+    # Places times columns may exceed 32 bits.
+    start = tl.load(starts + segment).to(tl.int64) + first
+    keys += start * D
+    values += start * E
+    heads, dims, cols = tl.arange(0, RP), tl.arange(0, BD), tl.arange(0, BE)
+    in_dims, in_cols, real = dims < D, cols < E, heads < R
+    rows = (b.to(tl.int64) * sqb + (g * R + heads) * sqh)[:, None]
+    query = tl.load(q + rows + dims[None, :], mask=real[:, None] & in_dims[None, :], other=0.0)
+    top = tl.full([RP], float("-inf"), tl.float32)
+    total = tl.zeros([RP], tl.float32)
+    out = tl.zeros([RP, BE], tl.float32)
+    for i in range(0, here, BN):
+        at = i + tl.arange(0, BN)
+        there = at < here
+        if BIASED:
+            added = tl.load(bias + start + at, mask=there, other=float("-inf"))
+            there = there & (added > float("-inf"))
+        if MASKED:
+            column = first + at
+            if COLUMNS:
+                column = tl.load(columns + start + at, mask=there, other=0)
+            there = there & (tl.load(visible + b.to(tl.int64) * svb + column, mask=there, other=0) != 0)
+        key = tl.load(keys + at[:, None] * D + dims[None, :], mask=there[:, None] & in_dims[None, :], other=0.0)
+        scores = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
+        if BIASED:
+            scores += added[None, :] * LOG2E
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(top - safe)
+        total = total * shrink + tl.sum(p, 1)
+        value = tl.load(values + at[:, None] * E + cols[None, :], mask=there[:, None] & in_cols[None, :], other=0.0)
+        out = out * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision=PREC)
+        top = higher
+    mine = real[:, None] & in_cols[None, :]
+    if WHOLE:
+        out = out / tl.where(total > 0, total, 1.0)[:, None]
+        rows = (b.to(tl.int64) * sob + (g * R + heads) * soh)[:, None]
+        tl.store(o + rows + cols[None, :], out.to(o.dtype.element_ty), mask=mine)
+    else:
+        at_part = (segment.to(tl.int64) * PARTS + part) * R + heads
+        tl.store(part_o + at_part[:, None] * E + cols[None, :], out, mask=mine)
+        tl.store(part_top + at_part, top, mask=real)
+        tl.store(part_sum + at_part, total, mask=real)
+
+
+@triton.jit
+def combine_parts(
+    part_o, part_top, part_sum, counts, o,
+    sob, soh, G, PARTS,
+    R: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """The output of one query head from the parts of its segment."""
+    segment, r = tl.program_id(0), tl.program_id(1)
+    b, g = segment // G, segment % G
+    parts = tl.cdiv(tl.maximum(tl.load(counts + segment), 1), SPAN)
+    cols = tl.arange(0, BE)
+    in_cols = cols < E
+    top = float("-inf")
+    total = 0.0
+    out = tl.zeros([BE], tl.float32)
+    for i in range(0, parts, BP):
+        part = i + tl.arange(0, BP)
+        there = part < parts
+        at = (segment.to(tl.int64) * PARTS + part) * R + r
+        tops = tl.load(part_top + at, mask=there, other=float("-inf"))
+        higher = tl.maximum(top, tl.max(tops, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(tops - safe)
+        shrink = tl.exp2(top - safe)
+        sums = tl.load(part_sum + at, mask=there, other=0.0)
+        some = tl.load(part_o + at[:, None] * E + cols[None, :], mask=there[:, None] & in_cols[None, :], other=0.0)
+        total = total * shrink + tl.sum(sums * weight, 0)
+        out = out * shrink + tl.sum(some * weight[:, None], 0)
+        top = higher
+    out = out / tl.where(total > 0, total, 1.0)
+    tl.store(o + b.to(tl.int64) * sob + (g * R + r) * soh + cols, out.to(o.dtype.element_ty), mask=in_cols)

@@ -1,0 +1,170 @@
+"""One step over keys without padding by the kernel, against softmax over each head's keys in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from attnlab.caches.ragged import attend_by_segment
+from attnlab.kernels.ragged import Tiles, ragged_attention, serves, tiles_for
+from attnlab.measure import captured
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# Relative errors, ||a - b|| / ||b||.
+BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: the keys of each segment, two rows of ``heads`` query heads, and how many keys a program reads."""
+
+    counts: tuple[int, ...] = (37, 1, 16, 70)
+    heads: int = 6
+    d: int = 32
+    e: int = 32
+    span: int = 16
+    dtype: torch.dtype = torch.float32
+    biased: bool = False
+    # Whether the query of a row sees some columns only, and whether keys have columns of their own.
+    masked: bool = False
+    columns: bool = False
+    views: bool = False
+
+
+# Triton's interpreter cannot multiply matrices of bfloat16: on a GPU ``LARGE`` does.
+# Segments of many parts, of one, of none; tiles filled and not; more parts than are combined at once.
+CASES = (
+    Case(),
+    Case(d=48, e=80, dtype=torch.float16),
+    Case(d=80, e=48, dtype=torch.float16, heads=2, views=True),
+    Case(counts=(33, 0, 5, 17), biased=True, views=True),
+    Case(counts=(5, 16, 1, 9), span=32),
+    Case(counts=(0, 16, 1, 9), span=32, biased=True, dtype=torch.float16),
+    Case(counts=(16 * 35 + 3, 40), heads=3, d=16, e=16),
+    Case(counts=(40, 7), heads=17, d=256, e=256),
+    Case(counts=(33, 2, 5, 17), masked=True),
+    Case(counts=(33, 2, 0, 17), masked=True, columns=True, views=True, biased=True),
+    Case(counts=(9, 50), heads=9, d=64, e=64, dtype=torch.float16, span=32),
+)
+LARGE = tuple(
+    Case(
+        counts=tuple(range(5, 9000, 600))[:12],
+        heads=heads,
+        d=d,
+        e=d,
+        span=span,
+        dtype=dtype,
+        biased=biased,
+        masked=biased,
+        columns=d < 128,
+    )
+    for heads, d in ((18, 64), (24, 128), (6, 48), (6, 80), (12, 256))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for span, biased in ((0, False), (256, True))
+)
+
+
+def made(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """q, keys, values, starts, counts, bias; places between segments hold NaN."""
+    torch.manual_seed(3)
+    counts = torch.tensor(case.counts, dtype=torch.int32)
+    starts = (counts + 3).cumsum(0, dtype=torch.int32) - counts - 3
+    size = int(counts.sum()) + 3 * len(counts)
+    q = torch.randn(2, 1, 2 * case.heads, case.d).transpose(1, 2)[:, :: 2 if case.views else 1][:, : case.heads]
+    keys, values, bias = (
+        torch.full((size, case.d), torch.nan),
+        torch.full((size, case.e), torch.nan),
+        torch.full((size,), torch.nan),
+    )
+    for start, count in zip(starts.tolist(), case.counts, strict=True):
+        keys[start : start + count] = torch.randn(count, case.d)
+        values[start : start + count] = torch.randn(count, case.e)
+        bias[start : start + count] = torch.randn(count)
+    if case.biased:
+        # Every third key is hidden, and all of the second segment; what is hidden may be anything.
+        hidden = torch.arange(size) % 3 == 0
+        hidden[starts[1] : starts[1] + counts[1]] = True
+        bias[hidden] = -torch.inf
+        keys[hidden] = values[hidden] = torch.nan
+    halves = [t.to(DEVICE, case.dtype) for t in (q, keys, values)]
+    return *halves, starts.to(DEVICE), counts.to(DEVICE), bias.to(DEVICE) if case.biased else None
+
+
+def seen_columns(case: Case, starts: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """What each row sees, the column of each key, and minus infinity at the places of keys that are not seen."""
+    if not case.masked:
+        return None, None, None
+    length = 3 * max(case.counts)
+    visible = torch.rand(2, 2 * length)[:, ::2] < 0.6 if case.views else torch.rand(2, length) < 0.6
+    size = int(starts[-1]) + case.counts[-1] + 3
+    columns, hidden = torch.full((size,), -7, dtype=torch.int32), torch.zeros(size)
+    for segment, (start, count) in enumerate(zip(starts.tolist(), case.counts, strict=True)):
+        own = torch.randperm(length)[:count].sort().values if case.columns else torch.arange(count)
+        columns[start : start + count] = own
+        hidden[start : start + count][~visible[segment * 2 // len(starts), own]] = -torch.inf
+    return visible.to(DEVICE), columns.to(DEVICE) if case.columns else None, hidden.to(DEVICE)
+
+
+def check(case: Case) -> None:
+    q, keys, values, starts, counts, bias = made(case)
+    assert serves(q, keys, values)
+    tiles = Tiles(16, case.span) if case.span else None
+    sizes = {"longest": max(case.counts), "total": sum(case.counts)}
+    visible, columns, hidden = seen_columns(case, starts)
+    out = ragged_attention(
+        q, keys, values, starts, counts, scale=0.3, bias=bias, visible=visible, columns=columns, tiles=tiles, **sizes
+    )
+    if hidden is not None:
+        bias = hidden if bias is None else bias + hidden
+    wide = [t.double() for t in (q, keys, values)]
+    expected = attend_by_segment(*wide, starts, counts, scale=0.3, bias=None if bias is None else bias.double())
+    assert out.dtype == case.dtype
+    assert float((out.double() - expected).norm() / expected.norm()) < BOUND[case.dtype]
+    empty = expected.abs().sum((2, 3)) == 0
+    assert not out[empty].any()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_step_equals_softmax_over_the_keys_of_each_head(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_a_large_step_equals_softmax_over_the_keys_of_each_head(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.gpu
+def test_a_step_can_be_captured() -> None:
+    q, keys, values, starts, counts, _ = made(Case(counts=(3000, 17), heads=4, d=64, e=64, dtype=torch.bfloat16))
+
+    def step() -> Tensor:
+        return ragged_attention(q, keys, values, starts, counts, scale=0.1, longest=3000, total=3017)
+
+    torch.testing.assert_close(captured(step)(), step())
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("d", [32, 48, 64, 80, 128, 256])
+def test_tiles_fit_into_a_multiprocessor(d: int, itemsize: int) -> None:
+    for total in (1, 3000, 10**6, 10**8):
+        tiles = tiles_for(d, d, itemsize, total)
+        padded = 1 << (d - 1).bit_length()
+        assert tiles.keys >= 16
+        assert tiles.span % tiles.keys == 0
+        # Keys and values of every stage, in the shared memory of an A100 or larger.
+        assert 2 * tiles.stages * tiles.keys * padded * itemsize <= 160 * 1024
+
+
+def test_other_numbers_are_left_to_pytorch() -> None:
+    q, keys = torch.zeros(1, 2, 1, 8), torch.zeros(5, 8)
+    assert serves(q, keys, keys)
+    assert not serves(q.double(), keys.double(), keys.double())
+    assert not serves(q, keys, torch.zeros(5, 257))
+    assert not serves(q, keys.bfloat16(), keys.bfloat16())
