@@ -108,7 +108,12 @@ def _attend(
     notes = any(frame.note or frame.direct for frame in frames)
     refuse_replica(module, place.name, notes=notes, mechanism=mech)
     weights = None
-    if by_model:
+    # Eager attention also returns W, and dropout is the model's own.
+    whole_answer = inputs.get("output_attentions") or kwargs.get("dropout") or (by_model and masks_of(own) == "eager")
+    output = None if memory is not None or whole_answer else _attended(opened, call, mech)
+    if output is not None:
+        pass
+    elif by_model:
         out, weights = _own_attention(module, masks_of(own))(module, query, key, value, attention_mask, **kwargs)
         output = out.transpose(1, 2)
     else:
@@ -120,6 +125,17 @@ def _attend(
             frame.note(opened.site, call, mech, output)
     # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _attended(opened: OpenSite | None, call: AttentionCall, mech: Mechanism) -> Tensor | None:
+    """The output by the innermost context that computes it in the mechanism's place; None where none does."""
+    for frame in reversed([] if opened is None else list(opened.frames)):
+        if frame.attend is not None:
+            assert opened is not None
+            output = frame.attend(opened.site, call, mech)
+            if output is not None:
+                return output
+    return None
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:

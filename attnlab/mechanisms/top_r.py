@@ -14,7 +14,7 @@ from attnlab.mechanisms._sparse.alpha import SparseMechanism, keys_kept, spread_
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
-from attnlab.shapes import Bool, Float, Int
+from attnlab.shapes import Bool, Float
 
 __all__ = ["TopR"]
 
