@@ -43,7 +43,7 @@ def watch(
     largest: int = 8,
     sinks: int = 4,
     recent: int = 64,
-    sets: Mapping[str, Any] | None = None,
+    sets: Mapping[str, Tensor] | None = None,
     norm: bool = True,
     removed: bool = True,
     received: bool = True,
@@ -70,7 +70,7 @@ def watch(
     adapter = adapter_of(model)
     sites = adapter.sites()
     chosen = select(sites, layers)
-    watcher = _Watcher(measures, _masks(sets or {}), choose_block=block is None)
+    watcher = _Watcher(measures, _masks({} if sets is None else sets), choose_block=block is None)
     watcher.source_sets = any(site.kind == "cross" for site in sites)
     frames = dict.fromkeys(chosen, Frame(note=watcher.note, attend=watcher.attend))
     # A step of cross-attention is known by the decoder's own, so these count queries even where they are not chosen.
@@ -90,16 +90,15 @@ def _check_numbers(numbers: Mapping[str, Any]) -> None:
         raise ValueError(f"block must be a multiple of {SQUARE} tokens, or 0 for no map, got {numbers['block']}")
 
 
-def _masks(sets: Mapping[str, Any]) -> dict[str, Bool[Tensor, "r n"]]:
+def _masks(sets: Any) -> dict[str, Bool[Tensor, "r n"]]:
     """The sets of keys as (1 or b, n)."""
+    if not isinstance(sets, Mapping):
+        raise ValueError(f"sets must be {{name: boolean mask over the tokens}}, got {type(sets).__name__}")
     masks = {}
     for name, mask in sets.items():
-        mask = torch.as_tensor(mask)
-        if mask.dtype != torch.bool or mask.dim() not in (1, 2):
-            raise ValueError(
-                f"the set {name!r} must be a boolean mask over tokens, (n,) or (b, n), got {mask.dtype} "
-                f"{tuple(mask.shape)}"
-            )
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.dim() not in (1, 2):
+            kind = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"the set {name!r} must be a boolean mask over tokens, (n,) or (b, n), got {kind}")
         masks[str(name)] = mask if mask.dim() == 2 else mask[None]
     return masks
 

@@ -16,6 +16,8 @@ __all__ = ["kernel_serves", "stream_by_kernel"]
 
 # With fewer queries, as in a decoding step, a row of programs would leave most of the device idle.
 FEWEST_QUERIES = 64
+# What the second pass computes.
+COLUMNS = ("norm_largest", "norm_places", "received", "block_mass")
 
 
 def kernel_serves(call: AttentionCall, measures: Measures, text: Text) -> bool:
@@ -44,12 +46,6 @@ def stream_by_kernel(
     call = hide_unseen(call)
     call = replace(call, mask=mask_with_bias(call))
     norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32) if measures.norm else None
-    m = text.members.shape[-1]
-    members = None
-    if m:
-        kind = torch.float32 if call.q.dtype == torch.float32 else torch.float16
-        size = max(16, 1 << (m - 1).bit_length())
-        members = torch.nn.functional.pad(text.members.expand(call.q.shape[0], -1, -1).to(kind), (0, size - m))
     row = row_statistics(
         call,
         largest=measures.largest,
@@ -57,13 +53,17 @@ def stream_by_kernel(
         recent=measures.recent,
         places=places(call) if text.own_keys else None,
         norms=norms,
-        members=members,
+        members=_padded_members(call, text),
         wide_output=measures.removed,
     )
-    second = measures.norm or measures.received or measures.block > 0
-    column = None
-    if second:
-        column = column_statistics(
+    rows = row._asdict()
+    output = rows.pop("output")
+    del rows["lse"]
+    rows["sets"] = row.sets[..., : text.members.shape[-1]]
+    asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
+    columns: dict[str, Tensor] = {}
+    if measures.norm or measures.received or measures.block:
+        columns = column_statistics(
             call,
             row.lse,
             largest=measures.largest,
@@ -71,20 +71,19 @@ def stream_by_kernel(
             received=measures.received,
             block=measures.block,
             first=text.first,
-        )
-    return CallStatistics(
-        entropy=row.entropy,
-        sum_of_squares=row.sum_of_squares,
-        largest=row.largest,
-        places=row.places,
-        sinks=row.sinks,
-        recent=row.recent if text.own_keys else None,
-        distance=row.distance if text.own_keys else None,
-        sets=row.sets[..., :m],
-        norm=row.norm if measures.norm else None,
-        norm_largest=column.norm_largest if column is not None and measures.norm else None,
-        norm_places=column.norm_places if column is not None and measures.norm else None,
-        removed=removed_in(call, row.output, row.sum_of_squares) if measures.removed else None,
-        received=column.received if column is not None and measures.received else None,
-        block_mass=column.block_mass if column is not None and measures.block else None,
-    ), row.output
+        )._asdict()
+    asked |= {"norm_largest": measures.norm, "norm_places": measures.norm, "received": measures.received}
+    kept = {name: columns.get(name) for name in COLUMNS} | rows
+    kept |= dict.fromkeys(name for name, wanted in (asked | {"block_mass": measures.block > 0}).items() if not wanted)
+    removed = removed_in(call, output, row.sum_of_squares) if measures.removed else None
+    return CallStatistics(**kept, removed=removed), output  # type: ignore[arg-type]
+
+
+def _padded_members(call: AttentionCall, text: Text) -> Float[Tensor, "b k m"] | None:
+    """The sets as numbers, a power of two of them and at least 16, as a product needs it."""
+    m = text.members.shape[-1]
+    if not m:
+        return None
+    kind = torch.float32 if call.q.dtype == torch.float32 else torch.float16
+    members = text.members.expand(call.q.shape[0], -1, -1).to(kind)
+    return torch.nn.functional.pad(members, (0, max(16, 1 << (m - 1).bit_length()) - m))
