@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """The kernels of ``statistics``: softmax attention with statistics of its rows, then what needs normalised weights.
 
-Scores are in units of log2. The largest of a row are kept in registers, as a tuple of columns sorted downwards: a tile
-whose largest score is not among a row's largest so far costs one comparison.
+The largest scores of a row are kept in registers, as a tuple of columns sorted downwards: a tile whose largest is not
+among a row's largest so far costs one comparison. In half precision the last bits of a score hold its place in the
+tile, so that a maximum also says where it is: among the largest, a score of 30 is off by 0.0003.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ __all__ = ["columns", "rows"]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 LN2: Any = tl.constexpr(0.6931471805599453)
+# The score of a hidden key, finite so that it can be multiplied by its weight of zero; below EMPTY nothing was seen.
+HIDDEN: Any = tl.constexpr(-1e30)
+EMPTY: Any = tl.constexpr(-1e29)
 
 
 @triton.jit
@@ -26,28 +30,27 @@ def _tile(pointers, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def _scores(
-    q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, c,
+    q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
     EDGE: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(scores of a tile, which keys exist); minus infinity where a row may not see a key. EDGE: causality cuts it."""
+    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. EDGE: causality cuts the tile."""
     seen = j < n_k
     if PADDED:
         # Hidden keys are not loaded, since NaN in them would spread.
         seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
     k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
-    s = tl.dot(q, k, input_precision=PRECISION) * c
+    s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
     if BIASED:
-        s += tl.load(Bias + i[:, None].to(tl.int64) * bq + j[None, :], mask=inside, other=0.0).to(tl.float32) * LOG2E
+        s += tl.load(Bias + i[:, None].to(tl.int64) * bq + j[None, :], mask=inside, other=0.0).to(tl.float32) / scale
     if CUT:
-        s = tl.where(seen[None, :], s, -float("inf"))
+        s = tl.where(seen[None, :], s, HIDDEN)
     if MASKED:
-        s = tl.where(
-            tl.load(Mask + i[:, None].to(tl.int64) * mq + j[None, :], mask=inside, other=0) != 0, s, -float("inf")
-        )
+        shown = tl.load(Mask + i[:, None].to(tl.int64) * mq + j[None, :], mask=inside, other=0)
+        s = tl.where(shown != 0, s, HIDDEN)
     if EDGE and CAUSAL:
-        s = tl.where(j[None, :] <= i[:, None] + offset, s, -float("inf"))
+        s = tl.where(j[None, :] <= i[:, None] + offset, s, HIDDEN)
     return s, seen
 
 
@@ -64,14 +67,28 @@ def _insert(best, at, value, place, N: tl.constexpr):
 
 
 @triton.jit
-def _keep_largest(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
+def _with_places(s, j, lo, EXACT: tl.constexpr, BN: tl.constexpr):
+    """The scores with their places in the tile as last bits; as they are where they must be exact."""
+    if EXACT:
+        return s
+    return ((s.to(tl.int32, bitcast=True) & -BN) | (j - lo)[None, :]).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _keep_largest(
+    s, top, j, lo, best, at, EXACT: tl.constexpr, BN: tl.constexpr, ROUNDS: tl.constexpr, N: tl.constexpr
+):
     """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
     if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
-        place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
+        if EXACT:
+            place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
+        else:
+            place = lo + (top.to(tl.int32, bitcast=True) & (BN - 1))
         best, at = _insert(best, at, top, place, N)
         if ROUNDS > 1:
-            s = tl.where(j[None, :] == place[:, None], -float("inf"), s)
-            best, at = _keep_largest(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
+            taken = j[None, :] == place[:, None] if EXACT else s == top[:, None]
+            s = tl.where(taken, HIDDEN, s)
+            best, at = _keep_largest(s, tl.max(s, 1), j, lo, best, at, EXACT, BN, ROUNDS - 1, N)
     return best, at
 
 
@@ -79,16 +96,16 @@ def _keep_largest(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
 def _empty_list(BM: tl.constexpr, N: tl.constexpr):
     best, at = (), ()
     for _ in tl.static_range(N):
-        best = best + (tl.full([BM], -float("inf"), tl.float32),)  # noqa: RUF005
+        best = best + (tl.full([BM], EMPTY, tl.float32),)  # noqa: RUF005
         at = at + (tl.full([BM], -1, tl.int32),)  # noqa: RUF005
     return best, at
 
 
 @triton.jit
-def _store_list(Values, Places, best, at, row, in_q, lse, N: tl.constexpr):
+def _store_list(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
     """The weights of the largest scores; -1 is the place of none."""
     for r in tl.static_range(N):
-        weight = tl.exp2(best[r] - lse)
+        weight = tl.exp2(best[r] * c - lse)
         tl.store(Values + row * N + r, weight, mask=in_q)
         tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
 
@@ -140,7 +157,7 @@ def rows(
     if CAUSAL:
         last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
         edge = tl.maximum(tl.minimum(start + offset + 1, last), 0) // BN * BN
-    top = tl.full([BM], -float("inf"), tl.float32)
+    top = tl.full([BM], HIDDEN, tl.float32)
     total = tl.zeros([BM], tl.float32)
     mean_score = tl.zeros([BM], tl.float32)
     squares = tl.zeros([BM], tl.float32)
@@ -156,23 +173,22 @@ def rows(
         for lo in range(lower, upper, BN):
             j = lo + tl.arange(0, BN)
             s, seen = _scores(
-                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, c,
+                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
                 part == 0, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
             )  # fmt: skip
             v = _tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
-            highest = tl.max(s, 1)
+            ranked = _with_places(s, j, lo, EXACT, BN)
+            highest = tl.max(ranked, 1)
             new = tl.maximum(top, highest)
-            # A row that has seen nothing yet must not subtract infinities.
-            base = tl.where(new == -float("inf"), 0.0, new)
-            p = tl.exp2(s - base[:, None])
-            shrink = tl.exp2(top - base)
+            # A row that has seen nothing yet has weights of zero.
+            base = tl.where(new < EMPTY, 0.0, new * c)
+            p = tl.exp2(s * c - base[:, None])
+            shrink = tl.exp2(top * c - base)
             top = new
             mass = tl.sum(p, 1)
             total = total * shrink + mass
             squares = squares * shrink * shrink + tl.sum(p * p, 1)
-            # Minus infinity times zero is NaN.
-            finite = tl.maximum(s, -1e30)
-            mean_score = mean_score * shrink + tl.sum(p * finite, 1)
+            mean_score = mean_score * shrink + tl.sum(p * s, 1)
             out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
             if NORM:
                 length = tl.load(Norms + j, mask=seen, other=0.0)
@@ -204,13 +220,13 @@ def rows(
                     far = tl.abs(own[:, None] - place[None, :])
                     distance += tl.sum(p * far, 1)
                     near_mass += tl.sum(tl.where(far < recent, p, 0.0), 1)
-            best, at = _keep_largest(s, highest, j, best, at, N, N)
+            best, at = _keep_largest(ranked, highest, j, lo, best, at, EXACT, BN, N, N)
     some = total > 0
     over = 1.0 / tl.where(some, total, 1.0)
-    lse = tl.where(some, top + tl.log2(tl.where(some, total, 1.0)), float("inf"))
+    lse = tl.where(some, top * c + tl.log2(tl.where(some, total, 1.0)), float("inf"))
     row = tl.program_id(1).to(tl.int64) * n_q + i
     tl.store(Lse + row, lse, mask=in_q)
-    tl.store(Entropy + row, tl.where(some, lse - mean_score * over, 0.0) * LN2, mask=in_q)
+    tl.store(Entropy + row, tl.where(some, lse - mean_score * over * c, 0.0) * LN2, mask=in_q)
     tl.store(Squares + row, squares * over * over, mask=in_q)
     tl.store(Sinks + row, first_mass * over, mask=in_q)
     if NEAR:
@@ -220,7 +236,7 @@ def rows(
         tl.store(Norm + row, norm * over, mask=in_q)
     if SETS:
         tl.store(Sets + row[:, None] * MS + tl.arange(0, MS)[None, :], sets * over[:, None], mask=in_q[:, None])
-    _store_list(Largest, Places, best, at, row, in_q, lse, N)
+    _store_list(Largest, Places, best, at, row, in_q, c, lse, N)
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]
     tl.store(to, (out * over[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])
 
@@ -270,18 +286,20 @@ def columns(
         for lo in range(lower, upper, BN):
             j = lo + tl.arange(0, BN)
             s, seen = _scores(
-                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, c,
+                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
                 part == 0, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
             )  # fmt: skip
             if RECEIVED or BLOCKS:
-                given = tl.sum(tl.exp2(s - lse[:, None]), 0)
+                given = tl.sum(tl.exp2(s * c - lse[:, None]), 0)
                 if RECEIVED:
                     tl.atomic_add(Received + head * n_k + j, given, mask=j < n_k, sem="relaxed")
                 if BLOCKS:
                     square = (head * n_i + (start + shift) // side) * n_j + lo // side
                     tl.atomic_add(Blocks + square, tl.sum(given, 0), sem="relaxed")
             if NORM:
-                s += tl.load(LogNorms + j, mask=seen, other=-float("inf"))[None, :]
-                best, at = _keep_largest(s, tl.max(s, 1), j, best, at, N, N)
+                # Ranked by w_j |v_j|; what is hidden stays so.
+                s += tl.maximum(tl.load(LogNorms + j, mask=seen, other=0.0) / c, HIDDEN)[None, :]
+                ranked = _with_places(s, j, lo, EXACT, BN)
+                best, at = _keep_largest(ranked, tl.max(ranked, 1), j, lo, best, at, EXACT, BN, N, N)
     if NORM:
-        _store_list(Largest, Places, best, at, head * n_q + i, in_q, lse, N)
+        _store_list(Largest, Places, best, at, head * n_q + i, in_q, c, lse, N)

@@ -133,10 +133,18 @@ def test_squares_of_a_text_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert float((actual.block_mass - expected.block_mass).abs().max()) <= 1e-4
 
 
-def test_half_precision_is_close() -> None:
+@pytest.mark.parametrize("hidden", ["nothing", "padding", "window"])
+def test_half_precision_is_close(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    how: dict[str, Any] = {}
+    if hidden == "padding":
+        how["key_visible"] = torch.arange(71)[None] > 40
+    if hidden == "window":
+        how["mask"] = torch.ones(1, 1, 71, 71, dtype=torch.bool).tril().triu(-20)
     # The interpreter has no bfloat16.
     dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    call, text = made(71, 71, dtype=dtype, causal=True, members=2)
+    call, text = made(71, 71, dtype=dtype, causal=True, members=2, **how)
     actual, _ = stream_by_kernel(call, MEASURES, text)
     expected, _ = stream_rows(call, al.Softmax(), MEASURES, text, softmax=True)
     assert_same(actual, expected, 1e-3)
