@@ -53,8 +53,10 @@ class Tile(NamedTuple):
 
 
 # By the widest head: tiles of the first and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 8, 2)}
+ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 32, 4, 3)}
 COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
+# Float32 has no tensor cores here, and its products need more registers.
+EXACT_TILE = Tile(32, 32, 4, 2)
 
 
 class RowStatistics(NamedTuple):
@@ -199,6 +201,8 @@ def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
 
 
 def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
+    if tensors[0].dtype == torch.float32:
+        return EXACT_TILE
     return next(tile for width, tile in tiles.items() if max(t.shape[-1] for t in tensors) <= width)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnlab.linalg.prefix import prefix_coefficients
+from attnlab.linalg.prefix import prefix_squares
 from attnlab.linalg.projection import column_basis
 from attnlab.shapes import Bool, Float
 
@@ -50,7 +50,7 @@ def _kept(
 ) -> tuple[Float[Tensor, "b r q"], Bool[Tensor, "b 1 q"]]:
     """(|w_perp|^2 of each row, whether w_perp is w) of the query heads that read one key/value head."""
     if causal and v.shape[2] and o.shape[3]:
-        a, _, _, trivial = prefix_coefficients(o, v, key_visible, offset, None)
-        return (a * o).sum(-1)[:, 0], trivial
+        squares, trivial = prefix_squares(o, v, key_visible, offset)
+        return squares[:, 0], trivial
     basis = column_basis(v, None if key_visible is None else key_visible[:, None])
     return (o.double() @ basis.whiten[:, :, None]).square().sum(-1)[:, 0], basis.trivial[..., None]
