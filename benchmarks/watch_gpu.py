@@ -150,10 +150,11 @@ def memory(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
     length = shapes[0].T
     config = LlamaConfig(
         hidden_size=576, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=9, num_key_value_heads=3,
-        vocab_size=49152, max_position_embeddings=length, attn_implementation="sdpa",
+        vocab_size=49152, max_position_embeddings=length,
     )  # fmt: skip
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(torch.bfloat16).eval()
+        model: Any = LlamaForCausalLM(config).eval()
+    model = model.to(torch.bfloat16)
     ids = torch.randint(0, 49152, (1, length), device=device)
     measured = {}
     for name in ("model", "watched"):
