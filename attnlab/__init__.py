@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from attnlab.adapters.evict import evicting
     from attnlab.adapters.initialise import initialise_control
     from attnlab.adapters.plan import PlannedFor
+    from attnlab.adapters.watch import watch
+    from attnlab.adapters.watched import AttentionStatistics, LayerStatistics
     from attnlab.attention import AttentionCall, Mechanism
     from attnlab.caches.kv_policy import KVPolicy, cache_policy
     from attnlab.caches.registry import cache_policy_names
@@ -92,6 +94,7 @@ __all__ = [
     "AbcWindow",
     "AbcWorkspace",
     "AttentionCall",
+    "AttentionStatistics",
     "Distillation",
     "EffectiveAttention",
     "EffectiveSoftmax",
@@ -100,6 +103,7 @@ __all__ = [
     "JudgeConfig",
     "KVPolicy",
     "Kernelized",
+    "LayerStatistics",
     "LayerTrace",
     "LoadedModel",
     "Lsh",
@@ -157,6 +161,7 @@ __all__ = [
     "spec_of",
     "swap",
     "swap_plan",
+    "watch",
 ]
 
 # Which module offers which public names.
@@ -168,6 +173,8 @@ _OFFERED = {
     "adapters.evict": "evicting",
     "adapters.initialise": "initialise_control",
     "adapters.plan": "PlannedFor",
+    "adapters.watch": "watch",
+    "adapters.watched": "AttentionStatistics LayerStatistics",
     "attention": "AttentionCall Mechanism",
     "caches.kv_policy": "KVPolicy cache_policy",
     "caches.registry": "cache_policy_names",

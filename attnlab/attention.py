@@ -30,6 +30,7 @@ __all__ = [
     "normalise",
     "pair_mask",
     "query_chunks",
+    "query_rows",
     "repeat_groups",
     "scores",
     "small_chunks",
@@ -150,6 +151,15 @@ class Mechanism:
         v = repeat_groups(hide_unseen(call).v, call.groups)
         parts = [call] if self.whole_queries else query_chunks(call)
         return torch.cat([self.reference(part).to(v.dtype) @ v for part in parts], dim=2)
+
+    def row_weights(self, call: AttentionCall, lo: int, hi: int) -> Float[Tensor, "b h c k"]:
+        """Rows ``lo`` to ``hi`` of W, without the others; a ValueError where a row cannot be made alone."""
+        if self.whole_queries:
+            raise ValueError(
+                f"{self!r} makes the rows of W together, since one depends on the others, and not a block of rows at a "
+                "time"
+            )
+        return self.reference(query_rows(call, lo, hi))
 
     def make_cache(self, batch: int, capacity: int) -> LayerCache | None:
         """An empty memory of constant size for ``batch`` sequences of at most ``capacity`` tokens (0: any length).
@@ -373,16 +383,18 @@ def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCa
     size = max(1, chunk_budget(budget) // max(1, b * h * n_k))
     if size >= n_q:
         return [call]
-    return [
-        replace(
-            call,
-            q=call.q[:, :, lo : lo + size],
-            mask=_rows(call.mask, lo, lo + size),
-            bias=_rows(call.bias, lo, lo + size),
-            offset=call.offset + lo if call.causal else call.offset,
-        )
-        for lo in range(0, n_q, size)
-    ]
+    return [query_rows(call, lo, lo + size) for lo in range(0, n_q, size)]
+
+
+def query_rows(call: AttentionCall, lo: int, hi: int) -> AttentionCall:
+    """The call of queries ``lo`` to ``hi`` alone, over all keys."""
+    return replace(
+        call,
+        q=call.q[:, :, lo:hi],
+        mask=_rows(call.mask, lo, hi),
+        bias=_rows(call.bias, lo, hi),
+        offset=call.offset + lo if call.causal else call.offset,
+    )
 
 
 def _rows(t: Tensor | None, lo: int, hi: int) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
 from attnlab.summaries import short_repr
 
-__all__ = ["Kind", "LayerTrace", "Trace", "recorded_layers"]
+__all__ = ["Kind", "LayerTrace", "Trace", "find_layer", "recorded_layers"]
 
 Kind = Literal["encoder", "decoder", "cross"]
 
@@ -95,21 +95,7 @@ class Trace:
     def _find(self, key: int | tuple[Kind, int]) -> tuple[Kind, int]:
         if not self._layers:
             raise ValueError("the trace is empty; run the model inside `with attnlab.record(model) as trace:` first")
-        if isinstance(key, int):
-            kinds = sorted({kind for kind, _ in self._layers} - {"cross"}) or ["cross"]
-            if len(kinds) > 1:
-                raise ValueError(
-                    f"layer {key} is ambiguous in this trace; write trace[{kinds[0]!r}, {key}] or {kinds[1]!r}"
-                )
-            key = (kinds[0], key)
-        kind, number = key
-        numbers = sorted(n for k, n in self._layers if k == kind)
-        if number < 0 and numbers:
-            number += numbers[-1] + 1
-        if number not in numbers:
-            recorded = {k: sorted(n for kk, n in self._layers if kk == k) for k, _ in self._layers}
-            raise ValueError(f"no layer ({kind!r}, {number}) in this trace; it has {recorded}")
-        return kind, number
+        return find_layer(list(self._layers), key, "trace")
 
     def save(self, folder: Path | str) -> Path:
         """Write trace.safetensors and trace.json; a mechanism is stored as its spec string and its parameters."""
@@ -145,6 +131,25 @@ class Trace:
         for layer in layers:
             trace.add(layer)
         return trace
+
+
+def find_layer(present: Sequence[tuple[Kind, int]], key: int | tuple[Kind, int], name: str) -> tuple[Kind, int]:
+    """The layer of those ``present`` that a key of the object called ``name`` means."""
+    if isinstance(key, int):
+        kinds = sorted({kind for kind, _ in present} - {"cross"}) or ["cross"]
+        if len(kinds) > 1:
+            raise ValueError(
+                f"layer {key} is ambiguous in this {name}; write {name}[{kinds[0]!r}, {key}] or {kinds[1]!r}"
+            )
+        key = (kinds[0], key)
+    kind, number = key
+    numbers = sorted(n for k, n in present if k == kind)
+    if number < 0 and numbers:
+        number += numbers[-1] + 1
+    if number not in numbers:
+        recorded = {k: sorted(n for kk, n in present if kk == k) for k, _ in present}
+        raise ValueError(f"no layer ({kind!r}, {number}) in this {name}; it has {recorded}")
+    return kind, number
 
 
 def recorded_layers(recorded: Any) -> list[LayerTrace]:

@@ -38,7 +38,7 @@ WRONG: tuple[Any, ...] = (
 NO_INT: tuple[Any, ...] = (1.5, float("nan"), float("inf"), "x", [], object())
 NO_FLOAT: tuple[Any, ...] = (float("nan"), float("inf"), "x", [], object())
 # Plain records of results, whose fields other functions check; loading a model and training are tested with files.
-RECORDS = {"EffectiveAttention", "LayerTrace", "LoadedModel", "Subject"}
+RECORDS = {"AttentionStatistics", "EffectiveAttention", "LayerStatistics", "LayerTrace", "LoadedModel", "Subject"}
 WITHOUT_ARGUMENTS = {
     "all_mechanisms",
     "cache_policy_names",
@@ -109,6 +109,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "spec_of": {"mech": al.Softmax()},
         "swap": {"model": model, "mech": "softmax"},
         "swap_plan": {"model": model, "plan": al.Plan({0: "softmax"})},
+        "watch": {"model": model},
     }
 
 

@@ -104,22 +104,50 @@ def _attend(
     mech, by_model = _mechanism_of_call(
         opened, installed, adopted_by(module, own), place.name, kwargs.get("dropout") or 0.0
     )
-    frames = [] if opened is None else list(opened.frames)
-    notes = any(frame.note or frame.direct for frame in frames)
+    notes = opened is not None and any(frame.note or frame.direct for frame in opened.frames)
     refuse_replica(module, place.name, notes=notes, mechanism=mech)
-    weights = None
-    if by_model:
+    output, weights = _attended(opened, inputs, call, mech, own if by_model else "", kwargs), None
+    if output is not None:
+        pass
+    elif by_model:
         out, weights = _own_attention(module, masks_of(own))(module, query, key, value, attention_mask, **kwargs)
         output = out.transpose(1, 2)
     else:
         mech, call, output = _run_mechanism(mech, call, installed, memory)
         weights = mech.weights(call) if inputs.get("output_attentions") else None
-    for frame in frames:
-        if frame.note is not None:
-            assert opened is not None
-            frame.note(opened.site, call, mech, output)
+    if opened is not None:
+        _note(opened, call, mech, output)
     # The model continues from the noted tensor, so that its predictions have a gradient by a recorded output.
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _attended(
+    opened: OpenSite | None,
+    inputs: dict[str, Any],
+    call: AttentionCall,
+    mech: Mechanism,
+    own: str,
+    kwargs: dict[str, Any],
+) -> Tensor | None:
+    """The output by the innermost context that computes it in the mechanism's place; None where none does.
+
+    ``own`` names the model's own attention where it is to attend: if that is eager, it also returns W.
+    """
+    asks_weights = inputs.get("output_attentions") or own == "eager"
+    if opened is None or asks_weights or inputs.get("memory") is not None or kwargs.get("dropout"):
+        return None
+    for frame in reversed(list(opened.frames)):
+        output = None if frame.attend is None else frame.attend(opened.site, call, mech)
+        if output is not None:
+            return output
+    return None
+
+
+def _note(opened: OpenSite, call: AttentionCall, mech: Mechanism, output: Tensor) -> None:
+    """Show every context a call that was answered."""
+    for frame in opened.frames:
+        if frame.note is not None:
+            frame.note(opened.site, call, mech, output)
 
 
 def _own_attention(module: nn.Module, implementation: str) -> Callable[..., Any]:

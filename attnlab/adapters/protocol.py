@@ -79,6 +79,8 @@ class CachedKeys:
 
 
 Note = Callable[[Site, AttentionCall, Mechanism, Tensor], None]
+# (site, call, mechanism) -> the output, or None to decline.
+Attend = Callable[[Site, AttentionCall, Mechanism], Tensor | None]
 # (module, query, key, value, mask, the other arguments of transformers) -> (output, weights), or None to decline.
 Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], tuple[Tensor, Tensor | None] | None]
 
@@ -87,8 +89,9 @@ Direct = Callable[[nn.Module, Tensor, Tensor, Tensor, Any, Mapping[str, Any]], t
 class Frame:
     """What one context asks of a site: to attend by a mechanism, to note its calls, or both.
 
-    Where contexts nest, the innermost mechanism attends and every note is called. Two fields are for Hugging Face
+    Where contexts nest, the innermost mechanism attends and every note is called. Three fields are for Hugging Face
     models only. ``direct`` attends in the mechanism's place, before any call is made, where no other context is open.
+    ``attend`` computes the output of a call in the mechanism's place, or declines; notes are called after it too.
     ``cached_keys`` says that the site's cache evicts keys, and which it holds.
     """
 
@@ -96,6 +99,7 @@ class Frame:
     note: Note | None = None
     skip_dropout: bool = False
     direct: Direct | None = None
+    attend: Attend | None = None
     cached_keys: Callable[[Site], CachedKeys] | None = None
 
 

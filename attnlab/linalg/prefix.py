@@ -25,7 +25,7 @@ from attnlab.linalg.projection import (
 )
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Prefixes", "prefix_coefficients", "prefix_map", "prefixes"]
+__all__ = ["Prefixes", "prefix_coefficients", "prefix_map", "prefix_squares", "prefixes"]
 
 BLOCK = 64
 # A pivot of I - M_U M_U^T is the share of a direction that the shorter prefix keeps: below this float64 is not enough.
@@ -155,6 +155,38 @@ def prefix_coefficients(
             rank[b, g, q], trivial[b, g, q] = basis.rank[:, 0], basis.trivial[:, 0]
             out[b, g, :, q] = o[b, g, :, q].double() @ basis.whiten[:, 0] @ basis.whiten[:, 0].mT
     return out, p, rank, trivial
+
+
+def prefix_squares(
+    o: Float[Tensor, "b g r q e"], v: Float[Tensor, "b g k e"], key_visible: Tensor | None, offset: int
+) -> tuple[Float[Tensor, "b g r q"], Bool[Tensor, "b g q"]]:
+    """(|w_perp|^2 of rows of a causal map from outputs alone; which rows are their own w_perp, with zero as a square).
+
+    Nothing of the size of the outputs is kept.
+    """
+    n_q = o.shape[3]
+    p = prefixes(v, key_visible, n_q, offset, None)
+    done, trivial = p.lead.clone(), p.lead.clone()
+    whiten = p.basis.whiten[:, :, None]
+    squares = torch.zeros(o.shape[:-1], dtype=torch.float64, device=o.device)
+    for span in _spans(p, n_q):
+        if span.factors is None:
+            continue
+        rows = slice(span.lo, span.hi)
+        whitened_rows = o[..., rows, :].double() @ whiten
+        a, sound = _coefficients(span.factors, whitened_rows)
+        sound = sound & p.beyond[..., rows]
+        done[..., rows] |= sound
+        squares[..., rows] = torch.where(sound[:, :, None], (a * whitened_rows).sum(-1), 0)
+    if not bool(done.all()):
+        queries = (~done).flatten(0, 1).any(0).nonzero()[:, 0]
+        seen = p.visible(queries)[:, None].expand(*v.shape[:2], -1, -1)
+        left = (~done[..., queries]).nonzero(as_tuple=True)
+        for (b, g, at), _, exists, values in gathered_rows(v, seen, left):
+            basis, q = column_basis(values[:, None], exists[:, None]), queries[at]
+            trivial[b, g, q] = basis.trivial[:, 0]
+            squares[b, g, :, q] = (o[b, g, :, q].double() @ basis.whiten[:, 0]).square().sum(-1)
+    return squares, trivial
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,9 @@ class MixedHeads(Mechanism):
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         return self._side_by_side(call, lambda part, own: part.weights(own))
 
+    def row_weights(self, call: AttentionCall, lo: int, hi: int) -> Float[Tensor, "b h c k"]:
+        return self._side_by_side(call, lambda part, own: part.row_weights(own, lo, hi))
+
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         return self._side_by_side(call, lambda part, own: part(own))
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, query_chunks, repeat_groups, scores, visible
+from attnlab.linalg.largest import largest
 from attnlab.mechanisms._sparse.alpha import SparseMechanism, keys_kept, spread_infinite, widened
 from attnlab.mechanisms.kernelized import Kernelized, kernel_matrix
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
-from attnlab.shapes import Bool, Float, Int
+from attnlab.shapes import Bool, Float
 
 __all__ = ["TopR"]
 
 # A chunk of scores is read several times; this many stay in a CPU's cache.
 CPU_CHUNK = 1 << 21
-GROUP = 8
 
 
 @register("top-r", examples=("top-r:r=3", "top-r:r=3,kernel=elu", "top-r:r=2,by=alpha-norm", "top-r:r=d+1"))
@@ -87,22 +87,10 @@ def _sparse_weights(mech: TopR, call: AttentionCall) -> Float[Tensor, "b h q k"]
     s, r = scores(call), keys_kept(mech.r, call)
     if r >= s.shape[-1]:
         return _weights(mech, call)
-    top, keys = _largest(s, r + 1)
+    top, keys = largest(s, r + 1)
     if ((top[..., r - 1] == top[..., r]) & (top[..., r] > -math.inf)).any():
         return _weights(mech, call)
     return torch.zeros_like(s).scatter_(-1, keys[..., :r], softmax(spread_infinite(top[..., :r])))
-
-
-def _largest(s: Float[Tensor, "b h q k"], n: int) -> tuple[Float[Tensor, "b h q n"], Int[Tensor, "b h q n"]]:
-    """``topk``, in two steps where rows are long: the n largest lie in the n strided groups of largest maximum."""
-    groups = s.shape[-1] // GROUP
-    if s.shape[-1] % GROUP or groups < 4 * n:
-        return s.topk(n)
-    best = s.detach().unflatten(-1, (GROUP, groups)).amax(-2).topk(n, sorted=False).indices
-    members = best.unsqueeze(-2) + groups * torch.arange(GROUP, device=s.device).unsqueeze(-1)
-    members = members.flatten(-2)
-    top, place = s.gather(-1, members).topk(n)
-    return top, members.gather(-1, place)
 
 
 def top_r_mask(rank: Float[Tensor, "*rows k"], r: int) -> Bool[Tensor, "*rows k"]:

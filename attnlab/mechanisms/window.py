@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, pair_mask, scores, ungrouped
+from attnlab.attention import (
+    AttentionCall,
+    Mechanism,
+    dot_products,
+    grouped,
+    hide_unseen,
+    pair_mask,
+    query_rows,
+    scores,
+    ungrouped,
+)
+from attnlab.linalg.places import places
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -48,10 +59,13 @@ class Window(Mechanism):
         return min(1.0, (self.r if call.causal else self.r // 2 * 2 + 1) / max(1, call.k.shape[2]))
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
-        of_keys, of_queries = _places(call)
-        query_places, key_places = of_queries[:, :, None], of_keys[:, None, :]
+        return self.row_weights(call, 0, call.q.shape[2])
+
+    def row_weights(self, call: AttentionCall, lo: int, hi: int) -> Float[Tensor, "b h c k"]:
+        of_keys, of_queries = places(call)
+        query_places, key_places = of_queries[:, lo:hi, None], of_keys[:, None, :]
         near = self._near(call, query_places, key_places) | self._sinks(call, query_places, key_places)
-        return softmax(scores(call).masked_fill(~near[:, None], -math.inf)).to(call.q.dtype)
+        return softmax(scores(query_rows(call, lo, hi)).masked_fill(~near[:, None], -math.inf)).to(call.q.dtype)
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b h q e"]:
         """Blocks of queries against the keys in their reach: time and memory grow with L r, not with L^2."""
@@ -60,7 +74,7 @@ class Window(Mechanism):
         if n_k == 0 or n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         call = replace(call, mask=pair_mask(call))
-        of_keys, of_queries = _places(call)
+        of_keys, of_queries = places(call)
         # Visible keys first and in order, so that the keys of a window lie side by side.
         order = torch.arange(n_k, device=call.q.device).expand(call.q.shape[0], -1)
         if call.key_visible is not None:
@@ -114,19 +128,6 @@ class Window(Mechanism):
     def _sinks(self, call: AttentionCall, query_places: Tensor, key_places: Tensor) -> Tensor:
         first = key_places < self.sinks
         return first & (key_places <= query_places) if call.causal else first.expand(-1, query_places.shape[1], -1)
-
-
-def _places(call: AttentionCall) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
-    """The place of each key among the visible keys, and of each query: that of the key in its own row."""
-    b, _, n_q, n_k = call.sizes
-    if call.key_visible is None:
-        of_keys = torch.arange(n_k, device=call.q.device).expand(b, -1)
-    else:
-        of_keys = call.key_visible.cumsum(-1) - 1
-    own = torch.arange(n_q, device=call.q.device) + call.offset
-    inside = own.clamp(0, max(n_k - 1, 0))
-    of_queries = of_keys[:, inside] + (own - inside) if n_k else own.expand(b, -1)
-    return of_keys, of_queries
 
 
 def _columns(t: Tensor, reach: Int[Tensor, "b w"]) -> Tensor:

@@ -1,0 +1,176 @@
+"""What ``watch`` returns: statistics of every attention layer, which can be saved and loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.linalg.streaming import Measures
+from attnlab.provenance import write_atomic, write_json
+from attnlab.shapes import Float, Int
+from attnlab.summaries import short_repr
+from attnlab.trace import Kind, find_layer
+
+__all__ = ["AttentionStatistics", "LayerStatistics"]
+
+TENSORS, INDEX = "statistics.safetensors", "statistics.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStatistics:
+    """Statistics of one layer, on the CPU: for every text b, head h and query q, whose weights are w_j on key j.
+
+    Padding counts nowhere: distances, first and last keys are those of visible keys. A query that sees nothing has
+    zeros. None: ``missing`` says why, or it was not asked for.
+    """
+
+    kind: Kind
+    layer: int
+    name: str
+    # The number of the first query in its text: above 0 where the watch began with keys in the cache.
+    first: int
+    # -sum_j w_j log w_j, in nats; NaN where a mechanism's weight is below zero.
+    entropy: Float[Tensor, "b h q"]
+    # sum_j w_j^2: 1 where all weight is on one key, 1/n where n keys share it.
+    sum_of_squares: Float[Tensor, "b h q"]
+    # The largest weights, largest first, and their keys; -1 where fewer keys have weight.
+    largest: Float[Tensor, "b h q n"]
+    places: Int[Tensor, "b h q n"]
+    # The mass on the first keys, on the last ones (in an encoder: on those as near on either side), on each set.
+    sinks: Float[Tensor, "b h q"]
+    recent: Float[Tensor, "b h q"] | None
+    sets: dict[str, Float[Tensor, "b h q"]]
+    # sum_j w_j |i - j|.
+    distance: Float[Tensor, "b h q"] | None
+    # sum_j |w_j v_j|, the largest of |w_j v_j| and their keys.
+    norm: Float[Tensor, "b h q"] | None
+    norm_largest: Float[Tensor, "b h q n"] | None
+    norm_places: Int[Tensor, "b h q n"] | None
+    # The share of sum_j w_j^2 that effective attention removes.
+    removed: Float[Tensor, "b h q"] | None
+    # What each key gets from all watched queries.
+    received: Float[Tensor, "b h k"] | None
+    # The mean weight in squares of ``block`` tokens, hidden pairs included.
+    blocks: Float[Tensor, "b h i j"] | None
+    block: int
+    missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    __repr__ = short_repr
+
+
+# Fields of a layer that are tensors, or None.
+TENSOR_FIELDS = (
+    "entropy", "sum_of_squares", "largest", "places", "sinks", "recent", "distance", "norm", "norm_largest",
+    "norm_places", "removed", "received", "blocks",
+)  # fmt: skip
+
+
+class AttentionStatistics:
+    """The layers of a model by place (``layers[3]``), by number or by (kind, number): ``statistics["cross", 3]``.
+
+    After several forward passes they are those of the last one; decoding steps belong to the pass that they continue.
+    """
+
+    def __init__(
+        self, layers: Iterable[LayerStatistics], *, measures: Measures, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        # Inside ``watch`` there are more of them after each call.
+        self._source = layers
+        self.measures = measures
+        self.metadata = dict(metadata or {})
+
+    @property
+    def layers(self) -> list[LayerStatistics]:
+        """Every layer, in the model's order."""
+        return list(self._source)
+
+    def __getitem__(self, key: int | tuple[Kind, int]) -> LayerStatistics:
+        by_key = {(layer.kind, layer.layer): layer for layer in self.layers}
+        if not by_key:
+            raise ValueError(
+                "nothing was watched; run the model inside `with attnlab.watch(model) as statistics:` first"
+            )
+        return by_key[find_layer(list(by_key), key, "statistics")]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[LayerStatistics]:
+        return iter(self.layers)
+
+    def __repr__(self) -> str:
+        layers = self.layers
+        if not layers:
+            return "AttentionStatistics(nothing watched)"
+        b, h, n_q = layers[0].entropy.shape
+        counts = {kind: sum(layer.kind == kind for layer in layers) for kind in ("encoder", "decoder", "cross")}
+        kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+        sets = f", sets {', '.join(layers[0].sets)}" if layers[0].sets else ""
+        return f"AttentionStatistics({kinds}; {b} x {h} heads x {n_q} queries, {self.measures.largest} largest{sets})"
+
+    def save(self, folder: Path | str) -> Path:
+        """Write statistics.safetensors and statistics.json into a folder."""
+        from safetensors.torch import save
+
+        tensors: dict[str, Tensor] = {}
+        folder, layers = Path(folder), []
+        for i, layer in enumerate(self.layers):
+            named = {name: getattr(layer, name) for name in TENSOR_FIELDS}
+            named |= {f"sets.{name}": t for name, t in layer.sets.items()}
+            tensors |= {f"{i}.{name}": t.contiguous() for name, t in named.items() if t is not None}
+            described = {name: getattr(layer, name) for name in ("kind", "layer", "name", "first", "block")}
+            layers.append({**described, "missing": dict(layer.missing), "sets": list(layer.sets)})
+        index = {"format": FORMAT, "measures": dataclasses.asdict(self.measures), "metadata": self.metadata}
+        index["layers"] = layers
+        json.dumps(index, allow_nan=False)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / TENSORS, save(tensors))
+        write_json(folder / INDEX, index)
+        return folder
+
+    @classmethod
+    def load(cls, folder: Path | str) -> AttentionStatistics:
+        """Read what ``save`` wrote."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        for name in (INDEX, TENSORS):
+            if not (folder / name).is_file():
+                raise ValueError(f"{folder} holds no saved statistics: {name} is missing")
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            if index["format"] != FORMAT:
+                raise ValueError(
+                    f"{folder} holds statistics of format {index['format']}, which this version cannot read"
+                )
+            tensors = load_file(folder / TENSORS)
+            layers = [_restored(i, entry, tensors) for i, entry in enumerate(index["layers"])]
+            return cls(layers, measures=Measures(**index["measures"]), metadata=index["metadata"])
+        except (
+            SafetensorError,
+            UnicodeDecodeError,
+            json.JSONDecodeError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            raise ValueError(f"{folder} holds damaged statistics: {error!r}; watch and save them again") from None
+
+
+def _restored(i: int, entry: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> LayerStatistics:
+    fields = {name: tensors.get(f"{i}.{name}") for name in TENSOR_FIELDS}
+    for name in ("entropy", "sum_of_squares", "largest", "places", "sinks"):
+        if fields[name] is None:
+            raise KeyError(f"{i}.{name}")
+    sets = {name: tensors[f"{i}.sets.{name}"] for name in entry["sets"]}
+    described = {name: entry[name] for name in ("kind", "layer", "name", "first", "block", "missing")}
+    return LayerStatistics(**described, **fields, sets=sets)  # type: ignore[arg-type]

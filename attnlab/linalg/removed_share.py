@@ -1,0 +1,56 @@
+"""The share of each row of W that effective attention removes, from outputs and values instead of W."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnlab.linalg.prefix import prefix_squares
+from attnlab.linalg.projection import column_basis
+from attnlab.shapes import Bool, Float
+
+__all__ = ["removed_share_of_rows"]
+
+
+def removed_share_of_rows(
+    output: Float[Tensor, "b h q e"],
+    squares: Float[Tensor, "b h q"],
+    v: Float[Tensor, "b g k e"],
+    *,
+    key_visible: Bool[Tensor, "b k"] | None,
+    causal: bool,
+    offset: int,
+) -> Float[Tensor, "b h q"]:
+    """1 - |w_perp|^2 / |w|^2 of each row w with w V = o and |w|^2 = ``squares``, V the values that its query sees.
+
+    w_perp = o (V^T V)^+ V^T has |w_perp|^2 = o (V^T V)^+ o^T. Where a query sees no more keys than V has rank, w_perp
+    is w and the share is zero. Rounding in ``output`` is amplified by the condition of V, so it comes in at least
+    float32. Values are zero at keys that no query sees.
+
+    >>> v = torch.tensor([[[[1.0], [1.0], [2.0]]]])
+    >>> w = torch.tensor([[[[0.5, 0.3, 0.2]]]])
+    >>> share = removed_share_of_rows(w @ v, w.square().sum(-1), v, key_visible=None, causal=False, offset=0)
+    >>> share.round(decimals=4)
+    tensor([[[0.3684]]])
+    """
+    groups = output.shape[1] // v.shape[1]
+    shares = []
+    # One key/value head at a time: the rows are widened to float64.
+    for g in range(v.shape[1]):
+        o = output[:, None, g * groups : (g + 1) * groups]
+        kept, trivial = _kept(o, v[:, g : g + 1], key_visible, causal, offset)
+        whole = squares[:, g * groups : (g + 1) * groups]
+        share = 1 - kept / whole.masked_fill(whole == 0, 1)
+        shares.append(share.clamp(0, 1).masked_fill(trivial | (whole == 0), 0).to(squares.dtype))
+    return torch.cat(shares, 1)
+
+
+def _kept(
+    o: Float[Tensor, "b 1 r q e"], v: Float[Tensor, "b 1 k e"], key_visible: Tensor | None, causal: bool, offset: int
+) -> tuple[Float[Tensor, "b r q"], Bool[Tensor, "b 1 q"]]:
+    """(|w_perp|^2 of each row, whether w_perp is w) of the query heads that read one key/value head."""
+    if causal and v.shape[2] and o.shape[3]:
+        squares, trivial = prefix_squares(o, v, key_visible, offset)
+        return squares[:, 0], trivial
+    basis = column_basis(v, None if key_visible is None else key_visible[:, None])
+    return (o.double() @ basis.whiten[:, :, None]).square().sum(-1)[:, 0], basis.trivial[..., None]

@@ -1,0 +1,239 @@
+"""Statistics of attention without W: times and memory beside torch's SDPA in the same run on one GPU, and errors.
+
+python benchmarks/watch_gpu.py [--part times ...] [--write benchmarks/results/watch_gpu.json]. Times are medians between
+events. --tiny computes the errors of small calls on a CPU, by Triton's interpreter (TRITON_INTERPRET=1), without times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if "--tiny" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from abc_gpu import eager_ms
+from storing import make_results, write_results
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import attnlab as al
+from attnlab.kernels import statistics
+from attnlab.linalg.places import places
+from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics, removed_in, stream_rows
+from attnlab.linalg.streaming_gpu import stream_by_kernel
+
+Row = dict[str, Any]
+
+
+class Shape(NamedTuple):
+    """Sizes of a causal call; the issue's comes first in ``SHAPES``."""
+
+    B: int
+    H: int
+    G: int
+    T: int
+    D: int
+
+
+SHAPES = (Shape(1, 9, 3, 32768, 64), Shape(1, 9, 3, 8192, 64), Shape(1, 16, 8, 8192, 128))
+TINY = (Shape(1, 2, 1, 70, 16),)
+# The longest text whose W is made: for errors, and for the eager peer.
+DENSE = 4096
+TILES = (
+    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 8, 3), (64, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2),
+)  # fmt: skip
+
+
+def made(shape: Shape, device: str, dtype: torch.dtype) -> tuple[al.AttentionCall, Text]:
+    """A call like that of a layer, with two sets of keys."""
+    q, k, v = (torch.randn(shape.B, shape.T, heads, shape.D, device=device, dtype=dtype).transpose(1, 2)
+               for heads in (shape.H, shape.G, shape.G))  # fmt: skip
+    members = torch.rand(1, shape.T, 2, device=device) > 0.5
+    return al.AttentionCall(q, k, v, causal=True), Text(members)
+
+
+def errors(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """The largest difference to W in float32, in units of the statistic's largest number where that is above 1."""
+    kinds = (torch.float32, torch.bfloat16) if device == "cuda" else (torch.float32, torch.float16)
+    for shape in shapes:
+        for dtype in kinds:
+            call, text = made(shape._replace(T=min(shape.T, DENSE)), device, dtype)
+            measures = Measures(block=64)
+            actual, output = stream_by_kernel(call, measures, text)
+            wide = replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+            expected, exact = stream_rows(wide, al.Softmax(), measures, text, softmax=True)
+            row = shape._asdict() | {"T": call.q.shape[2], "dtype": str(dtype).removeprefix("torch.")}
+            yield row | {"error of output": _off(output, exact)} | _differences(actual, expected)
+
+
+def _differences(actual: CallStatistics, expected: CallStatistics) -> Row:
+    names = [f.name for f in fields(CallStatistics) if not f.name.endswith("places")]
+    pairs = {name: (getattr(actual, name), getattr(expected, name)) for name in names}
+    return {f"error of {name}": _off(one, other) for name, (one, other) in pairs.items() if one is not None}
+
+
+def _off(one: Tensor, other: Tensor) -> float:
+    return float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp(min=1))
+
+
+def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """One layer: SDPA, statistics of rows, the second pass, the removed share, everything, and eager attention."""
+    for shape in shapes:
+        call, text = made(shape, device, torch.bfloat16)
+        exact = eager_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
+        first = _first_pass(call, text)
+        row = first()
+        norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
+        second = partial(
+            statistics.column_statistics, call, row.lse, largest=8, log_norms=norms, received=True, block=256, first=0
+        )
+        timed = {
+            "rows": eager_ms(first),
+            "rows and sets": eager_ms(_first_pass(call, text, sets=True)),
+            "keys and squares": eager_ms(second),
+            "removed share": eager_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
+            "everything": eager_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
+        }
+        if shape.T <= 2 * DENSE:
+            timed["eager with W"] = eager_ms(partial(_eager, call))
+        result = shape._asdict() | {"SDPA ms": exact} | {f"{name} ms": ms for name, ms in timed.items()}
+        yield result | {f"{name} / SDPA": ms / exact for name, ms in timed.items()}
+
+
+def _first_pass(call: al.AttentionCall, text: Text, *, sets: bool = False) -> Callable[[], Any]:
+    members = torch.nn.functional.pad(text.members.half(), (0, 14)) if sets else None
+    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32)
+    return partial(
+        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=places(call), norms=norms,
+        members=members, wide_output=True,
+    )  # fmt: skip
+
+
+def _eager(call: al.AttentionCall) -> tuple[Tensor, Tensor]:
+    """The output and W, as transformers' eager attention with output_attentions computes them."""
+    w = al.Softmax().weights(call)
+    return w @ call.v.repeat_interleave(call.groups, 1), w
+
+
+def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """Both passes with other tiles, at the first shape."""
+    call, text = made(shapes[0], device, torch.bfloat16)
+    lse = _first_pass(call, text)().lse
+    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
+    own = dict(statistics.ROW_TILE), dict(statistics.COLUMN_TILE)
+    second = partial(
+        statistics.column_statistics, call, lse, largest=8, log_norms=norms, received=True, block=256, first=0
+    )
+    for tile in TILES:
+        for kept in (statistics.ROW_TILE, statistics.COLUMN_TILE):
+            kept[64] = statistics.Tile(*tile)
+        names = ("rows", "keys", "warps", "stages")
+        timed = {"rows ms": eager_ms(_first_pass(call, text), 10), "keys and squares ms": eager_ms(second, 10)}
+        yield dict(zip(names, tile, strict=True)) | timed
+    statistics.ROW_TILE.update(own[0])
+    statistics.COLUMN_TILE.update(own[1])
+
+
+def memory(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """Peak memory and time of a model of SmolLM2-135M's width, with and without watching."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    length = shapes[0].T
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=49152, max_position_embeddings=length,
+    )  # fmt: skip
+    with torch.device(device):
+        model: Any = LlamaForCausalLM(config).eval()
+    model = model.to(torch.bfloat16)
+    ids = torch.randint(0, 49152, (1, length), device=device)
+    measured = {}
+    for name in ("model", "watched"):
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            begin = time.perf_counter()
+            with torch.no_grad():
+                if name == "watched":
+                    with al.watch(model) as seen:
+                        model(ids, logits_to_keep=1, use_cache=False)
+                    assert len(seen) == config.num_hidden_layers
+                else:
+                    model(ids, logits_to_keep=1, use_cache=False)
+            torch.cuda.synchronize()
+            measured[f"{name} s"] = time.perf_counter() - begin
+            measured[f"{name} MiB"] = torch.cuda.max_memory_allocated() / 2**20
+    ratio = measured["watched MiB"] / measured["model MiB"]
+    yield {
+        "T": length,
+        **measured,
+        "memory / model": ratio,
+        "time / model": measured["watched s"] / measured["model s"],
+    }
+
+
+def cpu(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """Processor time beside SDPA's on the CPU, one thread."""
+    del shapes, device
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    call, text = made(Shape(1, 9, 3, 8192, 64), "cpu", torch.float32)
+    exact = _seconds(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
+    row = {"T": 8192, "SDPA s": exact}
+    only_rows = Measures(norm=False, removed=False, received=False)
+    for name, measures in (("rows", only_rows), ("everything", Measures(block=64))):
+        row[f"{name} s"] = _seconds(partial(attention_statistics, call, al.Softmax(), measures, text, softmax=True))
+        row[f"{name} / SDPA"] = row[f"{name} s"] / exact
+    torch.set_num_threads(threads)
+    yield row
+
+
+def _seconds(job: Callable[[], Any]) -> float:
+    """The least processor time of two calls after one."""
+    job()
+    spent = []
+    for _ in range(2):
+        begin = time.process_time()
+        job()
+        spent.append(time.process_time() - begin)
+    return min(spent)
+
+
+PARTS: dict[str, Callable[..., Iterator[Row]]] = {
+    "errors": errors,
+    "times": times,
+    "memory": memory,
+    "cpu": cpu,
+    "tiles": tiles,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", action="append", choices=tuple(PARTS))
+    parser.add_argument("--tiny", action="store_true", help="errors of small calls, by Triton's interpreter on a CPU")
+    parser.add_argument("--write", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    shapes, device = (TINY, "cpu") if args.tiny else (SHAPES, "cuda")
+    chosen = args.part or (["errors"] if args.tiny else ["errors", "times", "memory", "cpu"])
+    tables: dict[str, list[Row]] = {}
+    for part in chosen:
+        tables[part] = []
+        for row in PARTS[part](shapes, device):
+            tables[part].append(row)
+            print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
+            if args.write:
+                write_results(args.write, make_results("watch_gpu", "attnlab", tables, config={"dtype": "bfloat16"}))
+
+
+if __name__ == "__main__":
+    main()

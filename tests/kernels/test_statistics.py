@@ -1,0 +1,189 @@
+"""The kernels of statistics against blocks of rows in PyTorch, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import attnlab as al
+from attnlab.linalg.streaming import CallStatistics, Measures, Text, stream_rows
+from attnlab.linalg.streaming_gpu import kernel_serves, stream_by_kernel
+
+pytest.importorskip("triton")
+statistics = pytest.importorskip("attnlab.kernels.statistics")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# The interpreter takes long for each of the largest.
+MEASURES = Measures(largest=2, sinks=3, recent=20, block=64)
+# Small tiles, so that short texts have several.
+TILES = {128: statistics.Tile(32, 32, 4, 1)}
+
+
+def made(
+    n_q: int, n_k: int, *, dtype: torch.dtype = torch.float32, sizes: tuple[int, int, int] = (1, 2, 1), d: int = 16,
+    e: int = 16, members: int = 0, **how: Any,
+) -> tuple[al.AttentionCall, Text]:  # fmt: skip
+    b, h, g = sizes
+    q, k, v = (torch.randn(b, n, n_h, w, device=DEVICE, dtype=dtype).transpose(1, 2)
+               for n, n_h, w in ((n_q, h, d), (n_k, g, d), (n_k, g, e)))  # fmt: skip
+    how = {name: t.to(DEVICE) if isinstance(t, Tensor) else t for name, t in how.items()}
+    sets = torch.rand(b, n_k, members, device=DEVICE) > 0.5
+    return al.AttentionCall(q * 2, k, v, **how), Text(sets, own_keys=how.get("causal", False) or n_q == n_k)
+
+
+def assert_same(actual: CallStatistics, expected: CallStatistics, atol: float) -> None:
+    for field in dataclasses.fields(CallStatistics):
+        one, other = getattr(actual, field.name), getattr(expected, field.name)
+        assert (one is None) == (other is None), field.name
+        if one is None or field.name in ("places", "norm_places"):
+            continue
+        assert one.shape == other.shape, field.name
+        if not one.numel():
+            continue
+        scale = max(1.0, float(other.abs().max()))
+        off = float((one - other).abs().max()) / scale
+        assert off <= (max(atol, 1e-4) if field.name == "removed" else atol), f"{field.name} is off by {off:.1e}"
+    for name in ("places", "norm_places"):
+        # Of nearly equal weights either may come first.
+        values, at, wanted = (
+            getattr(t, n) for t, n in ((expected, name.replace("places", "largest")), (actual, name), (expected, name))
+        )
+        differ = at != wanted
+        apart = values.diff(dim=-1).abs().amin(-1, keepdim=True).expand_as(values)
+        assert not bool((differ & (apart > 10 * atol)).any()), name
+
+
+CASES = {
+    "causal": {"n_q": 131, "n_k": 131, "causal": True},
+    "whole tiles": {"n_q": 128, "n_k": 128, "causal": True, "d": 32, "e": 32},
+    "encoder": {"n_q": 71, "n_k": 71},
+    "cross": {"n_q": 37, "n_k": 71},
+    "sets": {"n_q": 71, "n_k": 71, "causal": True, "members": 3},
+    "other widths": {"n_q": 71, "n_k": 71, "causal": True, "d": 11, "e": 24},
+    "step": {"n_q": 5, "n_k": 131, "causal": True, "offset": 126},
+    "ahead of the keys": {"n_q": 67, "n_k": 40, "causal": True},
+    "one": {"n_q": 1, "n_k": 1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_kernels_are_the_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    call, text = made(**CASES[name])
+    check(call, text)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_padding(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    seen = torch.rand(2, 71) > 0.3
+    seen[0, :9] = False
+    # The second text is padding only.
+    seen[1] = False
+    call, text = made(71, 71, sizes=(2, 2, 1), causal=causal, key_visible=seen)
+    call.v.transpose(1, 2)[0, 2] = torch.nan
+    check(call, text)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_windows_and_biases(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    window = torch.ones(71, 71, dtype=torch.bool).tril().triu(-20).expand(1, heads, -1, -1)
+    bias = torch.randn(1, heads, 71, 71)
+    for how in ({"mask": window, "causal": True}, {"bias": bias}, {"mask": window, "bias": bias}):
+        call, text = made(71, 71, **how)
+        check(call, text)
+
+
+def check(call: al.AttentionCall, text: Text, atol: float = 1e-5) -> None:
+    actual, output = stream_by_kernel(call, MEASURES, text)
+    expected, wanted = stream_rows(call, al.Softmax(), MEASURES, text, softmax=True)
+    torch.testing.assert_close(output, wanted, rtol=0, atol=1e-5)
+    assert_same(actual, expected, atol)
+
+
+def test_what_is_not_asked_for_is_not_computed() -> None:
+    call, text = made(40, 40, causal=True)
+    bare = Measures(norm=False, removed=False, received=False)
+    actual, output = stream_by_kernel(call, bare, text)
+    expected, _ = stream_rows(call, al.Softmax(), bare, text, softmax=True)
+    assert output.dtype == call.q.dtype
+    for name in ("norm", "norm_largest", "removed", "received", "block_mass"):
+        assert getattr(actual, name) is getattr(expected, name) is None
+    assert float((actual.entropy - expected.entropy).abs().max()) <= 1e-5
+
+
+def test_squares_of_a_text_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    call, text = made(100, 292, causal=True, offset=192)
+    measures = dataclasses.replace(MEASURES, block=128)
+    text = dataclasses.replace(text, first=192)
+    actual, _ = stream_by_kernel(call, measures, text)
+    expected, _ = stream_rows(call, al.Softmax(), measures, text, softmax=True)
+    assert actual.block_mass.shape == (1, 2, 2, 3)
+    assert float((actual.block_mass - expected.block_mass).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "padding", "window"])
+def test_half_precision_is_close(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
+    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
+    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+    how: dict[str, Any] = {}
+    if hidden == "padding":
+        how["key_visible"] = torch.arange(71)[None] > 40
+    if hidden == "window":
+        how["mask"] = torch.ones(1, 1, 71, 71, dtype=torch.bool).tril().triu(-20)
+    # The interpreter has no bfloat16.
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+    call, text = made(71, 71, dtype=dtype, causal=True, members=2, **how)
+    actual, _ = stream_by_kernel(call, MEASURES, text)
+    expected, _ = stream_rows(call, al.Softmax(), MEASURES, text, softmax=True)
+    assert_same(actual, expected, 1e-3)
+
+
+def test_calls_for_which_it_is_not_made() -> None:
+    call, text = made(70, 70)
+    assert kernel_serves(call, MEASURES, text) == (DEVICE == "cuda")
+    assert not kernel_serves(call, dataclasses.replace(MEASURES, largest=9), text)
+    assert not kernel_serves(*made(5, 70, causal=True, offset=65)[:1], MEASURES, text)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("d", [64, 128])
+def test_long_texts_on_a_gpu(dtype: torch.dtype, d: int) -> None:
+    call, text = made(4096, 4096, dtype=dtype, sizes=(1, 9, 3), d=d, e=d, causal=True, members=3)
+    measures = Measures(block=64)
+    assert kernel_serves(call, measures, text)
+    actual, output = stream_by_kernel(call, measures, text)
+    wide = dataclasses.replace(call, q=call.q.float(), k=call.k.float(), v=call.v.float())
+    expected, _ = stream_rows(wide, al.Softmax(), measures, text, softmax=True)
+    assert_same(actual, expected, 1e-3 if dtype == torch.bfloat16 else 1e-5)
+    exact = scaled_dot_product_attention(call.q, call.k, call.v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(output.to(dtype), exact, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.gpu
+def test_a_watched_model_on_a_gpu() -> None:
+    from tests.adapters.zoo import build, inputs
+
+    model = build("llama").cuda()
+    ids = inputs(model, length=60)["input_ids"].cuda().repeat(1, 1)
+    ids = torch.cat([ids, ids], 1)[:, :64]
+    with torch.no_grad(), al.watch(model) as by_kernel:
+        model(ids, position_ids=torch.arange(64, device="cuda")[None])
+    with torch.no_grad(), al.watch(model.cpu()) as by_rows:
+        model(ids.cpu(), position_ids=torch.arange(64)[None])
+    for one, other in zip(by_kernel, by_rows, strict=True):
+        assert one.entropy.device.type == "cpu"
+        assert float((one.entropy - other.entropy).abs().max()) <= 1e-3
+        assert float((one.received - other.received).abs().max()) <= 1e-2
