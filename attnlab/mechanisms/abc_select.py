@@ -250,9 +250,18 @@ class SelectCache:
             out = mechanism._attended(clean, tokens, newest, aligned=whole and call.key_visible is None)
         # Scores are kept without the graph of what made them.
         kept = tokens._replace(score=tokens.score.detach())
-        self.tokens = selected(kept, after - 1, mechanism.rules(call, mechanism.window)) if kept.k.shape[2] else None
-        self.count = after
+        if kept.k.shape[2]:
+            self._keep(selected(kept, after - 1, mechanism.rules(call, mechanism.window)), after)
         return call, out
+
+    def _keep(self, tokens: Tokens, count: Int[Tensor, " b"]) -> None:
+        """Hold these from now on; without gradients in the memory that is held, as a captured graph needs it."""
+        if self.tokens is None or torch.is_grad_enabled():
+            self.tokens, self.count = tokens, count
+            return
+        assert self.count is not None
+        for held, new in zip((*self.tokens, self.count), (*tokens, count), strict=True):
+            held.copy_(new)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""

@@ -119,6 +119,23 @@ def test_scores_learn_to_keep_what_is_asked_for() -> None:
     assert loss.item() < 0.2 * first
 
 
+def test_a_step_changes_the_memory_in_place() -> None:
+    """A captured graph writes to the same memory at every replay; with gradients nothing that was used is changed."""
+    mech, call = al.AbcSelect(slots=2, window=2, sinks=1, block=1), call_of(9)
+    steps = [
+        replace(call, **{name: t.narrow(1 if name == "x" else 2, i, 1) for name, t in parts.items()})
+        for parts in ({"q": call.q, "k": call.k, "v": call.v, "x": call.x},)
+        for i in range(9)
+    ]
+    cache = mech.make_cache(2, 0)
+    with torch.no_grad():
+        outs = [cache.attend(mech, step, key_visible=None)[1] for step in steps[:1]]
+        held = [t.data_ptr() for t in (*cache.tokens, cache.count)]
+        outs += [cache.attend(mech, step, key_visible=None)[1] for step in steps[1:]]
+    assert [t.data_ptr() for t in (*cache.tokens, cache.count)] == held
+    assert_close(torch.cat(outs, 2), mech(call).detach())
+
+
 @pytest.mark.parametrize("wrong", ["slots=0", "window=0", "window=8,block=3", "sinks=-1"])
 def test_what_it_cannot_be(wrong: str) -> None:
     with pytest.raises(ValueError, match=wrong.partition("=")[0]):
