@@ -19,7 +19,7 @@ from attnlab.mechanisms._bounded.selected import (
     merits,
     selected,
 )
-from attnlab.mechanisms._device import no_autocast
+from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -215,12 +215,15 @@ class AbcSelect(Mechanism, nn.Module):
 
 
 class SelectCache:
-    """The ``LayerCache`` of ``AbcSelect``: the keys that are kept, in order, which no length makes more."""
+    """The ``LayerCache`` of ``AbcSelect``: the keys that are kept, which no length makes more."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.tokens: Tokens | None = None
-        self.count: Tensor | None = None
+        # The same for all heads of a row: a kernel's programs, one a head, need not wait for each other.
+        self.count: Int[Tensor, "b g"] | None = None
+        # Whether keys are in the order of their places, which a kernel does not keep.
+        self.ordered = True
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Tensor | None
@@ -230,45 +233,79 @@ class SelectCache:
         check_batch(call, self.batch)
         mechanism.refuse(call)
         check_new_tokens(call)
-        if self.tokens is None:
+        if self.count is None:
             (_, g, n, d), e = call.k.shape, call.v.shape[-1]
             held = self.batch * g * mechanism.cache_bytes(length=n, d=d, e=e, dtype=call.k.dtype)
             check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
-            self.count = torch.zeros(self.batch, dtype=torch.long, device=call.k.device)
-        assert self.count is not None
-        whole = self.tokens is None
-        clean = hide_unseen(call)
-        tokens, newest = mechanism._new_tokens(clean, self.count)
-        new = call.k.shape[2] if call.key_visible is None else call.key_visible.sum(-1)
-        after = self.count + new
+            self.count = torch.zeros(self.batch, g, dtype=torch.long, device=call.k.device)
+        out = None if self.tokens is None else _step_by_kernel(mechanism, call, (*self.tokens, self.count))
+        if out is not None:
+            self.ordered = False
+            return call, out
+        return call, self._attend(mechanism, call, self.count[:, 0])
+
+    def _attend(self, mechanism: AbcSelect, call: AttentionCall, count: Int[Tensor, " b"]) -> Tensor:
+        whole, clean = self.tokens is None, hide_unseen(call)
+        tokens, newest = mechanism._new_tokens(clean, count)
+        after = count + (call.k.shape[2] if call.key_visible is None else call.key_visible.sum(-1))
         if self.tokens is not None:
-            tokens = Tokens(*(torch.cat([a.to(b.dtype), b], 2) for a, b in zip(self.tokens, tokens, strict=True)))
+            past = self.tokens if self.ordered else self.tokens.rows(self.tokens.place.argsort(dim=-1))
+            tokens = Tokens(*(torch.cat([a.to(b.dtype), b], 2) for a, b in zip(past, tokens, strict=True)))
         if not call.causal:
             newest = (after - 1)[:, None].expand(-1, call.q.shape[2])
         out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         if tokens.k.shape[2]:
             out = mechanism._attended(clean, tokens, newest, aligned=whole and call.key_visible is None)
-        # Scores are kept without the graph of what made them.
-        kept = tokens._replace(score=tokens.score.detach())
-        if kept.k.shape[2]:
-            self._keep(selected(kept, after - 1, mechanism.rules(call, mechanism.window)), after)
-        return call, out
+            # Scores are kept without the graph of what made them.
+            tokens = tokens._replace(score=tokens.score.detach())
+            self._keep(selected(tokens, after - 1, mechanism.rules(call, mechanism.window)), after)
+        return out
 
     def _keep(self, tokens: Tokens, count: Int[Tensor, " b"]) -> None:
         """Hold these from now on; without gradients in the memory that is held, as a captured graph needs it."""
+        self.ordered = True
+        counts = count[:, None].expand(-1, tokens.k.shape[1])
         if self.tokens is None or torch.is_grad_enabled():
-            self.tokens, self.count = tokens, count
+            self.tokens, self.count = Tokens(*(t.contiguous() for t in tokens)), counts.contiguous()
             return
         assert self.count is not None
-        for held, new in zip((*self.tokens, self.count), (*tokens, count), strict=True):
+        for held, new in zip((*self.tokens, self.count), (*tokens, counts), strict=True):
             held.copy_(new)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
         self.batch = rows.shape[0]
-        if self.tokens is not None and self.count is not None:
-            self.tokens, self.count = Tokens(*(t[rows] for t in self.tokens)), self.count[rows]
+        if self.count is not None:
+            self.count = self.count[rows]
+        if self.tokens is not None:
+            self.tokens = Tokens(*(t[rows] for t in self.tokens))
 
     def nbytes(self) -> int:
         """The bytes that are kept."""
         return 0 if self.tokens is None else sum(t.nbytes for t in self.tokens)
+
+
+def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ...]) -> Float[Tensor, "b h 1 e"] | None:
+    """The output for one more token, which ``kept`` takes in, in place; None where no kernel does it."""
+    if torch.is_grad_enabled() or call.sizes[2:] != (1, 1) or not call.causal or not _on_gpu(call.q):
+        return None
+    if call.k.dtype != kept[0].dtype or not all(t.is_contiguous() for t in kept):
+        return None
+    from attnlab.kernels.select_step import select_step, supports
+
+    d, e = call.k.shape[-1], call.v.shape[-1]
+    if not supports(d, e, call.q.dtype, keys=mech.size, heads=call.groups):
+        return None
+    assert call.x is not None, "refused before"
+    mech._make_parameters(call)
+    assert mech.weight is not None
+    assert mech.recency is not None
+    parameters = mech.weight.to(call.q.device), mech.recency.to(call.q.device)
+    return select_step(
+        call.q, call.k, call.v, call.x, parameters, kept, slots=mech.slots, window=mech.window, block=mech.block,
+        sinks=mech.sinks, tokens=TOKENS, scale=call.softmax_scale, key_visible=call.key_visible,
+    )  # fmt: skip
+
+
+def _on_gpu(t: Tensor) -> bool:
+    return t.is_cuda and kernels_may_run() and not torch.compiler.is_compiling()

@@ -1,0 +1,116 @@
+"""The decoding step of abc-select in one launch, against its PyTorch path: by Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import attnlab as al
+from attnlab.kernels.select_step import MOST_KEYS, supports
+from attnlab.mechanisms import abc_select
+from tests.kernels.abc.cases import relative
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Kernels may be chosen for tensors on a CPU, where Triton interprets them."""
+    monkeypatch.setattr(abc_select, "_on_gpu", lambda _: True)
+    return monkeypatch
+
+
+def call_of(
+    n: int, *, d: int = 16, e: int = 16, holes: bool = False, dtype: torch.dtype = torch.float32
+) -> al.AttentionCall:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, n, width, device=DEVICE, dtype=dtype) for heads, width in ((6, d), (2, d), (2, e)))
+    x = torch.randn(2, n, 150, device=DEVICE, dtype=dtype)
+    # Tokens of the same input have the same score: the later one stays.
+    x[:, 1::3] = x[:, :1]
+    seen = torch.rand(2, n, device=DEVICE) > 0.3 if holes else None
+    return al.AttentionCall(q, k, v, x=x, causal=True, key_visible=seen)
+
+
+def one_by_one(lo: int, hi: int) -> list[tuple[int, int]]:
+    return [(t, t + 1) for t in range(lo, hi)]
+
+
+def part_of(call: al.AttentionCall, lo: int, hi: int) -> al.AttentionCall:
+    fields = {name: getattr(call, name)[:, :, lo:hi] for name in ("q", "k", "v")}
+    seen = None if call.key_visible is None else call.key_visible[:, lo:hi]
+    return replace(call, **fields, x=call.x[:, lo:hi], key_visible=seen)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("abc-select:slots=5,window=8,sinks=2,block=4", {}),
+        ("abc-select:slots=3,window=6,sinks=0,block=3", {"holes": True}),
+        ("abc-select:slots=70,window=16,sinks=4,block=16", {"d": 24, "e": 48}),
+        ("abc-select:slots=2,window=1,sinks=1,block=1", {"dtype": torch.float16}),
+    ],
+)
+def test_steps_equal_the_whole(spec: str, settings: dict[str, object], on_gpu: pytest.MonkeyPatch) -> None:
+    """A prefill, token after token, some tokens at once (keys are put in order again), and steps once more."""
+    call, mech = call_of(110, **settings), al.mechanism(spec)
+    with torch.no_grad():
+        whole = mech(call)
+        mech.recency.data.fill_(0.7)
+        on_gpu.setattr(abc_select, "_on_gpu", lambda _: False)
+        whole = mech(call)
+        on_gpu.setattr(abc_select, "_on_gpu", lambda _: True)
+        cache, parts = mech.make_cache(2, 0), []
+        for lo, hi in ((0, 81), *one_by_one(81, 99), (99, 105), *one_by_one(105, 110)):
+            parts.append(cache.attend(mech, part_of(call, lo, hi), key_visible=None)[1])
+            assert cache.ordered == (hi - lo > 1), "a step is the kernel's"
+    assert relative(torch.cat(parts, 2), whole) < BOUND[call.q.dtype]
+
+
+def test_beams_change_rows(on_gpu: pytest.MonkeyPatch) -> None:
+    call, mech = call_of(34), al.mechanism("abc-select:slots=5,window=8,sinks=2,block=4")
+    rows = torch.tensor([1, 1], device=DEVICE)
+    with torch.no_grad():
+        cache = mech.make_cache(2, 0)
+        for lo, hi in ((0, 25), *one_by_one(25, 30)):
+            cache.attend(mech, part_of(call, lo, hi), key_visible=None)
+        cache.select(rows)
+        chosen = replace(call, q=call.q[rows], k=call.k[rows], v=call.v[rows], x=call.x[rows])
+        outs = [cache.attend(mech, part_of(chosen, t, t + 1), key_visible=None)[1] for t in range(30, 34)]
+        whole = mech(chosen)[:, :, 30:]
+    assert relative(torch.cat(outs, 2), whole) < BOUND[torch.float32]
+
+
+def test_nan_in_x_reaches_the_output(on_gpu: pytest.MonkeyPatch) -> None:
+    call, mech = call_of(9), al.mechanism("abc-select:slots=2,window=2,sinks=1,block=1")
+    call.x[0, 5] = torch.nan
+    with torch.no_grad():
+        cache = mech.make_cache(2, 0)
+        cache.attend(mech, part_of(call, 0, 3), key_visible=None)
+        outs = torch.cat([cache.attend(mech, part_of(call, t, t + 1), key_visible=None)[1] for t in range(3, 9)], 2)
+    assert outs[0, :, 2:].isnan().all()
+    assert outs[0, :, :2].isfinite().all()
+    assert outs[1].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", list(BOUND))
+def test_large_memories(dtype: torch.dtype) -> None:
+    call, mech = call_of(700, d=128, e=128, dtype=dtype), al.mechanism("abc-select:slots=240,window=256,sinks=4")
+    with torch.no_grad():
+        whole, cache, parts = mech(call), mech.make_cache(2, 0), []
+        for lo, hi in ((0, 300), *one_by_one(300, 700)):
+            parts.append(cache.attend(mech, part_of(call, lo, hi), key_visible=None)[1])
+    assert not cache.ordered
+    assert relative(torch.cat(parts, 2), whole) < BOUND[dtype]
+
+
+def test_sizes_that_it_is_not_made_for() -> None:
+    assert supports(64, 48, torch.bfloat16, keys=124, heads=3)
+    assert not supports(64, 64, torch.float64, keys=124, heads=3)
+    assert not supports(64, 64, torch.float32, keys=MOST_KEYS + 1, heads=3)
