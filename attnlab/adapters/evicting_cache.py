@@ -12,8 +12,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
-from attnlab.caches.contract import Place, take_keys
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.contract import Place
+from attnlab.caches.kept_keys import KeptKeys, LayerPool
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.shapes import Int
 
@@ -25,9 +25,9 @@ class EvictingLayer(DynamicLayer):
 
     is_croppable = False
 
-    def __init__(self, policy: KVPolicy, layer: int) -> None:
+    def __init__(self, policy: KVPolicy, layer: int, pool: LayerPool) -> None:
         super().__init__()
-        self.kept = KeptKeys(policy, layer)
+        self.kept = KeptKeys(policy, layer, pool)
         self.updated = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ class EvictingLayer(DynamicLayer):
         if not self.updated:
             raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
         self.updated = False
-        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged)
+        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, self.kept.bias)
 
     def evict(self, call: AttentionCall, place: Place) -> None:
         """Keep what the policy chooses after this call."""
@@ -56,7 +56,13 @@ class EvictingLayer(DynamicLayer):
         again = self.kept.waits
         at = self.kept.cut_after_rereading(call, place) if again else self.kept.cut(call, place)
         if at is not None:
-            self.keys, self.values = (take_keys(t, at) for t in (self.keys, self.values))
+            self.leave(at)
+
+    def leave(self, at: Int[Tensor, "b g n"]) -> None:
+        """Keep the keys at these places, or what the policy put there."""
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys, self.values = self.kept.take(self.keys, self.values, at)
 
     def get_seq_length(self, *_: Any) -> int:
         """How many tokens were read, by which new ones are numbered."""
@@ -89,7 +95,7 @@ class EvictingLayer(DynamicLayer):
         super().reset()
         self.keys = self.values = None
         self.is_initialized = False
-        self.kept = KeptKeys(self.kept.policy, self.kept.layer)
+        self.kept = KeptKeys(self.kept.policy, self.kept.layer, self.kept.pool)
 
     def crop(self, *_: Any) -> None:
         """Refused: evicted keys cannot come back."""
@@ -100,13 +106,15 @@ class EvictingCache(Cache):
     """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
-        super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
+        self.pool = LayerPool()
+        super().__init__(layers=[EvictingLayer(policy, i, self.pool) for i in range(layers)])
+        self.pool.layers = self.layers
         self.policy, self.current, self.rereading = policy, 0, False
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(EvictingLayer(self.policy, len(self.layers)))
+            self.layers.append(EvictingLayer(self.policy, len(self.layers), self.pool))
         self.current = layer_idx
         if not self.rereading:
             self.of_call().kept.refuse_waiting()
@@ -144,6 +152,12 @@ class EvictingCache(Cache):
         finally:
             self.rereading = False
 
+    def evict(self, call: AttentionCall, place: Place) -> None:
+        """Keep what the policy chooses after the call under way; layers that share budgets are cut with the last."""
+        self.of_call().evict(call, place)
+        if self.current == len(self.layers) - 1:
+            self.pool.cut()
+
     def of_call(self) -> EvictingLayer:
         """The layer whose call is under way; a module that runs several times (HRM) has one for each."""
         layer = self.layers[self.current]
@@ -157,3 +171,7 @@ class EvictingCache(Cache):
     def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
         """For each layer that has read tokens, the keys that every head of every row holds."""
         return [layer.kept.counts(layer.keys) for layer in self.layers if layer.keys is not None]  # type: ignore[union-attr]
+
+    def certificates(self) -> list[Any]:
+        """For each layer, how good what the policy put in the place of its keys is; None where it put nothing."""
+        return [layer.kept.certificate for layer in self.layers if isinstance(layer, EvictingLayer)]

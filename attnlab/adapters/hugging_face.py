@@ -121,7 +121,7 @@ class HuggingFaceModel(ModelAdapter):
         def evict(site: Site, call: AttentionCall, mech: Mechanism, _output: Tensor) -> None:
             refuse_other_attention(site.name, mech)
             projection = site.projection(call.q.shape[1] * call.v.shape[-1])
-            cache.of_call().evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
+            cache.evict(call, Place(cache.current, len(cache.layers), projection, *rotations[site.module]))
 
         frame = Frame(
             mechanism=Softmax(), note=evict, skip_dropout=True, cached_keys=lambda _: cache.of_call().cached_keys()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.protocol import Conversion, Frame, Groups, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.caches.contract import Place, take_keys
-from attnlab.caches.kept_keys import KeptKeys
+from attnlab.caches.contract import Place
+from attnlab.caches.kept_keys import KeptKeys, LayerPool
 from attnlab.caches.kv_policy import KVPolicy
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
@@ -145,9 +145,9 @@ class _Noting:
 class _EvictingKeyValues(KeyValueCache):
     """The keys and values of one layer that a policy keeps."""
 
-    def __init__(self, site: Site, layers: int, policy: KVPolicy) -> None:
+    def __init__(self, site: Site, policy: KVPolicy, pool: LayerPool) -> None:
         super().__init__(0)
-        self.site, self.layers, self.kept = site, layers, KeptKeys(policy, site.layer)
+        self.site, self.pool, self.kept = site, pool, KeptKeys(policy, site.layer, pool)
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
@@ -160,13 +160,24 @@ class _EvictingKeyValues(KeyValueCache):
         self.kept.extend(n_q)
         mask = self.kept.mask(call)
         full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - n_q)
+        full = replace(full, bias=self.kept.bias(call.q))
         output = mechanism(full)
         projection = self.site.projection(call.q.shape[1] * v.shape[-1])
         turn = rotate if getattr(self.site.module, "rotary", False) else None
-        at = self.kept.cut(full, Place(self.site.layer, self.layers, projection, turn))
-        self.k, self.v = (k, v) if at is None else (take_keys(k, at), take_keys(v, at))
-        self.length = self.k.shape[2]
+        at = self.kept.cut(full, Place(self.site.layer, len(self.pool.layers), projection, turn))
+        self.k, self.v, self.length = k, v, k.shape[2]
+        if at is not None:
+            self.leave(at)
+        if self is self.pool.layers[-1]:
+            self.pool.cut()
         return full, output
+
+    def leave(self, at: Int[Tensor, "b g n"]) -> None:
+        """Keep the keys at these places, or what the policy put there."""
+        assert self.k is not None
+        assert self.v is not None
+        self.k, self.v = self.kept.take(self.k, self.v, at)
+        self.length = self.k.shape[2]
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
@@ -179,8 +190,10 @@ class _EvictingCache(Cache):
     """A decoder's past of bounded size; tokens are numbered by how many were read."""
 
     def __init__(self, model: Transformer, policy: KVPolicy, decoder: list[Site]) -> None:
+        pool = LayerPool()
+        pool.layers = [_EvictingKeyValues(site, policy, pool) for site in decoder]
         super().__init__(
-            [_EvictingKeyValues(site, len(decoder), policy) for site in decoder],
+            pool.layers,
             made_by=[_layer_of(site).current_mechanism() for site in decoder],
             cross_layers=model.config.depth("cross"),
             # The number of positions that the model may read is checked by the model.
@@ -208,6 +221,10 @@ class _EvictingCache(Cache):
         """For each layer that has read tokens, the keys that every head of every row holds."""
         layers = [layer for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
         return [layer.kept.counts(layer.k) for layer in layers if layer.k is not None]
+
+    def certificates(self) -> list[Any]:
+        """For each layer, how good what the policy put in the place of its keys is; None where it put nothing."""
+        return [layer.kept.certificate for layer in self.layers if isinstance(layer, _EvictingKeyValues)]
 
 
 def _layer_of(site: Site) -> AttentionLayer:

@@ -72,6 +72,8 @@ class CachedKeys:
     positions: Int[Tensor, "b g n"] | None = None
     # Whether some heads hold fewer keys than others.
     ragged: bool = False
+    # (queries) -> what is added to their scores with each key, None where nothing is.
+    bias: Callable[[Tensor], Tensor | None] = lambda _: None
 
     __repr__ = short_repr
 

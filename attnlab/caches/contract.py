@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.summaries import short_repr
 
-__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Rotate", "ranks", "take_keys"]
+__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Refit", "Rotate", "ranks", "take_keys"]
 
 # (vectors (b, h, n, d), their positions (b, n)) -> the vectors as the model's rotary positions turn them.
 Rotate = Callable[[Tensor, Tensor], Tensor]
@@ -168,6 +169,21 @@ class Moment:
         return total
 
 
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """What a policy puts in the place of the keys it keeps, at their places; what stands elsewhere is not looked at.
+
+    ``bias`` is added to the scores of every later query with a key; ``certificate`` says how good the replacement is.
+    """
+
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    bias: Float[Tensor, "b g k"]
+    certificate: Any = None
+
+    __repr__ = short_repr
+
+
 class KeyScore:
     """A way to rank keys. A subclass writes ``score``; every other member has a default."""
 
@@ -182,6 +198,10 @@ class KeyScore:
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         """The larger, the rather a key is kept; equal scores keep the later key."""
         raise NotImplementedError
+
+    def refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> Refit | None:
+        """What replaces the keys that stay, where some are dropped; None, the default: they stay as they are."""
+        return None
 
     def recent(self, budget: int) -> int:
         """How many of the latest keys stay whatever their score, of a budget without sinks: by default half."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from attnlab.attention import AttentionCall, repeat_groups, visible
-from attnlab.caches.contract import Gathered, Moment, Place
-from attnlab.caches.kv_policy import KVPolicy, keep_mask
-from attnlab.shapes import Bool, Int
+from attnlab.caches.contract import Gathered, Moment, Place, Refit, take_keys
+from attnlab.caches.kv_policy import KVPolicy, keep_masks
+from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["KeptKeys"]
+__all__ = ["KeptKeys", "LayerPool"]
+
+# The name under which what is added to a key's scores is gathered.
+BIAS = "bias"
 
 
 class KeptKeys:
@@ -22,8 +28,10 @@ class KeptKeys:
     a head holds fewer, its row begins with places whose column is -1.
     """
 
-    def __init__(self, policy: KVPolicy, layer: int) -> None:
+    def __init__(self, policy: KVPolicy, layer: int, pool: LayerPool | None = None) -> None:
         self.policy, self.layer = policy, layer
+        # The layers that it shares its budget with.
+        self.pool = pool if policy.shares_layers else None
         self.columns: Int[Tensor, "b g k"] | None = None
         # Columns of the text that the model was given, and in each row the tokens among them.
         self.length = 0
@@ -31,6 +39,9 @@ class KeptKeys:
         # Whether some heads or rows hold fewer keys than others.
         self.ragged = False
         self.gathered = Gathered()
+        # What the policy puts in the place of the keys that the last cut left, and how good that is.
+        self.refit: Refit | None = None
+        self.certificate: Any = None
         self.compressed = False
         # Whether the prompt was read, and must be read once more before keys are dropped.
         self.waits = False
@@ -54,6 +65,20 @@ class KeptKeys:
             return None
         return repeat_groups(there, h // there.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
 
+    def bias(self, q: Float[Tensor, "b h q d"]) -> Float[Tensor, "b h q k"] | None:
+        """What is added to the scores of queries with each key, 0 for keys that came after the cut; None: nothing."""
+        bias = self.gathered.per_key.get(BIAS)
+        if bias is None or self.columns is None:
+            return None
+        bias = pad(bias.to(q), (0, self.columns.shape[-1] - bias.shape[-1]))
+        return repeat_groups(bias, q.shape[1] // bias.shape[1]).unsqueeze(2).expand(-1, -1, q.shape[2], -1)
+
+    def take(self, k: Tensor, v: Tensor, at: Int[Tensor, "b g n"]) -> tuple[Tensor, Tensor]:
+        """The keys and values that a cut left at these places, or what its policy put there."""
+        refit, self.refit = self.refit, None
+        left = (k, v) if refit is None else (refit.k.to(k), refit.v.to(v))
+        return take_keys(left[0], at), take_keys(left[1], at)
+
     @torch.no_grad()
     def cut(self, call: AttentionCall, place: Place | None = None) -> Int[Tensor, "b g n"] | None:
         """The places of the keys to keep after this call, whose new columns were counted in; None where all stay.
@@ -72,6 +97,8 @@ class KeptKeys:
             self.waits = True
             return None
         keep = self._choose(call, held, real, before, place or Place(self.layer)) if asks else held
+        if keep is None:
+            return None
         return None if real is None and torch.equal(keep, held) else self._leave(keep)
 
     @torch.no_grad()
@@ -80,8 +107,9 @@ class KeptKeys:
         again = call.q.shape[2]
         self.waits, self.length = False, self.length - again
         held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
-        keep = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
-        return self._leave(keep)
+        prompt = call.k.shape[2] - again
+        keep = self._choose(call, held, None, self.tokens, place, prompt=prompt)
+        return self._leave(held[..., :prompt] if keep is None else keep)
 
     def refuse_waiting(self) -> None:
         """Raise a ValueError if a token comes where the prompt should be read again."""
@@ -107,8 +135,11 @@ class KeptKeys:
         before: tuple[int, ...],
         place: Place,
         prompt: int | None = None,
-    ) -> Bool[Tensor, "b g n"]:
-        """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them."""
+    ) -> Bool[Tensor, "b g n"] | None:
+        """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them.
+
+        None where it waits for the other layers of its pool.
+        """
         policy = self.policy
         budgets = policy.budgets(self.tokens, layer=place.layer, layers=place.layers)
         splits = [policy.split(budget) for budget in budgets]
@@ -132,7 +163,24 @@ class KeptKeys:
             score, moment = score[..., :prompt], replace(moment, held=held[..., :prompt])
         if score.shape[-1] <= min(budgets):
             return moment.held
-        return keep_mask(policy, moment, score)
+        if self.pool is not None:
+            self.pool.waiting.append((self, moment, score))
+            return None
+        (keep,) = keep_masks(policy, [moment], [score])
+        self._refit(moment, keep)
+        return keep
+
+    def _refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> None:
+        """Let the policy put something in the place of the keys that stay."""
+        self.refit = self.policy.score.refit(moment, keep)
+        if self.refit is not None:
+            self.gathered.per_key[BIAS] = self.refit.bias
+            self.certificate = self.refit.certificate
+
+    def cut_with_pool(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> Int[Tensor, "b g n"]:
+        """The places of the keys to keep, which were chosen together with those of other layers."""
+        self._refit(moment, keep)
+        return self._leave(keep)
 
     def _leave(self, keep: Bool[Tensor, "b g k"]) -> Int[Tensor, "b g n"]:
         most = int(keep.sum(-1).max())
@@ -159,6 +207,28 @@ class KeptKeys:
         if self.columns is None:
             return torch.full(like.shape[:2], like.shape[2], device=like.device)
         return (self.columns >= 0).sum(-1)
+
+
+class LayerPool:
+    """The layers of a model that share their budgets: they wait until all have read the prompt, and are cut together.
+
+    ``layers`` have ``kept``, their KeptKeys, and ``leave``, which keeps the keys at some places.
+    """
+
+    def __init__(self, layers: Sequence[Any] = ()) -> None:
+        self.layers = layers
+        self.waiting: list[tuple[KeptKeys, Moment, Tensor]] = []
+
+    @torch.no_grad()
+    def cut(self) -> None:
+        """Cut the layers that wait."""
+        waiting, self.waiting = self.waiting, []
+        if not waiting:
+            return
+        by_kept = {layer.kept: layer for layer in self.layers}
+        layers, moments, scores = zip(*waiting, strict=True)
+        for kept, moment, keep in zip(layers, moments, keep_masks(layers[0].policy, moments, scores), strict=True):
+            by_kept[kept].leave(kept.cut_with_pool(moment, keep))
 
 
 def _real_tokens(call: AttentionCall) -> Bool[Tensor, "b q"] | None:
