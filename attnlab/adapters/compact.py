@@ -174,6 +174,8 @@ def _reference_calls(source: Any, queries: Any) -> tuple[list[int], list[Attenti
 def _checked(call: AttentionCall) -> AttentionCall:
     if call.bias is not None:
         raise ValueError("a position bias changes with later queries, so no key can stand for others under it")
+    if call.mask is not None:
+        raise ValueError("a mask hides some keys from some queries, so no key can stand for others under it")
     return call
 
 

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall
+from attnlab.attention import AttentionCall, grouped
 from attnlab.caches import KeyScore, Moment, policy
-from attnlab.caches.compact_fit import Rows, fit
-from attnlab.caches.contract import Refit
+from attnlab.caches.compact_fit import References, fit
+from attnlab.caches.contract import Refit, take_keys
 from attnlab.caches.expected_attention import last_columns, length_of_turn, turned
 from attnlab.fields import check_fields, check_int
-from attnlab.shapes import Bool, Float
+from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["Compact"]
 
 QUERIES = ("repeat", "prompt", "sampled")
 # Of so many queries one is held out, to measure the fit by.
 HELD_OUT = 8
+# Keys are chosen by all reference queries, and fitted to those of at most so many tokens.
+MOST = 1024
+# What is noted of each reference query between the choice of keys and their fit.
+NOTED = ("normalisers", "shares", "targets")
 
 
 @policy(
@@ -74,31 +77,51 @@ class Compact(KeyScore):
         return refused
 
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
-        score = moment.call.k.new_zeros(())
-        for W in self._references(moment).weights():
-            score = score.maximum(W.amax((2, 3)))
-        return score
+        references = self._references(moment)
+        call, count, at = references.call, self._count(moment), self._fitted_at(references)
+        v, largest = call.v[:, :, :count].unsqueeze(2), call.k.new_zeros(())
+        noted: list[tuple[Tensor, ...]] = []
+        first = 0
+        for W in references.weights():
+            largest = largest.maximum(W.amax((2, 3)))
+            here = at[(at >= first) & (at < first + W.shape[3])] - first
+            first += W.shape[3]
+            rows = W[:, :, :, here]
+            noted.append((*rows.max(-1), rows[..., :count].sum(-1), rows[..., :count] @ v))
+        alpha, place, share, target = (torch.cat(parts, 3).flatten(2, 3) for parts in zip(*noted, strict=True))
+        # The score of a query with its best key says by what its exponentials were divided.
+        best = (self._fitted_queries(references, at) * take_keys(call.k, place)).sum(-1)
+        normaliser = call.softmax_scale * best - alpha.log()
+        moment.gathered.per_row.update(dict(zip(NOTED, (normaliser, share, target), strict=True)))
+        return largest
 
     def refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> Refit:
         count = keep.shape[-1]
-        call = moment.call
-        return fit(self._rows(moment, count), call.k[:, :, :count], call.v[:, :, :count], keep, ridge=self.ridge)
-
-    def _rows(self, moment: Moment, count: int) -> Rows:
         references = self._references(moment)
-        fitted = references.numbers() % HELD_OUT != HELD_OUT - 1
-        real = references.real
+        call, at = references.call, self._fitted_at(references)
+        normaliser, share, target = (moment.gathered.per_row.pop(name) for name in NOTED)
+        fitted = references.numbers()[:, at] // self._stride(references) % HELD_OUT != HELD_OUT - 1
+        last = (at + call.offset).repeat(call.groups) if call.causal else None
+        q = self._fitted_queries(references, at)
+        fitted = fitted.repeat(1, call.groups)
+        queries = References(q, call.softmax_scale, normaliser, share, target, fitted, last)
+        return fit(queries, call.k[:, :, :count], call.v[:, :, :count], keep, ridge=self.ridge)
 
-        def rows() -> Iterator[tuple[Tensor, Tensor]]:
-            first = 0
-            for W in references.weights():
-                here = slice(first, first + W.shape[3])
-                first += W.shape[3]
-                counted = fitted[:, here] if real is None else fitted[:, here] | ~real[:, here]
-                # The heads of a group beside each other: they read the same keys.
-                yield W[..., :count].flatten(2, 3), counted.repeat(1, W.shape[2])
+    def _count(self, moment: Moment) -> int:
+        """How many keys are to be compacted: all, but for those of the second reading."""
+        return moment.call.k.shape[2] - (moment.call.q.shape[2] if self.reads_twice else 0)
 
-        return rows
+    def _stride(self, references: Moment) -> int:
+        # Rows of different lengths are not thinned out: each would need a stride of its own.
+        return 1 if references.real is not None else -(-references.call.q.shape[2] // MOST)
+
+    def _fitted_at(self, references: Moment) -> Int[Tensor, " c"]:
+        """The queries that keys are fitted to: every so many-th of a long text."""
+        return torch.arange(0, references.call.q.shape[2], self._stride(references), device=references.call.q.device)
+
+    def _fitted_queries(self, references: Moment, at: Int[Tensor, " c"]) -> Float[Tensor, "b g m d"]:
+        """Those queries, the heads of a group beside each other: they read the same keys."""
+        return grouped(references.call.q[:, :, at], references.call.groups).flatten(2, 3)
 
     def _references(self, moment: Moment) -> Moment:
         """The moment with the reference queries in place of the call's."""
@@ -111,11 +134,11 @@ class Compact(KeyScore):
         numbers = moment.numbers()
         ahead = moment.per_row(moment.read)[..., 0] + numbers % self.future - numbers
         q = turned(moment, call.q, ahead, "compact") / length_of_turn(moment, "compact")
-        visible = repeat_visible(moment)
+        visible = _every_key(moment)
         return replace(moment, call=AttentionCall(q, call.k, call.v, mask=visible, scale=call.scale))
 
 
-def repeat_visible(moment: Moment) -> Bool[Tensor, "b h q k"] | None:
+def _every_key(moment: Moment) -> Bool[Tensor, "b h q k"] | None:
     """Every key that is held, for every query; None where all are."""
     if bool(moment.held.all()):
         return None
