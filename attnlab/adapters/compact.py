@@ -141,34 +141,42 @@ def compact(
 
 def _reference_calls(source: Any, queries: Any) -> tuple[list[int], list[AttentionCall]]:
     """For each layer its number and the reference queries' call over its keys."""
-    asked = None
-    if not isinstance(queries, str):
-        asked = {layer.layer: layer.call for layer in recorded_layers(queries)}
-    elif queries != "prompt":
+    if isinstance(queries, str) and queries != "prompt":
         raise ValueError(
             f"queries must be 'prompt' or a recorded trace, got {queries!r}; 'repeat' and 'sampled' need the model: "
             f"use al.evicting(model, 'compact:queries={queries},budget=...')"
         )
-    if hasattr(source, "layers") and not isinstance(source, Trace):
-        held = {i: (layer.keys, layer.values) for i, layer in enumerate(source.layers) if layer.keys is not None}
-        if asked is None:
-            raise ValueError("a cache holds no queries; give queries=, a trace recorded while its keys were read")
-        own: dict[int, AttentionCall] = {}
-    else:
-        recorded = recorded_layers(source)
-        for layer in recorded:
-            if not isinstance(layer.mechanism, Softmax):
-                raise ValueError(f"{layer.name} attends by {layer.mechanism!r}; only keys of softmax can be compacted")
-        own = {layer.layer: layer.call for layer in recorded}
-        held = {n: (call.k, call.v) for n, call in own.items()}
-    if not held:
-        raise ValueError("there are no keys to compact: the cache is empty")
+    asked = None if isinstance(queries, str) else {layer.layer: layer.call for layer in recorded_layers(queries)}
+    own = None if _is_cache(source) else _softmax_calls(recorded_layers(source))
     if asked is None:
+        if own is None:
+            raise ValueError("a cache holds no queries; give queries=, a trace recorded while its keys were read")
         return list(own), [_checked(call) for call in own.values()]
+    held = _keys_of_cache(source) if own is None else {n: (call.k, call.v) for n, call in own.items()}
     missing = sorted(held.keys() - asked.keys())
     if missing:
         raise ValueError(f"queries= has no layer {missing[0]}, whose keys are to be compacted")
-    return list(held), [_asked(asked[n], *held[n], own.get(n)) for n in held]
+    return list(held), [_asked(asked[n], *held[n], None if own is None else own[n]) for n in held]
+
+
+def _is_cache(source: Any) -> bool:
+    return hasattr(source, "layers") and not isinstance(source, Trace)
+
+
+def _keys_of_cache(cache: Any) -> dict[int, tuple[Tensor, Tensor]]:
+    """The keys and values of each layer of a transformers cache that holds some."""
+    held = {i: (layer.keys, layer.values) for i, layer in enumerate(cache.layers) if layer.keys is not None}
+    if not held:
+        raise ValueError("there are no keys to compact: the cache is empty")
+    return held
+
+
+def _softmax_calls(recorded: Sequence[LayerTrace]) -> dict[int, AttentionCall]:
+    """The call of each layer; a ValueError where one does not attend by softmax."""
+    for layer in recorded:
+        if not isinstance(layer.mechanism, Softmax):
+            raise ValueError(f"{layer.name} attends by {layer.mechanism!r}; only keys of softmax can be compacted")
+    return {layer.layer: layer.call for layer in recorded}
 
 
 def _checked(call: AttentionCall) -> AttentionCall:
