@@ -203,13 +203,15 @@ def _moment(policy: KVPolicy, call: AttentionCall) -> Moment:
     if seen is not None:
         held = seen.expand(b, call.q.shape[1], -1, n_k).any(2).unflatten(1, (call.k.shape[1], -1)).any(2)
     k, v = (t.to(kind).masked_fill(~held.unsqueeze(-1), 0) for t in (call.k, call.v))
+    # Queries of padding are no queries of the text.
+    real = None if call.key_visible is None or not call.causal else call.key_visible[:, n_k - n_q :]
     counts = held.sum(-1).amax(-1).tolist()
     budgets = policy.budgets(counts)
     return Moment(
         call=replace(call, q=call.q.to(kind), k=k, v=v, x=None, memory=None),
         held=held,
-        real=None,
-        read_before=(n_k - n_q,) * b if n_k >= n_q else (0,) * b,
+        real=real,
+        read_before=(max(0, n_k - n_q),) * b,
         column=max(0, n_k - n_q),
         budgets=budgets,
         sinks=tuple(policy.split(budget)[0] for budget in budgets),
@@ -222,7 +224,7 @@ def _moment(policy: KVPolicy, call: AttentionCall) -> Moment:
 def _compacted(number: int, score: Compact, moment: Moment, keep: Bool[Tensor, "b g k"]) -> CompactedLayer:
     call = moment.call
     if call.q.shape[1:3] == (call.k.shape[1], 1) and int(keep.sum(-1).min()) > call.v.shape[-1]:
-        keep, refit = _exact(score, moment)
+        keep, refit = _exact(moment)
     else:
         refit = score.refit(moment, keep)
     most = int(keep.sum(-1).max())
@@ -232,7 +234,7 @@ def _compacted(number: int, score: Compact, moment: Moment, keep: Bool[Tensor, "
     return CompactedLayer(number, k, v, bias, columns, call.scale, refit.certificate)
 
 
-def _exact(score: Compact, moment: Moment) -> tuple[Bool[Tensor, "b g k"], Refit]:
+def _exact(moment: Moment) -> tuple[Bool[Tensor, "b g k"], Refit]:
     """One query a head: its output as a convex combination of e + 1 values, which needs no other values."""
     call = moment.call
     W = Softmax().weights(call).double()

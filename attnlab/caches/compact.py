@@ -10,7 +10,7 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, grouped
 from attnlab.caches import KeyScore, Moment, policy
 from attnlab.caches.compact_fit import References, fit
-from attnlab.caches.contract import Refit, take_keys
+from attnlab.caches.contract import Refit, ranks, take_keys
 from attnlab.caches.expected_attention import last_columns, length_of_turn, turned
 from attnlab.fields import check_fields, check_int
 from attnlab.shapes import Bool, Float, Int
@@ -32,13 +32,13 @@ NOTED = ("normalisers", "shares", "targets")
 )
 @dataclass(frozen=True)
 class Compact(KeyScore):
-    """max_i alpha_ij over reference queries i; keys that stay get a bias b_j and a value u_j in place of v_j.
+    """sum_i alpha_ij^2 over reference queries i; keys that stay get a bias b_j and a value u_j in place of v_j.
 
     With alpha over all keys and C those kept, w = exp(b) minimises sum_i (sum_{j in C} alpha_ij w_j - 1)^2, so that the
     mass of the prompt stays what it was beside later keys, then u minimises sum_i |o_i - o^_i|^2, where o^_i attends to
     C by alpha_ij w_j. Zweiger et al. were first; they also search for keys greedily and ask the model questions about
-    the text. Ours fits shares of attention, pulls values towards what they were, and shares the budget among all heads
-    by the largest alpha, as KVzip does (Kim et al., 2025, arXiv 2505.23416).
+    the text. Ours fits shares of attention, pulls values towards what they were, and gives a head as many keys as it
+    has among the largest max_i alpha_ij of all heads, as KVzip does (Kim et al., 2025, arXiv 2505.23416).
 
     ``queries``: "repeat" reads the prompt a second time behind itself, and takes the queries of that; "prompt" takes
     the prompt's own; "sampled" takes these turned to the next ``future`` positions, from where they see every key.
@@ -50,6 +50,7 @@ class Compact(KeyScore):
 
     when = "prefill"
     layers = "shared"
+    safeguard = 0.5
     sinks = 4
 
     def __post_init__(self) -> None:
@@ -79,11 +80,12 @@ class Compact(KeyScore):
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         references = self._references(moment)
         call, count, at = references.call, self._count(moment), self._fitted_at(references)
-        v, largest = call.v[:, :, :count].unsqueeze(2), call.k.new_zeros(())
+        v = call.v[:, :, :count].unsqueeze(2)
+        largest, squares = call.k.new_zeros(2, 1, 1, 1)
         noted: list[tuple[Tensor, ...]] = []
         first = 0
         for W in references.weights():
-            largest = largest.maximum(W.amax((2, 3)))
+            largest, squares = largest.maximum(W.amax((2, 3))), squares + W.square().sum((2, 3))
             here = at[(at >= first) & (at < first + W.shape[3])] - first
             first += W.shape[3]
             rows = W[:, :, :, here]
@@ -93,7 +95,9 @@ class Compact(KeyScore):
         best = (self._fitted_queries(references, at) * take_keys(call.k, place)).sum(-1)
         normaliser = call.softmax_scale * best - alpha.log()
         moment.gathered.per_row.update(dict(zip(NOTED, (normaliser, share, target), strict=True)))
-        return largest
+        # The budgets of heads are those of the largest alpha, and each takes its keys by the mean square.
+        best_first = largest[..., :count].sort(dim=-1, descending=True).values
+        return best_first.gather(-1, ranks(squares[..., :count]))
 
     def refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> Refit:
         count = keep.shape[-1]

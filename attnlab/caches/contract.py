@@ -192,6 +192,8 @@ class KeyScore:
     when: str = "step"
     layers: str = "even"
     sinks: int = 0
+    # The share of its own budget that a head keeps in any case where heads share theirs.
+    safeguard: float = 0.2
     # Whether it must see the prompt a second time, with all keys at hand, before keys are dropped.
     reads_twice: bool = False
 

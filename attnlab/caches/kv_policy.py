@@ -30,12 +30,12 @@ class KVPolicy:
     """Keep ``budget`` keys per head: the first ``sinks``, the last ``recent``, and the best of the rest by ``by``.
 
     ``by`` names a policy and its settings, as in "snapkv:window=64,kernel=5"; its file in ``attnlab/caches`` has the
-    equation. A budget below 1 is a share of the tokens read. ``recent``, ``sinks``, ``when`` and ``layers`` are the
-    policy's own where they are None. ``when``: "step" drops keys after every call of the model, "prefill" once, after
-    the first call, which reads the prompt; what is generated then stays. ``heads="shared"`` lets the heads of a layer
-    share their budgets (AdaKV, Feng et al., 2024), each keeping at least the best ``safeguard`` of its own.
-    ``layers="pyramid"`` gives early layers more and late ones less (PyramidKV, Cai et al., 2024); "shared" lets all
-    heads of all layers share their budgets (KVzip, Kim et al., 2025), and cuts them together after the prompt.
+    equation. A budget below 1 is a share of the tokens read. ``recent``, ``sinks``, ``when``, ``layers`` and
+    ``safeguard`` are the policy's own where they are None. ``when``: "step" drops keys after every call of the model,
+    "prefill" once, after the first call, which reads the prompt; what is generated then stays. ``heads="shared"`` lets
+    the heads of a layer share their budgets (AdaKV, Feng et al., 2024), each keeping at least the best ``safeguard`` of
+    its own. ``layers="pyramid"`` gives early layers more and late ones less (PyramidKV, Cai et al., 2024); "shared"
+    lets all heads of all layers share their budgets (KVzip, Kim et al., 2025), and cuts them together after the prompt.
 
     >>> KVPolicy(64, by="h2o").split()
     (0, 32, 32)
@@ -48,7 +48,7 @@ class KVPolicy:
     when: str | None = None
     heads: str = "each"
     layers: str | None = None
-    safeguard: float = 0.2
+    safeguard: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class KVPolicy:
         for name, allowed in (("when", WHEN), ("heads", HEADS), ("layers", LAYERS)):
             if getattr(self, name) not in (*allowed, *([None] if name != "heads" else [])):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if not 0 <= self.safeguard <= 1:
+        if self.safeguard is not None and not 0 <= self.safeguard <= 1:
             raise ValueError(f"safeguard must be a share from 0 to 1, got {self.safeguard}")
         self._check_score()
 
@@ -204,7 +204,8 @@ def keep_masks(
     score = torch.cat(list(scores), 1).masked_fill(sure, torch.inf).masked_fill(~held, -torch.inf)
     place = ranks(score)
     if policy.heads == "shared" or policy.shares_layers:
-        safe = (policy.safeguard * budget).long().clamp_min(int(policy.safeguard > 0))
+        share = policy.score.safeguard if policy.safeguard is None else policy.safeguard
+        safe = (share * budget).long().clamp_min(int(share > 0))
         place = ranks(score.masked_fill(held & (place < safe), torch.inf).flatten(1)).view_as(score)
         budget = budget * score.shape[1]
     return (held & (place < budget)).split([score.shape[1] for score in scores], 1)

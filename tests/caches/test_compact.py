@@ -94,6 +94,19 @@ def test_one_query_is_reproduced_exactly_by_one_key_more_than_values_are_wide() 
     assert torch.equal(made.v, layer.call.v.gather(2, at))
 
 
+def test_padding_is_neither_a_key_nor_a_query() -> None:
+    shown = torch.ones(B, K, dtype=torch.bool)
+    shown[0, :9] = False
+    padded = recorded(q=K, causal=True, key_visible=shown)
+    made = al.compact(padded, keys=8).layers[0]
+    call = padded.call
+    alone = AttentionCall(*(t[:1, :, 9:] for t in (call.q, call.k, call.v)), causal=True)
+    other = al.compact(LayerTrace(alone, Softmax(), Softmax()(alone), None, "decoder", 0, "alone"), keys=8).layers[0]
+    assert torch.equal(made.columns[:1] - 9, other.columns)
+    assert_close(made.v[:1], other.v)
+    assert_close(made.bias[:1], other.bias)
+
+
 def test_all_keys_are_reproduced_exactly() -> None:
     layer = recorded(causal=True, q=K)
     for keys in (K, K + 5):
