@@ -52,10 +52,12 @@ class Gathered:
 
     __repr__ = short_repr
 
-    def keep(self, at: Int[Tensor, "b g n"], there: Bool[Tensor, "b g n"]) -> None:
-        """Leave what belongs to the keys at these places; zeros where there is none."""
+    def keep(self, at: Int[Tensor, "b g n"], there: Bool[Tensor, "b g n"], keys: int) -> None:
+        """Leave what belongs to those at these places of all ``keys``; zeros where there is none."""
         for name, t in self.per_key.items():
-            taken = take_keys(t, at)
+            # Nothing was gathered of keys that came after the policy was last asked.
+            fresh = t.new_zeros(*t.shape[:2], keys - t.shape[2], *t.shape[3:])
+            taken = take_keys(torch.cat([t, fresh], 2), at)
             self.per_key[name] = taken.masked_fill(~there.reshape(*there.shape, *[1] * (t.dim() - 3)), 0)
 
     def select(self, rows: Int[Tensor, " n"]) -> None:

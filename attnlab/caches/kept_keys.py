@@ -192,7 +192,7 @@ class KeptKeys:
         there = keep.gather(-1, at)
         self.columns = columns.gather(-1, at).masked_fill(~there, -1)
         self.ragged = not bool(there.all())
-        self.gathered.keep(at, there)
+        self.gathered.keep(at, there, keep.shape[-1])
         return at
 
     def select(self, rows: Int[Tensor, " n"]) -> None:

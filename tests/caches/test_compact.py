@@ -244,6 +244,21 @@ def test_in_a_model_biases_follow_keys_and_certificates_are_there(queries: str) 
         assert_close(layer.weights() @ layer.call.v.repeat_interleave(layer.call.groups, 1), layer.output)
 
 
+@pytest.mark.parametrize("policy", ["compact:queries=prompt,budget=12", "h2o:budget=12,when=prefill"])
+def test_padding_after_the_cut_leaves_other_rows_as_they_are(policy: str) -> None:
+    """What was gathered of the prompt's keys is narrower by then than the keys held."""
+    model, ids = build("llama").double(), tokens_of(32)
+    mask = torch.ones(2, 36, dtype=torch.long)
+    mask[1, 32:34] = 0
+    logits = []
+    for rows in (slice(0, 1), slice(0, 2)):
+        with torch.no_grad(), al.evicting(model, policy) as cache:
+            model(ids[rows], past_key_values=cache)
+            model(ids[rows, :4], past_key_values=cache, attention_mask=mask[rows])
+            logits.append(model(ids[rows, :1], past_key_values=cache).logits[0])
+    assert_close(*logits)
+
+
 def test_layers_that_share_their_budget_keep_the_best_keys_of_all() -> None:
     model, ids = build("llama").double(), tokens_of(21)
     policy = "snapkv:window=2,kernel=3,budget=7,layers=shared,safeguard=0"
