@@ -400,12 +400,14 @@ def test_beams_of_uneven_heads_are_those_of_a_cache_that_is_padded(monkeypatch: 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_on_a_gpu_is_that_of_padded_keys(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "policy", ["value-norm:budget=4,heads=shared,when=prefill,recent=1", "compact:queries=prompt,budget=4"]
+)
+def test_a_step_on_a_gpu_is_that_of_padded_keys(policy: str, dtype: torch.dtype) -> None:
     """The kernel is used by itself; without kernels the keys are padded."""
     model, ids = build("llama").to("cuda", dtype), tokens_of(12).cuda()
     mask = torch.ones_like(ids)
     mask[0, :3] = 0
-    policy = "value-norm:budget=4,heads=shared,when=prefill,recent=1"
     for texts in ({}, {"attention_mask": mask}):
         steps = decoded(model, ids, policy, **texts)
         with without_kernels():
