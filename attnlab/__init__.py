@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         swap_plan,
     )
     from attnlab.adapters.cache_bytes import cache_bytes, held_bytes
+    from attnlab.adapters.compact import Compaction, compact
     from attnlab.adapters.evict import evicting
     from attnlab.adapters.initialise import initialise_control
     from attnlab.adapters.plan import PlannedFor
@@ -95,6 +96,7 @@ __all__ = [
     "AbcWorkspace",
     "AttentionCall",
     "AttentionStatistics",
+    "Compaction",
     "Distillation",
     "EffectiveAttention",
     "EffectiveSoftmax",
@@ -131,6 +133,7 @@ __all__ = [
     "cache_policy",
     "cache_policy_names",
     "check",
+    "compact",
     "convert",
     "distill",
     "effective_attention",
@@ -170,6 +173,7 @@ _OFFERED = {
     "adapters.load": "LoadedModel load_model save_model shipped_model",
     "adapters.cache_bytes": "cache_bytes held_bytes",
     "adapters.distillation": "Distillation distill",
+    "adapters.compact": "Compaction compact",
     "adapters.evict": "evicting",
     "adapters.initialise": "initialise_control",
     "adapters.plan": "PlannedFor",

@@ -37,7 +37,7 @@ BELOW: dict[str, set[str]] = {
     "patterns": {"attention"},
     "trace": {"attention", "registry", "mechanisms"},
     "conformance": {"attention", "registry", "mechanisms"},
-    "caches": {"attention", "registry", "mechanisms"},
+    "caches": {"attention", "registry", "mechanisms", "linalg"},
     "data": set(),
     "models": CORE,
     "adapters": CORE | {"caches", "data", "models", "training"},

@@ -38,7 +38,15 @@ WRONG: tuple[Any, ...] = (
 NO_INT: tuple[Any, ...] = (1.5, float("nan"), float("inf"), "x", [], object())
 NO_FLOAT: tuple[Any, ...] = (float("nan"), float("inf"), "x", [], object())
 # Plain records of results, whose fields other functions check; loading a model and training are tested with files.
-RECORDS = {"AttentionStatistics", "EffectiveAttention", "LayerStatistics", "LayerTrace", "LoadedModel", "Subject"}
+RECORDS = {
+    "AttentionStatistics",
+    "Compaction",
+    "EffectiveAttention",
+    "LayerStatistics",
+    "LayerTrace",
+    "LoadedModel",
+    "Subject",
+}
 WITHOUT_ARGUMENTS = {
     "all_mechanisms",
     "cache_policy_names",
@@ -77,6 +85,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "cache_bytes": {"model": model, "length": 5},
         "cache_policy": {"spec": "h2o:budget=4"},
         "check": {"mech": "uniform", "laws": ["hidden_keys_get_no_weight"]},
+        "compact": {"source": trace, "keys": 2},
         "convert": {"model": small_model(), "mech": "abc-random:slots=2"},
         "distill": {"model": model, "converted": model, "texts": ["a b"]},
         "effective_attention": {"layer": trace[0]},

@@ -146,4 +146,6 @@ def _of_cached_keys(seen: Seen, cached: CachedKeys, query: Tensor, n_k: int) -> 
     mask, bias = (None if t is None else t.expand(b, h, n_q, -1).gather(-1, at) for t in (mask, bias))
     if cached.ragged:
         mask = positions >= 0 if mask is None else mask & (positions >= 0)
+    if (of_keys := cached.bias(query)) is not None:
+        bias = of_keys if bias is None else bias + of_keys
     return Seen(causal=True, offset=n_k - n_q, mask=mask, bias=bias)

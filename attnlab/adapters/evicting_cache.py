@@ -19,6 +19,7 @@ from attnlab.attention import AttentionCall
 from attnlab.caches.contract import Place
 from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
+from attnlab.caches.layer_pool import LayerPool
 from attnlab.shapes import Bool, Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]
@@ -32,8 +33,8 @@ class EvictingLayer(DynamicLayer):
 
     is_croppable = False
 
-    def __init__(self, policy: KVPolicy, layer: int) -> None:
-        self.kept = KeptKeys(policy, layer)
+    def __init__(self, policy: KVPolicy, layer: int, pool: LayerPool) -> None:
+        self.kept = KeptKeys(policy, layer, pool)
         super().__init__()
         self.updated = False
         # Whether the model attends to the keys as it caches them, so that they can be read where they lie.
@@ -82,7 +83,7 @@ class EvictingLayer(DynamicLayer):
             raise ValueError("inside evicting(model, policy) as cache, pass past_key_values=cache to the model")
         self.updated = False
         whole = None if self.stepped is None else self.kept.as_call()
-        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole)
+        return CachedKeys(self.kept.length, self.kept.columns, self.kept.ragged, whole, self.kept.bias)
 
     def step(self, q: Tensor, k: Tensor, *, scale: float, visible: Tensor | None) -> Tensor:
         """The output of a step over the keys where they lie."""
@@ -132,7 +133,7 @@ class EvictingLayer(DynamicLayer):
         """Forget everything."""
         self.is_initialized = self.updated = False
         self.stepped = None
-        self.kept = KeptKeys(self.kept.policy, self.kept.layer)
+        self.kept = self.kept.emptied()
 
     def crop(self, *_: Any) -> None:
         """Refused: evicted keys cannot come back."""
@@ -143,7 +144,8 @@ class EvictingCache(KeysOfLayers, Cache):
     """A Hugging Face cache of bounded size; pass it as ``past_key_values``."""
 
     def __init__(self, policy: KVPolicy, layers: int) -> None:
-        super().__init__(layers=[EvictingLayer(policy, i) for i in range(layers)])
+        self.pool = LayerPool()
+        super().__init__(layers=[EvictingLayer(policy, i, self.pool) for i in range(layers)])
         self.policy, self.current, self.rereading = policy, 0, False
         # The last mask that ``columns_seen`` was asked about, its version, and the answer.
         self._answer: tuple[Tensor, int, tuple[bool, Tensor | None]] | None = None
@@ -151,7 +153,7 @@ class EvictingCache(KeysOfLayers, Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Append new keys and values to a layer; the attention function that is called next reads them."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(EvictingLayer(self.policy, len(self.layers)))
+            self.layers.append(EvictingLayer(self.policy, len(self.layers), self.pool))
         self.current = layer_idx
         if not self.rereading:
             self.of_call().kept.refuse_waiting()

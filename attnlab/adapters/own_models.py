@@ -17,6 +17,7 @@ from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.contract import Place
 from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
 from attnlab.caches.kv_policy import KVPolicy
+from attnlab.caches.layer_pool import LayerPool
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import AttentionLayer, put_mechanism
@@ -145,9 +146,9 @@ class _Noting:
 class _EvictingKeyValues(KeyValueCache):
     """The keys and values of one layer that a policy keeps."""
 
-    def __init__(self, site: Site, layers: int, policy: KVPolicy) -> None:
+    def __init__(self, site: Site, layers: int, policy: KVPolicy, pool: LayerPool) -> None:
         super().__init__(0)
-        self.site, self.layers, self.kept = site, layers, KeptKeys(policy, site.layer)
+        self.site, self.layers, self.kept = site, layers, KeptKeys(policy, site.layer, pool)
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
@@ -160,6 +161,7 @@ class _EvictingKeyValues(KeyValueCache):
         k, v = self.kept.extend(call.k, call.v)
         mask = self.kept.mask(call)
         full = replace(call, k=k, v=v, key_visible=None, mask=mask, offset=k.shape[2] - call.q.shape[2])
+        full = replace(full, bias=self.kept.bias(call.q))
         output = mechanism(full)
         projection = self.site.projection(call.q.shape[1] * v.shape[-1])
         turn = rotate if getattr(self.site.module, "rotary", False) else None
@@ -181,8 +183,9 @@ class _EvictingCache(KeysOfLayers, Cache):
     """A decoder's past of bounded size; tokens are numbered by how many were read."""
 
     def __init__(self, model: Transformer, policy: KVPolicy, decoder: list[Site]) -> None:
+        pool = LayerPool()
         super().__init__(
-            [_EvictingKeyValues(site, len(decoder), policy) for site in decoder],
+            [_EvictingKeyValues(site, len(decoder), policy, pool) for site in decoder],
             made_by=[_layer_of(site).current_mechanism() for site in decoder],
             cross_layers=model.config.depth("cross"),
             # The number of positions that the model may read is checked by the model.

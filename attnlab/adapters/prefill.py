@@ -111,7 +111,12 @@ def last_logits(
 
 
 def even_keys(cache: Any) -> KeysAndValues | None:
-    """A cache's keys and values where all heads and rows of all layers hold as many; None where they differ."""
+    """A cache's keys and values where all heads and rows of all layers hold as many; None where they differ.
+
+    None too where something is added to the scores of keys, which a plain cache cannot do.
+    """
+    if any(kept.biased for kept in cache.kept_keys()):
+        return None
     layers = [(layer.keys, layer.values) for layer in cache.layers]
     if not all(isinstance(t, Tensor) and t.dim() == 4 for pair in layers for t in pair):
         return None

@@ -74,6 +74,8 @@ class CachedKeys:
     ragged: bool = False
     # The keys and values themselves, where the model was given the new ones only.
     kept: tuple[Tensor, Tensor] | None = None
+    # (queries) -> what is added to their scores with each key, None where nothing is.
+    bias: Callable[[Tensor], Tensor | None] = lambda _: None
 
     __repr__ = short_repr
 

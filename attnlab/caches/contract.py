@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.summaries import short_repr
 
-__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Rotate", "ranks", "with_zeros"]
+__all__ = ["Gathered", "KeyScore", "Moment", "Place", "Refit", "Rotate", "ranks", "take_keys", "with_zeros"]
 
 # (vectors (b, h, n, d), their positions (b, n)) -> the vectors as the model's rotary positions turn them.
 Rotate = Callable[[Tensor, Tensor], Tensor]
@@ -161,6 +162,21 @@ class Moment:
         return total
 
 
+@dataclass(frozen=True, eq=False)
+class Refit:
+    """What a policy puts in the place of the keys it keeps, at their places; what stands elsewhere is not looked at.
+
+    ``bias`` is added to the scores of every later query with a key; ``certificate`` says how good the replacement is.
+    """
+
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    bias: Float[Tensor, "b g k"]
+    certificate: Any = None
+
+    __repr__ = short_repr
+
+
 class KeyScore:
     """A way to rank keys. A subclass writes ``score``; every other member has a default."""
 
@@ -169,12 +185,18 @@ class KeyScore:
     when: str = "step"
     layers: str = "even"
     sinks: int = 0
+    # The share of its own budget that a head keeps in any case where heads share theirs.
+    safeguard: float = 0.2
     # Whether it must see the prompt a second time, with all keys at hand, before keys are dropped.
     reads_twice: bool = False
 
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         """The larger, the rather a key is kept; equal scores keep the later key."""
         raise NotImplementedError
+
+    def refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> Refit | None:
+        """What replaces the keys that stay, where some are dropped; None, the default: they stay as they are."""
+        return None
 
     def recent(self, budget: int) -> int:
         """How many of the latest keys stay whatever their score, of a budget without sinks: by default half."""
@@ -187,6 +209,12 @@ class KeyScore:
     def cannot(self) -> dict[str, str]:
         """What it refuses: {what: why}, where what is mask, bias, padding, step or shared."""
         return {}
+
+
+def take_keys(t: Shaped[Tensor, "b g k ..."], at: Int[Tensor, "b g n"]) -> Shaped[Tensor, "b g n ..."]:
+    """What belongs to the keys at these places."""
+    index = at.reshape(*at.shape, *[1] * (t.dim() - 3)).expand(*at.shape, *t.shape[3:])
+    return t.gather(2, index)
 
 
 def with_zeros(t: Shaped[Tensor, "b g n ..."], count: int) -> Shaped[Tensor, "b g k ..."]:

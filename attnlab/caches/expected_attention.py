@@ -12,7 +12,7 @@ from attnlab.caches import KeyScore, Moment, policy
 from attnlab.fields import check_fields, check_int
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["ExpectedAttention"]
+__all__ = ["ExpectedAttention", "last_columns", "length_of_turn", "turned"]
 
 
 @policy("expected-attention", examples=("expected-attention:future=7", "expected-attention:future=7,covariance=false"))
@@ -61,7 +61,8 @@ class ExpectedAttention(KeyScore):
     def _queries_to_come(self, moment: Moment) -> tuple[Float[Tensor, "b h d"], Float[Tensor, "b h d d"]]:
         """Mean and covariance of the queries of the next positions, in float64: differences of large sums."""
         columns = moment.column + torch.arange(moment.call.q.shape[2], device=moment.call.q.device)
-        q = self._turned(moment, moment.call.q, -columns[None]).double() / self._length(moment) ** 2
+        length = length_of_turn(moment, "expected-attention")
+        q = self._turned(moment, moment.call.q, -columns[None]).double() / length**2
         counted = moment.numbers() >= moment.per_row(moment.sinks)[..., 0]
         counted = counted if moment.real is None else counted & moment.real
         q = q.masked_fill(~counted[:, None, :, None], 0)
@@ -71,7 +72,7 @@ class ExpectedAttention(KeyScore):
         covariance = square - mean.unsqueeze(-1) * mean.unsqueeze(-2)
         last = columns[-1].expand(q.shape[0])
         if moment.real is not None:
-            last = _last_columns(columns.expand_as(moment.real), moment.real)
+            last = last_columns(columns.expand_as(moment.real), moment.real, "expected-attention")
         turn = self._mean_turn(moment, last + 1)
         return (mean.unsqueeze(-2) @ turn).squeeze(-2), turn.mT @ covariance @ turn
 
@@ -89,26 +90,32 @@ class ExpectedAttention(KeyScore):
         vectors = basis[None, :, None].expand(len(first), -1, self.future, -1)
         return self._turned(moment, vectors, positions).double().mean(2).unsqueeze(1)
 
-    def _length(self, moment: Moment) -> float:
-        """By how much a rotation lengthens a vector (YaRN scales cosine and sine)."""
-        unit = torch.zeros_like(moment.call.q[:1, :1, :1])
-        unit[..., 0] = 1
-        return float(self._turned(moment, unit, torch.zeros(1, 1, dtype=torch.long, device=unit.device)).norm())
-
     def _turned(self, moment: Moment, t: Float[Tensor, "b h n d"], positions: Int[Tensor, "#b n"]) -> Tensor:
-        if moment.place.no_rotation is not None:
-            raise ValueError(f"expected-attention must turn queries to later positions: {moment.place.no_rotation}")
-        rotate = moment.place.rotate
-        return t if rotate is None else rotate(t, positions.expand(t.shape[0], -1))
+        return turned(moment, t, positions, "expected-attention")
 
 
-def _last_columns(columns: Int[Tensor, "b q"], real: Bool[Tensor, "b q"]) -> Int[Tensor, " b"]:
+def turned(moment: Moment, t: Float[Tensor, "b h n d"], positions: Int[Tensor, "#b n"], name: str) -> Tensor:
+    """Vectors turned by so many positions; a ValueError where the policy of this name cannot know how."""
+    if moment.place.no_rotation is not None:
+        raise ValueError(f"{name} must turn queries to later positions: {moment.place.no_rotation}")
+    rotate = moment.place.rotate
+    return t if rotate is None else rotate(t, positions.expand(t.shape[0], -1))
+
+
+def length_of_turn(moment: Moment, name: str) -> float:
+    """By how much a rotation lengthens a vector (YaRN scales cosine and sine)."""
+    unit = torch.zeros_like(moment.call.q[:1, :1, :1])
+    unit[..., 0] = 1
+    return float(turned(moment, unit, torch.zeros(1, 1, dtype=torch.long, device=unit.device), name).norm())
+
+
+def last_columns(columns: Int[Tensor, "b q"], real: Bool[Tensor, "b q"], name: str) -> Int[Tensor, " b"]:
     """The column of each row's last token; a ValueError where padding stands between tokens."""
     last = columns.masked_fill(~real, -1).amax(-1)
     first = columns.masked_fill(~real, torch.iinfo(columns.dtype).max).amin(-1)
     if bool((last - first + 1 > real.sum(-1)).any()):
         raise ValueError(
-            "padding stands between the tokens of a prompt, so it is not known how far expected-attention must turn "
-            "their queries; put the padding before or behind them"
+            f"padding stands between the tokens of a prompt, so it is not known how far {name} must turn their "
+            "queries; put the padding before or behind them"
         )
     return last

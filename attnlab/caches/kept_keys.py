@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from attnlab.attention import AttentionCall, repeat_groups
 from attnlab.caches.calls import plain_numbers, real_tokens, refuse
 from attnlab.caches.contract import Gathered, Moment, Place, with_zeros
-from attnlab.caches.kv_policy import KVPolicy, keep_mask
+from attnlab.caches.kv_policy import KVPolicy, keep_masks
+from attnlab.caches.layer_pool import LayerPool
 from attnlab.caches.ragged import RaggedKeys
 from attnlab.shapes import Bool, Float, Int
 
@@ -18,6 +20,8 @@ __all__ = ["KeptKeys", "KeysOfLayers"]
 
 # What a policy gathered for each key lies beside the keys under its name with this before it.
 GATHERED = "gathered "
+# What is added to the scores of a key that stands for others lies under this name, which ``RaggedKeys.attend`` knows.
+BIAS = "bias"
 
 
 @dataclass(eq=False)
@@ -28,6 +32,8 @@ class _Pending:
     values: Float[Tensor, "b g k e"]
     # The column of each, -1 where a head holds fewer; None where no key was dropped yet.
     columns: Int[Tensor, "b g k"] | None
+    # What is added to the scores of every query with each; None where nothing is.
+    bias: Float[Tensor, "b g k"] | None
     # Whether the new ones are in the store already.
     stored: bool
 
@@ -40,8 +46,10 @@ class KeptKeys:
     column is -1. A call is ``extend``, attention, ``cut``; or ``append`` and ``attend`` where nothing is to be cut.
     """
 
-    def __init__(self, policy: KVPolicy, layer: int) -> None:
+    def __init__(self, policy: KVPolicy, layer: int, pool: LayerPool | None = None) -> None:
         self.policy, self.layer = policy, layer
+        # The layers that it shares its budget with.
+        self.pool = pool if policy.shares_layers else None
         self.store: RaggedKeys | None = None
         self.pending: _Pending | None = None
         # Columns of the text that the model was given, and in each row the tokens among them.
@@ -50,6 +58,8 @@ class KeptKeys:
         # Whether every column has its key.
         self.whole = True
         self.gathered = Gathered()
+        # How good what the policy put in the place of the keys is; None where it put nothing.
+        self.certificate: Any = None
         self.compressed = False
         # Whether the prompt was read, and must be read once more before keys are dropped.
         self.waits = False
@@ -73,6 +83,11 @@ class KeptKeys:
             return self.pending.keys.shape[2]
         return 0 if self.store is None else self.store.longest
 
+    @property
+    def biased(self) -> bool:
+        """Whether something is added to the scores of some keys, so that they are no keys for other caches."""
+        return self.store is not None and BIAS in self.store.buffers
+
     def extend(
         self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
     ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
@@ -82,12 +97,13 @@ class KeptKeys:
         if store is not None and n <= store.room and store.takes(k):
             self._add(k, v)
             return self.as_call()
-        columns = None if self.whole else self._columns_of(k)
+        columns, bias = None if self.whole else self._columns_of(k), None
         if store is not None:
             k, v = (torch.cat([store.padded(name), t], 2) for name, t in (("keys", k), ("values", v)))
             columns = None if columns is None else torch.cat([store.padded("columns", -1), columns], 2)
+            bias = with_zeros(store.padded(BIAS, 0), k.shape[2]) if self.biased else None
         self.length += n
-        self.pending = _Pending(k, v, columns, stored=False)
+        self.pending = _Pending(k, v, columns, bias, stored=False)
         return k, v
 
     def _columns_of(self, new: Float[Tensor, "b g n d"]) -> Int[Tensor, "b g n"]:
@@ -126,7 +142,8 @@ class KeptKeys:
         """Keys and values after ``append`` for a call that ``attend`` does not take; ``cut`` ends it."""
         assert self.store is not None
         columns = None if self.whole else self.store.padded("columns", -1)
-        self.pending = _Pending(self.store.padded("keys"), self.store.padded("values"), columns, stored=True)
+        bias = self.store.padded(BIAS, 0) if self.biased else None
+        self.pending = _Pending(self.store.padded("keys"), self.store.padded("values"), columns, bias, stored=True)
         return self.pending.keys, self.pending.values
 
     def mask(self, new: AttentionCall) -> Bool[Tensor, "b h q k"] | None:
@@ -141,11 +158,28 @@ class KeptKeys:
             return None
         return repeat_groups(there, h // there.shape[1]).unsqueeze(2).expand(-1, -1, n_q, -1)
 
+    def bias(self, q: Float[Tensor, "b h q d"]) -> Float[Tensor, "b h q k"] | None:
+        """What is added to the scores of queries with each key of the call under way; None: nothing."""
+        bias = None if self.pending is None else self.pending.bias
+        if bias is None:
+            return None
+        return repeat_groups(bias.to(q), q.shape[1] // bias.shape[1]).unsqueeze(2).expand(-1, -1, q.shape[2], -1)
+
     def cut(self, call: AttentionCall, place: Place | None = None) -> None:
-        """Keep of the call's keys what the policy chooses."""
+        """Keep of the call's keys what the policy chooses, or what it puts in their place.
+
+        Layers that share one budget keep all until the last of them has read the prompt.
+        """
+        place = place or Place(self.layer)
         with torch.no_grad():
-            keep = self._chosen(call, place or Place(self.layer))
-        self._keep(keep)
+            keep = self._chosen(call, place)
+        self._end_call(keep, place)
+
+    def _end_call(self, keep: Bool[Tensor, "b g k"] | None, place: Place) -> None:
+        if self.pool is None or self not in self.pool.waiting:
+            self._keep(keep)
+        elif place.layer == place.layers - 1:
+            self.pool.cut()
 
     def _chosen(self, call: AttentionCall, place: Place) -> Bool[Tensor, "b g k"] | None:
         """The keys to keep after this call; None where all stay."""
@@ -169,13 +203,20 @@ class KeptKeys:
         self.waits, self.length = False, self.length - again
         with torch.no_grad():
             held = torch.ones(call.k.shape[:3], dtype=torch.bool, device=call.k.device)
-            prompt = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
-            keep = torch.zeros_like(held)
-            keep[..., : prompt.shape[2]] = prompt
+            keep = self._choose(call, held, None, self.tokens, place, prompt=call.k.shape[2] - again)
+        self._end_call(keep, place)
+
+    def cut_with_pool(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> None:
+        """Keep what was chosen together with the keys of other layers."""
+        with torch.no_grad():
+            self._refit(moment, keep)
         self._keep(keep)
 
     def _keep(self, keep: Bool[Tensor, "b g k"] | None) -> None:
-        """Store these keys of the call under way, None: all, with what was gathered; it ends the call."""
+        """Store these keys of the call under way, None: all, with what was gathered; it ends the call.
+
+        ``keep`` may leave out the last keys, which are dropped.
+        """
         call, self.pending = self.pending, None
         assert call is not None
         gathered = {GATHERED + name: t for name, t in self.gathered.per_key.items()}
@@ -191,11 +232,14 @@ class KeptKeys:
         if columns is None:
             count = call.keys.shape[2]
             columns = torch.arange(count, device=call.keys.device, dtype=torch.int32).expand(*call.keys.shape[:3])
-        self.whole = self.whole and keep is None
+        # A key that stands for others is not that of its column.
+        self.whole = self.whole and keep is None and call.bias is None
         tensors = {"keys": call.keys, "values": call.values, **gathered}
+        if call.bias is not None:
+            tensors[BIAS] = call.bias
         if not self.whole:
             tensors["columns"] = columns
-        keep = columns >= 0 if keep is None else keep
+        keep = columns >= 0 if keep is None else with_zeros(keep, columns.shape[2])
         if self.store is None:
             self.store = RaggedKeys(keep, tensors)
         else:
@@ -203,6 +247,8 @@ class KeptKeys:
 
     def _keep_pending(self) -> None:
         """Store the keys of a call that was never cut: of a layer whose attention is not ours, or that failed."""
+        if self.pool is not None and self in self.pool.waiting:
+            self.pool.cut()
         if self.pending is None:
             return
         self._gather()
@@ -236,7 +282,10 @@ class KeptKeys:
         place: Place,
         prompt: int | None = None,
     ) -> Bool[Tensor, "b g n"]:
-        """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them."""
+        """The keys to keep; with ``prompt``, of the first so many, the others being there to rank them.
+
+        All where it waits for the other layers of its pool.
+        """
         policy = self.policy
         self._gather()
         budgets = policy.budgets(self.tokens, layer=place.layer, layers=place.layers)
@@ -261,7 +310,22 @@ class KeptKeys:
             score, moment = score[..., :prompt], replace(moment, held=held[..., :prompt])
         if score.shape[-1] <= min(budgets):
             return moment.held
-        return keep_mask(policy, moment, score)
+        if self.pool is not None:
+            self.pool.waiting[self] = moment, score
+            return moment.held
+        (keep,) = keep_masks(policy, [moment], [score])
+        self._refit(moment, keep)
+        return keep
+
+    def _refit(self, moment: Moment, keep: Bool[Tensor, "b g k"]) -> None:
+        """Let the policy put something in the place of the keys that stay."""
+        refit, call = self.policy.score.refit(moment, keep), self.pending
+        if refit is None:
+            return
+        assert call is not None
+        k, v, bias = (with_zeros(t, call.keys.shape[2]) for t in (refit.k, refit.v, refit.bias))
+        self.pending = _Pending(k.to(call.keys), v.to(call.values), call.columns, bias, stored=False)
+        self.certificate = refit.certificate
 
     def _gather(self) -> None:
         """Make what was gathered for each key a part of the call under way; the policy pads it for new keys."""
@@ -279,6 +343,12 @@ class KeptKeys:
         if self.store is not None:
             self.store.select(rows)
 
+    def emptied(self) -> KeptKeys:
+        """A cache of the same layer that has read nothing."""
+        if self.pool is not None:
+            self.pool.waiting.pop(self, None)
+        return KeptKeys(self.policy, self.layer, self.pool)
+
     def padded(self, name: str) -> Tensor | None:
         """The "keys" or "values" as wide as the most that a head holds; None before any token was read."""
         if self.pending is not None:
@@ -286,8 +356,12 @@ class KeptKeys:
         return None if self.store is None else self.store.padded(name)
 
     def nbytes(self) -> int:
-        """The bytes that are held between calls: keys, values, their columns, free places, and what was gathered."""
-        of_rows = sum(t.untyped_storage().nbytes() for t in self.gathered.per_row.values())
+        """The bytes that are held between calls: keys, values, their columns, free places, and what was gathered.
+
+        A certificate counts too.
+        """
+        measured = [t for t in getattr(self.certificate, "__dict__", {}).values() if isinstance(t, Tensor)]
+        of_rows = sum(t.untyped_storage().nbytes() for t in (*self.gathered.per_row.values(), *measured))
         return of_rows + (0 if self.store is None else self.store.nbytes())
 
     def gathered_bytes(self) -> int:
@@ -297,7 +371,7 @@ class KeptKeys:
         return sum(t.untyped_storage().nbytes() for t in tensors)
 
     def nominal_bytes(self) -> int:
-        """The bytes of the keys and values that are kept."""
+        """The bytes of the keys and values that are kept, with what is added to their scores."""
         return 0 if self.store is None else self.store.nominal_bytes()
 
     def counts(self) -> Int[Tensor, "b g"]:
@@ -330,6 +404,10 @@ class KeysOfLayers:
         """Those of them that the policy ranks keys by."""
         return sum(kept.gathered_bytes() for kept in self.kept_keys())
 
+    def certificates(self) -> list[Any]:
+        """For each layer, how good what the policy put in the place of its keys is; None where it put nothing."""
+        return [kept.certificate for kept in self.kept_keys()]
+
     def nominal_bytes(self) -> int:
-        """The bytes of the keys and values that are kept."""
+        """The bytes of the keys and values that are kept, with what is added to their scores."""
         return sum(kept.nominal_bytes() for kept in self.kept_keys())

@@ -16,11 +16,11 @@ from attnlab.fields import check_fields, check_int
 from attnlab.registry import parse_settings, settings_of
 from attnlab.shapes import Bool, Float
 
-__all__ = ["KVPolicy", "cache_policy", "keep_mask", "policy_spec", "pyramid"]
+__all__ = ["KVPolicy", "cache_policy", "keep_mask", "keep_masks", "policy_spec", "pyramid"]
 
 WHEN = ("step", "prefill")
 HEADS = ("each", "shared")
-LAYERS = ("even", "pyramid")
+LAYERS = ("even", "pyramid", "shared")
 # PyramidKV's beta: the last layer keeps 1 / beta of the mean budget.
 BETA = 20
 
@@ -30,11 +30,12 @@ class KVPolicy:
     """Keep ``budget`` keys per head: the first ``sinks``, the last ``recent``, and the best of the rest by ``by``.
 
     ``by`` names a policy and its settings, as in "snapkv:window=64,kernel=5"; its file in ``attnlab/caches`` has the
-    equation. A budget below 1 is a share of the tokens read. ``recent``, ``sinks``, ``when`` and ``layers`` are the
-    policy's own where they are None. ``when``: "step" drops keys after every call of the model, "prefill" once, after
-    the first call, which reads the prompt; what is generated then stays. ``heads="shared"`` lets the heads of a layer
-    share their budgets (AdaKV, Feng et al., 2024), each keeping at least the best ``safeguard`` of its own.
-    ``layers="pyramid"`` gives early layers more and late ones less (PyramidKV, Cai et al., 2024).
+    equation. A budget below 1 is a share of the tokens read. ``recent``, ``sinks``, ``when``, ``layers`` and
+    ``safeguard`` are the policy's own where they are None. ``when``: "step" drops keys after every call of the model,
+    "prefill" once, after the first call, which reads the prompt; what is generated then stays. ``heads="shared"`` lets
+    the heads of a layer share their budgets (AdaKV, Feng et al., 2024), each keeping at least the best ``safeguard`` of
+    its own. ``layers="pyramid"`` gives early layers more and late ones less (PyramidKV, Cai et al., 2024); "shared"
+    lets all heads of all layers share their budgets (KVzip, Kim et al., 2025), and cuts them together after the prompt.
 
     >>> KVPolicy(64, by="h2o").split()
     (0, 32, 32)
@@ -47,7 +48,7 @@ class KVPolicy:
     when: str | None = None
     heads: str = "each"
     layers: str | None = None
-    safeguard: float = 0.2
+    safeguard: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -61,16 +62,22 @@ class KVPolicy:
         for name, allowed in (("when", WHEN), ("heads", HEADS), ("layers", LAYERS)):
             if getattr(self, name) not in (*allowed, *([None] if name != "heads" else [])):
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if not 0 <= self.safeguard <= 1:
+        if self.safeguard is not None and not 0 <= self.safeguard <= 1:
             raise ValueError(f"safeguard must be a share from 0 to 1, got {self.safeguard}")
         self._check_score()
 
     def _check_score(self) -> None:
         score, cannot = self.score, self.score.cannot()
-        for what, asked in (("step", self.schedule == "step"), ("shared", self.heads == "shared")):
-            if asked and what in cannot:
-                setting = "when=step" if what == "step" else "heads=shared"
+        asked = (
+            ("when=step", "step", self.schedule == "step"),
+            ("heads=shared", "shared", self.heads == "shared"),
+            ("layers=shared", "shared", self.shares_layers),
+        )
+        for setting, what, is_asked in asked:
+            if is_asked and what in cannot:
                 raise ValueError(f"{self.by!r} cannot take {setting}: {cannot[what]}")
+        if self.shares_layers and self.schedule == "step":
+            raise ValueError("layers=shared needs when=prefill: layers are cut together, once, after the prompt")
         sinks, least = self.sinks or 0, score.least_recent()
         if self.recent is not None and self.recent < least:
             raise ValueError(f"{self.by!r} always keeps its last {least} keys; recent={self.recent} is fewer")
@@ -87,6 +94,11 @@ class KVPolicy:
     def schedule(self) -> str:
         """When keys are dropped: "step" or "prefill"."""
         return self.when or self.score.when
+
+    @property
+    def shares_layers(self) -> bool:
+        """Whether all heads of all layers share their budgets."""
+        return (self.layers or self.score.layers) == "shared"
 
     def split(self, budget: int | None = None) -> tuple[int, int, int]:
         """How many keys are kept as sinks, as recent and by rank, of ``budget`` keys (by default the policy's).
@@ -109,7 +121,7 @@ class KVPolicy:
 
     def _budget(self, read: int, layer: int, layers: int) -> int:
         mean = self.budget if self.budget >= 1 else self.budget * read
-        if (self.layers or self.score.layers) == "even":
+        if (self.layers or self.score.layers) != "pyramid":
             return max(1, int(mean))
         sinks, recent, _ = self.split(max(1, int(mean)))
         # Half the budget is what most policies keep of the latest keys; only what must stay bounds a layer from below.
@@ -180,11 +192,20 @@ def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -
 
 def keep_mask(policy: KVPolicy, moment: Moment, score: Float[Tensor, "b g k"]) -> Bool[Tensor, "b g k"]:
     """The keys to keep of those held, the larger the score the better, equal scores to the later key."""
-    budget = moment.per_row(moment.budgets)
-    score = score.masked_fill(moment.sure, torch.inf).masked_fill(~moment.held, -torch.inf)
+    return keep_masks(policy, [moment], [score])[0]
+
+
+def keep_masks(
+    policy: KVPolicy, moments: Sequence[Moment], scores: Sequence[Float[Tensor, "b g k"]]
+) -> tuple[Bool[Tensor, "b g k"], ...]:
+    """The keys to keep in each of several layers, which share their budgets where the policy says so."""
+    held, sure = (torch.cat([getattr(moment, name) for moment in moments], 1) for name in ("held", "sure"))
+    budget = moments[0].per_row(moments[0].budgets)
+    score = torch.cat(list(scores), 1).masked_fill(sure, torch.inf).masked_fill(~held, -torch.inf)
     place = ranks(score)
-    if policy.heads == "shared":
-        safe = (policy.safeguard * budget).long().clamp_min(int(policy.safeguard > 0))
-        place = ranks(score.masked_fill(moment.held & (place < safe), torch.inf).flatten(1)).view_as(score)
+    if policy.heads == "shared" or policy.shares_layers:
+        share = policy.score.safeguard if policy.safeguard is None else policy.safeguard
+        safe = (share * budget).long().clamp_min(int(share > 0))
+        place = ranks(score.masked_fill(held & (place < safe), torch.inf).flatten(1)).view_as(score)
         budget = budget * score.shape[1]
-    return moment.held & (place < budget)
+    return (held & (place < budget)).split([score.shape[1] for score in scores], 1)

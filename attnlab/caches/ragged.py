@@ -186,9 +186,9 @@ class RaggedKeys:
         return sum(t.untyped_storage().nbytes() for t in (*self.buffers.values(), self.starts, self.counts))
 
     def nominal_bytes(self) -> int:
-        """The bytes of the keys and values themselves."""
-        keys, values = self.buffers["keys"], self.buffers["values"]
-        return self.total * (keys.shape[1] * keys.itemsize + values.shape[1] * values.itemsize)
+        """The bytes of the keys and values themselves, and of what is added to their scores."""
+        buffers = [t for name in ("keys", "values", "bias") if (t := self.buffers.get(name)) is not None]
+        return self.total * sum(t[:1].nbytes for t in buffers)
 
     def attend(
         self, q: Float[Tensor, "b h 1 d"], *, scale: float, visible: Bool[Tensor, "b c"] | None = None

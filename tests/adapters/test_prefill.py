@@ -10,7 +10,7 @@ from attnlab.adapters.prefill import cache_of, compressed, even_keys, last_logit
 from tests.adapters.test_load import build
 from tests.caches.policies import EXAMPLES
 
-WRAPPERS = ("", ",heads=shared", ",layers=pyramid")
+WRAPPERS = ("", ",heads=shared", ",layers=pyramid", ",layers=shared")
 
 
 def policy_of(spec: str, more: str) -> al.KVPolicy:

@@ -73,7 +73,7 @@ class PlainCache:
 
     def _share(self, scores: list[Scores], budget: int) -> None:
         """AdaKV: the best of every head within its safeguard, then the best of all heads together."""
-        safe = max(1, int(self.policy.safeguard * budget))
+        safe = max(1, int(self.policy.score.safeguard * budget))
         chosen: list[tuple[bool, float, int, int]] = []
         for g, own in enumerate(scores):
             best, sure = self._best(g, own, budget), self.sure(g, budget)

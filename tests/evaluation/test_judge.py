@@ -164,8 +164,9 @@ def test_a_budget_of_all_keys_is_the_full_cache(loaded, settings, policy):
 
 
 def test_every_column_and_cost_is_measured(loaded, settings):
-    result = judge(loaded, config_of(settings, "h2o", "kvzip", "keydiff:heads=shared", budgets=(0.25,)))
-    assert len(result["rows"]) == 3 * (1 + 3)
+    policies = ("h2o", "kvzip", "keydiff:heads=shared", "compact:queries=prompt")
+    result = judge(loaded, config_of(settings, *policies, budgets=(0.25,)))
+    assert len(result["rows"]) == 3 * (1 + len(policies))
     for row in result["rows"]:
         assert (row["seen"] is None) == (row["task"] == "loss")
         assert row["unseen"]["n"] == 3
