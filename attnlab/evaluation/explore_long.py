@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def explore_long(loaded: LoadedModel, file: Path | str, *, name: str, config: Lo
     """The text's first tokens through the model, once; what the page ``pages.long.long_page`` shows."""
     model = loaded.model
     _check_model(loaded)
-    ids, tokens, words, notes = _read(loaded, file, config.tokens)
+    ids, tokens, before, notes = _read(loaded, file, config.tokens)
     _check_heads(model, config, len(tokens))
     statistics, trace = _run(model, ids, sorted({zoom.layer for zoom in config.zooms}))
     heads = differing_heads(statistics.layers) if config.heads is None else list(config.heads)
@@ -118,7 +119,7 @@ def explore_long(loaded: LoadedModel, file: Path | str, *, name: str, config: Lo
             title=name,
             subtitle=f"reads {len(tokens):,} tokens of {Path(file).name}",
             tokens=tokens,
-            words=words,
+            before=before,
             block=statistics.layers[0].block,
             layers=[LayerSquares(layer.layer, _squares(layer)) for layer in statistics],
             chosen=[_lanes(statistics, *head) for head in heads],
@@ -166,8 +167,8 @@ def _check_model(loaded: LoadedModel) -> None:
         )
 
 
-def _read(loaded: LoadedModel, file: Path | str, most: int | None) -> tuple[Tensor, list[str], list[int], list[str]]:
-    """(ids, token strings, the word of each token, what to say about it)."""
+def _read(loaded: LoadedModel, file: Path | str, most: int | None) -> tuple[Tensor, list[str], list[str], list[str]]:
+    """(ids, tokens as people read them, the space before each, what to say about it)."""
     model, tokenizer, _ = loaded
     limit = max_length(model)
     if most is not None and limit is not None and most > limit:
@@ -184,13 +185,33 @@ def _read(loaded: LoadedModel, file: Path | str, most: int | None) -> tuple[Tens
     if not ids:
         raise ValueError(f"the tokenizer makes no token of {file}")
     encoded, part = tokenised[-1]
-    tokens, words = readable_tokens(tokenizer, encoded, part)
+    tokens, before = _pieces(tokenizer, encoded, part)
     notes = []
     if most is None and len(tokens) > len(ids):
         notes.append(f"Only the first {len(ids):,} tokens of {Path(file).name} are read; --tokens sets how many.")
     batch = torch.tensor([ids], device=next(model.parameters()).device)
     check_ids(model, batch)
-    return batch, tokens[: len(ids)], words[: len(ids)], notes
+    return batch, tokens[: len(ids)], before[: len(ids)], notes
+
+
+def _pieces(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[str]]:
+    """Each token as its piece of the text, where the tokenizer knows it, and the space before it."""
+    tokens, words = readable_tokens(tokenizer, encoded, text)
+    if not getattr(tokenizer, "is_fast", False):
+        return tokens, ["", *(" " if a != b else "" for a, b in itertools.pairwise(words))]
+    before, written = [], 0
+    for i, (start, end) in enumerate(tokenizer(text, return_offsets_mapping=True)["offset_mapping"]):
+        piece = text[start:end]
+        if not piece.strip():
+            # A special token is no piece of the text, and one of spaces is drawn as a sign.
+            tokens[i] = "↵" if "\n" in piece else "␣" if piece else tokens[i]
+            before.append("")
+            continue
+        tokens[i] = piece.strip()
+        space = text[written : end - len(piece.lstrip())]
+        before.append("\n" if "\n" in space else " " if space[:1].isspace() else "")
+        written = end - len(piece) + len(piece.rstrip())
+    return tokens, before
 
 
 def _check_heads(model: Any, config: LongConfig, length: int) -> None:

@@ -19,11 +19,15 @@ __all__ = ["LAST_PLACE", "HeadLanes", "LayerSquares", "LongText", "Region", "lon
 LAST_PLACE = NO_PLACE = 0xFFFF
 # The 255th byte of a lane stands for NaN, and that of a weight for none.
 STEPS, NOT_A_NUMBER = 254, 255
-# A weight is stored as its logarithm: so many steps for each halving, which is 2.2% at most between two.
-STEPS_PER_HALVING = 16
+# A weight is stored as its logarithm: so many steps for each halving, so that it is known to 4.4%.
+STEPS_PER_HALVING = 8
 # Statistics whose logarithm is stored, since a few tokens have a thousand times what the others have.
 LOGARITHMIC = frozenset({"received"})
 LEAST = 1e-6
+# A character for each of the digits 0 to 84.
+FIRST_DIGIT = ord("(")
+# What stands between two tokens, as a digit for each.
+SPACES = {"": "0", " ": "1", "\n": "2"}
 MODULES = "data colour surface dom long_data long_maps long_lanes long_text"
 
 
@@ -59,12 +63,12 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class LongText:
-    """A text and what the heads of a model did with it; ``words`` numbers the word that each token belongs to."""
+    """A text and what the heads of a model did with it; ``before`` is the space or line break before each token."""
 
     title: str
     subtitle: str
     tokens: Sequence[str]
-    words: Sequence[int]
+    before: Sequence[str]
     # Tokens along the side of a square.
     block: int
     layers: Sequence[LayerSquares]
@@ -90,14 +94,14 @@ def pack_long(text: LongText) -> Packed:
     blobs: dict[str, bytes] = {}
 
     def stream(name: str, raw: bytes) -> dict[str, Any]:
-        blobs[name], differences = squeeze(raw)
+        blobs[name], differences = squeeze(raw, base85)
         return {"blob": name, "differences": differences}
 
     meta = {
         "title": text.title,
         "subtitle": text.subtitle,
         "tokens": [str(token) for token in text.tokens],
-        "words": [int(word) for word in text.words],
+        "before": "".join(SPACES[space] for space in text.before),
         "block": text.block,
         "stepsPerHalving": STEPS_PER_HALVING,
         "layers": [_squares(layer, stream) for layer in text.layers],
@@ -109,6 +113,19 @@ def pack_long(text: LongText) -> Packed:
         "about": dict(text.about),
     }
     return Packed(meta, blobs)
+
+
+def base85(raw: bytes) -> bytes:
+    """Bytes as the text of a page, 5 characters for 4 bytes: digits from "(" on, and "~" for "<"; base64 takes 5.3.
+
+    >>> base85(bytes([0, 0, 0, 84, 1]))
+    b'((((|(CC1)3'
+    """
+    words = np.frombuffer(raw + bytes(-len(raw) % 4), ">u4").astype(np.int64)
+    digits = np.stack([words // 85**power % 85 for power in (4, 3, 2, 1, 0)], 1).astype(np.uint8) + FIRST_DIGIT
+    digits[digits == ord("<")] = ord("~")
+    # The last character says how many bytes were added.
+    return digits.tobytes() + str(-len(raw) % 4).encode()
 
 
 def _squares(layer: LayerSquares, stream: Any) -> dict[str, Any]:
@@ -137,8 +154,8 @@ def _lanes(head: HeadLanes, number: int, stream: Any) -> dict[str, Any]:
         described[name] = {"low": low, "step": step, "logarithm": logarithm}
         parts.append(coded.tobytes())
     places = np.where(head.places < 0, NO_PLACE, head.places).astype("<u2")
-    # One plane of low bytes and one of high ones, the largest of all tokens first: neighbours look at neighbours.
-    planes = places.T.ravel().view(np.uint8).reshape(-1, 2).T
+    # One plane of low bytes and one of high ones.
+    planes = places.ravel().view(np.uint8).reshape(-1, 2).T
     return {
         "layer": head.layer,
         "head": head.head,
@@ -165,14 +182,15 @@ def _bytes(values: np.ndarray) -> tuple[np.ndarray, float, float]:
 
 
 def _logarithms(weights: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """A byte for each weight: how often it is halved, in sixteenths.
+    """A byte for each weight, (rank, token): how often it is halved, in steps, as the difference to the rank before.
 
-    >>> _logarithms(np.array([1.0, 0.5, 0.0]), np.array([False, False, True])).tolist()
-    [0, 16, 255]
+    >>> _logarithms(np.array([[0.5, 0.25, 0.0]]), np.array([[False, False, True]])).tolist()
+    [[8], [8], [239]]
     """
     halvings = -np.log2(np.clip(weights, 1e-9, 1.0))
     steps = np.minimum(np.rint(STEPS_PER_HALVING * halvings), STEPS)
-    return np.where(none, NOT_A_NUMBER, steps).astype(np.uint8)
+    coded = np.where(none, NOT_A_NUMBER, steps).astype(np.uint8)
+    return np.diff(coded, axis=1, prepend=np.uint8(0)).T
 
 
 def _region(region: Region, number: int, stream: Any) -> dict[str, Any]:

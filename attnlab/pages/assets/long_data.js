@@ -1,14 +1,34 @@
-import { fromBase64, inflate, largest, numbersOf, summedUp } from "./data.js";
+import { inflate, largest, numbersOf, summedUp } from "./data.js";
 
 // The payload of a long text. A layer's squares, a head's lanes and a region are unpacked when they are first shown.
 
 const NOT_A_NUMBER = 255;
 const NO_PLACE = 65535;
+// "<" would end the data, so that "~" stands for it.
+const [FIRST_DIGIT, LESS_THAN, TILDE] = [40, 60, 126];
+
+// 5 characters for 4 bytes; the last character says how many bytes were added.
+const fromBase85 = (text) => {
+  const words = (text.length - 1) / 5;
+  const bytes = new Uint8Array(4 * words);
+  for (let word = 0, at = 0; word < words; word++) {
+    let number = 0;
+    for (let end = at + 5; at < end; at++) {
+      const code = text.charCodeAt(at);
+      number = number * 85 + (code === TILDE ? LESS_THAN : code) - FIRST_DIGIT;
+    }
+    bytes[4 * word] = number >>> 24;
+    bytes[4 * word + 1] = number >>> 16;
+    bytes[4 * word + 2] = number >>> 8;
+    bytes[4 * word + 3] = number;
+  }
+  return bytes.subarray(0, bytes.length - Number(text.at(-1)));
+};
 
 export class LongData {
   #read; #streams = new Map(); #squares = new Map(); #chosen = new Map(); #regions = new Map();
 
-  // read(name) gives the base64 of a stream.
+  // read(name) gives the text of a stream.
   constructor(meta, read) {
     this.meta = meta;
     this.#read = read;
@@ -20,7 +40,7 @@ export class LongData {
 
   #bytes({ blob, differences }) {
     if (!this.#streams.has(blob)) {
-      this.#streams.set(blob, inflate(fromBase64(this.#read(blob))).then((bytes) => differences ? summedUp(bytes) : bytes));
+      this.#streams.set(blob, inflate(fromBase85(this.#read(blob))).then((bytes) => differences ? summedUp(bytes) : bytes));
     }
     return this.#streams.get(blob);
   }
@@ -62,10 +82,11 @@ export class LongData {
     });
     const looks = (token) => {
       const list = [];
-      for (let rank = 0; rank < entry.k; rank++) {
-        const at = rank * n + token;
+      // A weight is stored as its difference to that of the rank before.
+      for (let rank = 0, steps = 0; rank < entry.k; rank++) {
+        const at = token * entry.k + rank;
         const place = low[at] | (high[at] << 8);
-        const steps = weights[token * entry.k + rank];
+        steps = (steps + weights[rank * n + token]) & 255;
         if (place !== NO_PLACE) list.push({ place, weight: 2 ** (-steps / this.meta.stepsPerHalving), least: steps === NOT_A_NUMBER - 1 });
       }
       return list;

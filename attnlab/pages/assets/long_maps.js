@@ -10,6 +10,15 @@ const LEAST_CELL = 22;
 // Layers unpacked before the page may answer again.
 const LAYERS_AT_ONCE = 3;
 
+// A map is painted once for a theme.
+const pictures = new WeakMap();
+const painted = (map, app) => {
+  const known = pictures.get(map);
+  if (known?.theme === app.theme) return known.picture;
+  const picture = paint(map, app.palette, { top: map.top, linear: false });
+  pictures.set(map, { theme: app.theme, picture });
+  return picture;
+};
 const pause = () => new Promise((done) => setTimeout(done));
 
 export const gridView = (app) => {
@@ -106,7 +115,7 @@ const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, ma
   canvas.style.width = `${width}px`;
   const context = sized(canvas, width, MARGIN + high + 8);
   context.imageSmoothingEnabled = false;
-  context.drawImage(paint(map, app.palette, { top: map.top, linear: false }), GUTTER, MARGIN, wide, high);
+  context.drawImage(painted(map, app), GUTTER, MARGIN, wide, high);
   context.font = `11px ${FONT}`;
   context.fillStyle = app.palette.muted;
   context.strokeStyle = app.palette.line;

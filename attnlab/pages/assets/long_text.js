@@ -4,6 +4,9 @@ import { make, number } from "./dom.js";
 
 const AROUND = 160;
 
+// What stands before a token.
+const between = (meta, i) => meta.before[i] === "2" ? [document.createElement("br")] : meta.before[i] === "1" ? [" "] : [];
+
 export const textView = (app) => {
   const { data, meta } = app;
   const passage = make("div", { class: "l-passage", tabindex: 0, role: "group", "aria-label": "The text around the chosen token; arrow keys choose another" });
@@ -25,7 +28,7 @@ export const textView = (app) => {
     const [from, to] = [Math.max(0, token - AROUND), Math.min(data.length, token + AROUND + 1)];
     const nodes = from > 0 ? ["… "] : [];
     for (let i = from; i < to; i++) {
-      if (i > from && meta.words[i] !== meta.words[i - 1]) nodes.push(" ");
+      nodes.push(...between(meta, i));
       nodes.push(make("span", { "data-token": i }, meta.tokens[i]));
     }
     if (to < data.length) nodes.push(" …");
@@ -36,7 +39,7 @@ export const textView = (app) => {
     const { token, looks, head } = app.state;
     if (shownAt === null || Math.abs(token - shownAt) > AROUND / 2) fill(token);
     const weights = new Map(looks.map(({ place, weight }) => [place, weight]));
-    for (const span of passage.children) {
+    for (const span of passage.querySelectorAll("span")) {
       const i = Number(span.dataset.token);
       span.classList.toggle("l-looked", weights.has(i));
       span.style.setProperty("--share", weights.has(i) ? `${Math.round(20 + 60 * Math.sqrt(weights.get(i)))}%` : "0%");
@@ -51,7 +54,7 @@ export const textView = (app) => {
     back.disabled = !app.canGoBack();
     const chosen = data.chosenAt(head);
     title.textContent = chosen < 0 ? "Places are not stored" : `The ${meta.chosen[chosen].k} largest of head ${data.heads[head].name}`;
-    none.textContent = chosen < 0 ? "Only heads with a dot have the places that each token looks at." : "Weights to 2%, stored for this page; the rest of the row is not. Click one to go there.";
+    none.textContent = chosen < 0 ? "Only heads with a dot have the places that each token looks at." : "Weights to 4%; the others of its row are not stored. Click one to go there.";
     list.replaceChildren(...looks.map(({ place, weight, least }) => make("li", {},
       make("button", { type: "button", "data-place": place, onclick: () => app.goTo(place) },
         make("b", {}, meta.tokens[place]), ` ${place.toLocaleString("en")} · ${least ? `at most ${number(weight, 2)}` : number(weight, 2)} · ${distance(token - place)}`))));
@@ -75,7 +78,7 @@ const hitsOf = (meta) => {
   let text = "";
   const starts = new Uint32Array(meta.tokens.length);
   meta.tokens.forEach((token, i) => {
-    if (i && meta.words[i] !== meta.words[i - 1]) text += " ";
+    if (meta.before[i] !== "0") text += " ";
     starts[i] = text.length;
     text += token.toLowerCase();
   });

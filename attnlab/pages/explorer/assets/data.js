@@ -4,7 +4,7 @@ const MIDDLE = 127;
 const NOT_A_NUMBER = 255;
 const CACHED_NUMBERS = 24e6;
 
-export const fromBase64 = (text) => {
+const fromBase64 = (text) => {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const binary = atob(text);
   const bytes = new Uint8Array(binary.length);
