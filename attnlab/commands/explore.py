@@ -132,7 +132,8 @@ def _write(options: argparse.Namespace, page: bytes, notes: list[str], summary: 
 def _check_long(options: argparse.Namespace) -> None:
     """Raise where options of a long text and of a short one are mixed."""
     names = NOT_LONG if options.long else LONG_ONLY
-    used = [option for option, name in names.items() if getattr(options, name) not in (None, [], False)]
+    values = {option: getattr(options, name) for option, name in names.items()}
+    used = [option for option, value in values.items() if value is not None and value is not False and value != []]
     if used and options.long:
         raise ValueError(f"--long shows statistics of one text alone; leave out {used[0]}")
     if used:
