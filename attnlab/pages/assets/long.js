@@ -71,7 +71,7 @@ const about = make("details", { class: "card x-about" }, make("summary", {}, "Wh
 root.replaceChildren();
 root.classList.add("x-root");
 root.append(header, make("main", { class: "x-page" }, meta.notes.map((note) => make("p", { class: "note x-note" }, note)),
-  make("div", { class: "l-main" }, make("div", { class: "x-column" }, grid.node), make("div", { class: "x-column" }, large.node, lanes.node, text.node, regions?.node ?? null)), about));
+  make("div", { class: "l-main" }, make("div", { class: "x-column" }, grid.node), make("div", { class: "x-column" }, large.node, lanes.node, text.node)), regions?.node ?? null, about));
 
 // Unpacking takes time: if the state has changed meanwhile, the newer call draws it.
 const render = async () => {

@@ -25,6 +25,12 @@ const fromBase85 = (text) => {
   return bytes.subarray(0, bytes.length - Number(text.at(-1)));
 };
 
+// The least of 1, 2, 5, 10, 20, 50 and so on that is at least so much: tokens between two labels of an axis.
+export const niceStep = (least) => {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least);
+};
+
 export class LongData {
   #read; #streams = new Map(); #squares = new Map(); #chosen = new Map(); #regions = new Map();
 

@@ -1,4 +1,5 @@
 import { make, number, options } from "./dom.js";
+import { niceStep } from "./long_data.js";
 import { FONT, sized } from "./surface.js";
 
 // Lanes: a line for each statistic of a head, or of one statistic in all chosen heads, over the tokens on show.
@@ -16,7 +17,7 @@ export const lanesView = (app) => {
   const button = (text, label, act) => make("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
   const canvas = make("canvas", { class: "l-lanes", tabindex: 0, role: "img" });
   const readout = make("p", { class: "l-readout", "aria-live": "polite" });
-  const hint = "Click a token to choose it. Zoom with + and −, move with the arrow keys, 0 shows all; a wheel with Ctrl zooms, dragging moves.";
+  const hint = "Click a token to choose it. Zoom with + and −, move with the arrow keys, 0 shows all; a wheel with Ctrl zooms, dragging moves. Pale bars reach from the least to the largest of the tokens in a column of dots.";
   const node = make("section", { class: "card" }, make("h2", {}, "Lanes"),
     make("p", { class: "x-facts" }, `Statistics of every token in ${meta.chosen.length} heads, stored in 8 bits. ${meta.choice}`),
     make("div", { class: "x-tools" }, head, shown, make("span", { class: "x-zoom tabs", role: "group", "aria-label": "Zoom" },
@@ -52,7 +53,7 @@ export const lanesView = (app) => {
   };
   const value = ({ values, logarithm }, token) => logarithm ? 10 ** values[token] : values[token];
 
-  // One column of dots for each: where it holds many tokens, from the least to the largest.
+  // A line through the tokens; where a column of dots holds many, their mean, and a pale bar from the least to the largest.
   const drawLine = (context, { values }, top, left, wide, [from, to]) => {
     let [low, high] = [Infinity, -Infinity];
     for (let i = from; i < to; i++) {
@@ -60,23 +61,26 @@ export const lanesView = (app) => {
       if (values[i] > high) high = values[i];
     }
     const y = (x) => top + (LANE - 14) * (1 - (x - low) / (high - low || 1));
-    const perDot = (to - from) / wide;
-    context.beginPath();
+    const perDot = Math.max(1, (to - from) / wide);
+    const dots = Math.ceil((to - from) / perDot);
+    const line = new Path2D();
     let pen = false;
-    for (let dot = 0; dot < (perDot > 1 ? wide : to - from); dot++) {
-      const [a, b] = perDot > 1 ? [from + Math.floor(dot * perDot), from + Math.floor((dot + 1) * perDot)] : [from + dot, from + dot + 1];
-      let [least, most] = [Infinity, -Infinity];
+    context.globalAlpha = 0.3;
+    for (let dot = 0; dot < dots; dot++) {
+      const [a, b] = [from + Math.floor(dot * perDot), Math.min(to, from + Math.floor((dot + 1) * perDot))];
+      let [least, most, sum, count] = [Infinity, -Infinity, 0, 0];
       for (let i = a; i < b; i++) {
-        if (values[i] < least) least = values[i];
-        if (values[i] > most) most = values[i];
+        if (!Number.isFinite(values[i])) continue;
+        [least, most, sum, count] = [Math.min(least, values[i]), Math.max(most, values[i]), sum + values[i], count + 1];
       }
-      if (most < least) { pen = false; continue; }
-      const x = left + (perDot > 1 ? dot : (dot + 0.5) / perDot);
-      if (pen) context.lineTo(x, y(least)); else context.moveTo(x, y(least));
-      if (most > least) context.lineTo(x, y(most));
+      if (!count) { pen = false; continue; }
+      const x = left + (dot + 0.5) * wide / dots;
+      if (most > least) context.fillRect(x - 0.5, y(most), 1, y(least) - y(most));
+      if (pen) line.lineTo(x, y(sum / count)); else line.moveTo(x, y(sum / count));
       pen = true;
     }
-    context.stroke();
+    context.globalAlpha = 1;
+    context.stroke(line);
     return [low, high];
   };
 
@@ -112,7 +116,7 @@ export const lanesView = (app) => {
     lines.forEach((line, k) => {
       context.strokeStyle = palette.line;
       context.strokeRect(left - 0.5, k * LANE + 3.5, frame.wide + 1, LANE - 8);
-      context.strokeStyle = palette["cat-0"];
+      context.strokeStyle = context.fillStyle = palette["cat-0"];
       context.lineWidth = 1.2;
       context.lineJoin = "round";
       const [low, high] = drawLine(context, line, k * LANE + 7, left, frame.wide, view);
@@ -131,7 +135,7 @@ export const lanesView = (app) => {
     readout.textContent = hint;
   };
   const drawAxis = (context, [from, to], left, top) => {
-    const step = [1, 2, 5, 10, 20, 50].flatMap((s) => [s, s * 100, s * 10000]).sort((a, b) => a - b).find((s) => s * frame.wide / (to - from) > 70) ?? to;
+    const step = niceStep(70 * (to - from) / frame.wide);
     context.fillStyle = app.palette.muted;
     context.textAlign = "center";
     for (let i = Math.ceil(from / step) * step; i < to; i += step) {

@@ -1,5 +1,6 @@
 import { paint } from "./colour.js";
 import { make, number } from "./dom.js";
+import { niceStep } from "./long_data.js";
 import { FONT, sized } from "./surface.js";
 
 // All heads as small maps of squares, one of them large, and regions of exact weights.
@@ -121,13 +122,18 @@ const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, ma
   context.strokeStyle = app.palette.line;
   context.strokeRect(GUTTER - 0.5, MARGIN - 0.5, wide + 1, high + 1);
   context.textBaseline = "middle";
-  const label = (cell, first) => (first + cell * block).toLocaleString("en");
-  // Between two labels are at least so many dots.
-  const [down, across] = [Math.ceil(22 / size), Math.ceil(64 / size)];
+  // Of a square the first token is labelled, of a weight its own.
+  const middle = block > 1 ? 0 : 0.5;
+  const [down, across] = [niceStep(22 * block / size), niceStep(64 * block / size)];
+  const label = (first, count, step, write) => {
+    for (let token = Math.ceil(first / step) * step; token < first + count * block; token += step) {
+      write(token.toLocaleString("en"), ((token - first) / block + middle) * size);
+    }
+  };
   context.textAlign = "right";
-  for (let i = 0; i < map.rows; i += down) context.fillText(label(i, firstQuery), GUTTER - 6, MARGIN + (i + (block > 1 ? 0 : 0.5)) * size + (block > 1 ? 5 : 0));
-  context.textAlign = "left";
-  for (let j = 0; j < map.cols; j += across) context.fillText(label(j, firstKey), GUTTER + j * size, MARGIN / 2);
+  label(firstQuery, map.rows, down, (text, y) => context.fillText(text, GUTTER - 6, MARGIN + y));
+  context.textAlign = "center";
+  label(firstKey, map.cols, across, (text, x) => context.fillText(text, Math.min(GUTTER + x, width - 18), MARGIN / 2));
   context.strokeStyle = app.palette["cat-1"];
   context.lineWidth = 1.5;
   for (const [i, j] of marked) context.strokeRect(GUTTER + j * size - 1, MARGIN + i * size - 1, Math.max(4, size) + 1, Math.max(4, size) + 1);
