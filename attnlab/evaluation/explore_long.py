@@ -6,6 +6,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def explore_long(loaded: LoadedModel, file: Path | str, *, name: str, config: Lo
     model = loaded.model
     _check_model(loaded)
     ids, tokens, before, notes = _read(loaded, file, config.tokens)
-    _check_heads(model, config, len(tokens))
+    _check_heads(model, config, ids)
     statistics, trace = _run(model, ids, sorted({zoom.layer for zoom in config.zooms}))
     heads = differing_heads(statistics.layers) if config.heads is None else list(config.heads)
     versions = provenance()
@@ -214,12 +215,16 @@ def _pieces(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[st
     return tokens, before
 
 
-def _check_heads(model: Any, config: LongConfig, length: int) -> None:
-    """Refuse layers and tokens that are not there before the model runs; heads are counted once it has run."""
-    layers = {site.layer for site in adapter_of(model).sites()}
-    for layer in [*(layer for layer, _ in config.heads or ()), *(zoom.layer for zoom in config.zooms)]:
-        if layer not in layers:
-            raise ValueError(f"there is no layer {layer}: the model has {min(layers)} to {max(layers)}")
+def _check_heads(model: Any, config: LongConfig, ids: Tensor) -> None:
+    """Refuse heads and tokens that are not there before the model reads all: two tokens tell how many heads it has."""
+    length = ids.shape[1]
+    statistics, _ = _run(model, ids[:, :2], [])
+    counts = {layer.layer: layer.entropy.shape[1] for layer in statistics}
+    for layer, head in [*(config.heads or ()), *((zoom.layer, zoom.head) for zoom in config.zooms)]:
+        if layer not in counts:
+            raise ValueError(f"there is no layer {layer}: the model has {min(counts)} to {max(counts)}")
+        if head >= counts[layer]:
+            raise ValueError(f"there is no head {layer}.{head}: layer {layer} has the heads 0 to {counts[layer] - 1}")
     for zoom in config.zooms:
         if max(zoom.queries[1], zoom.keys[1]) >= length:
             raise ValueError(f"the region {zoom} ends beyond the text, whose tokens are 0 to {length - 1}")
@@ -231,12 +236,9 @@ def _run(model: Any, ids: Tensor, recorded: list[int]) -> tuple[AttentionStatist
     wanted = {"logits_to_keep": 1, "use_cache": False}
     known = inspect.signature(model.forward).parameters
     inputs = {key: value for key, value in wanted.items() if key in known}
-    with watch(model) as statistics:
+    recording = record(model, layers=recorded) if recorded else nullcontext(Trace())
+    with watch(model) as statistics, recording as trace:
         model(ids, **inputs)
-    trace = Trace()
-    if recorded:
-        with record(model, layers=recorded) as trace:
-            model(ids, **inputs)
     return statistics, trace
 
 
@@ -247,26 +249,22 @@ def _squares(layer: LayerStatistics) -> np.ndarray:
 
 def _lanes(statistics: AttentionStatistics, layer: int, head: int) -> HeadLanes:
     of = statistics[layer]
-    _check_head(layer, head, of.entropy.shape[1])
     present = {lane: getattr(of, lane) for lane in LANES}
     lanes = {lane: np.asarray(values[0, head]) for lane, values in present.items() if values is not None}
     return HeadLanes(layer, head, lanes, np.asarray(of.largest[0, head]), np.asarray(of.places[0, head]))
 
 
-def _check_head(layer: int, head: int, count: int) -> None:
-    if head >= count:
-        raise ValueError(f"there is no head {layer}.{head}: layer {layer} has the heads 0 to {count - 1}")
-
-
 def _region(layer: LayerTrace, zoom: Zoom) -> Region:
     """Exact weights, a few rows at a time: those of all heads and keys are made on the way."""
-    _check_head(zoom.layer, zoom.head, layer.call.q.shape[1])
     first, end = zoom.queries[0], zoom.queries[1] + 1
     parts = []
     for lo in range(first, end, ROWS_AT_ONCE):
         rows = layer.mechanism.row_weights(layer.call, lo, min(end, lo + ROWS_AT_ONCE))
         parts.append(rows[0, zoom.head, :, zoom.keys[0] : zoom.keys[1] + 1].float().cpu())
-    return Region(zoom.layer, zoom.head, first, zoom.keys[0], np.asarray(torch.cat(parts)))
+    weights = torch.cat(parts)
+    if not weights.isfinite().all():
+        raise ValueError(f"the weights in the region {zoom} are not all finite numbers; choose another")
+    return Region(zoom.layer, zoom.head, first, zoom.keys[0], np.asarray(weights))
 
 
 def _choice(config: LongConfig, count: int) -> str:

@@ -148,7 +148,7 @@ def _squares(layer: LayerSquares, stream: Any) -> dict[str, Any]:
 def _lanes(head: HeadLanes, number: int, stream: Any) -> dict[str, Any]:
     described, parts = {}, []
     for name, values in head.lanes.items():
-        logarithm = name in LOGARITHMIC
+        logarithm = name in LOGARITHMIC and bool((values >= 0).all())
         numbers = np.log10(np.maximum(values, LEAST)) if logarithm else np.asarray(values, dtype=np.float64)
         coded, low, step = _bytes(numbers)
         described[name] = {"low": low, "step": step, "logarithm": logarithm}

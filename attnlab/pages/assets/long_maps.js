@@ -126,7 +126,7 @@ const drawMap = (canvas, map, app, { firstQuery = 0, firstKey = 0, block = 1, ma
   const middle = block > 1 ? 0 : 0.5;
   const [down, across] = [niceStep(22 * block / size), niceStep(64 * block / size)];
   const label = (first, count, step, write) => {
-    for (let token = Math.ceil(first / step) * step; token < first + count * block; token += step) {
+    for (let token = Math.ceil(first / step) * step; token < Math.min(app.data.length, first + count * block); token += step) {
       write(token.toLocaleString("en"), ((token - first) / block + middle) * size);
     }
   };
