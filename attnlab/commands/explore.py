@@ -16,6 +16,19 @@ __all__ = ["arguments", "run"]
 
 # Readings with an option of their own.
 SHORT = ("effective", "norm", "rollout")
+# {option: its name in the options}, with --long only and never with it.
+LONG_ONLY = {"--text": "long_file", "--tokens": "tokens", "--heads": "heads", "--zoom": "zoom"}
+NOT_LONG = {
+    "TEXT": "text",
+    "--file": "file",
+    "--target": "target",
+    "--compare": "compare",
+    "--compare-mechanism": "compare_mechanism",
+    "--reading": "reading",
+    "--all": "all",
+    "--layers": "layers",
+    "--precise": "precise",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +61,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every reading that is not a control")
     parser.add_argument("--layers", metavar="LIST", help="layers whose maps are kept whole, such as 0,3,5-7")
     parser.add_argument("--precise", action="store_true", help="half precision instead of 8 bits a weight")
+    long_text = parser.add_argument_group("a long text", "statistics of all heads instead of maps (docs/watch.md)")
+    long_text.add_argument("--long", action="store_true", help="show a text too long for maps of all its tokens")
+    long_text.add_argument("--text", dest="long_file", metavar="FILE", type=Path, help="the UTF-8 text file to read")
+    long_text.add_argument("--tokens", type=int, metavar="N", help="how many tokens (default: 32768, or all there are)")
+    long_text.add_argument(
+        "--heads", metavar="LIST", help="heads with lanes, such as 3.2,7.1 (default: 16 that differ)"
+    )
+    long_text.add_argument(
+        "--zoom",
+        metavar="LAYER.HEAD:FROM-TO",
+        action="append",
+        default=[],
+        help="tokens whose exact weights are shown; @FROM-TO after it names other tokens looked at; repeatable",
+    )
     parser.add_argument("-o", "--out", type=Path, default=Path("explore.html"), help="the page (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
@@ -69,9 +96,12 @@ def run(options: argparse.Namespace) -> None:
     """Write the page."""
     from attnlab.pages.explorer import explore_run
     from attnlab.pages.explorer.timeline import FOLDER, INDEX
-    from attnlab.provenance import write_atomic
 
     check_page(options.out, json=options.json)
+    _check_long(options)
+    if options.long:
+        _explore_long(options)
+        return
     if (Path(options.model) / FOLDER / INDEX).is_file():
         refused = [name for name in ("text", "file", "compare", "compare_mechanism") if getattr(options, name)]
         if refused:
@@ -82,15 +112,61 @@ def run(options: argparse.Namespace) -> None:
     else:
         exploration = _explore_models(options)
     page = exploration.html()
-    write_atomic(options.out, page)
     meta = exploration.packed.meta
+    _write(options, page, meta["notes"], _summary(meta, options.out, len(page)))
+
+
+def _write(options: argparse.Namespace, page: bytes, notes: list[str], summary: dict[str, Any]) -> None:
+    from attnlab.provenance import write_atomic
+
+    write_atomic(options.out, page)
     if options.json:
-        print_json(_summary(meta, options.out, len(page)))
+        print_json(summary)
         return
-    for note in meta["notes"]:
+    for note in notes:
         print(f"attnlab: {note}", file=sys.stderr)
     wrote = f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser"
     print(wrote, file=notices(options.out))
+
+
+def _check_long(options: argparse.Namespace) -> None:
+    """Raise where options of a long text and of a short one are mixed."""
+    names = NOT_LONG if options.long else LONG_ONLY
+    values = {option: getattr(options, name) for option, name in names.items()}
+    used = [option for option, value in values.items() if value is not None and value is not False and value != []]
+    if used and options.long:
+        raise ValueError(f"--long shows statistics of one text alone; leave out {used[0]}")
+    if used:
+        raise ValueError(f"{used[0]} belongs to --long; add --long, or leave it out")
+    if options.long and options.long_file is None:
+        raise ValueError("--long reads a file: name it with --text FILE")
+
+
+def _explore_long(options: argparse.Namespace) -> None:
+    from attnlab.adapters import load_model
+    from attnlab.devices import to_device
+    from attnlab.evaluation.explore_long import LongConfig, explore_long, parse_heads, parse_zoom
+    from attnlab.pages.long import long_page
+
+    config = LongConfig(
+        tokens=options.tokens,
+        heads=None if options.heads is None else parse_heads(options.heads),
+        zooms=tuple(map(parse_zoom, options.zoom)),
+    )
+    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
+    to_device(options.device, loaded.model)
+    packed = explore_long(loaded, options.long_file, name=Path(options.model).name, config=config)
+    page, meta = long_page(packed), packed.meta
+    summary = {
+        "page": str(options.out.resolve()),
+        "bytes": len(page),
+        "notes": meta["notes"],
+        "tokens": len(meta["tokens"]),
+        "heads": sum(len(layer["scales"]) for layer in meta["layers"]),
+        "chosen": [f"{head['layer']}.{head['head']}" for head in meta["chosen"]],
+        "regions": options.zoom,
+    }
+    _write(options, page, meta["notes"], summary)
 
 
 def _explore_models(options: argparse.Namespace) -> Exploration:

@@ -25,7 +25,7 @@ from attnlab.patterns import SpecialTokens, special_tokens
 from attnlab.provenance import provenance
 from attnlab.reading.registry import recorded_reading
 
-__all__ = ["ExploreConfig", "explore_models", "parse_layers", "subject", "texts_of"]
+__all__ = ["ExploreConfig", "explore_models", "parse_layers", "readable_tokens", "subject", "texts_of"]
 
 # The most tokens that a sequence-to-sequence model writes where no target text is given.
 LONGEST_TARGET = 64
@@ -93,7 +93,7 @@ def subject(loaded: LoadedModel, text: str, *, name: str = "", target: str | Non
     _check_inputs(loaded, ids, target)
     side = "source" if task in ("mlm", "encoder", "seq2seq") else "target"
     # {text: (ids, token strings, the word of each token)}
-    texts = {side: (ids, *_words(tokenizer, encoded, text))}
+    texts = {side: (ids, *readable_tokens(tokenizer, encoded, text))}
     if task == "seq2seq":
         inputs["decoder_input_ids"] = written = _target(loaded, inputs, target)
         tokens = _strings(tokenizer, written[0])
@@ -177,7 +177,7 @@ def _own_target(loaded: LoadedModel, inputs: Mapping[str, Tensor], target: str |
     return torch.cat([torch.full_like(ids[:, :1], first), ids], 1)
 
 
-def _words(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[int]]:
+def readable_tokens(tokenizer: Any, encoded: Any, text: str) -> tuple[list[str], list[int]]:
     """Token strings as people read them, and the word of each."""
     ids = encoded["input_ids"][0]
     raw = _strings(tokenizer, ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import functools
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,8 +48,8 @@ def is_causal(maps: np.ndarray) -> bool:
     return queries == keys and not any(np.triu(w, 1).any() for w in maps)
 
 
-def squeeze(raw: bytes) -> tuple[bytes, bool]:
-    """(deflated, as base64: the text of a page; whether each byte is stored as its difference to the one before it).
+def squeeze(raw: bytes, as_text: Callable[[bytes], bytes] = base64.b64encode) -> tuple[bytes, bool]:
+    """(deflated, as the text of a page; whether each byte is stored as its difference to the one before it).
 
     >>> stream, differences = squeeze(b"attention")
     >>> zlib.decompress(base64.b64decode(stream)), differences
@@ -58,7 +59,7 @@ def squeeze(raw: bytes) -> tuple[bytes, bool]:
     # matches would, in a fraction of the time. Some readings have no zeros, but neighbours that are alike.
     changes = np.diff(np.frombuffer(raw, np.uint8), prepend=np.uint8(0)).tobytes()
     plain, changed = _deflated(raw, zlib.Z_RLE), _deflated(changes, zlib.Z_HUFFMAN_ONLY)
-    return base64.b64encode(min(plain, changed, key=len)), len(changed) < len(plain)
+    return as_text(min(plain, changed, key=len)), len(changed) < len(plain)
 
 
 def _deflated(raw: bytes, strategy: int) -> bytes:

@@ -13,8 +13,6 @@ from attnlab.pages.html import Html, asset, data, digest, element, page_head
 __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
-# Modules that reports use too; they are among the assets of the reports.
-SHARED = ("files",)
 # A module comes after those it imports.
 MODULES = (
     "data colour surface dom files maps actions grid heat lines passage tip pane chart tables timeline exports keys "
@@ -24,9 +22,9 @@ IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./(\w+)\.js";', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:const|class) (\w+))", re.MULTILINE)
 
 
-def explorer_page(packed: Packed) -> bytes:
+def explorer_page(packed: Packed, *, entry: str = "page", modules: str = MODULES, more_style: str = "") -> bytes:
     """The whole file, as bytes: a page of many maps is large, and is not copied more often than needed."""
-    code, css = script("page"), style()
+    code, css = script(entry, modules), style() + more_style
     policy = (
         f"default-src 'none'; script-src 'sha256-{digest(code)}'; style-src 'sha256-{digest(css)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -43,14 +41,14 @@ def explorer_page(packed: Packed) -> bytes:
 
 
 @cache
-def script(entry: str) -> str:
+def script(entry: str, modules: str = MODULES) -> str:
     """The modules in one: each becomes a function that returns its exports, and ``entry`` follows unchanged.
 
     A page opened from a disk may not import files, so all modules become one script. Nothing else is changed: an
     import reads from the modules before, an export is a name in the returned object.
     """
     return "const modules = {};\n" + "\n".join(
-        [*(_wrapped(name) for name in MODULES.split()), _imports(_source(entry))]
+        [*(_wrapped(name) for name in modules.split()), _imports(_source(entry))]
     )
 
 
@@ -65,9 +63,9 @@ def _imports(source: str) -> str:
 
 
 def _source(name: str) -> str:
-    if name in SHARED:
-        return asset(f"{name}.js")
-    return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
+    own = ASSETS / f"{name}.js"
+    # Modules that reports use too are among the assets of the reports.
+    return own.read_text(encoding="utf-8") if own.is_file() else asset(f"{name}.js")
 
 
 @cache

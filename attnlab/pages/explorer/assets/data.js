@@ -12,13 +12,13 @@ const fromBase64 = (text) => {
   return bytes;
 };
 
-const inflate = async (bytes) => {
+export const inflate = async (bytes) => {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 };
 
 // Undo what the packing did where neighbours are alike: each byte was stored as its difference to the one before it.
-const summedUp = (bytes) => {
+export const summedUp = (bytes) => {
   for (let i = 1; i < bytes.length; i++) bytes[i] += bytes[i - 1];
   return bytes;
 };
@@ -37,7 +37,7 @@ const storedCount = (rows, cols, causal) => causal ? rows * (rows + 1) / 2 : row
 
 let halves = null;
 // Numbers are stored key by key.
-const numbersOf = (bytes, { rows, cols, causal, precise, scale, signed }) => {
+export const numbersOf = (bytes, { rows, cols, causal, precise, scale, signed }) => {
   if (precise) halves ??= Float32Array.from({ length: 65536 }, (_, i) => halfToNumber(i));
   const n = storedCount(rows, cols, causal);
   const zero = signed ? MIDDLE : 0;
