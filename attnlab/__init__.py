@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from attnlab.caches.kv_policy import KVPolicy, cache_policy
     from attnlab.caches.registry import cache_policy_names
     from attnlab.conformance.check import check
+    from attnlab.evaluation.audit import audit
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
     from attnlab.evaluation.plan_conversion import plan_conversion
@@ -119,6 +120,7 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "audit",
     "cache_bytes",
     "cache_policy",
     "cache_policy_names",
@@ -167,6 +169,7 @@ _OFFERED = {
     "caches.kv_policy": "KVPolicy cache_policy",
     "caches.registry": "cache_policy_names",
     "conformance.check": "check",
+    "evaluation.audit": "audit",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
     "evaluation.plan_conversion": "plan_conversion",

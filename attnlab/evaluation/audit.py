@@ -14,7 +14,7 @@ from torch import Tensor
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
 from attnlab.data import TextFile
-from attnlab.evaluation.audit_changes import changes_since, check_baseline, refuse_other_subject
+from attnlab.evaluation.audit_changes import FORMAT, changes_since, check_baseline, refuse_other_subject
 from attnlab.evaluation.audit_statistics import FINDINGS, STATISTICS, findings_of, head_statistics, log_odds
 from attnlab.evaluation.intervals import mean_interval
 from attnlab.evaluation.quality import cut_windows, model_inputs
@@ -23,9 +23,8 @@ from attnlab.progress import Progress
 from attnlab.provenance import provenance
 from attnlab.trace import Trace
 
-__all__ = ["FORMAT", "audit"]
+__all__ = ["audit", "check_windows"]
 
-FORMAT = 1
 # Fewer windows have intervals so wide that hardly a change is beyond them.
 LEAST_WINDOWS = 4
 
@@ -48,8 +47,7 @@ def audit(
     of the difference, corrected for the number of comparisons, and beyond what other texts change. ``windows`` of
     ``length`` tokens (256, or the model's positions where they are fewer) from the beginning of the text are read.
     """
-    if windows < LEAST_WINDOWS:
-        raise ValueError(f"an audit needs at least {LEAST_WINDOWS} windows, got {windows}")
+    check_windows(windows)
     if baseline is not None:
         check_baseline(baseline)
     progress = progress or Progress("auditing")
@@ -82,6 +80,12 @@ def audit(
         "heads": heads,
     }
     return result | ({"baseline": None, "changes": []} if baseline is None else changes_since(result, baseline))
+
+
+def check_windows(windows: int) -> None:
+    """Raise if so few windows say too little of a head."""
+    if windows < LEAST_WINDOWS:
+        raise ValueError(f"an audit needs at least {LEAST_WINDOWS} windows, got {windows}")
 
 
 def _windows(loaded: LoadedModel, text: str | TextFile, windows: int, length: int | None) -> Tensor:
@@ -119,6 +123,7 @@ def _head(
     """One head: its statistics over the windows, and its findings."""
     heads, groups = next((h, g) for k, number, h, g, _ in shape["layers"] if (k, number) == (kind, layer))
     statistics = {name: _summary([window[name][head] for window in windows]) for name in STATISTICS}
+    means = {name: None if one is None else one["mean"] for name, one in statistics.items()}
     others = [window["nearest_head"][head] for window in windows]
     return {
         "kind": kind,
@@ -127,7 +132,7 @@ def _head(
         "key_value_head": head * groups // heads,
         # The head that is nearest in most windows.
         "nearest_head": max(others, key=others.count),
-        "findings": findings_of({name: None if one is None else one["mean"] for name, one in statistics.items()}),
+        "findings": [{"name": name, "statistic": FINDINGS[name].statistic} for name in findings_of(means)],
         "statistics": statistics,
     }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from attnlab.errors import read_json_object
 from attnlab.evaluation.audit_statistics import STATISTICS, findings_of
 from attnlab.evaluation.intervals import student_quantile
 
-__all__ = ["changes_since", "check_baseline", "refuse_other_subject"]
+__all__ = ["FORMAT", "changes_since", "check_baseline", "read_baseline", "refuse_other_subject"]
 
+FORMAT = 1
 # The probability that an unchanged model shows any change at all on texts of one kind (Bonferroni).
 ERROR = 0.05
 # Where both audits read the same text, this part of a floor is left, which allows for other hardware and number types.
@@ -20,25 +23,30 @@ NUMBERS = ("mean", "odds_mean", "odds_sd")
 PLACE = ("kind", "layer", "head")
 
 
-def check_baseline(baseline: Mapping[str, Any]) -> None:
+def read_baseline(path: Path) -> dict[str, Any]:
+    """The audit in a file."""
+    baseline = read_json_object(path, remedy=REMEDY)
+    check_baseline(baseline, name=str(path))
+    return baseline
+
+
+def check_baseline(baseline: Mapping[str, Any], *, name: str = "the baseline") -> None:
     """Raise if this is not what an audit of this version gave."""
     if not isinstance(baseline, Mapping) or baseline.get("name") != "audit":
-        raise ValueError(f"the baseline is no audit; {REMEDY}")
-    if baseline.get("format") != 1:
-        raise ValueError(
-            f"the baseline has the format {baseline.get('format')!r:.40}, and this version reads 1; {REMEDY}"
-        )
+        raise ValueError(f"{name} is no audit; {REMEDY}")
+    if baseline.get("format") != FORMAT:
+        raise ValueError(f"{name} is in another format than the {FORMAT} of this version; {REMEDY}")
     try:
         complete = isinstance(baseline["shape"], Mapping) and baseline["text"]["windows"] > 1
         complete &= isinstance(baseline["text"]["sha256"], str) and bool(baseline["heads"])
         for head in baseline["heads"]:
-            place = [head[name] for name in PLACE]
+            place = [head[key] for key in PLACE]
             complete &= isinstance(place[0], str) and all(type(n) is int for n in place[1:])
-            complete &= all(_is_summary(head["statistics"][name]) for name in STATISTICS)
+            complete &= all(_is_summary(head["statistics"][key]) for key in STATISTICS)
     except (KeyError, TypeError, IndexError):
         complete = False
     if not complete:
-        raise ValueError(f"the baseline is damaged: it lacks numbers that an audit has; {REMEDY}")
+        raise ValueError(f"{name} is damaged: it lacks what an audit has; {REMEDY}")
 
 
 def _is_summary(one: Any) -> bool:

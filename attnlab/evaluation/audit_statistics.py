@@ -29,8 +29,8 @@ SMALLEST = 1e-3
 class Statistic:
     """One number between 0 and 1 for each head and window.
 
-    ``floor``: differences of the log-odds up to this are put down to the text. They are about 1.5 times the largest that
-    any head of SmolLM2 shows between two texts, of novels, essays and film reviews (docs/audit.md).
+    ``floor``: differences of the log-odds up to this are put down to the text. They are about 1.5 times the largest
+    that any head of SmolLM2 shows between two texts, of novels, essays and film reviews (docs/audit.md).
     """
 
     meaning: str
@@ -40,11 +40,11 @@ class Statistic:
 STATISTICS = {
     "share": Statistic("length of the head's output after W_O, over that of all heads of its layer together", 2.5),
     "entropy": Statistic("entropy of its attention over that of even attention: 0 is one key, 1 all keys alike", 2.0),
-    "sinks": Statistic(f"weight on the first {SINKS} tokens, of tokens that see {2 * SINKS} keys or more", 2.5),
-    "local": Statistic(f"weight on tokens at most {LOCAL} away, of tokens that see {2 * LOCAL + 2} keys or more", 2.0),
+    "sinks": Statistic(f"weight on the first {SINKS} tokens, of tokens that see {2 * SINKS} keys or more", 3.0),
+    "local": Statistic(f"weight on tokens at most {LOCAL} away, of tokens that see {2 * LOCAL + 2} keys or more", 2.5),
     "prev": Statistic("closeness to attending to the previous token", 2.0),
     "next": Statistic("closeness to attending to the next token", 2.0),
-    "first": Statistic("closeness to attending to the first token", 3.5),
+    "first": Statistic("closeness to attending to the first token", 4.0),
     "same": Statistic("closeness to attending to the tokens that are the same as it", 2.0),
     "nearest": Statistic("distance to the head of its layer that is most like it, in W and in output after W_O", 3.0),
 }
