@@ -15,7 +15,7 @@ from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
 from attnlab.data import TextFile
 from attnlab.evaluation.audit_changes import FORMAT, changes_since, check_baseline, refuse_other_subject
-from attnlab.evaluation.audit_statistics import FINDINGS, STATISTICS, findings_of, head_statistics, log_odds
+from attnlab.evaluation.audit_statistics import FINDINGS, STATISTICS, findings_of, head_statistics
 from attnlab.evaluation.intervals import mean_interval
 from attnlab.evaluation.quality import cut_windows, model_inputs
 from attnlab.measure import parameter_count
@@ -26,7 +26,7 @@ from attnlab.trace import Trace
 __all__ = ["audit", "check_windows"]
 
 # Fewer windows have intervals so wide that hardly a change is beyond them.
-LEAST_WINDOWS = 4
+LEAST_WINDOWS = 6
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def _head(
 ) -> dict[str, Any]:
     """One head: its statistics over the windows, and its findings."""
     heads, groups = next((h, g) for k, number, h, g, _ in shape["layers"] if (k, number) == (kind, layer))
-    statistics = {name: _summary([window[name][head] for window in windows]) for name in STATISTICS}
+    statistics = {name: _summary(name, [window[name][head] for window in windows]) for name in STATISTICS}
     means = {name: None if one is None else one["mean"] for name, one in statistics.items()}
     others = [window["nearest_head"][head] for window in windows]
     return {
@@ -137,13 +137,17 @@ def _head(
     }
 
 
-def _summary(values: Sequence[float | None]) -> dict[str, float | None] | None:
+def _summary(name: str, values: Sequence[float | None]) -> dict[str, float] | None:
     """Mean and 95 % interval over windows, and mean and standard deviation of the log-odds; None where one is None."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
     mean, low, high, _ = mean_interval(known)
-    odds = [log_odds(value) for value in known]
+    assert low is not None
+    assert high is not None
+    # No statistic is negative, and those that are shares are at most 1.
+    low, high = max(0.0, low), min(high, max(1.0, *known))
+    odds = [STATISTICS[name].log_odds(value) for value in known]
     numbers = {"mean": mean, "low": low, "high": high, "odds_mean": fmean(odds), "odds_sd": stdev(odds)}
     # Digits beyond these are rounding of one machine.
-    return {name: None if value is None else float(f"{value:.7g}") for name, value in numbers.items()}
+    return {key: float(f"{value:.7g}") for key, value in numbers.items()}

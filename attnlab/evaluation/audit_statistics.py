@@ -16,7 +16,7 @@ from attnlab.reading.heads import attention_entropy
 from attnlab.shapes import Float, Int
 from attnlab.trace import LayerTrace
 
-__all__ = ["FINDINGS", "STATISTICS", "Finding", "Statistic", "findings_of", "head_statistics", "log_odds"]
+__all__ = ["FINDINGS", "STATISTICS", "Finding", "Statistic", "findings_of", "head_statistics"]
 
 # The first tokens of a window, and the neighbours on either side that a local head looks at.
 SINKS, LOCAL = 4, 8
@@ -30,11 +30,23 @@ class Statistic:
     """One number between 0 and 1 for each head and window.
 
     ``floor``: differences of the log-odds up to this are put down to the text. They are about 1.5 times the largest
-    that any head of SmolLM2 shows between two texts, of novels, essays and film reviews (docs/audit.md).
+    that any head of SmolLM2 shows between two texts, of novels, essays and film reviews (docs/audit.md). Values above
+    ``top`` count as alike.
     """
 
     meaning: str
     floor: float
+    top: float = 1.0
+
+    def log_odds(self, value: float) -> float:
+        """log(p / (1 - p)), where both are larger by a thousandth so that 0 and 1 stay finite.
+
+        >>> shares = Statistic("", 1.0)
+        >>> shares.log_odds(0.5), round(shares.log_odds(0.0), 2), round(shares.log_odds(1.0), 2)
+        (0.0, -6.91, 6.91)
+        """
+        share = min(self.top, max(0.0, value))
+        return math.log((share + SMALLEST) / (1 - share + SMALLEST))
 
 
 STATISTICS = {
@@ -46,7 +58,9 @@ STATISTICS = {
     "next": Statistic("closeness to attending to the next token", 2.0),
     "first": Statistic("closeness to attending to the first token", 4.0),
     "same": Statistic("closeness to attending to the tokens that are the same as it", 2.0),
-    "nearest": Statistic("distance to the head of its layer that is most like it, in W and in output after W_O", 3.0),
+    "nearest": Statistic(
+        "distance to the head of its layer that is most like it, in W and in output after W_O", 2.5, top=0.9
+    ),
 }
 
 
@@ -86,16 +100,6 @@ def findings_of(means: Mapping[str, float | None]) -> list[str]:
         if mean is not None and (mean >= finding.threshold if finding.above else mean <= finding.threshold):
             names.append(name)
     return names
-
-
-def log_odds(share: float) -> float:
-    """log(p / (1 - p)), where both are larger by a thousandth so that 0 and 1 stay finite.
-
-    >>> log_odds(0.5), round(log_odds(0.0), 2), round(log_odds(1.0), 2)
-    (0.0, -6.91, 6.91)
-    """
-    share = min(1.0, max(0.0, share))
-    return math.log((share + SMALLEST) / (1 - share + SMALLEST))
 
 
 @torch.no_grad()
