@@ -59,7 +59,7 @@ STATISTICS = {
     "first": Statistic("closeness to attending to the first token", 4.0),
     "same": Statistic("closeness to attending to the tokens that are the same as it", 2.0),
     "nearest": Statistic(
-        "distance to the head of its layer that is most like it, in W and in output after W_O", 2.5, top=0.9
+        "distance to the head of its layer that is most like it, in W and in output after W_O", 1.5, top=0.9
     ),
 }
 
