@@ -108,7 +108,7 @@ def head_statistics(layer: LayerTrace, input_ids: Int[Tensor, "1 k"]) -> dict[st
 
     None where a head has no such number: patterns of cross-attention, next tokens in a causal layer.
     """
-    W, added = normalise(layer.weights()[0].float().abs()), _added(layer)
+    W, added = normalise(layer.weights().float().abs())[0], _added(layer)
     if not bool(W.isfinite().all() and added.isfinite().all()):
         raise ValueError(f"{layer.kind} layer {layer.layer}: its attention is NaN or infinite on this text")
     seen = visible(layer.call)
