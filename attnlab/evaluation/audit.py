@@ -13,11 +13,13 @@ from torch import Tensor
 
 from attnlab.adapters import LoadedModel, record
 from attnlab.adapters.load import max_length
+from attnlab.adapters.protocol import adapter_of
 from attnlab.data import TextFile
 from attnlab.evaluation.audit_changes import FORMAT, changes_since, check_baseline, refuse_other_subject
 from attnlab.evaluation.audit_statistics import FINDINGS, STATISTICS, findings_of, head_statistics
 from attnlab.evaluation.intervals import mean_interval
 from attnlab.evaluation.quality import cut_windows, model_inputs
+from attnlab.fields import check_int, expect
 from attnlab.measure import parameter_count
 from attnlab.progress import Progress
 from attnlab.provenance import provenance
@@ -47,6 +49,7 @@ def audit(
     of the difference, corrected for the number of comparisons, and beyond what other texts change. ``windows`` of
     ``length`` tokens (256, or the model's positions where they are fewer) from the beginning of the text are read.
     """
+    _check_arguments(loaded, text, length=length, names=(model_name, text_name), progress=progress)
     check_windows(windows)
     if baseline is not None:
         check_baseline(baseline)
@@ -84,8 +87,19 @@ def audit(
 
 def check_windows(windows: int) -> None:
     """Raise if so few windows say too little of a head."""
-    if windows < LEAST_WINDOWS:
-        raise ValueError(f"an audit needs at least {LEAST_WINDOWS} windows, got {windows}")
+    check_int("windows", windows, least=LEAST_WINDOWS)
+
+
+def _check_arguments(loaded: Any, text: Any, *, length: Any, names: tuple[Any, Any], progress: Any) -> None:
+    expect("loaded", loaded, LoadedModel, "what load_model returns")
+    adapter_of(loaded.model)
+    expect("text", text, (str, TextFile), "a string or a TextFile")
+    for name in names:
+        expect("a name", name, str, "a string")
+    if length is not None:
+        check_int("length", length, least=1)
+    if progress is not None:
+        expect("progress", progress, Progress, "a Progress")
 
 
 def _windows(loaded: LoadedModel, text: str | TextFile, windows: int, length: int | None) -> Tensor:

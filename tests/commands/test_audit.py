@@ -62,7 +62,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     capsys.readouterr()
     out = tmp_path / "new"
     words = ["audit", model, "--text", text, *LENGTH, "--out", out]
-    assert "at least 6 windows, got 2" in fails(*words, "--windows", "2")
+    assert "windows must be an int of at least 6, got 2" in fails(*words, "--windows", "2")
     assert "No such file" in fails(*words, "--baseline", tmp_path / "none.json")
     assert "is no audit" in fails(*words, "--baseline", model / "config.json")
     assert "use the same length for both" in fails(*words, "--length", "12", "--baseline", baseline)

@@ -222,7 +222,7 @@ def test_a_file_names_itself(tmp_path: Path) -> None:
 
 
 def test_too_little_text_is_refused(loaded: al.LoadedModel) -> None:
-    with pytest.raises(ValueError, match="at least 6 windows, got 5"):
+    with pytest.raises(ValueError, match="windows must be an int of at least 6, got 5"):
         al.audit(loaded, TEXT, windows=5)
     with pytest.raises(ValueError, match="tokens, and an audit needs 6 windows of 64; give a longer text"):
         al.audit(loaded, TEXT[:400], length=64)
