@@ -20,15 +20,17 @@ from typing import Any
 
 import torch
 from storing import make_results, read_results, write_results
-from torch import nn
 
 import attnlab as al
 from attnlab.data import bundled_text, texts
+from attnlab.evaluation.audit_statistics import STATISTICS
 from attnlab.mechanisms.per_head import per_head
 
 # A fault, and the findings by which an audit may name it.
 FAULTS = {"zeroed": ("dead",), "copied": ("duplicate",), "frozen": ("sinks only", "collapsed")}
 TABLE = "audits"
+# The head and the head that is copied over it; the name of a text and the text; the fault.
+Job = tuple[dict[str, Any], tuple[str, str], str]
 # Characters of a text that pieces are taken from.
 MOST = 3_000_000
 
@@ -54,29 +56,72 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     config = {"model": args.model, "baseline": name, **setting}
     file = None if args.write is None else args.write / "audit.json"
     rows: list[dict[str, Any]] = []
-    for place, (name, text), fault in jobs(loaded.model, baseline, pieces[1:], args.reruns):
+    for place, (name, text), fault in alternating(jobs(baseline, pieces[1:], args.reruns), args.reruns):
         labels = {"model": args.model, **setting, "baseline": pieces[0][0], "text": name, **place, "fault": fault}
         done = [] if file is None else (read_results(file) or {}).get("tables", {}).get(TABLE, [])
         if any(labels.items() <= row.items() for row in done):
             continue
         with planted(loaded.model, fault, place["layer"], place["head"], place["source"]):
-            changes = al.audit(loaded, text, baseline=baseline, text_name=name, **setting)["changes"]
-        rows.append(labels | judged(changes, place, fault))
+            result = al.audit(loaded, text, baseline=baseline, text_name=name, **setting)
+        rows.append(labels | judged(result, baseline, place, fault))
         print(rows[-1], flush=True)
         if file is not None:
-            result = make_results("audit", None, {TABLE: rows[-1:]}, config=config, keys={TABLE: list(labels)})
-            write_results(file, result, before=read_results(file))
+            tables = {TABLE: rows[-1:], **summaries([*done, rows[-1]])}
+            keys = {TABLE: list(labels), "summary": ["model", "audit of"], "differences": ["model", "statistic"]}
+            write_results(
+                file, make_results("audit", None, tables, config=config, keys=keys), before=read_results(file)
+            )
     print(summary(rows))
     return rows
 
 
-def judged(changes: Sequence[dict[str, Any]], place: dict[str, Any], fault: str) -> dict[str, Any]:
-    """How many changes there are in how many heads, and whether the fault is named at its head."""
+def judged(result: dict[str, Any], baseline: dict[str, Any], place: dict[str, Any], fault: str) -> dict[str, Any]:
+    """How many changes there are in how many heads, and whether the fault is named at its head; without a fault also
+    the largest difference of log-odds of each statistic in any head."""
+    changes = result["changes"]
     here = [row for row in changes if (row["layer"], row["head"]) == (place["layer"], place["head"])]
     named = sorted({finding for row in here for finding in row["new_findings"]})
     found = any(finding in named for finding in FAULTS[fault]) if fault else not changes
     heads = len({(row["layer"], row["head"]) for row in changes})
-    return {"changes": len(changes), "heads": heads, "named": ", ".join(named), "right": found}
+    row = {"changes": len(changes), "heads": heads, "named": ", ".join(named), "right": found}
+    return row | ({} if fault else {"differences": differences(result, baseline)})
+
+
+def differences(result: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:
+    """The largest difference of log-odds in any head, by statistic."""
+    return {
+        name: max(abs(now["odds_mean"] - before["odds_mean"]) for now, before in pairs)
+        for name in STATISTICS
+        if (
+            pairs := [
+                (one["statistics"][name], other["statistics"][name])
+                for one, other in zip(result["heads"], baseline["heads"], strict=True)
+                if one["statistics"][name] is not None
+            ]
+        )
+    }
+
+
+def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Of all audits: how many ended as they should, by fault; and the largest differences without one."""
+    model = rows[0]["model"]
+    names = {"zeroed": "a zeroed head", "copied": "a copied head", "frozen": "a frozen head", "": "another text alone"}
+    summary = []
+    for fault, name in names.items():
+        of = [row for row in rows if row["fault"] == fault]
+        if of:
+            expected = "no change" if not fault else "its head and fault named"
+            right = sum(row["right"] for row in of)
+            summary.append(
+                {"model": model, "audit of": name, "expected": expected, "audits": len(of), "as expected": right}
+            )
+    seen = [row["differences"] for row in rows if not row["fault"]]
+    largest = [
+        {"model": model, "statistic": name, "largest difference": max(one[name] for one in seen), "floor": floor}
+        for name, floor in ((name, statistic.floor) for name, statistic in STATISTICS.items())
+        if all(name in one for one in seen)
+    ]
+    return {"summary": summary, "differences": largest if seen else []}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
@@ -86,13 +131,16 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     return f"{right[0]} of {len(plants)} plants found, {right[1]} of {len(reruns)} reruns without a change"
 
 
-def jobs(
-    model: nn.Module, baseline: dict[str, Any], pieces: Sequence[tuple[str, str]], reruns: int
-) -> Iterator[tuple[dict[str, Any], tuple[str, str], str]]:
-    """(the head and the head that is copied over it, the text, the fault); the reruns have none of the first two."""
+def alternating(all_jobs: Sequence[Job], reruns: int) -> list[Job]:
+    """Reruns and plants by turns, so that a run that is stopped has made some of both."""
+    pairs = itertools.zip_longest(all_jobs[:reruns], all_jobs[reruns:])
+    return [job for pair in pairs for job in pair if job is not None]
+
+
+def jobs(baseline: dict[str, Any], pieces: Sequence[tuple[str, str]], reruns: int) -> list[Job]:
+    """(the head and the head that is copied over it, the text, the fault); first those without a fault."""
     nowhere = {"layer": None, "head": None, "source": None}
-    for piece in pieces[:reruns]:
-        yield nowhere, piece, ""
+    made: list[Job] = [(nowhere, piece, "") for piece in pieces[:reruns]]
     draw = random.Random(0)
     for piece, fault in zip(pieces[reruns:], itertools.cycle(FAULTS), strict=False):
         sound = [head for head in baseline["heads"] if not {one["name"] for one in head["findings"]} & {*FAULTS[fault]}]
@@ -107,7 +155,8 @@ def jobs(
                     and head["head"] != chosen["head"]
                 ]
             )
-        yield place, piece, fault
+        made.append((place, piece, fault))
+    return made
 
 
 @contextmanager
