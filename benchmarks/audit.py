@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         print(rows[-1], flush=True)
         if file is not None:
             tables = {TABLE: rows[-1:], **summaries([*done, rows[-1]])}
-            keys = {TABLE: list(labels), "summary": ["model", "audit of"], "differences": ["model", "statistic"]}
+            keys = {TABLE: list(labels), "summary": ["model", "audit_of"], "differences": ["model", "statistic"]}
             write_results(
                 file, make_results("audit", None, tables, config=config, keys=keys), before=read_results(file)
             )
@@ -113,11 +113,16 @@ def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]
             expected = "no change" if not fault else "its head and fault named"
             right = sum(row["right"] for row in of)
             summary.append(
-                {"model": model, "audit of": name, "expected": expected, "audits": len(of), "as expected": right}
+                {"model": model, "audit_of": name, "expected": expected, "audits": len(of), "as_expected": right}
             )
     seen = [row["differences"] for row in rows if not row["fault"]]
     largest = [
-        {"model": model, "statistic": name, "largest difference": max(one[name] for one in seen), "floor": floor}
+        {
+            "model": model,
+            "statistic": name,
+            "largest_difference": round(max(one[name] for one in seen), 2),
+            "floor": floor,
+        }
         for name, floor in ((name, statistic.floor) for name, statistic in STATISTICS.items())
         if all(name in one for one in seen)
     ]
