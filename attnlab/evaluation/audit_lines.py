@@ -43,4 +43,4 @@ def _change_lines(result: Mapping[str, Any]) -> list[str]:
         for row in changes[:MOST]
     ]
     more = [f"and {len(changes) - MOST} more changes"] if len(changes) > MOST else []
-    return [f"{len(changes)} changes {against}", *aligned([header, *cells], left=2), *more]
+    return [f"changes {against}: {len(changes)}", *aligned([header, *cells], left=2), *more]

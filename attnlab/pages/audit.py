@@ -69,11 +69,12 @@ def finding_rows(heads: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _lead(result: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    heads = f"{len({head_name(row) for row in rows})} of {len(result['heads'])} heads have a finding."
+    total = len(result["heads"])
+    findings = f"Heads with a finding: {len({head_name(row) for row in rows})} of {total}."
     if result["baseline"] is None:
-        return heads
+        return findings
     changed = len({head_name(row) for row in result["changes"]})
-    return f"{f'{changed} heads have' if changed else 'No head has'} changed since the baseline. {heads}"
+    return f"Heads that changed since the baseline: {changed or 'none'} of {total}. {findings}"
 
 
 def _changes(result: Mapping[str, Any]) -> Html | None:

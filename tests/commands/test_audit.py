@@ -53,7 +53,7 @@ def test_exit_codes_and_files(
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((tmp_path / "after" / "audit.json").read_text())
     assert ["dead"] in [row["new_findings"] for row in result["changes"] if (row["layer"], row["head"]) == (1, 2)]
-    assert "have changed since the baseline" in (tmp_path / "after" / "audit.html").read_text()
+    assert "Heads that changed since the baseline: " in (tmp_path / "after" / "audit.html").read_text()
 
 
 def test_bad_input_is_one_line_and_writes_nothing(

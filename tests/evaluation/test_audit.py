@@ -234,10 +234,10 @@ def test_lines_and_page_say_what_changed(
     with benchmark.planted(loaded.model, "copied", 1, 2, 3):
         result = al.audit(loaded, OTHER, baseline=baseline, model_name=NASTY, text_name=NASTY, **SETTING)
     lines = audit_lines(result)
-    assert lines[1] == f"{len(result['changes'])} changes against the baseline, in 64 comparisons"
+    assert lines[1] == f"changes against the baseline, in 64 comparisons: {len(result['changes'])}"
     assert any(line.startswith("decoder 1.2 (kv 1)") and line.endswith("duplicate") for line in lines)
     page = parse(audit_page(result))
-    assert "2 heads have changed since the baseline." in page.text
+    assert "Heads that changed since the baseline: 2 of 8." in page.text
     assert "like head 3" in page.text
     assert "against the baseline" not in "".join(audit_lines(baseline))
 
