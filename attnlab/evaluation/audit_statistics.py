@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import normalise, visible
+from attnlab.attention import AttentionCall, Mechanism, normalise, visible
 from attnlab.guidance import pattern_audit
 from attnlab.reading.heads import attention_entropy
 from attnlab.shapes import Float, Int
@@ -108,12 +108,15 @@ def head_statistics(layer: LayerTrace, input_ids: Int[Tensor, "1 k"]) -> dict[st
 
     None where a head has no such number: patterns of cross-attention, next tokens in a causal layer.
     """
-    W, added = normalise(layer.weights().float().abs())[0], _added(layer)
-    if not bool(W.isfinite().all() and added.isfinite().all()):
+    weights = layer.weights().float()
+    # Readings ask for the weights again, which take as long as all else here.
+    layer = replace(layer, mechanism=_Known(weights))
+    W, added = normalise(weights.abs())[0], _added(layer)
+    size = torch.linalg.vector_norm(added, dim=(1, 2)).double()
+    if not bool(size.isfinite().all() and W.sum().isfinite()):
         raise ValueError(f"{layer.kind} layer {layer.layer}: its attention is NaN or infinite on this text")
     seen = visible(layer.call)
     count = torch.full_like(W[..., 0], W.shape[-1]) if seen is None else seen.expand(layer.call.sizes)[0].sum(-1)
-    size = torch.linalg.vector_norm(added, dim=(1, 2)).double()
     distance, other = _nearest(W, added)
     own = layer.kind != "cross" and layer.call.k.shape[2] == input_ids.shape[1]
     statistics: dict[str, list[Any]] = {
@@ -128,6 +131,16 @@ def head_statistics(layer: LayerTrace, input_ids: Int[Tensor, "1 k"]) -> dict[st
     for row in pattern_audit([layer], input_ids, patterns=PATTERNS) if own else ():
         statistics[row["pattern"]][row["head"]] = None if row["few"] else row["closeness"]
     return statistics
+
+
+class _Known(Mechanism):
+    """Weights that have been computed."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.known = weights
+
+    def weights(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
+        return self.known
 
 
 def _neighbours(layer: LayerTrace) -> Tensor:
@@ -157,11 +170,10 @@ def _nearest(W: Tensor, added: Tensor) -> tuple[list[float | None], list[int | N
 
 def _distances(rows: Float[Tensor, "h n"]) -> Float[Tensor, "h h"]:
     """|a - b| / sqrt(|a|^2 + |b|^2): 0 for equal rows, 1 for rows with nothing in common, and for two of zeros."""
-    # In double precision: what is left of the squares of two equal rows is their rounding.
-    rows = rows.double()
-    squares = rows.square().sum(-1)
+    products = (rows @ rows.mT).double()
+    squares = products.diagonal()
     below = squares[:, None] + squares
-    apart = (below - 2 * rows @ rows.mT).clamp(min=0)
+    apart = (below - 2 * products).clamp(min=0)
     return torch.where(below > 0, apart / below.clamp(min=1e-300), 1.0).sqrt()
 
 

@@ -132,7 +132,7 @@ def test_statistics_by_hand() -> None:
     assert statistics["prev"][1] == pytest.approx(1)
     assert statistics["local"][:2] == [0, 1]
     assert statistics["next"] == [None] * 4
-    assert statistics["nearest"][0] == statistics["nearest"][3] == 0
+    assert statistics["nearest"][0] == statistics["nearest"][3] == pytest.approx(0, abs=1e-3)
     assert (statistics["nearest_head"][0], statistics["nearest_head"][3]) == (3, 0)
     # A head that adds nothing is like no other, whatever its weights are.
     assert statistics["nearest"][2] == pytest.approx(1)
