@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from attnlab.caches.kv_policy import KVPolicy, cache_policy
     from attnlab.caches.registry import cache_policy_names
     from attnlab.conformance.check import check
+    from attnlab.evaluation.audit import audit
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
     from attnlab.evaluation.judge import JudgeConfig, judge
@@ -129,6 +130,7 @@ __all__ = [
     "all_mechanisms",
     "alternative_attention",
     "approximation_error",
+    "audit",
     "cache_bytes",
     "cache_policy",
     "cache_policy_names",
@@ -183,6 +185,7 @@ _OFFERED = {
     "caches.kv_policy": "KVPolicy cache_policy",
     "caches.registry": "cache_policy_names",
     "conformance.check": "check",
+    "evaluation.audit": "audit",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
     "evaluation.judge": "JudgeConfig judge",

@@ -57,6 +57,10 @@ COMMANDS: dict[str, Command] = {
         "Give a pretrained language model another attention for good, and let it learn from the model it was.",
         "attnlab convert smollm2 --budget 0.25 --text corpus/ --minutes 15 --out runs/quarter",
     ),
+    "audit": Command(
+        "Check what every head of a model does on a text; a change since an earlier audit is exit code 1, for CI.",
+        "attnlab audit ./my-model --text book.txt --baseline audit/audit.json",
+    ),
     "train": Command(
         "Train a masked or causal language model, with any mechanism as its attention, on your text.",
         "attnlab train --text corpus.txt --model attnlab-lm --task causal --attention kernel:elu --out runs/elu",
@@ -99,18 +103,19 @@ def until_nobody_reads(main: Callable[..., int]) -> Callable[..., int]:
 
 @until_nobody_reads
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 2 for an error the user can correct, 130 for Ctrl-C."""
+    """Run one command; the exit code is 0 or the command's own, 2 for an error the user can correct, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Loading a command's module and its options may fail too, for want of memory.
     return run_reporting(_run_command, argparse.Namespace(words=words, debug="--debug" in words), program="attnlab")
 
 
-def _run_command(call: argparse.Namespace) -> None:
+def _run_command(call: argparse.Namespace) -> int | None:
     options = make_parser(call.words).parse_args(call.words)
     if options.command is None:
         print(_overview())
-    else:
-        command_module(options.command).run(options)
+        return 0
+    code: int | None = command_module(options.command).run(options)
+    return code
 
 
 def command_module(name: str) -> Any:
@@ -142,9 +147,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int:
-    """Call ``run(options)``; an error the user can correct becomes one line on stderr."""
+    """Call ``run(options)``, which may return an exit code; an error the user can correct is one line on stderr."""
     try:
-        run(options)
+        code = run(options)
     except KeyboardInterrupt as stopped:
         print(f"{program}: {str(stopped) or 'interrupted'}", file=sys.stderr)
         return 130
@@ -159,7 +164,7 @@ def run_reporting(run: Any, options: argparse.Namespace, *, program: str) -> int
         else:
             print(f"{program}: {sentence}", file=sys.stderr)
         return 2
-    return 0
+    return code or 0
 
 
 def _overview() -> str:

@@ -82,6 +82,7 @@ def right_arguments() -> dict[str, dict[str, Any]]:
         "PlannedFor": {"layers": 2, "key_value_heads": 2, "head_size": 4},
         "alternative_attention": {"layer": trace[0]},
         "approximation_error": {"trace": trace, "mech": "top-r:r=2"},
+        "audit": {"loaded": nothing, "text": "a b"},
         "cache_bytes": {"model": model, "length": 5},
         "cache_policy": {"spec": "h2o:budget=4"},
         "check": {"mech": "uniform", "laws": ["hidden_keys_get_no_weight"]},

@@ -7,8 +7,8 @@ from typing import Any
 
 from attnlab.evaluation.plans import plan_name
 from attnlab.evaluation.quality import quality_label, quality_text
-from attnlab.pages.audit import audit_lines
 from attnlab.pages.numbers import with_interval
+from attnlab.pages.pattern_audit import audit_lines
 
 __all__ = ["aligned", "comparison_lines", "recommend_lines", "sweep_lines", "table_lines"]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
-__all__ = ["Interval", "mean_interval", "paired_interval", "wilson"]
+__all__ = ["Interval", "mean_interval", "paired_interval", "student_quantile", "wilson"]
 
 # The normal distribution's 97.5 % quantile.
 Z = 1.959964
+# Below so many degrees of freedom Student's quantile is exact, from there on an expansion.
+FEW = 30
 
 
 class Interval(NamedTuple):
@@ -49,7 +52,7 @@ def mean_interval(values: Sequence[float], weights: Sequence[float] | None = Non
         return Interval(mean, None, None, n)
     # The ratio estimator's variance: for equal weights, that of a mean.
     spread = math.fsum((w * (v - mean)) ** 2 for w, v in zip(weights, values, strict=True))
-    half = _student(n - 1) * math.sqrt(spread * n / (n - 1)) / total
+    half = student_quantile(n - 1) * math.sqrt(spread * n / (n - 1)) / total
     return Interval(mean, mean - half, mean + half, n)
 
 
@@ -60,15 +63,37 @@ def paired_interval(
     return mean_interval([a - b for a, b in zip(values, reference, strict=True)], weights)
 
 
-def _student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution, by Hill's expansion (Communications of the ACM, 1970)."""
-    exact = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764}
-    if freedom in exact:
-        return exact[freedom]
-    z, f = Z, freedom
+def student_quantile(freedom: int, *, tail: float = 0.025) -> float:
+    """What Student's variable exceeds with the probability ``tail``.
+
+    >>> round(student_quantile(4), 4), round(student_quantile(7, tail=1e-5), 2), round(student_quantile(200), 3)
+    (2.7764, 10.1, 1.972)
+    """
+    if freedom < FEW:
+        low, high = 0.0, 1.0
+        while _beyond(high, freedom) > tail:
+            low, high = high, 2 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if _beyond(middle, freedom) > tail else (low, middle)
+        return high
+    # Hill's expansion (Communications of the ACM, 1970).
+    z, f = -NormalDist().inv_cdf(tail), freedom
     return (
         z
         + (z**3 + z) / (4 * f)
         + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
     )
+
+
+def _beyond(t: float, freedom: int) -> float:
+    """The probability that Student's variable exceeds t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term, total = (math.cos(angle), 0.0) if odd else (1.0, 0.0)
+    for n in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (n - 1) / n
+    inside = math.sin(angle) * total
+    return (1 - (2 / math.pi * (angle + inside) if odd else inside)) / 2

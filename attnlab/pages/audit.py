@@ -1,102 +1,137 @@
-"""Which heads of a model follow a pattern of attention guidance: the section that a comparison's page has."""
+"""The page of ``attnlab audit``: what changed since the baseline, the findings, and maps of all heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attnlab.pages.fragments import section
-from attnlab.pages.heatmaps import Grid, heat_maps
-from attnlab.pages.html import Html, element
+from attnlab.pages.fragments import download_json, explained, facts, provenance_facts, section
+from attnlab.pages.heatmaps import heat_maps
+from attnlab.pages.html import Html, element, page
+from attnlab.pages.numbers import number, with_interval
 from attnlab.pages.tables import Column, table
 
-__all__ = ["audit_lines", "audit_section", "closest_heads"]
+__all__ = ["audit_page", "change_text", "finding_rows", "head_name"]
 
 Row = Mapping[str, Any]
-# A head that is closer to a pattern than this is said to follow it.
-FOLLOWS = 0.5
-MOST = 24
+# The statistics that have a map, and their titles.
+MAPS = {
+    "share": "Share of the layer's output",
+    "entropy": "Entropy, as a share of the largest",
+    "sinks": "Weight on the first tokens",
+    "nearest": "Distance to the nearest head",
+}
 
 
-def closest_heads(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For each pattern the head closest to it, closest first; ``rows`` come from ``attnlab.guidance.pattern_audit``."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        if row["closeness"] is not None and row["closeness"] > best.get(row["pattern"], {"closeness": -1})["closeness"]:
-            best[row["pattern"]] = row
-    return sorted((dict(row) for row in best.values()), key=lambda row: -row["closeness"])
-
-
-def audit_lines(rows: Sequence[Row]) -> list[str]:
-    """One line for a terminal."""
-    heads = [
-        f"{r['pattern']} {r['closeness']:.2f} (layer {r['layer']}, head {r['head']}{_few(r)})"
-        for r in closest_heads(rows)
+def audit_page(result: Mapping[str, Any]) -> str:
+    """The page for what ``attnlab audit --json`` prints."""
+    title = f"The heads of {result['model']['name'] or 'a model'}"
+    rows = finding_rows(result["heads"])
+    meanings = [(name, f"{text}.".capitalize()) for name, text in result["statistics"].items()]
+    body = [
+        element("h1", title),
+        element("p", _lead(result, rows), class_="lead"),
+        _changes(result),
+        section("Findings", _findings(rows), about="With 95 % intervals over windows of the text."),
+        section("All heads", _maps(result["heads"]), explained(meanings)),
+        section("What was run", facts(_facts(result))),
+        download_json(dict(result), name="audit"),
     ]
-    return [f"closest heads to the patterns of attention guidance: {', '.join(heads)}"] if heads else []
+    return page(title, body, subtitle="audit")
 
 
-def _few(row: Row) -> str:
-    """That few tokens can follow the pattern, where that is so."""
-    return f"; only {row['rows']} of {row['of']} tokens can" if row.get("few") else ""
+def head_name(row: Row) -> str:
+    """A head as lines and tables name it.
+
+    >>> head_name({"kind": "decoder", "layer": 3, "head": 5, "key_value_head": 1})
+    'decoder 3.5 (kv 1)'
+    """
+    return f"{row['kind']} {row['layer']}.{row['head']} (kv {row['key_value_head']})"
 
 
-def audit_section(rows: Sequence[Row] | None) -> Html | None:
-    """A grid of all heads for each pattern, and the heads that follow one."""
+def change_text(row: Row) -> tuple[str, str]:
+    """(the difference of log-odds with its interval, the findings that came and went) of a change."""
+    came = [*row["new_findings"], *(f"no longer {name}" for name in row["gone_findings"])]
+    return with_interval(row["odds_difference"], row["low"], row["high"], sign=True), ", ".join(came)
+
+
+def finding_rows(heads: Sequence[Row]) -> list[dict[str, Any]]:
+    """One row for each head and finding, with the statistic it is about."""
+    rows = []
+    for head in heads:
+        for finding in head["findings"]:
+            one = head["statistics"][finding["statistic"]]
+            value = with_interval(one["mean"], one["low"], one["high"])
+            place = {key: head[key] for key in ("kind", "layer", "head", "key_value_head")}
+            like = f", like head {head['nearest_head']}" if finding["name"] == "duplicate" else ""
+            rows.append({**place, "finding": finding["name"], "statistic": finding["statistic"], "value": value + like})
+    return rows
+
+
+def _lead(result: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    total = len(result["heads"])
+    findings = f"Heads with a finding: {len({head_name(row) for row in rows})} of {total}."
+    if result["baseline"] is None:
+        return findings
+    changed = len({head_name(row) for row in result["changes"]})
+    return f"Heads that changed since the baseline: {changed or 'none'} of {total}. {findings}"
+
+
+def _changes(result: Mapping[str, Any]) -> Html | None:
+    if not result["changes"]:
+        return None
+    rows = [
+        {"where": head_name(row), **row, **dict(zip(("difference", "findings"), change_text(row), strict=True))}
+        for row in result["changes"]
+    ]
+    columns = [
+        Column("where", "Head"),
+        Column("statistic", "Statistic"),
+        Column("before", "Before"),
+        Column("now", "Now"),
+    ]
+    columns += [
+        Column(
+            "difference", "Difference of log-odds", help="with its interval, wide enough for all comparisons together"
+        ),
+        Column("floor", "Floor", help="differences up to this are put down to the text"),
+        Column("findings", "Findings"),
+    ]
+    return section("Changes since the baseline", table(rows, name="changes", title="Changes", columns=columns))
+
+
+def _findings(rows: Sequence[Row]) -> Html:
     if not rows:
-        return None
-    followers = [row for row in rows if row["closeness"] is not None and row["closeness"] > FOLLOWS]
-    followers.sort(key=lambda row: -row["closeness"])
-    return section(
-        "Which heads already follow a pattern",
-        element("p", _summary(followers), class_="about"),
-        _closeness_maps(rows),
-        _followers_table(followers[:MOST]),
-        about="Next and prev are the neighbours, first is the first token, period and delim the full stops and the "
-        "delimiters of the tokenizer, same all tokens with the same id. Attention guidance pulls heads towards these.",
-    )
+        return element("p", "No head is dead, a duplicate, collapsed, or follows a pattern.")
+    named = [{"where": head_name(row), **row} for row in rows]
+    columns = [Column("where", "Head"), Column("finding", "Finding"), Column("statistic", "By")]
+    return table(named, name="findings", title="Findings", columns=[*columns, Column("value", "Value", show=str)])
 
 
-def _summary(followers: Sequence[Row]) -> str:
-    if not followers:
-        return f"No head has a closeness above {FOLLOWS} to any of the patterns."
-    heads = {(row["kind"], row["layer"], row["head"]) for row in followers}
-    return f"{len(heads)} heads have a closeness above {FOLLOWS} to a pattern."
-
-
-def _closeness_maps(rows: Sequence[Row]) -> Html | None:
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    patterns = list(dict.fromkeys(row["pattern"] for row in rows if row["closeness"] is not None))
-    if not patterns:
-        return None
-    grids = {
-        pattern if len(kinds) == 1 else f"{pattern}, {kind}": _grid(
-            [row for row in rows if row["kind"] == kind and row["pattern"] == pattern]
+def _maps(heads: Sequence[Row]) -> list[Html]:
+    """One figure for each kind of attention: its layers and heads by statistic."""
+    figures = []
+    for kind in dict.fromkeys(head["kind"] for head in heads):
+        of = [head for head in heads if head["kind"] == kind]
+        layers = sorted({head["layer"] for head in of})
+        grids = {
+            title: [[(head["statistics"][name] or {}).get("mean") for head in of if head["layer"] == layer]
+                    for layer in layers]
+            for name, title in MAPS.items()
+        }  # fmt: skip
+        figures.append(
+            heat_maps(grids, name=f"audit-{kind}", title=f"Heads, {kind}", row_names=[str(n) for n in layers], high=1.0)
         )
-        for kind in kinds
-        for pattern in patterns
-    }
-    return heat_maps(
-        grids,
-        name="pattern-audit",
-        title="Closeness of each head to each pattern",
-        high=1.0,
-        note="1 is the pattern itself, 0 a head that puts no weight there. Rows are layers, columns heads. A pattern "
-        "that no token can follow, as the next token in a causal model, has no map.",
-    )
+    return figures
 
 
-def _grid(rows: Sequence[Row]) -> Grid:
-    """(layer, head): the closeness of each head to the one pattern of these rows."""
-    by_head = sorted(rows, key=lambda row: row["head"])
-    layers = sorted({row["layer"] for row in rows})
-    return [[row["closeness"] for row in by_head if row["layer"] == layer] for layer in layers]
-
-
-def _followers_table(followers: Sequence[Row]) -> Html | None:
-    if not followers:
-        return None
-    columns = [Column(key, key.capitalize()) for key in ("kind", "layer", "head", "pattern")]
-    columns += [Column("closeness", "Closeness", bar=True), Column("mass", "Weight on the pattern's tokens")]
-    columns += [Column("rows", "Tokens that can", help="tokens that see a key of the pattern; the others do not count")]
-    return table(followers, name="pattern-followers", title="Heads that follow a pattern", columns=columns)
+def _facts(result: Mapping[str, Any]) -> list[tuple[str, object]]:
+    text, before = result["text"], result["baseline"] or {}
+    return [
+        ("Model", result["model"]["name"]),
+        ("Parameters", number(result["model"]["parameters"])),
+        ("Text", f"{text['name']}, {text['windows']} windows of {result['shape']['length']} tokens"),
+        ("Text of the baseline", (before.get("text") or {}).get("name")),
+        ("Comparisons", before.get("comparisons")),
+        *provenance_facts(result),
+    ]

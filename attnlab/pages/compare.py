@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from attnlab.pages.audit import audit_section
 from attnlab.pages.charts import Axes, Point, Series, bar_chart, line_chart, scatter_chart
 from attnlab.pages.fragments import config_list, download_json, explained, facts, provenance_facts, section
 from attnlab.pages.heatmaps import heat_maps
 from attnlab.pages.html import Html, breakable, element, page
 from attnlab.pages.maps import map_viewer
 from attnlab.pages.numbers import MISSING, number, times, with_interval
+from attnlab.pages.pattern_audit import audit_section
 from attnlab.pages.quality import (
     QualityAxis,
     quality_axis,

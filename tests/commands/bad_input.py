@@ -43,6 +43,7 @@ GOOD: dict[str, list[str]] = {
         *["--policies", "tova", "--budgets", "0.5", "-o", "{own}/p.html"],
     ],
     "explore": ["{files}/llama", "a b a b", "-o", "{own}/p.html"],
+    "audit": ["{files}/llama", "--text", "{files}/text.txt", "--length", "16", "-o", "{own}/audit"],
     "train": [
         *["--text", "{files}/text.txt", "--model", "attnlab-lm", "--task", "causal", "--vocab", "20", "--length", "8"],
         *["--batch", "2", "--steps", "1", "--warmup", "0", "--out", "{own}/run"],

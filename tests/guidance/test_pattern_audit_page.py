@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnlab.pages.audit import audit_lines, audit_section, closest_heads
+from attnlab.pages.pattern_audit import audit_lines, audit_section, closest_heads
 
 
 def row(layer: int, head: int, pattern: str, closeness: float | None, kind: str = "encoder") -> dict[str, Any]:

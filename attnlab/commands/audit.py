@@ -1,0 +1,94 @@
+"""``attnlab audit``: what every head of a model does on a text, and what has changed since an earlier audit."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from attnlab.commands._shared import print_json
+from attnlab.progress import Progress
+
+__all__ = ["arguments", "run"]
+
+JSON, PAGE = "audit.json", "audit.html"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
+    parser.add_argument("--text", type=Path, help="a UTF-8 text file (default: the text shipped with attnlab)")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="an audit.json of before; a change from it is exit code 1"
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help=f"write {JSON} and {PAGE} to this folder")
+    parser.add_argument("--windows", type=int, default=8, help="how many windows are read (default: %(default)s)")
+    parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
+    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of lines")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audit, and write and print what was seen; 1 if something has changed since the baseline."""
+    progress = Progress("auditing", plain=True)
+    progress.stage("reading the model and the text")
+    from attnlab.adapters import load_model
+    from attnlab.data import TextFile, bundled_text
+    from attnlab.devices import to_device
+    from attnlab.evaluation.audit import audit, check_windows
+    from attnlab.evaluation.audit_changes import read_baseline
+    from attnlab.evaluation.audit_lines import audit_lines
+
+    check_windows(options.windows)
+    baseline = None if options.baseline is None else read_baseline(options.baseline)
+    _check_folder(options.out, options.baseline)
+    text = bundled_text() if options.text is None else TextFile(options.text)
+    if isinstance(text, TextFile):
+        # What is wrong with the file is said before a large model is loaded.
+        text.beginning(1)
+    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
+    to_device(options.device, loaded.model)
+    result = audit(
+        loaded,
+        text,
+        baseline=baseline,
+        windows=options.windows,
+        length=options.length,
+        model_name=Path(options.model).name,
+        text_name="shipped" if options.text is None else options.text.name,
+        progress=progress,
+    )
+    if options.json:
+        print_json(result)
+    else:
+        print("\n".join(audit_lines(result)))
+    if options.out is not None:
+        _write(options.out, result)
+        print(f"wrote {options.out.resolve()}", file=sys.stderr if options.json else sys.stdout)
+    return int(bool(result["changes"]))
+
+
+def _check_folder(out: Path | None, baseline: Path | None) -> None:
+    """Raise now if the folder cannot be written, or holds the baseline, which a changed model would replace."""
+    from attnlab.provenance import check_writable
+
+    if out is None:
+        return
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; name a folder for {JSON} and {PAGE}")
+    for path in [out / JSON, out / PAGE] if out.exists() else [out]:
+        check_writable(path)
+    if baseline is not None and (out / JSON).resolve() == baseline.resolve():
+        raise ValueError(f"the audit would replace its own baseline, {baseline}; choose another folder for --out")
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    from attnlab.pages.audit import audit_page
+    from attnlab.provenance import write_atomic, write_json
+
+    page = audit_page(result)
+    out.mkdir(exist_ok=True)
+    write_atomic(out / PAGE, page)
+    write_json(out / JSON, result)
