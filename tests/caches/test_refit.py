@@ -13,7 +13,7 @@ from attnlab.adapters.prefill import compressed, even_keys, read_prefill
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy, Place
 from attnlab.caches.contract import Moment, Refit
-from attnlab.caches.layer_pool import LayerPool
+from attnlab.caches.layers import LayerPool
 from attnlab.caches.registry import key_score
 from attnlab.mechanisms.softmax import Softmax
 from tests.adapters.both_kinds import tokens_of
