@@ -17,9 +17,9 @@ from attnlab.adapters.module_state import open_site
 from attnlab.adapters.protocol import CachedKeys
 from attnlab.attention import AttentionCall
 from attnlab.caches.contract import Place
-from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
+from attnlab.caches.kept_keys import KeptKeys
 from attnlab.caches.kv_policy import KVPolicy
-from attnlab.caches.layer_pool import LayerPool
+from attnlab.caches.layers import KeysOfLayers, LayerPool
 from attnlab.shapes import Bool, Int
 
 __all__ = ["EvictingCache", "EvictingLayer"]

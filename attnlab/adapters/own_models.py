@@ -15,9 +15,9 @@ from attnlab.adapters.evict import refuse_other_attention
 from attnlab.adapters.protocol import Conversion, Frame, Groups, ModelAdapter, Site
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.contract import Place
-from attnlab.caches.kept_keys import KeptKeys, KeysOfLayers
+from attnlab.caches.kept_keys import KeptKeys
 from attnlab.caches.kv_policy import KVPolicy
-from attnlab.caches.layer_pool import LayerPool
+from attnlab.caches.layers import KeysOfLayers, LayerPool
 from attnlab.mechanisms._device import to_model_device
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import AttentionLayer, put_mechanism

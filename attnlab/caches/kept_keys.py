@@ -12,11 +12,11 @@ from attnlab.attention import AttentionCall, repeat_groups
 from attnlab.caches.calls import plain_numbers, real_tokens, refuse
 from attnlab.caches.contract import Gathered, Moment, Place, with_zeros
 from attnlab.caches.kv_policy import KVPolicy, keep_masks
-from attnlab.caches.layer_pool import LayerPool
+from attnlab.caches.layers import LayerPool
 from attnlab.caches.ragged import RaggedKeys
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["KeptKeys", "KeysOfLayers"]
+__all__ = ["KeptKeys"]
 
 # What a policy gathered for each key lies beside the keys under its name with this before it.
 GATHERED = "gathered "
@@ -379,35 +379,3 @@ class KeptKeys:
         self._keep_pending()
         assert self.store is not None
         return self.store.count_by_head()
-
-
-class KeysOfLayers:
-    """What a cache says of the keys of all its layers."""
-
-    def kept_keys(self) -> list[KeptKeys]:
-        """Those of the layers."""
-        raise NotImplementedError
-
-    def kept(self) -> list[int]:
-        """The most keys that a head of each layer holds."""
-        return [kept.longest for kept in self.kept_keys()]
-
-    def kept_by_head(self) -> list[Int[Tensor, "b g"]]:
-        """For each layer that has read tokens, the keys that every head of every row holds."""
-        return [kept.counts() for kept in self.kept_keys() if kept.longest]
-
-    def nbytes(self) -> int:
-        """The bytes that are held: keys, values, what finds them, and what the policy ranks them by."""
-        return sum(kept.nbytes() for kept in self.kept_keys())
-
-    def gathered_bytes(self) -> int:
-        """Those of them that the policy ranks keys by."""
-        return sum(kept.gathered_bytes() for kept in self.kept_keys())
-
-    def certificates(self) -> list[Any]:
-        """For each layer, how good what the policy put in the place of its keys is; None where it put nothing."""
-        return [kept.certificate for kept in self.kept_keys()]
-
-    def nominal_bytes(self) -> int:
-        """The bytes of the keys and values that are kept, with what is added to their scores."""
-        return sum(kept.nominal_bytes() for kept in self.kept_keys())

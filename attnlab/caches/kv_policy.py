@@ -16,7 +16,7 @@ from attnlab.fields import check_fields, check_int
 from attnlab.registry import parse_settings, settings_of
 from attnlab.shapes import Bool, Float
 
-__all__ = ["KVPolicy", "cache_policy", "keep_mask", "keep_masks", "policy_spec", "pyramid"]
+__all__ = ["KVPolicy", "cache_policy", "keep_masks", "policy_spec", "pyramid"]
 
 WHEN = ("step", "prefill")
 HEADS = ("each", "shared")
@@ -190,15 +190,13 @@ def pyramid(mean: float, read: int, *, layer: int, layers: int, reserved: int) -
     return max(1, round(first - layer * (first - last) / max(1, layers - 1)))
 
 
-def keep_mask(policy: KVPolicy, moment: Moment, score: Float[Tensor, "b g k"]) -> Bool[Tensor, "b g k"]:
-    """The keys to keep of those held, the larger the score the better, equal scores to the later key."""
-    return keep_masks(policy, [moment], [score])[0]
-
-
 def keep_masks(
     policy: KVPolicy, moments: Sequence[Moment], scores: Sequence[Float[Tensor, "b g k"]]
 ) -> tuple[Bool[Tensor, "b g k"], ...]:
-    """The keys to keep in each of several layers, which share their budgets where the policy says so."""
+    """The keys to keep of those held in each of several layers, which share their budgets where the policy says so.
+
+    The larger the score the better; equal scores keep the later key.
+    """
     held, sure = (torch.cat([getattr(moment, name) for moment in moments], 1) for name in ("held", "sure"))
     budget = moments[0].per_row(moments[0].budgets)
     score = torch.cat(list(scores), 1).masked_fill(sure, torch.inf).masked_fill(~held, -torch.inf)

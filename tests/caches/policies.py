@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.caches.contract import Gathered, Moment
-from attnlab.caches.kv_policy import KVPolicy, keep_mask
+from attnlab.caches.kv_policy import KVPolicy, keep_masks
 from attnlab.caches.registry import cache_policy_names, entry_of
 
 __all__ = ["EXAMPLES", "RANKINGS", "kept_of_scores"]
@@ -32,4 +32,4 @@ def kept_of_scores(policy: KVPolicy, score: Tensor) -> Tensor:
         recent=(recent,) * rows,
         gathered=Gathered(),
     )
-    return keep_mask(policy, moment, score)
+    return keep_masks(policy, [moment], [score])[0]

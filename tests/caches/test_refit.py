@@ -13,7 +13,7 @@ from attnlab.adapters.prefill import compressed, even_keys, read_prefill
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy, Place
 from attnlab.caches.contract import Moment, Refit
-from attnlab.caches.layer_pool import LayerPool
+from attnlab.caches.layers import LayerPool
 from attnlab.caches.registry import key_score
 from attnlab.mechanisms.softmax import Softmax
 from tests.adapters.both_kinds import tokens_of
@@ -90,8 +90,8 @@ class Heads:
 class Reader:
     """A cache of one layer beside its lists; every call checks outputs and what is held after it."""
 
-    def __init__(self, policy: KVPolicy, monkeypatch: pytest.MonkeyPatch, *, direct: bool) -> None:
-        self.kept, self.heads, self.direct = KeptKeys(policy, 1), Heads(), direct
+    def __init__(self, policy: KVPolicy, monkeypatch: pytest.MonkeyPatch, *, way: str) -> None:
+        self.kept, self.heads, self.way = KeptKeys(policy, 1), Heads(), way
         self.draws = torch.Generator().manual_seed(3)
         monkeypatch.setattr(type(policy.score), "refit", self.refit, raising=False)
 
@@ -109,11 +109,13 @@ class Reader:
         q, k, v = (self.random(ROWS, n, count, w) for n, w in ((HEADS, WIDTH), (GROUPS, WIDTH), (GROUPS, VALUE)))
         expected = self.heads.outputs(q, k, v, shown)
         self.heads.read(k, v, shown)
-        if self.direct and kept.steps(k):
+        stepped = self.way != "padded" and kept.steps(k)
+        if stepped:
             kept.append(k, v)
+        if stepped and self.way == "flat":
             out = kept.attend(q, scale=WIDTH**-0.5)
         else:
-            keys, values = kept.extend(k, v)
+            keys, values = kept.as_call() if stepped else kept.extend(k, v)
             mask = kept.mask(AttentionCall(q, k, v, key_visible=shown))
             offset = keys.shape[2] - count
             call = AttentionCall(q, keys, values, causal=True, offset=offset, mask=mask, bias=kept.bias(q))
@@ -134,22 +136,23 @@ class Reader:
 
 
 CASES = [
-    policy
+    (policy, way)
     for spec in EXAMPLES
     for policy in variants(spec, budget=9)
     # A policy that refuses biases is not asked a second time.
     if policy.schedule == "prefill" or "bias" not in key_score(spec).cannot()
+    # Keys are padded where the policy is asked after every step.
+    for way in (("flat", "padded", "padded after all") if policy.schedule == "prefill" else ("padded",))
 ]
 
 
-@pytest.mark.parametrize("direct", [True, False])
-@pytest.mark.parametrize("policy", CASES, ids=lambda policy: f"{policy.by}-{policy.schedule}-{policy.heads}")
+@pytest.mark.parametrize(("policy", "way"), CASES)
 @torch.no_grad()
 def test_fitted_keys_and_their_biases_follow_everything_that_a_cache_does(
-    policy: KVPolicy, direct: bool, monkeypatch: pytest.MonkeyPatch
+    policy: KVPolicy, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the prompt, steps over flat and over padded keys, copied rows, several tokens at once, and padding."""
-    reader = Reader(policy, monkeypatch, direct=direct)
+    reader = Reader(policy, monkeypatch, way=way)
     padded = "padding" not in policy.score.cannot()
     padding = torch.zeros(ROWS, PROMPT, dtype=torch.bool)
     padding[1, :4] = padded
@@ -200,23 +203,37 @@ def test_fitted_keys_do_not_answer_in_a_plain_cache() -> None:
         assert even_keys(cache) is None
 
 
-@torch.no_grad()
-def test_layers_that_wait_are_cut_when_their_keys_are_asked_for() -> None:
-    """A model that stops before its last layer leaves the others waiting, which share the budget then."""
+def waiting_layers() -> tuple[KeptKeys, KeptKeys]:
+    """Two of three layers that share their budget, after a prompt of 11 tokens."""
     policy = KVPolicy(5, by="value-norm", when="prefill", layers="shared")
     pool = LayerPool()
-    layers = [KeptKeys(policy, i, pool) for i in range(2)]
+    layers = KeptKeys(policy, 0, pool), KeptKeys(policy, 1, pool)
     k, v = torch.randn(2, GROUPS, 11, WIDTH), torch.randn(2, GROUPS, 11, VALUE)
     for i, kept in enumerate(layers):
         kept.extend(k, v + i)
         kept.cut(AttentionCall(torch.randn(2, HEADS, 11, WIDTH), k, v + i, causal=True), Place(i, 3))
     assert [kept.longest for kept in layers] == [11, 11]
-    assert int(layers[1].counts().sum() + layers[0].counts().sum()) == 2 * 2 * GROUPS * 5
-    layers[0].extend(k[:, :, :1], v[:, :, :1])
-    assert not pool.waiting
+    return layers
 
 
-def test_a_reset_layer_waits_no_more() -> None:
+@torch.no_grad()
+def test_layers_that_wait_are_cut_when_their_keys_are_asked_for() -> None:
+    """A model that stops before its last layer leaves the others waiting, which share the budget then."""
+    first, second = waiting_layers()
+    assert int(second.counts().sum() + first.counts().sum()) == 2 * 2 * GROUPS * 5
+    first, second = waiting_layers()
+    first.extend(torch.randn(2, GROUPS, 1, WIDTH), torch.randn(2, GROUPS, 1, VALUE))
+    assert int(second.counts().sum() + first.counts().sum()) == 2 * 2 * GROUPS * 5 + 2 * GROUPS
+
+
+@torch.no_grad()
+def test_an_emptied_layer_waits_no_more() -> None:
+    first, second = waiting_layers()
+    first.emptied()
+    assert int(second.counts().sum()) == 2 * GROUPS * 5
+
+
+def test_a_reset_cache_has_no_certificates() -> None:
     model, ids = build("llama"), tokens_of(9)
     with torch.no_grad(), al.evicting(model, "compact:queries=prompt,budget=4") as cache:
         first = model(ids, past_key_values=cache).logits
