@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from attnlab.adapters import load_model
 from attnlab.cli import main
 from attnlab.evaluation.explore_long import LongConfig, differing_heads, explore_long, parse_zoom
 from attnlab.pages.explorer import Packed
-from attnlab.pages.long import long_page, pack_long
+from attnlab.pages.explorer.page import SHARED, script
+from attnlab.pages.html import ASSETS
+from attnlab.pages.long import MODULES, long_page, pack_long
 from tests.adapters.test_load import save
 
 from .long_examples import NEEDLE, random_text, write_model, write_text
@@ -33,8 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def unpack(packed: Packed, stream: dict[str, Any]) -> np.ndarray:
     """The bytes of a stream, by another way than the page's script."""
-    import zlib
-
     text = packed.blobs[stream["blob"]]
     digits = np.frombuffer(text[:-1].replace(b"~", b"<"), np.uint8).reshape(-1, 5).astype(np.int64) - ord("(")
     words = digits @ (85 ** np.arange(4, -1, -1))
@@ -154,6 +155,13 @@ def test_a_model_of_two_texts_is_refused(tmp_path: Path, capsys: pytest.CaptureF
     words = ["explore", str(save("t5", tmp_path / "t5")), "--long", "--text", str(file), "-o", str(tmp_path / "p.html")]
     assert main(words) == 2
     assert "--long shows one text" in capsys.readouterr().err
+
+
+def test_every_module_of_the_page_is_among_the_shared_ones() -> None:
+    names = {path.stem for path in ASSETS.glob("long*.js")}
+    assert names == {*MODULES.split(), "long"} & {*SHARED}
+    code = script("long", MODULES)
+    assert not re.search(r"^(import|export) ", code, re.MULTILINE)
 
 
 @pytest.mark.slow
