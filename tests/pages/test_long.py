@@ -60,7 +60,9 @@ def test_the_page_holds_the_statistics_of_watch_and_exact_regions(folder: Path) 
     lanes = unpack(packed, entry["values"]).reshape(-1, 300)
     for coded, (name, lane) in zip(lanes, entry["lanes"].items(), strict=True):
         expected = np.asarray(getattr(layer, name)[0, 2])
-        expected = np.log10(np.maximum(expected, 1e-6)) if lane["logarithm"] else expected
+        expected = {"linear": expected, "root": np.sqrt(expected), "logarithm": np.log10(np.maximum(expected, 1e-6))}[
+            lane["scale"]
+        ]
         assert np.abs(lane["low"] + lane["step"] * coded - expected).max() <= 0.51 * lane["step"] + 1e-6, name
     low, high = (unpack(packed, part).astype(int) for part in entry["places"])
     places = (low + 256 * high).reshape(300, 8)
