@@ -188,6 +188,17 @@ def test_lanes_zoom_move_and_show_one_statistic_of_all_heads(page: Any) -> None:
     assert lanes.get_attribute("aria-label").startswith("3 lanes")
 
 
+@pytest.mark.parametrize("length", [1, 17])
+def test_a_short_text_is_drawn_too(open_page: OpenPage, tmp_path: Path, length: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(long_page(pack_long(random_text(length, layers=2, heads=3, chosen=2, squares=1))))
+    page = open_page(path, width=360)
+    settle(page)
+    page.locator(".l-lanes").focus()
+    press(page, "+", "-", "0", "ArrowRight", "End")
+    assert page.locator(".l-lanes").get_attribute("data-view") == f"0 {length}"
+
+
 @pytest.mark.slow
 def test_270_heads_of_32768_tokens_paint_and_switch_in_time(open_page: OpenPage, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
