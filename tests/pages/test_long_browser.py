@@ -65,6 +65,8 @@ def go_to(page: Any, token: int) -> None:
 def test_it_opens_offline_and_fits(open_page: OpenPage, folder: Path, tmp_path: Path, width: int, scheme: str) -> None:
     page = open_page(folder / "page.html", width=width, scheme=scheme)
     settle(page)
+    page.locator("details summary").click()
+    assert page.locator("dl dt").all_inner_texts()[0] == "entropy"
     picture = f"long-{width}-{scheme}.png"
     assert_fits(page, picture, width=width, within="main", scrolls=".x-scroll", folder=tmp_path)
     unnamed = page.locator("canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label])")
