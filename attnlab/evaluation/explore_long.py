@@ -164,7 +164,7 @@ def _check_model(loaded: LoadedModel) -> None:
     kinds = {site.kind for site in adapter_of(loaded.model).sites()}
     if len(kinds) > 1 or loaded.task == "seq2seq":
         raise ValueError(
-            f"--long shows one text, and {type(loaded.model).__name__} reads one and writes another; explore it without"
+            f"--long shows one text, and {type(loaded.model).__name__} reads one and writes another; leave out --long"
         )
 
 

@@ -24,6 +24,8 @@ STEPS_PER_HALVING = 8
 # Statistics whose logarithm is stored, since a few tokens have a thousand times what the others have.
 LOGARITHMIC = frozenset({"received"})
 LEAST = 1e-6
+# Statistics whose root is stored, since the first tokens of a text have far more than those after them.
+ROOTS = frozenset({"sinks", "recent", "distance"})
 # A character for each of the digits 0 to 84.
 FIRST_DIGIT = ord("(")
 # What stands between two tokens, as a digit for each.
@@ -130,7 +132,7 @@ def base85(raw: bytes) -> bytes:
 
 def _squares(layer: LayerSquares, stream: Any) -> dict[str, Any]:
     """Roots of weights, since those of most squares are a thousandth of the largest."""
-    roots = np.sign(layer.squares) * np.sqrt(np.abs(layer.squares))
+    roots = _roots(layer.squares)
     signed, causal = bool((roots < 0).any()), is_causal(roots)
     coded = encode(roots, signed=signed, precise=False, causal=causal)
     _, rows, columns = roots.shape
@@ -148,10 +150,9 @@ def _squares(layer: LayerSquares, stream: Any) -> dict[str, Any]:
 def _lanes(head: HeadLanes, number: int, stream: Any) -> dict[str, Any]:
     described, parts = {}, []
     for name, values in head.lanes.items():
-        logarithm = name in LOGARITHMIC and bool((values >= 0).all())
-        numbers = np.log10(np.maximum(values, LEAST)) if logarithm else np.asarray(values, dtype=np.float64)
+        numbers, scale = _scaled(name, np.asarray(values, dtype=np.float64))
         coded, low, step = _bytes(numbers)
-        described[name] = {"low": low, "step": step, "logarithm": logarithm}
+        described[name] = {"low": low, "step": step, "scale": scale}
         parts.append(coded.tobytes())
     places = np.where(head.places < 0, NO_PLACE, head.places).astype("<u2")
     # One plane of low bytes and one of high ones.
@@ -165,6 +166,19 @@ def _lanes(head: HeadLanes, number: int, stream: Any) -> dict[str, Any]:
         "places": [stream(f"places-{number}-{half}", planes[half].tobytes()) for half in (0, 1)],
         "weights": stream(f"weights-{number}", _logarithms(head.largest, head.places < 0).tobytes()),
     }
+
+
+def _scaled(name: str, values: np.ndarray) -> tuple[np.ndarray, str]:
+    """The numbers that are stored for a statistic, and how they follow from it."""
+    if name in LOGARITHMIC and (values >= 0).all():
+        return np.log10(np.maximum(values, LEAST)), "logarithm"
+    if name in ROOTS:
+        return _roots(values), "root"
+    return values, "linear"
+
+
+def _roots(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.sqrt(np.abs(values))
 
 
 def _bytes(values: np.ndarray) -> tuple[np.ndarray, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from attnlab.adapters import load_model
 from attnlab.cli import main
 from attnlab.evaluation.explore_long import LongConfig, differing_heads, explore_long, parse_zoom
 from attnlab.pages.explorer import Packed
-from attnlab.pages.long import long_page, pack_long
+from attnlab.pages.explorer.page import SHARED, script
+from attnlab.pages.html import ASSETS
+from attnlab.pages.long import MODULES, long_page, pack_long
 from tests.adapters.test_load import save
+from tests.adapters.zoo import ALL
 
 from .long_examples import NEEDLE, random_text, write_model, write_text
 
@@ -33,8 +37,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def unpack(packed: Packed, stream: dict[str, Any]) -> np.ndarray:
     """The bytes of a stream, by another way than the page's script."""
-    import zlib
-
     text = packed.blobs[stream["blob"]]
     digits = np.frombuffer(text[:-1].replace(b"~", b"<"), np.uint8).reshape(-1, 5).astype(np.int64) - ord("(")
     words = digits @ (85 ** np.arange(4, -1, -1))
@@ -59,7 +61,9 @@ def test_the_page_holds_the_statistics_of_watch_and_exact_regions(folder: Path) 
     lanes = unpack(packed, entry["values"]).reshape(-1, 300)
     for coded, (name, lane) in zip(lanes, entry["lanes"].items(), strict=True):
         expected = np.asarray(getattr(layer, name)[0, 2])
-        expected = np.log10(np.maximum(expected, 1e-6)) if lane["logarithm"] else expected
+        expected = {"linear": expected, "root": np.sqrt(expected), "logarithm": np.log10(np.maximum(expected, 1e-6))}[
+            lane["scale"]
+        ]
         assert np.abs(lane["low"] + lane["step"] * coded - expected).max() <= 0.51 * lane["step"] + 1e-6, name
     low, high = (unpack(packed, part).astype(int) for part in entry["places"])
     places = (low + 256 * high).reshape(300, 8)
@@ -149,11 +153,32 @@ def test_what_cannot_be_shown_is_refused_in_one_line(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_model_of_two_texts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_text(tmp_path / "text.txt")
-    words = ["explore", str(save("t5", tmp_path / "t5")), "--long", "--text", str(file), "-o", str(tmp_path / "p.html")]
-    assert main(words) == 2
-    assert "--long shows one text" in capsys.readouterr().err
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ALL)
+def test_every_family_is_shown_or_refused_in_one_line(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, page = tmp_path / "text.txt", tmp_path / "page.html"
+    file.write_text("a b a b\n" * 10)
+    model = save(name, tmp_path / "model")
+    capsys.readouterr()
+    words = ["--text", str(file), "--tokens", "30", "--zoom", "1.1:3-9@0-5", "-o", str(page)]
+    code = main(["explore", str(model), "--long", *words])
+    if name in ("t5", "bart", "marian"):
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("attnlab: ")]
+        assert code == 2
+        assert len(said) == 1
+        assert "--long shows one text" in said[0]
+    else:
+        assert code == 0
+        assert page.stat().st_size > 50_000
+
+
+def test_every_module_of_the_page_is_among_the_shared_ones() -> None:
+    names = {path.stem for path in ASSETS.glob("long*.js")}
+    assert names == {*MODULES.split(), "long"} & {*SHARED}
+    code = script("long", MODULES)
+    assert not re.search(r"^(import|export) ", code, re.MULTILINE)
 
 
 @pytest.mark.slow

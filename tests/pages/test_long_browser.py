@@ -65,6 +65,8 @@ def go_to(page: Any, token: int) -> None:
 def test_it_opens_offline_and_fits(open_page: OpenPage, folder: Path, tmp_path: Path, width: int, scheme: str) -> None:
     page = open_page(folder / "page.html", width=width, scheme=scheme)
     settle(page)
+    page.locator("details summary").click()
+    assert page.locator("dl dt").all_inner_texts()[0] == "entropy"
     picture = f"long-{width}-{scheme}.png"
     assert_fits(page, picture, width=width, within="main", scrolls=".x-scroll", folder=tmp_path)
     unnamed = page.locator("canvas:not([aria-label]), button:not([aria-label]):empty, input:not([aria-label])")
@@ -186,6 +188,17 @@ def test_lanes_zoom_move_and_show_one_statistic_of_all_heads(page: Any) -> None:
     page.get_by_label("What the lanes show").select_option("sinks")
     settle(page)
     assert lanes.get_attribute("aria-label").startswith("3 lanes")
+
+
+@pytest.mark.parametrize("length", [1, 17])
+def test_a_short_text_is_drawn_too(open_page: OpenPage, tmp_path: Path, length: int) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(long_page(pack_long(random_text(length, layers=2, heads=3, chosen=2, squares=1))))
+    page = open_page(path, width=360)
+    settle(page)
+    page.locator(".l-lanes").focus()
+    press(page, "+", "-", "0", "ArrowRight", "End")
+    assert page.locator(".l-lanes").get_attribute("data-view") == f"0 {length}"
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ const [grid, large, lanes, text, regions] = [gridView(app), largeView(app), lane
 const header = make("header", { class: "masthead" },
   make("span", { class: "brand" }, make("span", { class: "logo", "aria-hidden": "true" }), "attnlab"),
   make("span", { class: "subtitle" }, make("strong", {}, meta.title), ` ${meta.subtitle}`), search.nodes, theme);
-const explained = Object.entries(meta.statistics).map(([, { title, help }]) => [make("dt", {}, title), make("dd", {}, help)]);
+const explained = Object.values(meta.statistics).flatMap(({ title, help }) => [make("dt", {}, title), make("dd", {}, help)]);
 const about = make("details", { class: "card x-about" }, make("summary", {}, "What the statistics are, and keys"),
   make("dl", { class: "l-about" }, explained),
   make("p", { class: "x-facts" }, "/ searches; Enter and Shift+Enter go on; in the text the arrow keys choose a token, in the grid a head; b goes back."),

@@ -83,7 +83,9 @@ export class LongData {
     const n = this.length;
     const lanes = {};
     Object.entries(entry.lanes).forEach(([name, lane], k) => {
-      const numbers = Float32Array.from({ length: 256 }, (_, b) => b === NOT_A_NUMBER ? NaN : lane.low + b * lane.step);
+      // Logarithms stay what they are, and are drawn as such.
+      const stored = (b) => b === NOT_A_NUMBER ? NaN : lane.low + b * lane.step;
+      const numbers = Float32Array.from({ length: 256 }, (_, b) => lane.scale === "root" ? stored(b) * Math.abs(stored(b)) : stored(b));
       lanes[name] = Float32Array.from(values.subarray(k * n, (k + 1) * n), (b) => numbers[b]);
     });
     const looks = (token) => {

@@ -38,7 +38,7 @@ export const lanesView = (app) => {
     app.set({ view: [start, start + to - from] });
   };
 
-  // [{ label, values, logarithm }]
+  // [{ label, values, scale }]
   let lines = [];
   const linesOf = async () => {
     if (app.state.lanes === "") {
@@ -51,7 +51,7 @@ export const lanesView = (app) => {
     const having = meta.chosen.map((entry, i) => [entry, i]).filter(([entry]) => name in entry.lanes);
     return Promise.all(having.map(async ([entry, i]) => ({ label: `head ${entry.layer}.${entry.head}`, values: (await data.chosen(i)).lanes[name], ...entry.lanes[name] })));
   };
-  const value = ({ values, logarithm }, token) => logarithm ? 10 ** values[token] : values[token];
+  const plain = ({ scale }, x) => scale === "logarithm" ? 10 ** x : x;
 
   // A line through the tokens; where a column of dots holds many, their mean, and a pale bar from the least to the largest.
   const drawLine = (context, { values }, top, left, wide, [from, to]) => {
@@ -125,9 +125,9 @@ export const lanesView = (app) => {
       context.fillStyle = palette.text;
       context.fillText(line.label, 0, k * LANE + LANE / 2);
       context.fillStyle = palette.muted;
-      const plain = (x) => Number.isFinite(x) ? number(line.logarithm ? 10 ** x : x, 2) : "none";
-      context.fillText(plain(high), 0, k * LANE + 10);
-      context.fillText(plain(low), 0, (k + 1) * LANE - 10);
+      const end = (x) => Number.isFinite(x) ? number(plain(line, x), 2) : "none";
+      context.fillText(end(high), 0, k * LANE + 10);
+      context.fillText(end(low), 0, (k + 1) * LANE - 10);
     });
     drawAxis(context, view, left, lines.length * LANE);
     canvas.setAttribute("aria-label", `${lines.length} lanes over tokens ${view[0]} to ${view[1] - 1}; token ${token} is chosen. Arrow keys move, plus and minus zoom.`);
@@ -168,7 +168,7 @@ export const lanesView = (app) => {
     }
     const token = tokenAt(event);
     const line = lines[Math.floor(event.offsetY / LANE)];
-    readout.textContent = token !== null && line ? `“${meta.tokens[token]}” (${token.toLocaleString("en")}): ${line.label} ${number(value(line, token), 3)}` : hint;
+    readout.textContent = token !== null && line ? `“${meta.tokens[token]}” (${token.toLocaleString("en")}): ${line.label} ${number(plain(line, line.values[token]), 3)}` : hint;
   });
   canvas.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) return;

@@ -13,6 +13,8 @@ from attnlab.pages.html import Html, asset, data, digest, element, page_head
 __all__ = ["explorer_page", "script", "style"]
 
 ASSETS = Path(__file__).parent / "assets"
+# Modules among the assets of the reports: those that reports use too, and those of the page of a long text.
+SHARED = ("files", "long", "long_data", "long_lanes", "long_maps", "long_text")
 # A module comes after those it imports.
 MODULES = (
     "data colour surface dom files maps actions grid heat lines passage tip pane chart tables timeline exports keys "
@@ -63,9 +65,9 @@ def _imports(source: str) -> str:
 
 
 def _source(name: str) -> str:
-    own = ASSETS / f"{name}.js"
-    # Modules that reports use too are among the assets of the reports.
-    return own.read_text(encoding="utf-8") if own.is_file() else asset(f"{name}.js")
+    if name in SHARED:
+        return asset(f"{name}.js")
+    return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
 
 
 @cache
