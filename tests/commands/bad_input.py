@@ -316,6 +316,7 @@ def text_cases() -> Iterator[Case]:
         for command, words in {
             "compare": ["{files}/llama", "-m", "softmax", "-o", "{own}/p.html", "--text"],
             "explore": ["{files}/llama", "-o", "{own}/p.html", "--file"],
+            "audit": ["{files}/llama", "--length", "16", "--text"],
             "train": [*GOOD["train"], "--text"],
             "convert": [*GOOD["convert"], "--text"],
             "convert without": [*GOOD["convert"], "--leave-out"],
