@@ -19,6 +19,7 @@ from attnlab.fields import check_int
 from attnlab.linalg.caratheodory import caratheodory
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Bool, Float, Int
+from attnlab.summaries import short_repr
 from attnlab.trace import LayerTrace, Trace, recorded_layers
 
 __all__ = ["CompactedLayer", "Compaction", "compact"]
@@ -42,8 +43,7 @@ class CompactedLayer:
     scale: float | None
     certificate: Certificate | None
 
-    def __repr__(self) -> str:
-        return f"CompactedLayer({self.layer}, {self.k.shape[2]} keys, {self.certificate})"
+    __repr__ = short_repr
 
     def call(
         self,

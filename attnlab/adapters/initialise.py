@@ -69,7 +69,7 @@ def initialise_control(
     return model
 
 
-class Observed(NamedTuple):
+class _Observed(NamedTuple):
     """What a control begins from: of each key of a window the key itself or what it receives, and its input."""
 
     of_keys: Float[Tensor, "g n w"]
@@ -82,7 +82,7 @@ class LearnedPart(NamedTuple):
     mechanism: AbcHybrid | AbcSelect
     of_layer: Mechanism
 
-    def observe(self, call: AttentionCall) -> Observed:
+    def observe(self, call: AttentionCall) -> _Observed:
         """What is read from the first row of a call of the layer."""
         if isinstance(self.of_layer, PerGroup):
             runs = self.of_layer.runs(call.k.shape[1])
@@ -91,10 +91,10 @@ class LearnedPart(NamedTuple):
         x = call.x[0].float()
         if isinstance(self.mechanism, AbcSelect):
             received, enough = _received(self.mechanism, call)
-            return Observed(received[:, enough], x[enough])
-        return Observed(call.k[0].float(), x if self.mechanism.control == "x" else None)
+            return _Observed(received[:, enough], x[enough])
+        return _Observed(call.k[0].float(), x if self.mechanism.control == "x" else None)
 
-    def begin(self, seen: Sequence[Observed], *, rounds: int = ROUNDS, seed: int = 0) -> None:
+    def begin(self, seen: Sequence[_Observed], *, rounds: int = ROUNDS, seed: int = 0) -> None:
         """Set the control."""
         of_keys = torch.cat([part.of_keys for part in seen], 1)
         inputs = [part.x for part in seen if part.x is not None]
@@ -120,7 +120,7 @@ class ControlStart:
     """Controls of several mechanisms that begin from the same calls of a model."""
 
     def __init__(self) -> None:
-        self.seen: dict[LearnedPart, list[Observed]] = {}
+        self.seen: dict[LearnedPart, list[_Observed]] = {}
 
     def observe(self, mech: Mechanism, call: AttentionCall) -> None:
         """Take in a call of the layer that ``mech`` is for."""

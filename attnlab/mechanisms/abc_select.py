@@ -141,17 +141,21 @@ class AbcSelect(Mechanism, nn.Module):
         return self.size * ((d + e) * dtype.itemsize + torch.promote_types(dtype, torch.float32).itemsize + 4)
 
     def rules(self, call: AttentionCall, longest: int) -> Selection:
-        """How the call is read; a window longer than ``longest`` places holds no more."""
+        """How the call is read; a window longer than ``longest`` places holds no more, nor do sinks."""
         block = min(self.block, max(1, longest))
         window = min(self.window, -(-longest // block) * block)
-        return Selection(self.slots, window, block, self.sinks, call.softmax_scale)
+        return Selection(self.slots, window, block, min(self.sinks, longest), call.softmax_scale)
+
+    def rules_of_memory(self, call: AttentionCall) -> Selection:
+        """How a call is read that follows a memory, which has room for all sinks."""
+        return self.rules(call, max(self.window, self.sinks))
 
     def _attended(self, call: AttentionCall, tokens: Tokens, newest: Int[Tensor, "b q"], *, aligned: bool) -> Tensor:
         n_q, longest = call.q.shape[2], tokens.k.shape[2]
         if n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         alone = longest == call.k.shape[2]
-        rules = self.rules(call, longest) if alone else self.rules(call, self.window)
+        rules = self.rules(call, longest) if alone else self.rules_of_memory(call)
         learn = torch.is_grad_enabled() and tokens.score.requires_grad
         one = n_q == 1 or not call.causal
         size = min(CHUNK if not call.causal else rules.block, n_q)
@@ -258,7 +262,7 @@ class SelectCache:
             out = mechanism._attended(clean, tokens, newest, aligned=whole and call.key_visible is None)
             # Scores are kept without the graph of what made them.
             tokens = tokens._replace(score=tokens.score.detach())
-            self._keep(selected(tokens, after - 1, mechanism.rules(call, mechanism.window)), after)
+            self._keep(selected(tokens, after - 1, mechanism.rules_of_memory(call)), after)
         return out
 
     def _keep(self, tokens: Tokens, count: Int[Tensor, " b"]) -> None:

@@ -28,7 +28,7 @@ from tests.adapters.test_load import save
 from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, ids_beyond, with_value
 
 # Every so many cases one is part of the fast tests.
-STRIDE, FIRST = 25, 3
+STRIDE, FIRST = 28, 3
 SECONDS = 30
 MORE_BYTES = 6 << 30
 # Advice that is of no use at the command line.
