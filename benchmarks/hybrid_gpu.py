@@ -6,12 +6,10 @@ CUDA-graph replays. --tiny runs small sizes on a CPU by Triton's interpreter (TR
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 if "--tiny" in sys.argv:
@@ -19,15 +17,13 @@ if "--tiny" in sys.argv:
 
 import torch
 from abc_gpu import forward_and_both, graph_ms
-from storing import make_results, write_results
+from kernel_parts import Row, run_parts
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnlab as al
 from attnlab.kernels.hybrid import hybrid_attention, hybrid_step
 from attnlab.mechanisms._bounded.hybrid_cache import WriteControl
-
-Row = dict[str, Any]
 
 
 class Shape(NamedTuple):
@@ -185,27 +181,10 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=tuple(PARTS))
-    parser.add_argument("--tiny", action="store_true", help="errors of small calls, by Triton's interpreter on a CPU")
-    parser.add_argument("--write", type=Path)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    how: tuple[Any, ...] = (SHAPES, "cuda", torch.bfloat16)
-    chosen = args.part or list(PARTS)
-    if args.tiny:
-        how, chosen = (TINY, "cpu", torch.float32), ["errors"]
     # Autograd's own thread would add host time that a training step of many layers hides.
     torch.autograd.set_multithreading_enabled(False)
-    tables: dict[str, list[Row]] = {}
-    for part in chosen:
-        tables[part] = []
-        for row in PARTS[part](*how):
-            tables[part].append(row)
-            print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-            if args.write:
-                config = {"dtype": str(how[2]).removeprefix("torch.")}
-                write_results(args.write, make_results("hybrid_gpu", "ABC", tables, config=config))
+    full, tiny = (SHAPES, "cuda", torch.bfloat16), (TINY, "cpu", torch.float32)
+    run_parts("hybrid_gpu", __doc__, PARTS, full=full, tiny=tiny, paper="ABC")
 
 
 if __name__ == "__main__":

@@ -8,21 +8,19 @@ interpreter (TRITON_INTERPRET=1), without times.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 if "--tiny" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from abc_gpu import eager_ms, graph_ms
-from storing import make_results, write_results
+from kernel_parts import Row, run_parts
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -31,7 +29,6 @@ from attnlab.caches import KeptKeys
 from attnlab.caches.ragged import RaggedKeys, attend_by_segment
 from attnlab.kernels.ragged import Tiles, ragged_attention, tiles_for
 
-Row = dict[str, Any]
 # The bytes of tiles that fit into a multiprocessor.
 MOST_SHARED = 200 * 1024
 # The largest relative error of an output, ||ours - PyTorch in float32|| / ||PyTorch||.
@@ -202,25 +199,9 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=tuple(PARTS), help="by default all but sweep")
-    parser.add_argument("--tiny", action="store_true", help="errors of small caches, by Triton's interpreter on a CPU")
-    parser.add_argument("--write", type=Path)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    how: tuple[Any, ...] = (SHAPES, "cuda", torch.bfloat16)
-    chosen = args.part or [part for part in PARTS if part != "sweep"]
-    if args.tiny:
-        how, chosen = (TINY, "cpu", torch.float32), ["errors"]
-    tables: dict[str, list[Row]] = {}
-    for part in chosen:
-        tables[part] = []
-        for row in PARTS[part](*how):
-            tables[part].append(row)
-            print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-            if args.write:
-                config = {"dtype": str(how[2]).removeprefix("torch.")}
-                write_results(args.write, make_results("ragged_gpu", None, tables, config=config))
+    usual = [part for part in PARTS if part != "sweep"]
+    full, tiny = (SHAPES, "cuda", torch.bfloat16), (TINY, "cpu", torch.float32)
+    run_parts("ragged_gpu", __doc__, PARTS, full=full, tiny=tiny, usual=usual)
 
 
 if __name__ == "__main__":

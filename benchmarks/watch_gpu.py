@@ -6,14 +6,12 @@ events. --tiny computes the errors of small calls on a CPU, by Triton's interpre
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 if "--tiny" in sys.argv:
@@ -21,7 +19,7 @@ if "--tiny" in sys.argv:
 
 import torch
 from abc_gpu import eager_ms
-from storing import make_results, write_results
+from kernel_parts import Row, run_parts
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
@@ -30,8 +28,6 @@ from attnlab.kernels import statistics
 from attnlab.linalg.places import places
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics, removed_in, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
-
-Row = dict[str, Any]
 
 
 class Shape(NamedTuple):
@@ -217,22 +213,8 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--part", action="append", choices=tuple(PARTS))
-    parser.add_argument("--tiny", action="store_true", help="errors of small calls, by Triton's interpreter on a CPU")
-    parser.add_argument("--write", type=Path)
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    shapes, device = (TINY, "cpu") if args.tiny else (SHAPES, "cuda")
-    chosen = args.part or (["errors"] if args.tiny else ["errors", "times", "memory", "cpu"])
-    tables: dict[str, list[Row]] = {}
-    for part in chosen:
-        tables[part] = []
-        for row in PARTS[part](shapes, device):
-            tables[part].append(row)
-            print(part, ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
-            if args.write:
-                write_results(args.write, make_results("watch_gpu", "attnlab", tables, config={"dtype": "bfloat16"}))
+    usual = [part for part in PARTS if part != "tiles"]
+    run_parts("watch_gpu", __doc__, PARTS, full=(SHAPES, "cuda"), tiny=(TINY, "cpu"), usual=usual, paper="attnlab")
 
 
 if __name__ == "__main__":

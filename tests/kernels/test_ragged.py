@@ -13,10 +13,7 @@ pytest.importorskip("triton")
 from attnlab.caches.ragged import attend_by_segment
 from attnlab.kernels.ragged import Tiles, ragged_attention, serves, tiles_for
 from attnlab.measure import captured
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Relative errors, ||a - b|| / ||b||.
-BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+from tests.kernels.bounds import BOUND, DEVICE
 
 
 @dataclass(frozen=True)

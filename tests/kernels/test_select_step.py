@@ -13,9 +13,7 @@ import attnlab as al
 from attnlab.kernels.select_step import MOST_KEYS, supports
 from attnlab.mechanisms import abc_select
 from tests.kernels.abc.cases import relative
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+from tests.kernels.bounds import BOUND, DEVICE
 
 
 @pytest.fixture

@@ -17,9 +17,7 @@ from attnlab.mechanisms._bounded import hybrid_kernels
 from attnlab.mechanisms._bounded.hybrid_cache import WriteControl
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from tests.kernels.abc.cases import poisoned, relative
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BOUND = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+from tests.kernels.bounds import BOUND, DEVICE
 
 
 @dataclass(frozen=True)
