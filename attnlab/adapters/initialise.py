@@ -12,8 +12,7 @@ from attnlab.adapters.contexts import record, swap
 from attnlab.adapters.protocol import adapter_of
 from attnlab.attention import AttentionCall, Mechanism, grouped, query_chunks, scores
 from attnlab.fields import check_int
-from attnlab.mechanisms._bounded.continued import numbered_keys
-from attnlab.mechanisms._bounded.selected import first_exact
+from attnlab.mechanisms._bounded.continued import first_exact, numbered_keys
 from attnlab.mechanisms.abc_cluster import cluster
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from attnlab.mechanisms.abc_select import AbcSelect

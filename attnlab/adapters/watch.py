@@ -16,6 +16,7 @@ from attnlab.adapters.module_state import evicts
 from attnlab.adapters.protocol import Frame, Layers, Site, adapter_of, select
 from attnlab.adapters.watched import AttentionStatistics, LayerStatistics
 from attnlab.attention import AttentionCall, Mechanism
+from attnlab.fields import check_int
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics
 from attnlab.mechanisms._device import no_autocast
 from attnlab.mechanisms.softmax import Softmax
@@ -82,10 +83,8 @@ def watch(
 
 
 def _check_numbers(numbers: Mapping[str, Any]) -> None:
-    least = {"largest": 1, "sinks": 0, "recent": 0, "block": 0}
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < least[name]:
-            raise ValueError(f"{name} must be an int of at least {least[name]}, got {number!r}")
+        check_int(name, number, least=1 if name == "largest" else 0)
     if numbers["block"] % SQUARE:
         raise ValueError(f"block must be a multiple of {SQUARE} tokens, or 0 for no map, got {numbers['block']}")
 

@@ -1,4 +1,4 @@
-"""What a mechanism needs to know of its device: where the model is, autocast, and whether Triton's kernels may run."""
+"""What a mechanism needs to know of its device: where the model is, autocast, what may be a kernel or compiled."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall
+from attnlab.mechanisms._bounded.continued import visible_first
 from attnlab.mechanisms._bounded.slots import Control, SlotMechanism, check_slots, one_hot
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float, Int
@@ -58,7 +59,7 @@ def cluster(
     if n_k == 0:
         return torch.zeros(b, g, 0, dtype=torch.long, device=k.device)
     count = seen.sum(-1, keepdim=True)
-    order = (~seen).to(torch.int8).argsort(dim=-1, stable=True)
+    order = visible_first(seen)
     slot = torch.arange(clusters, device=k.device)
     # Fewer tokens than clusters: the last clusters stay empty.
     spread = torch.where(count > clusters, slot * count // clusters, slot)

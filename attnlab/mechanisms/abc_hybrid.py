@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, dot_products, grouped, hide_unseen, ungrouped
 from attnlab.fields import check_fields, check_int
-from attnlab.mechanisms._bounded.continued import numbered_keys
+from attnlab.mechanisms._bounded.continued import check_window, first_exact, numbered_keys
 from attnlab.mechanisms._bounded.hybrid_cache import (
     HybridCache,
     HybridMechanism,
     WriteControl,
     attend_call,
 )
-from attnlab.mechanisms._bounded.hybrid_memory import written_before
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.mechanisms._device import no_autocast
 from attnlab.registry import register
@@ -89,11 +88,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
         check_int("block", self.block, least=1)
         if self.slots + self.window == 0:
             raise ValueError("slots and window are both 0, so a token could not see itself; give one of them")
-        if self.window % self.block or (self.window == 0 and self.block > 1):
-            raise ValueError(
-                f"tokens leave the window block={self.block} at a time, so it must be a multiple of that, got "
-                f"window={self.window}; give another of them (block=1 goes with every window)"
-            )
+        check_window(self.window, self.block)
         if self.control not in CONTROLS:
             raise ValueError(f"control must be one of {', '.join(CONTROLS)}, got {self.control!r}")
         if self.write not in WRITES:
@@ -162,7 +157,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
             rows = []
             for t in range(call.q.shape[2]):
                 p = newest[:, t, None]
-                start = written_before(p, rules)
+                start = first_exact(p, rules)
                 exact = ~hidden & (places <= p) & ((places >= start) | (places < self.sinks))
                 gone = (~hidden & (places < start) & (places >= self.sinks))[:, None, :, None]
                 phi, bonus, empty = self._contents(log.masked_fill(~gone, FLOOR), fade, gone)

@@ -9,13 +9,21 @@ from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, scores, ungrouped
 from attnlab.fields import check_fields, check_int
-from attnlab.mechanisms._bounded.continued import check_batch, check_new_tokens, numbered_keys
+from attnlab.mechanisms._bounded.continued import (
+    check_batch,
+    check_memory,
+    check_new_tokens,
+    check_window,
+    first_exact,
+    fitted_window,
+    numbered_keys,
+    visible_first,
+)
 from attnlab.mechanisms._bounded.selected import (
     HIDDEN,
     Selection,
     Tokens,
     attend,
-    first_exact,
     merits,
     selected,
 )
@@ -23,7 +31,6 @@ from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
-from attnlab.sizes import check_bytes
 
 __all__ = ["AbcSelect", "SelectCache"]
 
@@ -71,11 +78,7 @@ class AbcSelect(Mechanism, nn.Module):
         check_int("window", self.window, least=1)
         check_int("sinks", self.sinks, least=0)
         check_int("block", self.block, least=1)
-        if self.window % self.block:
-            raise ValueError(
-                f"tokens leave the window block={self.block} at a time, so it must be a multiple of that, got "
-                f"window={self.window}; give another of them (block=1 goes with every window)"
-            )
+        check_window(self.window, self.block)
         nn.Module.__init__(self)
         self.exempt = {
             "grouped_queries_equal_repeated_keys": "each key/value head has its own w, so repeating heads adds to it"
@@ -128,9 +131,7 @@ class AbcSelect(Mechanism, nn.Module):
         if call.k.shape[2] == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         call = hide_unseen(call)
-        tokens, newest = self._new_tokens(call, None)
-        aligned = call.key_visible is None and call.offset % self.block == 0
-        return self._attended(call, tokens, newest, aligned=aligned)
+        return self._attended(call, *self._new_tokens(call, None))
 
     def make_cache(self, batch: int, capacity: int) -> SelectCache:
         """An empty past of constant size."""
@@ -142,27 +143,30 @@ class AbcSelect(Mechanism, nn.Module):
 
     def rules(self, call: AttentionCall, longest: int) -> Selection:
         """How the call is read; a window longer than ``longest`` places holds no more, nor do sinks."""
-        block = min(self.block, max(1, longest))
-        window = min(self.window, -(-longest // block) * block)
+        window, block = fitted_window(self.window, self.block, longest)
         return Selection(self.slots, window, block, min(self.sinks, longest), call.softmax_scale)
 
     def rules_of_memory(self, call: AttentionCall) -> Selection:
         """How a call is read that follows a memory, which has room for all sinks."""
         return self.rules(call, max(self.window, self.sinks))
 
-    def _attended(self, call: AttentionCall, tokens: Tokens, newest: Int[Tensor, "b q"], *, aligned: bool) -> Tensor:
+    def _attended(self, call: AttentionCall, tokens: Tokens, newest: Int[Tensor, "b q"]) -> Tensor:
         n_q, longest = call.q.shape[2], tokens.k.shape[2]
         if n_q == 0:
             return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         alone = longest == call.k.shape[2]
         rules = self.rules(call, longest) if alone else self.rules_of_memory(call)
         learn = torch.is_grad_enabled() and tokens.score.requires_grad
-        one = n_q == 1 or not call.causal
+        # Whether chunks of queries are blocks, and whether keys are those of the same places.
+        one, aligned = (
+            n_q == 1 or not call.causal,
+            alone and call.key_visible is None and call.offset % rules.block == 0,
+        )
+        whole = aligned and call.causal and call.offset == 0 and n_q == longest
         size = min(CHUNK if not call.causal else rules.block, n_q)
         kind = torch.promote_types(call.q.dtype, torch.float32)
         with no_autocast(call.q):
             q = grouped(call.q, call.groups).to(kind)
-            whole = aligned and alone and call.causal and call.offset == 0 and n_q == longest
             states = 0 if whole else 1 if one or aligned else 2
             out = attend(q, newest, tokens, rules, learn=learn, size=size, states=states)
         return ungrouped(out).to(call.q.dtype)
@@ -174,8 +178,7 @@ class AbcSelect(Mechanism, nn.Module):
             places, newest = places + count[:, None], newest + count[:, None]
         tokens = self._tokens(call, places)
         if call.key_visible is not None:
-            order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
-            tokens = tokens.rows(order[:, None].expand(-1, call.k.shape[1], -1))
+            tokens = tokens.rows(visible_first(call.key_visible)[:, None].expand(-1, call.k.shape[1], -1))
         return tokens, newest
 
     def _tokens(self, call: AttentionCall, places: Int[Tensor, "b k"]) -> Tokens:
@@ -238,10 +241,8 @@ class SelectCache:
         mechanism.refuse(call)
         check_new_tokens(call)
         if self.count is None:
-            (_, g, n, d), e = call.k.shape, call.v.shape[-1]
-            held = self.batch * g * mechanism.cache_bytes(length=n, d=d, e=e, dtype=call.k.dtype)
-            check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
-            self.count = torch.zeros(self.batch, g, dtype=torch.long, device=call.k.device)
+            check_memory(mechanism, call, self.batch)
+            self.count = torch.zeros(self.batch, call.k.shape[1], dtype=torch.long, device=call.k.device)
         out = None if self.tokens is None else _step_by_kernel(mechanism, call, (*self.tokens, self.count))
         if out is not None:
             self.ordered = False
@@ -249,7 +250,7 @@ class SelectCache:
         return call, self._attend(mechanism, call, self.count[:, 0])
 
     def _attend(self, mechanism: AbcSelect, call: AttentionCall, count: Int[Tensor, " b"]) -> Tensor:
-        whole, clean = self.tokens is None, hide_unseen(call)
+        clean = hide_unseen(call)
         tokens, newest = mechanism._new_tokens(clean, count)
         after = count + (call.k.shape[2] if call.key_visible is None else call.key_visible.sum(-1))
         if self.tokens is not None:
@@ -259,7 +260,7 @@ class SelectCache:
             newest = (after - 1)[:, None].expand(-1, call.q.shape[2])
         out = call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1])
         if tokens.k.shape[2]:
-            out = mechanism._attended(clean, tokens, newest, aligned=whole and call.key_visible is None)
+            out = mechanism._attended(clean, tokens, newest)
             # Scores are kept without the graph of what made them.
             tokens = tokens._replace(score=tokens.score.detach())
             self._keep(selected(tokens, after - 1, mechanism.rules_of_memory(call)), after)

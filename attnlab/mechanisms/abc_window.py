@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, scores, ungrouped
-from attnlab.mechanisms._bounded.continued import check_batch, numbered_keys
+from attnlab.mechanisms._bounded.continued import check_batch, numbered_keys, visible_first
 from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -51,7 +51,7 @@ class QueueMechanism(Mechanism):
         # Visible keys first and in order: then a key's index is its place.
         order = torch.arange(n_k, device=call.q.device).expand_as(places)
         if call.key_visible is not None:
-            order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+            order = visible_first(call.key_visible)
         # Slots for more tokens than there are stay empty.
         age = self.stride * torch.arange(min(self.slots, -(-n_k // self.stride)), device=call.q.device)
         if not call.causal:

@@ -20,6 +20,7 @@ from attnlab.attention import (
     ungrouped,
 )
 from attnlab.linalg.places import places
+from attnlab.mechanisms._bounded.continued import visible_first
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -78,7 +79,7 @@ class Window(Mechanism):
         # Visible keys first and in order, so that the keys of a window lie side by side.
         order = torch.arange(n_k, device=call.q.device).expand(call.q.shape[0], -1)
         if call.key_visible is not None:
-            order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+            order = visible_first(call.key_visible)
         before, after = (self.r - 1, 0) if call.causal else (self.r // 2, self.r // 2)
         size = max(64, self.r)
         return torch.cat([self._block(call, of_keys, of_queries, order, lo, min(lo + size, n_q), before, after)

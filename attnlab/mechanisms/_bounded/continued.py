@@ -1,14 +1,69 @@
-"""What calls that continue a past have in common: where their keys stand, and what such a call may bring."""
+"""What memories with a past have in common: where keys stand, where a window begins, what a call may bring."""
 
 from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall
-from attnlab.shapes import Int
+from attnlab.attention import AttentionCall, Mechanism
+from attnlab.shapes import Bool, Int
+from attnlab.sizes import check_bytes
 
-__all__ = ["check_batch", "check_new_tokens", "numbered_keys"]
+__all__ = [
+    "check_batch",
+    "check_memory",
+    "check_new_tokens",
+    "check_window",
+    "first_exact",
+    "fitted_window",
+    "numbered_keys",
+    "visible_first",
+]
+
+
+@runtime_checkable
+class _Windowed(Protocol):
+    """What says how tokens leave a window."""
+
+    @property
+    def window(self) -> int: ...
+
+    @property
+    def block(self) -> int: ...
+
+
+def check_window(window: int, block: int) -> None:
+    """Raise a ValueError unless tokens can leave a window of this size a block at a time."""
+    if window % block or (window == 0 and block > 1):
+        raise ValueError(
+            f"tokens leave the window block={block} at a time, so it must be a multiple of that, got window={window}; "
+            "give another of them (block=1 goes with every window)"
+        )
+
+
+def fitted_window(window: int, block: int, longest: int) -> tuple[int, int]:
+    """(window, block) for at most ``longest`` places: a block longer than all keys never leaves."""
+    block = min(block, max(1, longest))
+    return min(window, -(-longest // block) * block), block
+
+
+def first_exact(newest: Int[Tensor, "*b"], rules: _Windowed) -> Int[Tensor, "*b"]:
+    """s(p): where the window begins of a query whose newest key has place p; earlier keys are in a memory, or sinks."""
+    return (newest // rules.block * rules.block - (rules.window - rules.block)).clamp(min=0)
+
+
+def visible_first(key_visible: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+    """Visible keys first, in their order: then a key's number is its place."""
+    return (~key_visible).to(torch.int8).argsort(dim=-1, stable=True)
+
+
+def check_memory(mechanism: Mechanism, call: AttentionCall, batch: int) -> None:
+    """Raise a ValueError if the device cannot hold the memory that this call begins."""
+    (_, g, n, d), e = call.k.shape, call.v.shape[-1]
+    held = batch * g * mechanism.cache_bytes(length=n, d=d, e=e, dtype=call.k.dtype)
+    check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
 
 
 def check_batch(call: AttentionCall, batch: int) -> None:

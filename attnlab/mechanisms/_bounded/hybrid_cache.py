@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
-from attnlab.mechanisms._bounded.continued import check_batch, check_new_tokens, numbered_keys
+from attnlab.mechanisms._bounded.continued import (
+    check_batch,
+    check_memory,
+    check_new_tokens,
+    first_exact,
+    fitted_window,
+    numbered_keys,
+    visible_first,
+)
 from attnlab.mechanisms._bounded.hybrid_kernels import attend_by_kernel, step_by_kernel
 from attnlab.mechanisms._bounded.hybrid_memory import (
     CHUNK,
@@ -21,11 +29,9 @@ from attnlab.mechanisms._bounded.hybrid_memory import (
     attend,
     empty_slots,
     write,
-    written_before,
 )
 from attnlab.mechanisms._device import no_autocast
 from attnlab.shapes import Float, Int
-from attnlab.sizes import check_bytes
 
 __all__ = ["HybridCache", "HybridMechanism", "HybridState", "WriteControl", "attend_call"]
 
@@ -63,9 +69,7 @@ class HybridMechanism(Mechanism):
 
     def rules(self, call: AttentionCall, longest: int) -> Rules:
         """How the call is read; a window longer than ``longest`` places holds no more."""
-        # A block longer than all keys never leaves.
-        block = min(self.block, max(1, longest))
-        window = min(self.window, -(-longest // block) * block)
+        window, block = fitted_window(self.window, self.block, longest)
         return Rules(window, block, self.sinks, self.mass, self.write == "delta", call.softmax_scale)
 
 
@@ -124,9 +128,7 @@ class HybridCache:
         mechanism.refuse(call)
         check_new_tokens(call)
         if self.state is None:
-            (_, g, _, d), e = call.k.shape, call.v.shape[-1]
-            held = self.batch * g * mechanism.cache_bytes(length=call.k.shape[2], d=d, e=e, dtype=call.k.dtype)
-            check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
+            check_memory(mechanism, call, self.batch)
         # The state is this cache's own.
         out = None if self.state is None else step_by_kernel(mechanism, call, self.state)
         if out is None:
@@ -168,7 +170,7 @@ def attend_call(
         slots = empty_slots(keys) if state is None else state.slots
         if fused is not None:
             rules, end = mech.rules(call, call.k.shape[2]), after - 1
-            out, slots = fused, write(keys, slots, before, written_before(end, rules), rules, most=call.k.shape[2])
+            out, slots = fused, write(keys, slots, before, first_exact(end, rules), rules, most=call.k.shape[2])
         else:
             out, slots = _attended(mech, call, keys, slots, before, after)
         if not keep:
@@ -201,7 +203,7 @@ def _attended(
             most = rules.block
         if n_q == 1 or (alone and call.key_visible is None and call.offset % rules.block == 0):
             states = 1
-    slots = write(keys, slots, written_before(before - 1, rules), written_before(stop, rules), rules, most=most)
+    slots = write(keys, slots, first_exact(before - 1, rules), first_exact(stop, rules), rules, most=most)
     if n_q == 0:
         return call.q.new_zeros(*call.q.shape[:3], call.v.shape[-1]), slots
     q = grouped(call.q, call.groups).to(keys.k.dtype)
@@ -215,8 +217,7 @@ def _in_order(mech: HybridMechanism, call: AttentionCall) -> tuple[Recent, Int[T
     tokens = Recent(k, call.v, *((None, None) if c is None else c))
     if call.key_visible is None:
         return tokens, torch.full((k.shape[0],), k.shape[2], device=k.device)
-    order = (~call.key_visible).to(torch.int8).argsort(dim=-1, stable=True)
-    return tokens.rows(order), call.key_visible.sum(-1)
+    return tokens.rows(visible_first(call.key_visible)), call.key_visible.sum(-1)
 
 
 def _after_ring(mech: HybridMechanism, tokens: Recent, ring: Recent, count: Int[Tensor, " b"]) -> Recent:

@@ -16,10 +16,11 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import chunk_budget, chunk_length
+from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.shapes import Float, Int
 
-__all__ = ["Keys", "Queries", "Rules", "Slots", "attend", "empty_slots", "write", "written_before"]
+__all__ = ["Keys", "Queries", "Rules", "Slots", "attend", "empty_slots", "write"]
 
 # Keys that are written at once where no query reads in between, and queries that read alike.
 CHUNK = 64
@@ -83,11 +84,6 @@ def empty_slots(keys: Keys) -> Slots:
     return Slots(kv, kv.new_zeros(b, g, n))
 
 
-def written_before(newest: Int[Tensor, "*b"], rules: Rules) -> Int[Tensor, "*b"]:
-    """s(p): the places before it are in the slots, or are sinks."""
-    return (newest // rules.block * rules.block - (rules.window - rules.block)).clamp(min=0)
-
-
 def write(
     keys: Keys, slots: Slots, start: Int[Tensor, " b"], stop: Int[Tensor, " b"], rules: Rules, *, most: int
 ) -> Slots:
@@ -132,12 +128,12 @@ def _segment(queries: Queries, keys: Keys, slots: Slots, rules: Rules) -> tuple[
     """The outputs of some chunks, and the slots that the query after them finds."""
     q, newest, size, count = queries
     after, newest = newest[:, -1:], newest[:, :-1].unflatten(1, (-1, size))
-    bound = written_before(newest, rules)
+    bound = first_exact(newest, rules)
     begin = bound[:, :, 0]
     span = max(rules.window, rules.block) + (count - 1) * rules.block
     places = begin[..., None] + torch.arange(span, device=q.device)
     # The first block of a chunk's keys is the next to be written, before the chunk that follows or inside this one.
-    following = torch.cat([begin[:, 1:], written_before(after, rules)], 1)
+    following = torch.cat([begin[:, 1:], first_exact(after, rules)], 1)
     states = _states(keys, slots, places[..., : rules.block], following[..., None], rules)
     c = begin.shape[1]
     memory = [_contents(Slots(*(t[:, :, i : c + i] for t in states)), keys, rules) for i in range(count)]

@@ -16,11 +16,12 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import chunk_budget
+from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.mechanisms._device import compiled_part
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "first_exact", "merits", "selected"]
+__all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "merits", "selected"]
 
 # Numbers of scores and gathered keys that are held at once: on a CPU some times what its cache holds.
 ELEMENTS = {"cpu": 1 << 22}
@@ -53,11 +54,6 @@ class Tokens(NamedTuple):
         """The tokens that ``index`` names, in its order."""
         k, v = (_taken(t, index) for t in (self.k, self.v))
         return Tokens(k, v, self.score.gather(2, index), self.place.gather(2, index))
-
-
-def first_exact(newest: Int[Tensor, "*b"], rules: Selection) -> Int[Tensor, "*b"]:
-    """s(p): keys of places before it are seen if they are sinks or selected."""
-    return (newest // rules.block * rules.block - (rules.window - rules.block)).clamp(min=0)
 
 
 def merits(tokens: Tokens, rules: Selection) -> Int[Tensor, "b g a"]:
@@ -266,9 +262,7 @@ def _learning_weights(
 
 
 def _least(merit: Int[Tensor, "*b a"], slots: int) -> Int[Tensor, "*b 1"]:
-    """The lowest merit among the ``slots`` highest, at least 0; with no slots, more than any."""
-    if slots == 0:
-        return torch.full_like(merit[..., :1], merit.shape[-1] + HIDDEN)
+    """The lowest merit among the ``slots`` highest, at least 0."""
     if merit.shape[-1] <= slots:
         return torch.zeros_like(merit[..., :1])
     return merit.topk(slots, dim=-1).values[..., -1:].clamp(min=0)
