@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from attnlab.evaluation.audit import audit
     from attnlab.evaluation.evaluate import EvaluateConfig, evaluate
     from attnlab.evaluation.explore import Subject, explore
-    from attnlab.evaluation.judge import JudgeConfig, judge
+    from attnlab.evaluation.judge import judge
+    from attnlab.evaluation.judge_grid import JudgeConfig
     from attnlab.evaluation.plan_conversion import plan_conversion
     from attnlab.evaluation.tasks import TaskSettings
     from attnlab.guidance import Guidance, guide, guide_trainer, pattern_audit
@@ -188,7 +189,8 @@ _OFFERED = {
     "evaluation.audit": "audit",
     "evaluation.evaluate": "EvaluateConfig evaluate",
     "evaluation.explore": "Subject explore",
-    "evaluation.judge": "JudgeConfig judge",
+    "evaluation.judge": "judge",
+    "evaluation.judge_grid": "JudgeConfig",
     "evaluation.plan_conversion": "plan_conversion",
     "evaluation.tasks": "TaskSettings",
     "guidance": "Guidance guide guide_trainer pattern_audit",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnlab.call_checks import check_bias, check_call
+from attnlab.chunks import chunk_budget
 from attnlab.errors import PythonRemedyError
 from attnlab.shapes import Bool, Float, Int, Shaped
 from attnlab.sizes import check_bytes
@@ -21,8 +20,6 @@ __all__ = [
     "AttentionCall",
     "LayerCache",
     "Mechanism",
-    "chunk_budget",
-    "chunk_length",
     "dot_products",
     "grouped",
     "hide_unseen",
@@ -33,7 +30,6 @@ __all__ = [
     "query_rows",
     "repeat_groups",
     "scores",
-    "small_chunks",
     "ungrouped",
     "visible",
 ]
@@ -349,32 +345,6 @@ def grouped(t: Shaped[Tensor, "b h *rest"], groups: int) -> Shaped[Tensor, "b g 
 def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     """The inverse of ``grouped``."""
     return t.flatten(1, 2)
-
-
-# The most elements and the most tokens that a chunk may have; ``small_chunks`` lowers them.
-_most_elements, _most_tokens = 1 << 62, 1 << 62
-
-
-def chunk_budget(elements: int) -> int:
-    """How many elements to work on at once: ``elements``, or fewer inside ``small_chunks``."""
-    return min(elements, _most_elements)
-
-
-def chunk_length(tokens: int) -> int:
-    """How many tokens to work on at once: ``tokens``, or fewer inside ``small_chunks``."""
-    return min(tokens, _most_tokens)
-
-
-@contextmanager
-def small_chunks(*, elements: int, tokens: int) -> Iterator[None]:
-    """Inside, chunks are at most this large, so that short sequences are split as long ones are."""
-    global _most_elements, _most_tokens
-    before = _most_elements, _most_tokens
-    try:
-        _most_elements, _most_tokens = elements, tokens
-        yield
-    finally:
-        _most_elements, _most_tokens = before
 
 
 def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:

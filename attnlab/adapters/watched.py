@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.linalg.streaming import Measures
+from attnlab.linalg.streaming import Measures, RowStatistics
 from attnlab.provenance import write_atomic, write_json
-from attnlab.shapes import Float, Int
-from attnlab.summaries import short_repr
+from attnlab.shapes import Float
 from attnlab.trace import Kind, find_layer
 
 __all__ = ["AttentionStatistics", "LayerStatistics"]
@@ -24,12 +23,12 @@ TENSORS, INDEX = "statistics.safetensors", "statistics.json"
 FORMAT = 1
 
 
-@dataclass(frozen=True, eq=False)
-class LayerStatistics:
-    """Statistics of one layer, on the CPU: for every text b, head h and query q, whose weights are w_j on key j.
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class LayerStatistics(RowStatistics):
+    """Statistics of one layer, on the CPU.
 
-    Padding counts nowhere: distances, first and last keys are those of visible keys. A query that sees nothing has
-    zeros. None: ``missing`` says why, or it was not asked for.
+    Padding counts nowhere: distances, first and last keys are those of visible keys. A field that is None was not asked
+    for, or ``missing`` says why it is.
     """
 
     kind: Kind
@@ -37,40 +36,16 @@ class LayerStatistics:
     name: str
     # The number of the first query in its text: above 0 where the watch began with keys in the cache.
     first: int
-    # -sum_j w_j log w_j, in nats; NaN where a mechanism's weight is below zero.
-    entropy: Float[Tensor, "b h q"]
-    # sum_j w_j^2: 1 where all weight is on one key, 1/n where n keys share it.
-    sum_of_squares: Float[Tensor, "b h q"]
-    # The largest weights, largest first, and their keys; -1 where fewer keys have weight.
-    largest: Float[Tensor, "b h q n"]
-    places: Int[Tensor, "b h q n"]
-    # The mass on the first keys, on the last ones (in an encoder: on those as near on either side), on each set.
-    sinks: Float[Tensor, "b h q"]
-    recent: Float[Tensor, "b h q"] | None
+    # The mass on each set of keys.
     sets: dict[str, Float[Tensor, "b h q"]]
-    # sum_j w_j |i - j|.
-    distance: Float[Tensor, "b h q"] | None
-    # sum_j |w_j v_j|, the largest of |w_j v_j| and their keys.
-    norm: Float[Tensor, "b h q"] | None
-    norm_largest: Float[Tensor, "b h q n"] | None
-    norm_places: Int[Tensor, "b h q n"] | None
-    # The share of sum_j w_j^2 that effective attention removes.
-    removed: Float[Tensor, "b h q"] | None
-    # What each key gets from all watched queries.
-    received: Float[Tensor, "b h k"] | None
     # The mean weight in squares of ``block`` tokens, hidden pairs included.
     blocks: Float[Tensor, "b h i j"] | None
     block: int
     missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-    __repr__ = short_repr
-
 
 # Fields of a layer that are tensors, or None.
-TENSOR_FIELDS = (
-    "entropy", "sum_of_squares", "largest", "places", "sinks", "recent", "distance", "norm", "norm_largest",
-    "norm_places", "removed", "received", "blocks",
-)  # fmt: skip
+TENSOR_FIELDS = (*(field.name for field in dataclasses.fields(RowStatistics)), "blocks")
 
 
 class AttentionStatistics:

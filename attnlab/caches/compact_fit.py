@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.attention import chunk_budget
 from attnlab.caches.contract import Refit, take_keys
+from attnlab.chunks import chunk_budget
 from attnlab.linalg.compaction import mass_weights, moved_values
 from attnlab.shapes import Bool, Float, Int
 from attnlab.summaries import short_repr

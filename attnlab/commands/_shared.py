@@ -1,14 +1,53 @@
-"""Shared by several commands: JSON on the terminal, and specs that are checked before a model is loaded."""
+"""Shared by several commands: options, JSON on the terminal, and what is checked before a model is loaded."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-__all__ = ["check_mechanisms", "check_page", "notices", "print_json"]
+if TYPE_CHECKING:
+    from attnlab.adapters import LoadedModel
+    from attnlab.data import TextFile
+
+__all__ = [
+    "answer_arguments",
+    "check_mechanisms",
+    "check_page",
+    "loaded_with_text",
+    "notices",
+    "print_json",
+]
+
+
+def answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that keep every answer in a file."""
+    parser.add_argument(
+        "--answers",
+        type=Path,
+        help="the file that keeps every answer, so that the same command goes on where it was stopped (default: the "
+        "name of --out with .answers.jsonl)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def loaded_with_text(options: argparse.Namespace) -> tuple[LoadedModel, str | TextFile, dict[str, str]]:
+    """The model and the text that the options name, the shipped one by default, and how a result calls them."""
+    from attnlab.adapters import load_model
+    from attnlab.data import TextFile, bundled_text
+    from attnlab.devices import to_device
+
+    text = bundled_text() if options.text is None else TextFile(options.text)
+    if isinstance(text, TextFile):
+        # What is wrong with the file is said before a large model is loaded.
+        text.beginning(1)
+    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
+    to_device(options.device, loaded.model)
+    text_name = "shipped" if options.text is None else options.text.name
+    return loaded, text, {"model_name": Path(options.model).name, "text_name": text_name}
 
 
 def check_page(out: Path, *, json: bool) -> None:

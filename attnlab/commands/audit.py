@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands._shared import print_json
+from attnlab.commands._shared import loaded_with_text, print_json
 from attnlab.progress import Progress
 
 __all__ = ["arguments", "run"]
@@ -34,9 +34,6 @@ def run(options: argparse.Namespace) -> int:
     """Audit, and write and print what was seen; 1 if something has changed since the baseline."""
     progress = Progress("auditing", plain=True)
     progress.stage("reading the model and the text")
-    from attnlab.adapters import load_model
-    from attnlab.data import TextFile, bundled_text
-    from attnlab.devices import to_device
     from attnlab.evaluation.audit import audit, check_windows
     from attnlab.evaluation.audit_changes import read_baseline
     from attnlab.evaluation.audit_lines import audit_lines
@@ -44,21 +41,15 @@ def run(options: argparse.Namespace) -> int:
     check_windows(options.windows)
     baseline = None if options.baseline is None else read_baseline(options.baseline)
     _check_folder(options.out, options.baseline)
-    text = bundled_text() if options.text is None else TextFile(options.text)
-    if isinstance(text, TextFile):
-        # What is wrong with the file is said before a large model is loaded.
-        text.beginning(1)
-    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
-    to_device(options.device, loaded.model)
+    loaded, text, names = loaded_with_text(options)
     result = audit(
         loaded,
         text,
         baseline=baseline,
         windows=options.windows,
         length=options.length,
-        model_name=Path(options.model).name,
-        text_name="shipped" if options.text is None else options.text.name,
         progress=progress,
+        **names,
     )
     if options.json:
         print_json(result)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, check_page, notices, print_json
+from attnlab.commands._shared import check_mechanisms, check_page, loaded_with_text, notices, print_json
 from attnlab.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ def run(options: argparse.Namespace) -> None:
     """Compare, and write the page and the plans."""
     progress = Progress("comparing", plain=True)
     progress.stage("reading the model and the text")
-    from attnlab.adapters import load_model
-    from attnlab.data import TextFile, bundled_text
-    from attnlab.devices import to_device
     from attnlab.evaluation.compare import compare
     from attnlab.evaluation.plans import write_plans
     from attnlab.pages import compare_page
@@ -58,14 +55,7 @@ def run(options: argparse.Namespace) -> None:
     if options.plans is not None:
         options.plans.mkdir(parents=True, exist_ok=True)
     config = replace(comparison_config(options), sweep=options.sweep == "r", recommend=options.recommend)
-    text = bundled_text() if options.text is None else TextFile(options.text)
-    if isinstance(text, TextFile):
-        # What is wrong with the file is said before a large model is loaded.
-        text.beginning(1)
-    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code)
-    to_device(options.device, loaded.model)
-    text_name = "shipped" if options.text is None else options.text.name
-    names = {"model_name": Path(options.model).name, "text_name": text_name}
+    loaded, text, names = loaded_with_text(options)
 
     def write(result: dict[str, Any]) -> list[Path]:
         """The page and the plans of what there is; what was written."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._shared import answer_arguments, check_mechanisms, print_json
 
 if TYPE_CHECKING:
     from attnlab.evaluation.evaluate import EvaluateConfig
@@ -31,13 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("evaluation.html"), help="the page (default: %(default)s)"
     )
-    parser.add_argument(
-        "--answers",
-        type=Path,
-        help="the file that keeps every answer, so that the same command goes on where it was stopped (default: the "
-        "page's name with .answers.jsonl)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    answer_arguments(parser)
 
 
 def _subject_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_page, notices, print_json
+from attnlab.commands._shared import answer_arguments, check_page, notices, print_json
 
 if TYPE_CHECKING:
-    from attnlab.evaluation.judge import JudgeConfig
+    from attnlab.evaluation.judge_grid import JudgeConfig
 
 __all__ = ["arguments", "run"]
 
@@ -36,13 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=Path("judge.html"),
         help="the page, or with the ending .json the numbers (default: %(default)s)",
     )
-    parser.add_argument(
-        "--answers",
-        type=Path,
-        help="the file that keeps every answer, so that the same command goes on where it was stopped (default: the "
-        "name of --out with .answers.jsonl)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    answer_arguments(parser)
 
 
 def _grid_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _config(options: argparse.Namespace) -> JudgeConfig:
-    from attnlab.evaluation.judge import DEFAULT_TASKS, JudgeConfig
+    from attnlab.evaluation.judge_grid import DEFAULT_TASKS, JudgeConfig
     from attnlab.evaluation.tasks import TaskSettings
 
     for name in ("batch", "jobs", "cases"):

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups, small_chunks
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, repeat_groups
+from attnlab.chunks import small_chunks
 from attnlab.conformance.calls import (
     B,
     D,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag, pad
 
-from attnlab.attention import chunk_budget
+from attnlab.chunks import chunk_budget
 from attnlab.linalg.basic_solution import basic_solution
 from attnlab.linalg.tableau import Survivors, by_any_basis, by_heaviest_basis
 from attnlab.shapes import Bool, Float, Int

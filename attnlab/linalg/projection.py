@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import chunk_budget
+from attnlab.chunks import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, chunk_budget, grouped
+from attnlab.attention import AttentionCall, Mechanism, grouped
+from attnlab.chunks import chunk_budget
 from attnlab.linalg.largest import GROUP, group_maxima, largest
 from attnlab.shapes import Float, Int
 

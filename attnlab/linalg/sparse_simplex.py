@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.attention import chunk_budget
+from attnlab.chunks import chunk_budget
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["sparse_simplex"]

@@ -13,16 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attnlab.attention import (
-    AttentionCall,
-    Mechanism,
-    chunk_budget,
-    grouped,
-    hide_unseen,
-    mask_with_bias,
-    repeat_groups,
-    ungrouped,
-)
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, mask_with_bias, repeat_groups, ungrouped
+from attnlab.chunks import chunk_budget
 from attnlab.linalg.places import places
 from attnlab.linalg.removed_share import removed_share_of_rows
 from attnlab.linalg.row_blocks import (
@@ -74,33 +66,47 @@ class Text:
     __repr__ = short_repr
 
 
-@dataclass(frozen=True, eq=False)
-class CallStatistics:
-    """Statistics of one attention call; a query that sees nothing has zeros, and a place of -1 holds no weight.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowStatistics:
+    """Statistics for every text b, head h and query q, whose weights are w_j on key j.
 
-    None stands for what was not asked for, or is not defined: a query of cross-attention is at no distance of a key.
+    A query that sees nothing has zeros. None stands for what was not asked for, or is not defined: a query of
+    cross-attention is at no distance of a key.
     """
 
+    # -sum_j w_j log w_j, in nats; NaN where a mechanism's weight is below zero.
     entropy: Float[Tensor, "b h q"]
-    # |w|^2: 1 where all weight is on one key, 1/n where n keys share it.
+    # sum_j w_j^2: 1 where all weight is on one key, 1/n where n keys share it.
     sum_of_squares: Float[Tensor, "b h q"]
+    # The largest weights, largest first, and their keys; -1 where fewer keys have weight.
     largest: Float[Tensor, "b h q n"]
     places: Int[Tensor, "b h q n"]
+    # The mass on the first keys, and on the last ones (in an encoder: on those as near on either side).
     sinks: Float[Tensor, "b h q"]
     recent: Float[Tensor, "b h q"] | None
+    # sum_j w_j |i - j|.
     distance: Float[Tensor, "b h q"] | None
-    # The mass on each set of keys.
-    sets: Float[Tensor, "b h q m"]
+    # sum_j |w_j v_j|, the largest of |w_j v_j| and their keys.
     norm: Float[Tensor, "b h q"] | None
     norm_largest: Float[Tensor, "b h q n"] | None
     norm_places: Int[Tensor, "b h q n"] | None
+    # The share of sum_j w_j^2 that effective attention removes.
     removed: Float[Tensor, "b h q"] | None
+    # What each key gets from all queries.
     received: Float[Tensor, "b h k"] | None
+
+    __repr__ = short_repr
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class CallStatistics(RowStatistics):
+    """Statistics of one attention call."""
+
+    # The mass on each set of keys.
+    sets: Float[Tensor, "b h q m"]
     # Sums of the weights in squares of ``Measures.block`` tokens: the first row holds the call's first query, and the
     # first column the first key of the text.
     block_mass: Float[Tensor, "b h i j"] | None
-
-    __repr__ = short_repr
 
 
 def attention_statistics(

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, chunk_length, grouped, hide_unseen, ungrouped
+from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, ungrouped
+from attnlab.chunks import chunk_length
 from attnlab.mechanisms._bounded.continued import check_batch
 from attnlab.mechanisms._device import kernels_may_run, no_autocast
 from attnlab.shapes import Float, Int

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, Mechanism, chunk_budget, hide_unseen, query_chunks, repeat_groups, scores
+from attnlab.attention import AttentionCall, Mechanism, hide_unseen, query_chunks, repeat_groups, scores
+from attnlab.chunks import chunk_budget
 from attnlab.fields import check_fields
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register

@@ -13,7 +13,6 @@ from torch import Tensor
 from attnlab.attention import (
     AttentionCall,
     Mechanism,
-    chunk_length,
     grouped,
     hide_unseen,
     normalise,
@@ -21,6 +20,7 @@ from attnlab.attention import (
     ungrouped,
     visible,
 )
+from attnlab.chunks import chunk_length
 from attnlab.fields import check_fields
 from attnlab.mechanisms._device import host_may_read
 from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features, feature_bytes

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import attnlab as al
-from attnlab.attention import small_chunks
+from attnlab.chunks import small_chunks
 from attnlab.models import Transformer
 from tests.adapters.both_kinds import batch as batch_of
 from tests.adapters.both_kinds import ours, tokens_of

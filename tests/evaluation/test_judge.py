@@ -17,8 +17,9 @@ import torch
 import attnlab as al
 from attnlab.cli import main
 from attnlab.evaluation import judge_run
-from attnlab.evaluation.judge import JudgeConfig, judge, policy_at
+from attnlab.evaluation.judge import judge
 from attnlab.evaluation.judge_cases import JUDGE_TASKS, Tokens, judge_cases
+from attnlab.evaluation.judge_grid import JudgeConfig, policy_at
 from attnlab.evaluation.judge_run import FULL, SEEN, UNSEEN, Unit, measure
 from attnlab.evaluation.ruler import RULER_TASKS
 from attnlab.evaluation.tasks import TaskSettings

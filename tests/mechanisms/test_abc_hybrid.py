@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import attnlab as al
-from attnlab.attention import AttentionCall, small_chunks
+from attnlab.attention import AttentionCall
+from attnlab.chunks import small_chunks
 from attnlab.conformance.calls import padding, self_call
 from attnlab.mechanisms._bounded.hybrid_cache import HybridCache
 from attnlab.mechanisms.abc_hybrid import AbcHybrid

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import attnlab as al
-from attnlab.attention import small_chunks
+from attnlab.chunks import small_chunks
 from tests.tolerance import assert_close
 
 SPECS = ["abc-select:slots=5,window=8,sinks=2,block=4", "abc-select:slots=3,window=6,sinks=0,block=6"]

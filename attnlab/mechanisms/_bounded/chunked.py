@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from attnlab.attention import chunk_budget
+from attnlab.chunks import chunk_budget
 from attnlab.shapes import Float
 
 __all__ = ["Memory", "attend_chunks", "segment_length"]

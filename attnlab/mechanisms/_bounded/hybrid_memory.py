@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.attention import chunk_budget, chunk_length
+from attnlab.chunks import chunk_budget, chunk_length
 from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.shapes import Float, Int
