@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--text", type=Path, help="the haystack and the text that is continued; the shipped one")
     parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--long", type=int, default=4096, help="the context whose compaction is timed")
+    parser.add_argument("--long", type=int, default=4096, help="the context whose compaction is timed; 0: none")
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--windows", type=int, default=16)
     parser.add_argument("--continuation", type=int, default=128)
@@ -259,6 +259,8 @@ def errors_of(cache: Any) -> list[float]:
 @torch.no_grad()
 def timed(model: Any, tokenizer: Any, text: str, named: Row, args: argparse.Namespace) -> Iterator[Row]:
     """The seconds that a policy adds to the reading of one long context: the median of three, after a first."""
+    if args.long == 0:
+        return
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     ids = torch.tensor([(ids * (1 + args.long // len(ids)))[: args.long]], device=args.device)
     plain = seconds(model, None, None, ids)
