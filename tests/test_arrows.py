@@ -19,7 +19,7 @@ PACKAGE = Path(attnlab.__file__).parent
 # Everybody may import the leaves; they import only each other.
 LEAVES = {
     "shapes", "summaries", "provenance", "measure", "loss", "devices", "discovery", "errors", "fields", "hooks", "progress",
-    "sizes",
+    "sizes", "chunks",
 }  # fmt: skip
 # A room below needs no model of a particular kind; the core is the one idea and what is made from it.
 CORE = {"attention", "registry", "mechanisms", "linalg", "trace", "patterns"}

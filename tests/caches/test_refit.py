@@ -20,7 +20,7 @@ from tests.adapters.both_kinds import tokens_of
 from tests.adapters.zoo import build
 from tests.caches.policies import EXAMPLES
 from tests.caches.test_laws import variants
-from tests.caches.test_ragged import decoded
+from tests.caches.test_ragged_models import decoded
 from tests.tolerance import assert_close
 
 ROWS, GROUPS, HEADS, WIDTH, VALUE, PROMPT = 3, 2, 6, 7, 5, 23
