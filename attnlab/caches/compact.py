@@ -18,6 +18,7 @@ from attnlab.shapes import Bool, Float, Int
 __all__ = ["Compact"]
 
 QUERIES = ("repeat", "prompt", "sampled")
+CHOICES = ("mean-square", "largest")
 # Of so many queries one is held out, to measure the fit by.
 HELD_OUT = 8
 # Keys are chosen by all reference queries, and fitted to those of at most so many tokens.
@@ -28,7 +29,7 @@ NOTED = ("normalisers", "shares", "targets")
 
 @policy(
     "compact",
-    examples=("compact", "compact:queries=prompt", "compact:queries=sampled,future=7"),
+    examples=("compact", "compact:queries=prompt,choose=largest", "compact:queries=sampled,future=7"),
 )
 @dataclass(frozen=True)
 class Compact(KeyScore):
@@ -42,9 +43,11 @@ class Compact(KeyScore):
 
     ``queries``: "repeat" reads the prompt a second time behind itself, and takes the queries of that; "prompt" takes
     the prompt's own; "sampled" takes these turned to the next ``future`` positions, from where they see every key.
+    ``choose``: "largest" keeps the keys of the largest max_i alpha_ij instead, as KVzip does.
     """
 
     queries: str = "repeat"
+    choose: str = "mean-square"
     future: int = 512
     ridge: float = 0.01
 
@@ -58,6 +61,8 @@ class Compact(KeyScore):
         check_int("future", self.future, least=1)
         if self.queries not in QUERIES:
             raise ValueError(f"queries must be one of {', '.join(QUERIES)}, got {self.queries!r}")
+        if self.choose not in CHOICES:
+            raise ValueError(f"choose must be one of {', '.join(CHOICES)}, got {self.choose!r}")
         if not self.ridge > 0:
             raise ValueError(f"ridge must be above 0, got {self.ridge}")
         object.__setattr__(self, "reads_twice", self.queries == "repeat")
@@ -95,6 +100,8 @@ class Compact(KeyScore):
         best = (self._fitted_queries(references, at) * take_keys(call.k, place)).sum(-1)
         normaliser = call.softmax_scale * best - alpha.log()
         moment.gathered.per_row.update(dict(zip(NOTED, (normaliser, share, target), strict=True)))
+        if self.choose == "largest":
+            return largest[..., :count]
         # The budgets of heads are those of the largest alpha, and each takes its keys by the mean square.
         best_first = largest[..., :count].sort(dim=-1, descending=True).values
         return best_first.gather(-1, ranks(squares[..., :count]))

@@ -148,18 +148,19 @@ def _run(
     except ImportError as error:
         raise ImportError("several jobs need joblib: pip install joblib") from error
     assert source is not None, "checked before"
-    parallel = joblib.Parallel(n_jobs=min(jobs, len(units)), return_as="generator_unordered")
+    processes = min(jobs, len(units))
+    parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
     done: Iterable[tuple[int, list[Verdict]]] = parallel(
-        joblib.delayed(_measure_elsewhere)(source, number, unit) for number, unit in enumerate(units)
+        joblib.delayed(_measure_elsewhere)(source, number, unit, processes) for number, unit in enumerate(units)
     )
     for number, verdicts in done:
         for verdict in verdicts:
             yield units[number], verdict
 
 
-def _measure_elsewhere(source: _Source, number: int, unit: Unit) -> tuple[int, list[Verdict]]:
+def _measure_elsewhere(source: _Source, number: int, unit: Unit, processes: int) -> tuple[int, list[Verdict]]:
     loaded = source.load()
-    return number, list(measure(loaded, unit, _alike(loaded)))
+    return number, list(measure(loaded, unit, _alike(loaded), processes=processes))
 
 
 def _alike(loaded: LoadedModel) -> dict[str, bool]:

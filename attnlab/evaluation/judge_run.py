@@ -41,7 +41,8 @@ UNSEEN, SEEN = "unseen", "seen"
 COLUMNS = (UNSEEN, SEEN)
 # Families whose own attention reads kept keys as they are: full causal attention, positions turned into the keys.
 JOINABLE = ("llama", "mistral", "qwen2", "qwen3")
-# How much the caches of policies that answer together may take, with their copy: on a GPU half of its memory.
+# How much the caches of policies that answer together may take, with their copy; on a GPU half of its memory, which
+# processes share.
 JOINED_BYTES = 1 << 30
 # Positions whose logits are computed at once.
 MOST_POSITIONS = 16_384
@@ -78,13 +79,15 @@ class Verdict(NamedTuple):
 
 
 @torch.no_grad()
-def measure(loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool]) -> Iterator[Verdict]:
-    """What every policy of a unit answers, as soon as it is known.
+def measure(
+    loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool], *, processes: int = 1
+) -> Iterator[Verdict]:
+    """What every policy of a unit answers, as soon as it is known; ``processes`` share the device.
 
     ``alike`` keeps, from one unit to the next, which policies at which budgets may answer together: those whose cache
     gave the same logits when the model's own attention read it. A larger budget proves nothing for a smaller one.
     """
-    batch = _Batch(loaded, unit, alike)
+    batch = _Batch(loaded, unit, alike, processes)
     group: list[_Left] = []
     for spec in unit.policies:
         if spec == FULL:
@@ -121,7 +124,7 @@ class _Left(NamedTuple):
 class _Batch:
     """A unit's contexts, read once, and the ways to go on from there."""
 
-    def __init__(self, loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool]) -> None:
+    def __init__(self, loaded: LoadedModel, unit: Unit, alike: MutableMapping[str, bool], processes: int) -> None:
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.unit, self.alike = unit, alike
         self.device = next(self.model.parameters()).device
@@ -139,7 +142,7 @@ class _Batch:
         self.joinable = _reads_kept_keys(self.model)
         self.memory = JOINED_BYTES
         if self.device.type == "cuda":
-            self.memory = torch.cuda.get_device_properties(self.device).total_memory // 2
+            self.memory = torch.cuda.get_device_properties(self.device).total_memory // (2 * processes)
         self.full: Cost = {
             "full_bytes": sum(k.nbytes + v.nbytes for k, v in self.prefill.keys_and_values()),
             "full_prefill": clock.seconds,
