@@ -21,7 +21,8 @@ def write_tokenizer(folder: Path) -> None:
     words = {word: i for i, word in enumerate(["[PAD]", "[BOS]", "[EOS]", "[UNK]", "a", "b"])}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    special = {"unk_token": "[UNK]", "pad_token": "[PAD]", "eos_token": "[EOS]"}
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 def save(name: str, folder: Path) -> Path:
