@@ -225,6 +225,8 @@ def _scores(scores: list[float] | str, full: list[float] | str, task: str) -> di
         "low": interval.low,
         "high": interval.high,
         "n": interval.n,
+        # Of every case, in their order: two policies are compared by differences on the same case.
+        "scores": [int(score) if score in (0, 1) else round(score, 4) for score in scores],
         "over_full": {"value": over, "low": low, "high": high},
         # A share that the full cache itself does not reach.
         "full_cannot": task != LOSS and statistics.fmean(full) < CANNOT,

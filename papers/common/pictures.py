@@ -36,7 +36,7 @@ LETTER = 6.2
 
 @dataclass(frozen=True)
 class Line:
-    """Points of one colour; ``name`` puts it in the key, ``thin`` is for one of many seeds."""
+    """Points of one colour, one of them a dot; ``name`` puts it in the key, ``thin`` is for one of many seeds."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -154,6 +154,9 @@ def _panel(panel: Panel) -> list[Html]:
         points = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in inside)
         look = {"stroke_width": 1, "stroke_opacity": 0.6} if line.thin else {"stroke_width": 2}
         parts.append(element("path", d=f"M{points}", stroke=line.colour, **look))
+        if len(inside) == 1:
+            (x, y) = inside[0]
+            parts.append(element("circle", cx=f"{across(x):.1f}", cy=f"{up(y):.1f}", r=4, fill=line.colour))
     for i, line in enumerate(line for line in panel.lines if line.name):
         y = HEIGHT + 10 + KEY_LINE * i
         parts.append(element("path", d=f"M{LEFT} {y - 4}h16", stroke=line.colour, stroke_width=2))

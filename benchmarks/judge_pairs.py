@@ -1,0 +1,74 @@
+"""Do policies that look at values beat those that do not? From what `attnlab judge` wrote, by pairs of cases.
+
+    python benchmarks/judge_pairs.py benchmarks/results/judge.json
+
+Of each kind the policy with the best mean over the even cases is taken, and both are compared on the odd ones: so the
+choice does not flatter itself. A difference above 0 speaks for values, on every task; its 95 % interval is a paired
+bootstrap over cases. The table ``pairs`` is added to the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from storing import write_results
+
+from attnlab.reading.correlation import bootstrap_interval
+
+# Policies whose choice depends on values, or whose values are fitted.
+BY_VALUES = ("leave-one-out", "vatp", "criticalkv", "expected-attention", "value-aware", "value-norm", "compact")
+LOSS = "loss"
+Row = dict[str, Any]
+
+
+def pairs(rows: Sequence[Row]) -> Iterator[Row]:
+    """A row for each task, length, column and budget."""
+    cells = dict.fromkeys(
+        (row["task"], row["length"], column, row["budget"]) for row in rows for column in _columns(row)
+    )
+    for task, length, column, budget in cells:
+        if budget == 1:
+            continue
+        here = {
+            row["policy"]: row[column]["scores"]
+            for row in rows
+            if (row["task"], row["length"], row["budget"]) == (task, length, budget) and column in _columns(row)
+        }
+        aware = {name: scores for name, scores in here.items() if name.split(":")[0] in BY_VALUES}
+        others = {name: scores for name, scores in here.items() if name not in aware}
+        if not aware or not others:
+            continue
+        sign = -1 if task == LOSS else 1
+        best, other = (max(kind, key=lambda name: sign * sum(kind[name][::2])) for kind in (aware, others))
+        differences = [sign * (a - b) for a, b in zip(aware[best][1::2], others[other][1::2], strict=True)]
+        value, low, high = bootstrap_interval(differences)
+        yield {
+            "task": task, "length": length, "question": column, "budget": budget, "by values": best, "without": other,
+            "difference": value, "low": low, "high": high, "cases": len(differences),
+            "better": "values" if low > 0 else "without" if high < 0 else "undecided",
+        }  # fmt: skip
+
+
+def _columns(row: Row) -> list[str]:
+    """The columns in which a policy answered, and the full cache can."""
+    columns = {name: row.get(name) or {} for name in ("unseen", "seen")}
+    return [name for name, scores in columns.items() if "scores" in scores and not scores["full_cannot"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="what attnlab judge -o results.json wrote")
+    args = parser.parse_args()
+    result = json.loads(args.results.read_text(encoding="utf-8"))
+    result["tables"]["pairs"] = list(pairs(result["rows"]))
+    for row in result["tables"]["pairs"]:
+        print(row)
+    write_results(args.results, result)
+
+
+if __name__ == "__main__":
+    main()
