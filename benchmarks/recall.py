@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from storing import make_results, read_results, write_results
@@ -50,35 +50,43 @@ class Config:
     heads: int = 4
     rows: int = 128
     # Updates on each task that is smaller than the last, beginning with so many pairs, and on the last.
-    small_steps: int = 1000
+    small_steps: int = 500
     fewest: int = 4
-    steps: int = 6000
+    steps: int = 3000
     warmup: int = 200
     lr: float = 2e-3
     evaluations: int = 6
     batches: int = 8
 
-    def task(self, seed: int, pairs: int | None = None) -> RecallTask:
-        """Batches of this seed; with fewer ``pairs`` an easier task of the same vocabulary."""
+    def task(self, seed: int, stage: Stage | None = None) -> RecallTask:
+        """Batches of this seed: the task itself, or an easier one of the same vocabulary."""
         sizes = {"keys": self.keys, "values": self.values, "rows": self.rows, "seed": seed}
-        if pairs is None or pairs >= self.pairs:
+        if stage is None:
             return RecallTask(pairs=self.pairs, length=self.length, apart=self.apart, **sizes)
         # Shorter in proportion: the first tasks fit into the memory, and what to keep is learned when answers are.
-        length, apart = (n * pairs // self.pairs for n in (self.length, self.apart))
-        return RecallTask(pairs=pairs, length=length, apart=apart, drawn=min(self.keys, 4 * pairs), dense=True, **sizes)
+        length, apart = (n * stage.pairs // self.pairs for n in (self.length, self.apart))
+        return RecallTask(pairs=stage.pairs, length=length, apart=apart, drawn=stage.drawn, dense=True, **sizes)
 
     @property
-    def growing(self) -> list[int]:
-        """The numbers of pairs of all tasks, each twice the one before."""
-        numbers = [self.fewest]
-        while numbers[-1] < self.pairs:
-            numbers.append(min(self.pairs, 2 * numbers[-1]))
-        return numbers
+    def growing(self) -> list[Stage]:
+        """The easier tasks: pairs and the keys that they are drawn from double, then the keys alone."""
+        stages = [Stage(self.fewest, min(self.keys, 4 * self.fewest))]
+        while stages[-1] != Stage(self.pairs, self.keys):
+            last = stages[-1]
+            stages.append(Stage(min(self.pairs, 2 * last.pairs), min(self.keys, 2 * last.drawn)))
+        return stages
+
+
+class Stage(NamedTuple):
+    """Pairs of a task in which every later place is a question, and how many keys they are drawn from."""
+
+    pairs: int
+    drawn: int
 
 
 TINY = replace(
     Config(), pairs=8, length=64, apart=32, keys=16, values=16, memory=16, width=64, heads=4, rows=32, steps=200,
-    small_steps=400, warmup=20, lr=3e-3, evaluations=2,
+    small_steps=200, warmup=20, lr=3e-3, evaluations=2,
 )  # fmt: skip
 
 
@@ -136,8 +144,9 @@ def make_model(config: Config, spec: str, seed: int) -> Transformer:
 def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, float]:
     """Train one model on ever larger tasks, or go on with it, and evaluate it on sequences that it has not seen."""
     model = make_model(config, spec, seed)
-    for pairs in config.growing:
-        last = pairs == config.pairs
+    for stage in (*config.growing, None):
+        last = stage is None
+        name = "whole" if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
         steps = config.steps if last else config.small_steps
         settings = Settings(
             steps=steps,
@@ -151,16 +160,16 @@ def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, flo
         )
         outcome = train(
             model,
-            config.task(seed, pairs),
+            config.task(seed, stage),
             terms=[CrossEntropy(), Answered()],
             settings=settings,
-            run_dir=folder / f"{pairs}-pairs",
-            config={"spec": spec, "pairs": pairs, **asdict(config)},
-            evaluations={"held-out": Evaluation(config.task(10_000 + seed, pairs), config.batches)},
+            run_dir=folder / name,
+            config={"spec": spec, "stage": name, **asdict(config)},
+            evaluations={"held-out": Evaluation(config.task(10_000 + seed, stage), config.batches)},
             resume=True,
         )
         # A run that was finished before has trained no model here.
-        load_weights(model, folder / f"{pairs}-pairs")
+        load_weights(model, folder / name)
     return {"answered": outcome.metrics["held-out/answered"], "loss": outcome.metrics["held-out/cross_entropy"]}
 
 

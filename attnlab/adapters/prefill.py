@@ -20,6 +20,7 @@ from attnlab.adapters.module_state import open_site
 from attnlab.adapters.protocol import Frame, Site, adapter_of
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.caches.kv_policy import KVPolicy
+from attnlab.caches.shared_scores import SharedScores
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.shapes import Float, Int
 from attnlab.summaries import short_repr
@@ -79,9 +80,17 @@ def read_prefill(model: nn.Module, ids: Int[Tensor, "b n"]) -> Prefill:
 
 
 @contextmanager
-def compressed(model: nn.Module, policy: KVPolicy, prefill: Prefill) -> Iterator[Any]:
-    """``evicting(model, policy)`` whose cache has read the prompts; a policy that reads them twice does so itself."""
+def compressed(
+    model: nn.Module, policy: KVPolicy, prefill: Prefill, shared: SharedScores | None = None
+) -> Iterator[Any]:
+    """``evicting(model, policy)`` whose cache has read the prompts; a policy that reads them twice does so itself.
+
+    ``shared`` has the scores of these prompts that other budgets need too, where keys are cut once.
+    """
     with torch.no_grad(), evicting(model, policy) as cache:
+        if policy.schedule == "prefill":
+            for kept in cache.kept_keys():
+                kept.shared = shared
         if policy.score.reads_twice or prefill.unshared or len(cache.layers) != len(prefill.calls):
             last_logits(model, prefill.ids, cache)
         else:

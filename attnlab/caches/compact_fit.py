@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from attnlab.summaries import short_repr
 
 __all__ = ["Certificate", "References", "fit"]
 
+# Heads with at most four to this power of keys are fitted together.
+FEWEST = 4
 # The most numbers of a chunk of W.
 CHUNK = 1 << 25
 
@@ -41,6 +43,11 @@ class References:
     last: Int[Tensor, " m"] | None
 
     __repr__ = short_repr
+
+    def of(self, rows: Int[Tensor, " r"], heads: Int[Tensor, " r"]) -> References:
+        """Those of some heads of some rows, each as a row of one head."""
+        own = {name: getattr(self, name)[rows, heads].unsqueeze(1) for name in ("q", "normaliser", "share", "target")}
+        return replace(self, **own, fitted=self.fitted[rows])
 
     def weights(self, keys: KeptColumns) -> Iterator[tuple[References, Float[Tensor, "b g m n"]]]:
         """Chunks of the queries, and their attention to some of the keys."""
@@ -119,17 +126,52 @@ def fit(
     *,
     ridge: float,
 ) -> Refit:
-    """The kept keys with the values and biases that reproduce masses and outputs of all keys for the queries."""
+    """The kept keys with the values and biases that reproduce masses and outputs of all keys for the queries.
+
+    Heads that keep about as many keys are fitted together: where they share a budget, some keep a hundred times as many
+    as others, and the cost grows with the cube of the most.
+    """
+    counts = keep.sum(-1)
+    new, bias = v.clone(), torch.zeros_like(v[..., 0])
+    measured = {
+        f.name: torch.full(counts.shape, torch.nan, dtype=v.dtype, device=v.device) for f in fields(Certificate)
+    }
+    for rows, heads in _alike(counts):
+        at, values, w, certificate = _fit_heads(references.of(rows, heads), k[rows, heads], v[rows, heads],
+                                                keep[rows, heads], ridge=ridge)  # fmt: skip
+        new[rows, heads] = new[rows, heads].scatter(1, at.unsqueeze(-1).expand_as(values), values)
+        bias[rows, heads] = bias[rows, heads].scatter(1, at, w.log())
+        for name, numbers in measured.items():
+            numbers[rows, heads] = getattr(certificate, name)[:, 0].to(v.dtype)
+    return Refit(k, new, bias, Certificate(**{**measured, "keys": counts}))
+
+
+def _alike(counts: Int[Tensor, "b g"]) -> Iterator[tuple[Int[Tensor, " r"], Int[Tensor, " r"]]]:
+    """(rows, heads) whose numbers of keys lie between two neighbouring powers of four."""
+    sizes = counts.clamp_min(1).double().log2().div(2).ceil().clamp_min(FEWEST).long()
+    for size in sizes.unique().tolist():
+        rows, heads = torch.nonzero(sizes == size, as_tuple=True)
+        yield rows, heads
+
+
+def _fit_heads(
+    references: References,
+    k: Float[Tensor, "r k d"],
+    v: Float[Tensor, "r k e"],
+    keep: Bool[Tensor, "r k"],
+    *,
+    ridge: float,
+) -> tuple[Int[Tensor, "r n"], Float[Tensor, "r n e"], Float[Tensor, "r n"], Certificate]:
+    """(Places of the kept keys, their values, their weights, the certificate) of some heads."""
+    k, v, keep = k.unsqueeze(1), v.unsqueeze(1), keep.unsqueeze(1)
     most = int(keep.sum(-1).max())
     at = keep.to(torch.int8).argsort(dim=-1, descending=True, stable=True)[..., :most]
     kept = KeptColumns(at, keep.gather(-1, at), take_keys(k, at), take_keys(v, at))
     w = _fitted_weights(references, kept)
     values = kept.v + _change(references, kept, w, ridge)
     longest = v.norm(dim=-1).amax(-1, keepdim=True)
-    certificate = _measured(references, kept, w, values, longest)
-    new = v.scatter(2, at.unsqueeze(-1).expand_as(values), values)
-    bias = torch.zeros_like(v[..., 0]).scatter(2, at, w.log())
-    return Refit(k, new, bias, certificate)
+    # Where fewer are kept than the most, places of keys that are dropped get what they had.
+    return at[:, 0], values[:, 0], w[:, 0], _measured(references, kept, w, values, longest)
 
 
 def _fitted_weights(references: References, kept: KeptColumns) -> Float[Tensor, "b g n"]:

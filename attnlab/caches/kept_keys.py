@@ -14,6 +14,7 @@ from attnlab.caches.contract import Gathered, Moment, Place, with_zeros
 from attnlab.caches.kv_policy import KVPolicy, keep_masks
 from attnlab.caches.layers import LayerPool
 from attnlab.caches.ragged import RaggedKeys
+from attnlab.caches.shared_scores import SharedScores
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["KeptKeys"]
@@ -61,6 +62,8 @@ class KeptKeys:
         # How good what the policy put in the place of the keys is; None where it put nothing.
         self.certificate: Any = None
         self.compressed = False
+        # What policies of other budgets computed of the same prompt; None where there are none.
+        self.shared: SharedScores | None = None
         # Whether the prompt was read, and must be read once more before keys are dropped.
         self.waits = False
 
@@ -305,7 +308,7 @@ class KeptKeys:
             seed=policy.seed,
             once=policy.schedule == "prefill",
         )
-        score = policy.score.score(moment)
+        score = policy.score.score(moment) if self.shared is None else self.shared.of(policy.score, moment)
         if prompt is not None:
             score, moment = score[..., :prompt], replace(moment, held=held[..., :prompt])
         if score.shape[-1] <= min(budgets):

@@ -27,7 +27,9 @@ from attnlab.adapters.prefill import (
     last_logits,
     read_prefill,
 )
+from attnlab.caches.contract import KeyScore
 from attnlab.caches.kv_policy import KVPolicy, cache_policy
+from attnlab.caches.shared_scores import SharedScores
 from attnlab.evaluation.judge_cases import JudgeCase
 from attnlab.evaluation.ruler import recall
 from attnlab.evaluation.tasks import LOSS
@@ -139,6 +141,9 @@ class _Batch:
         with _Clock(self.device) as clock:
             self.prefill = read_prefill(self.model, read)
         self.prefill_seconds = clock.seconds
+        # The scores of keys, by the first of the contexts that they are of, for all budgets of a policy.
+        self.shared: dict[int, SharedScores] = {}
+        self.scored_by: set[KeyScore] = set()
         self.joinable = _reads_kept_keys(self.model)
         self.memory = JOINED_BYTES
         if self.device.type == "cuda":
@@ -176,9 +181,9 @@ class _Batch:
         """The cache that a policy leaves if it may answer together with others, else its answers."""
         if policy.score.reads_twice or self.prefill.unshared is not None:
             return self._read_by_itself(spec, policy)
-        with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill) as cache:
+        with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill, self._shared(0)) as cache:
             clock.stop()
-            seconds = self.prefill_seconds + clock.seconds
+            seconds = self._own_seconds(policy, self.prefill_seconds + clock.seconds)
             cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
             if keys is not None and self.alike.get(spec):
@@ -201,14 +206,25 @@ class _Batch:
         for first in range(0, b, size):
             part = replace(self.unit, cases=self.unit.cases[first : first + size])
             rows = slice(first, first + size)
-            with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill.rows(rows)) as cache:
+            prompts, shared = self.prefill.rows(rows), self._shared(first)
+            with _Clock(self.device) as clock, compressed(self.model, policy, prompts, shared) as cache:
                 clock.stop()
                 held = held_bytes(cache)
                 logits = last_logits(self.model, self.rest[rows], cache, count=self.scored)
                 verdicts.append((self._answers(cache, logits, 1, part.cases), held, clock.seconds))
         answers, held_each, seconds = zip(*verdicts, strict=True)
-        own: Cost = {"bytes": sum(held_each), "prefill": sum(seconds), **self._timed(policy)}
+        read = self._own_seconds(policy, sum(seconds))
+        own: Cost = {"bytes": sum(held_each), "prefill": read, **self._timed(policy)}
         return Verdict(spec, [one for part in answers for one in part], {**self.full, **own})
+
+    def _shared(self, first: int) -> SharedScores:
+        return self.shared.setdefault(first, SharedScores())
+
+    def _own_seconds(self, policy: KVPolicy, seconds: float) -> float | None:
+        """The seconds of a policy's reading at its first budget; None at others, which find its scores ready."""
+        is_first = policy.score not in self.scored_by
+        self.scored_by.add(policy.score)
+        return seconds if is_first or policy.schedule != "prefill" else None
 
     def has_room(self, group: Sequence[_Left]) -> bool:
         """Whether another cache may join a group."""

@@ -7,15 +7,16 @@ import torch
 
 import attnlab as al
 from attnlab.adapters.prefill import cache_of, compressed, even_keys, last_logits, read_prefill
+from attnlab.caches.shared_scores import SharedScores
 from tests.adapters.test_load import build
 from tests.caches.policies import EXAMPLES
 
 WRAPPERS = ("", ",heads=shared", ",layers=pyramid", ",layers=shared")
 
 
-def policy_of(spec: str, more: str) -> al.KVPolicy:
+def policy_of(spec: str, more: str, budget: float = 0.5) -> al.KVPolicy:
     try:
-        return al.cache_policy(f"{spec}{',' if ':' in spec else ':'}budget=0.5,when=prefill{more}")
+        return al.cache_policy(f"{spec}{',' if ':' in spec else ':'}budget={budget},when=prefill{more}")
     except ValueError as error:
         pytest.skip(str(error))
 
@@ -41,6 +42,22 @@ def test_a_shared_reading_leaves_what_a_policys_own_leaves(model, spec, more):
             assert al.held_bytes(cache) == held
             logits = model(question, past_key_values=cache).logits
         torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("more", WRAPPERS[:2])
+@pytest.mark.parametrize("spec", EXAMPLES)
+@torch.no_grad()
+def test_budgets_that_share_scores_leave_what_each_leaves_alone(model, spec, more):
+    prefill, question = read_prefill(model, torch.randint(0, 7, (2, 17))), torch.randint(0, 7, (2, 3))
+    shared = SharedScores()
+    for budget in (0.7, 0.4, 0.5):
+        policy, logits = policy_of(spec, more, budget), []
+        for scores in (None, shared):
+            with compressed(model, policy, prefill, scores) as cache:
+                logits.append(last_logits(model, question, cache, count=3))
+        torch.testing.assert_close(logits[1], logits[0])
+    # A policy that asks for the budget is asked at every budget; one that copies the moment may have asked.
+    assert bool(shared.known) == (not spec.startswith(("criticalkv", "compact:queries=sampled")))
 
 
 @torch.no_grad()
