@@ -181,22 +181,31 @@ class _Batch:
         """The cache that a policy leaves if it may answer together with others, else its answers."""
         if policy.score.reads_twice or self.prefill.unshared is not None:
             return self._read_by_itself(spec, policy)
+        left = self._compress_reading(spec, policy)
+        left.cost.update(self._timed(policy))
+        return left
+
+    def _compress_reading(self, spec: str, policy: KVPolicy) -> _Left | Verdict:
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill, self._shared(0)) as cache:
             clock.stop()
             seconds = self._own_seconds(policy, self.prefill_seconds + clock.seconds)
             cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
-            if keys is not None and self.alike.get(spec):
-                left: _Left | Verdict = _Left(spec, keys, cost)
-            else:
-                # Before the cache grows.
-                keys = None if keys is None or spec in self.alike else [(k.clone(), v.clone()) for k, v in keys]
-                logits = last_logits(self.model, self.rest, cache, count=self.scored)
-                left = Verdict(spec, self._answers(cache, logits, 1), cost)
-        if keys is not None and spec not in self.alike:
+            if keys is None or self.alike.get(spec) is False:
+                return self._alone(spec, cache, cost)
+            # Before the cache grows.
+            keys = [(k.clone(), v.clone()) for k, v in keys]
+            logits = None if spec in self.alike else last_logits(self.model, self.rest, cache, count=self.scored)
+        if logits is not None:
             self.alike[spec] = _close(logits, self._by_own_attention([keys])[1])
-        cost |= self._timed(policy)
-        return left
+        if not self.alike[spec]:
+            with compressed(self.model, policy, self.prefill, self._shared(0)) as cache:
+                return self._alone(spec, cache, cost)
+        return _Left(spec, keys, cost)
+
+    def _alone(self, spec: str, cache: Any, cost: Cost) -> Verdict:
+        logits = last_logits(self.model, self.rest, cache, count=self.scored)
+        return Verdict(spec, self._answers(cache, logits, 1), cost)
 
     def _read_by_itself(self, spec: str, policy: KVPolicy) -> Verdict:
         """The answers of a policy that does not take a reading from others, in batches of bounded size."""

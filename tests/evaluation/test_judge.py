@@ -123,7 +123,7 @@ def test_the_context_is_compressed_before_or_after_the_question(loaded, needles,
 def test_policies_that_answer_together_answer_as_alone(loaded, needles, monkeypatch):
     specs = [policy_at(policy, 0.25) for policy in ("h2o", "keydiff", "random", "snapkv:window=4")]
     alike: dict[str, bool] = {}
-    # The first time every policy answers alone, and is compared.
+    # The first time the logits of every policy alone are compared.
     first = answers_of(loaded, needles, *specs, alike=alike)
     assert list(alike.values()) == [True] * 4
     together = answers_of(loaded, needles, *specs, alike=alike)
