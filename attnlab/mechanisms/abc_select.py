@@ -296,7 +296,7 @@ def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ..
         return None
     if call.k.dtype != kept[0].dtype or not all(t.is_contiguous() for t in kept):
         return None
-    from attnlab.kernels.select_step import select_step, supports
+    from attnlab.kernels.select.step import select_step, supports
 
     d, e = call.k.shape[-1], call.v.shape[-1]
     if not supports(d, e, call.q.dtype, keys=mech.size, heads=call.groups):

@@ -1,0 +1,1 @@
+"""abc-select on a GPU."""
