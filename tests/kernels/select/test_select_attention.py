@@ -1,0 +1,134 @@
+"""The kernels of abc-select against its PyTorch path in float64: through Triton's interpreter, or on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+import attnlab as al
+from attnlab.attention import AttentionCall, grouped, ungrouped
+from attnlab.kernels.select import select_attention, supports
+from attnlab.mechanisms._bounded import selected
+from attnlab.mechanisms._bounded.continued import fitted_window
+from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, read_at_most
+from tests.kernels.abc.cases import poisoned, relative
+from tests.kernels.bounds import BOUND, DEVICE
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes, the scale of queries, and what scores are like."""
+
+    heads: int = 1
+    groups: int = 1
+    length: int = 103
+    d: int = 16
+    e: int = 16
+    slots: int = 5
+    window: int = 16
+    block: int = 16
+    sinks: int = 3
+    learn: bool = True
+    scale: float = 1.0
+    recency: float = 0.0
+    ties: bool = False
+    views: bool = False
+    batch: int = 1
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def how(self) -> dict[str, int]:
+        window, block = fitted_window(self.window, self.block, self.length)
+        return {"slots": self.slots, "window": window, "block": block, "sinks": min(self.sinks, self.length)}
+
+
+CASES = (
+    Case(),
+    Case(heads=3, learn=False),
+    Case(heads=3, d=32, e=24, slots=9, window=32, sinks=0, length=150, ties=True),
+    Case(heads=4, groups=2, views=True, d=24, window=48, length=133, recency=30.0, batch=2),
+    # Blocks that no tile is a multiple of, and one longer than a segment.
+    Case(block=3, window=6, length=97, slots=7),
+    Case(block=1, window=1, sinks=1, length=70, slots=2, learn=False),
+    Case(block=70, window=70, length=200, slots=20, recency=9.0),
+    Case(block=128, window=128, length=300, slots=4, sinks=1),
+    # More keys in a list than a tile has.
+    Case(slots=81, window=16, length=260, recency=4.0),
+    Case(slots=70, sinks=20, window=16, length=180, learn=False),
+    # No key is dropped, some are, and none leaves the window.
+    Case(slots=90, length=80),
+    Case(slots=40, length=70, sinks=0),
+    Case(length=5, window=32),
+    Case(length=64, window=64, block=16),
+    Case(scale=60.0, slots=9, length=130),
+    Case(dtype=torch.float16, d=32, e=32, heads=3),
+)
+LARGE = (
+    Case(heads=9, groups=3, length=2048, d=64, e=64, slots=56, window=64, sinks=4, batch=2, views=True),
+    Case(heads=9, groups=3, length=1000, d=64, e=64, slots=56, window=64, sinks=4, batch=2, recency=40.0),
+    Case(heads=8, groups=8, length=1024, d=128, e=128, slots=56, window=64, sinks=4),
+    Case(heads=8, groups=2, length=700, d=128, e=64, slots=240, window=128, block=64, sinks=4, learn=False),
+    Case(heads=4, groups=4, length=515, d=32, e=32, slots=120, window=16, sinks=0, scale=8.0),
+    Case(heads=2, groups=1, length=1500, d=80, e=80, slots=64, window=256, block=32, sinks=4),
+)
+
+
+def inputs(case: Case) -> list[Tensor]:
+    """q, k, v and scores; with ``views`` some heads of larger tensors, laid out as a model has them."""
+    torch.manual_seed(0)
+
+    def heads(count: int, width: int) -> Tensor:
+        if case.views:
+            return torch.randn(case.batch, case.length, count + 3, width)[:, :, 2 : 2 + count].transpose(1, 2)
+        return torch.randn(case.batch, count, case.length, width)
+
+    score = torch.randn(case.batch, case.groups, case.length)
+    score = score.round() if case.ties else score
+    score = score + case.recency * torch.arange(case.length) / 256
+    made = [heads(case.heads, case.d) * case.scale, heads(case.groups, case.d), heads(case.groups, case.e)]
+    return [t.requires_grad_() for t in (*(t.to(DEVICE, case.dtype) for t in made), score.to(DEVICE))]
+
+
+def expected(case: Case, tensors: list[Tensor]) -> Tensor:
+    """The output of the PyTorch path."""
+    q, k, v, score = tensors
+    rules = Selection(**case.how, scale=case.d**-0.5)
+    place = torch.arange(case.length, device=q.device)
+    tokens = Tokens(k, v, score, place.to(torch.int32).expand(*k.shape[:3]).contiguous())
+    how = {"learn": case.learn, "size": rules.block, "states": 0}
+    out = attend(grouped(q, case.heads // case.groups), place.expand(case.batch, -1), tokens, rules, **how)
+    return ungrouped(out)
+
+
+def computed(case: Case, tensors: list[Tensor]) -> Tensor:
+    rules = Selection(**case.how, scale=case.d**-0.5)
+    spare = read_at_most(rules, learn=case.learn) - rules.slots
+    return select_attention(*tensors, **case.how, spare=spare, clamp=LARGEST)
+
+
+def errors(case: Case) -> dict[str, float]:
+    """Relative errors of the output and of all gradients."""
+    ours = inputs(case)
+    theirs = [t.detach().double().requires_grad_() for t in ours]
+    if not case.learn:
+        ours, theirs = ([*t[:3], t[3].detach()] for t in (ours, theirs))
+    want = expected(case, theirs)
+    with poisoned():
+        out = computed(case, ours)
+        pull = torch.randn_like(out)
+        got = torch.autograd.grad(out, ours[: 3 + case.learn], pull)
+    wanted = torch.autograd.grad(want, theirs[: 3 + case.learn], pull.double(), materialize_grads=True)
+    result = {"out": relative(out, want)}
+    return result | {name: relative(a, b) for name, a, b in zip(("dq", "dk", "dv", "du"), got, wanted, strict=False)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_output_and_gradients(case: Case) -> None:
+    worst = errors(case)
+    # Large scores are rounded to fewer digits behind the point.
+    assert max(worst.values()) < BOUND[case.dtype] * max(1.0, case.scale / 10), worst
