@@ -12,9 +12,9 @@ from torch import Tensor
 from attnlab.kernels.hybrid.attention import dense_rows, precision
 from attnlab.kernels.launching import INTERPRETED, Options, launch
 from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients
-from attnlab.kernels.select.choose import last_reads, list_keys
+from attnlab.kernels.select.choose import last_reads, list_keys, thresholds
 from attnlab.kernels.select.read import read
-from attnlab.shapes import Float
+from attnlab.shapes import Float, Int
 
 __all__ = ["MOST_SLOTS", "select_attention", "supports"]
 
@@ -25,7 +25,7 @@ MOST_WIDTH, MOST_SLOTS, MOST_SINKS = 128, 1024, 64
 MOST_GROUP = 1024
 # Queries of a segment.
 SEGMENT = 64
-KERNELS = (last_reads, list_keys, read, query_gradients, listed_gradients, key_gradients)
+KERNELS = (thresholds, last_reads, list_keys, read, query_gradients, listed_gradients, key_gradients)
 
 
 def supports(d: int, e: int, dtype: torch.dtype, *, slots: int, sinks: int, heads: int) -> bool:
@@ -39,6 +39,7 @@ def select_attention(
     k: Float[Tensor, "b g t d"],
     v: Float[Tensor, "b g t e"],
     score: Float[Tensor, "b g t"],
+    merit: Int[Tensor, "b g t"],
     *,
     slots: int,
     window: int,
@@ -50,12 +51,18 @@ def select_attention(
 ) -> Float[Tensor, "b h t e"]:
     """The output of ``abc-select``, causal, with gradients by q, k and v.
 
-    With ``spare`` keys just not selected that are counted, scores have a gradient, too: such a key is taken to weigh at
+    ``merit`` are different numbers from 0 to t - 1 in the order of the scores. With ``spare`` keys just not selected that are counted, scores have a gradient, too: such a key is taken to weigh at
     most exp(``clamp``) times the largest weight.
     """
     (b, h, t, d), (g, e) = q.shape, (k.shape[1], v.shape[3])
-    if k.shape != (b, g, t, d) or v.shape != (b, g, t, e) or score.shape != (b, g, t) or h % max(1, g):
-        raise ValueError(f"q, k, v and score do not agree: {[tuple(x.shape) for x in (q, k, v, score)]}")
+    if (
+        k.shape != (b, g, t, d)
+        or v.shape != (b, g, t, e)
+        or h % max(1, g)
+        or not score.shape == merit.shape == (b, g, t)
+    ):
+        shapes = [tuple(x.shape) for x in (q, k, v, score, merit)]
+        raise ValueError(f"q, k, v, scores and merits do not agree: {shapes}")
     served = supports(d, e, q.dtype, slots=slots, sinks=sinks, heads=h // max(1, g))
     if not served or window % block or not q.dtype == k.dtype == v.dtype:
         raise ValueError(
@@ -67,7 +74,8 @@ def select_attention(
     if 0 in (b, h, t):
         return q.new_zeros(b, h, t, e)
     q, k, v = map(dense_rows, (q, k, v))
-    return _forward(q, k, v, score.float().contiguous(), slots, window, block, sinks, scale, spare, clamp)[0]
+    score, merit = score.float().contiguous(), merit.to(torch.int32).contiguous()
+    return _forward(q, k, v, score, merit, slots, window, block, sinks, scale, spare, clamp)[0]
 
 
 @lru_cache(maxsize=1024)
@@ -77,25 +85,26 @@ def _options(
 ) -> Options:  # fmt: skip
     """The constants of a kernel, in the order of its parameters, and its warps; ``left`` keys leave the window."""
     columns, value_columns = (max(16, triton.next_power_of_2(width)) for width in (d, e))
-    room, more, windows = _room(slots, block, sinks, spare, left)
+    room, more = _room(slots, block, sinks, spare, left)
     wide = max(columns, value_columns) > 64 or dtype == torch.float32
     key_tile = 32 if wide and kernel in ("query_gradients", "listed_gradients", "key_gradients") else 64
     values: dict[str, Any] = {
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "CAP": room,
-        "MORE": more, "V": windows, "VP": triton.next_power_of_2(windows), "D": d, "BD": columns, "E": e,
-        "BE": value_columns, "KT": key_tile, "LT": 128 if kernel == "list_keys" else key_tile, "CT": 128,
+        "MORE": more, "MT": min(4096, triton.next_power_of_2(max(1, left))), "WHOLE": left <= 4096,
+        "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
+        "BE": value_columns, "KT": key_tile, "LT": 128 if kernel == "list_keys" else key_tile,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
     taken = next(k.arg_names for k in KERNELS if k.__name__ == kernel)
-    warps = 8 if wide and kernel not in ("last_reads", "list_keys") else 4
+    warps = 8 if wide and kernel not in ("thresholds", "last_reads", "list_keys") else 4
     return (*((name, values[name]) for name in taken if name in values), ("num_warps", warps))
 
 
-def _room(slots: int, block: int, sinks: int, spare: int, left: int) -> tuple[int, int, int]:
-    """How many keys a segment may select, and only count, and how many windows begin in it."""
+def _room(slots: int, block: int, sinks: int, spare: int, left: int) -> tuple[int, int]:
+    """How many keys a segment may select, and only count."""
     steps = 0 if block % SEGMENT == 0 else SEGMENT // block - 1 if SEGMENT % block == 0 else (SEGMENT - 1) // block + 1
     room = min(left, slots + sinks + steps * block)
-    return room, min(left, spare + steps * block) if spare else 0, steps + 1
+    return room, min(left, spare + steps * block) if spare else 0
 
 
 class _Launches:
@@ -106,8 +115,10 @@ class _Launches:
         (self.b, self.h, self.t, self.d), (self.g, self.e) = q.shape, (k.shape[1], v.shape[3])
         self.rows, self.heads = self.b * self.g, self.h // self.g
         self.segments = triton.cdiv(self.t, SEGMENT)
-        self.left = _left(self.t, window, block)
-        self.room, self.more, self.windows = _room(slots, block, sinks, self.spare, self.left)
+        # s(t - 1): how many keys are before the last query's window, and how many windows begin at s(0) to there.
+        self.left = max(0, (self.t - 1) // block * block - (window - block))
+        self.windows = self.left // block + 1
+        self.room, self.more = _room(slots, block, sinks, self.spare, self.left)
         self.how = (self.d, self.e, self.heads, slots, window, block, sinks, self.spare, clamp, self.left, q.dtype)
 
     def options(self, kernel: Any) -> Options:
@@ -131,17 +142,11 @@ class _Launches:
         """The output, its rows' sums and largest scores, and the lists: what ``_forward`` writes."""
         # Of tokens, then heads: what follows attention in a model reads it so.
         out = _empty(q, self.b, self.t, self.h, self.e, dtype=q.dtype).transpose(1, 2)
-        learn, lists = int(self.spare > 0), (self.b, self.g, self.segments)
+        learn, rows = int(self.spare > 0), (self.b, self.g)
         lse, top = _empty(q, self.b, self.h, self.t), _empty(q, self.b, self.h, learn * self.t)
-        selected_to, counted_to = (_empty(q, self.b, self.g, n * self.left, dtype=torch.int32) for n in (1, learn))
-        keys, counts = (_empty(q, *lists, n, dtype=torch.int32) for n in (self.room + self.more, 2))
-        middle = _empty(q, *lists, learn * self.windows)
-        return out, lse, top, selected_to, counted_to, keys, counts, middle
-
-
-def _left(t: int, window: int, block: int) -> int:
-    """s(t - 1): how many keys are before the last query's window."""
-    return max(0, (t - 1) // block * block - (window - block))
+        reads, lives = (_empty(q, *rows, 2, self.left, dtype=torch.int32) for _ in range(2))
+        keys, counts = (_empty(q, *rows, self.segments, n, dtype=torch.int32) for n in (self.room + self.more, 2))
+        return out, lse, top, reads, lives, keys, counts, _empty(q, *rows, learn * self.windows)
 
 
 def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -150,26 +155,28 @@ def _empty(like: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 @torch.library.custom_op("attnlab::select_forward", mutates_args=())
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, score: Tensor, slots: int, window: int, block: int, sinks: int, scale: float,
-    spare: int, clamp: float,
+    q: Tensor, k: Tensor, v: Tensor, score: Tensor, merit: Tensor, slots: int, window: int, block: int, sinks: int,
+    scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward pass needs besides."""
     call = _Launches(q, k, v, (slots, window, block, sinks, scale, spare, clamp))
     results = call.results(q)
-    out, lse, top, selected_to, counted_to, keys, counts, middle = results
+    out, lse, top, reads, lives, keys, counts, middle = results
     if call.left == 0:
         counts.zero_()
-        middle.fill_(-torch.inf)
     else:
-        reads = {"selected_to": selected_to, "counted_to": counted_to}
+        which, least = 1 + (spare > 0), _empty(q, call.rows, 2, call.windows, dtype=torch.int32)
+        choice = {"merit": merit, "score": score, "least": least, "middle": middle}
+        call.launch(thresholds, (call.windows * call.rows, which), choice, T=call.t, NW=call.windows)
         tiles = triton.cdiv(call.left, call.tile(last_reads, "KT"))
-        call.launch(last_reads, (tiles * call.rows, 1), {"score": score, **reads}, T=call.t, L=call.left)
-        lists = {"score": score, **reads, "keys": keys, "counts": counts, "middle": middle}
+        lasting = {"merit": merit, "least": least, "reads": reads, "lives": lives}
+        call.launch(last_reads, (tiles * call.rows, which), lasting, T=call.t, L=call.left, NW=call.windows)
+        lists = {"reads": reads, "keys": keys, "counts": counts}
         call.launch(list_keys, (call.segments * call.rows, 1), lists, T=call.t, L=call.left, NS=call.segments)
     call.launch(
         read,
         (call.segments * call.rows, call.heads),
-        {"q": q, "k": k, "v": v, "keys": keys, "counts": counts, "selected_to": selected_to, "out": out, "lse": lse,
+        {"q": q, "k": k, "v": v, "keys": keys, "counts": counts, "reads": reads, "out": out, "lse": lse,
          "top": top},
         q=q, k=k, v=v, o=out, T=call.t, L=call.left, G=call.g, NS=call.segments, scale=scale,
     )  # fmt: skip
@@ -178,8 +185,8 @@ def _forward(
 
 @_forward.register_fake
 def _(
-    q: Tensor, k: Tensor, v: Tensor, score: Tensor, slots: int, window: int, block: int, sinks: int, scale: float,
-    spare: int, clamp: float,
+    q: Tensor, k: Tensor, v: Tensor, score: Tensor, merit: Tensor, slots: int, window: int, block: int, sinks: int,
+    scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     return _Launches(q, k, v, (slots, window, block, sinks, scale, spare, clamp)).results(q)
 
@@ -187,40 +194,41 @@ def _(
 @torch.library.custom_op("attnlab::select_backward", mutates_args=())
 def _backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, score: Tensor, out: Tensor, lse: Tensor, top: Tensor,
-    selected_to: Tensor, counted_to: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int,
-    block: int, sinks: int, scale: float, spare: int, clamp: float,
+    reads: Tensor, lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
+    sinks: int, scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv and, to learn, that of the scores."""
     call = _Launches(q, k, v, (slots, window, block, sinks, scale, spare, clamp))
     do = dense_rows(do)
     dq, dk, dv, d_score = _gradients(q, k, v, score, spare)
     delta, inputs = torch.empty_like(lse), {"q": q, "k": k, "v": v}
-    lists = {"keys": keys, "counts": counts, "selected_to": selected_to}
-    sizes = {"T": call.t, "L": call.left, "G": call.g, "NS": call.segments, "scale": scale}
+    lists = {"keys": keys, "counts": counts, "reads": reads}
+    sizes = {"T": call.t, "L": call.left, "G": call.g, "NS": call.segments}
     call.launch(
         query_gradients,
         (call.segments * call.rows, call.heads),
         {**inputs, **lists, "out": out, "lse": lse, "do": do, "dq": dq, "delta": delta},
-        q=q, k=k, v=v, o=out, d=do, g=dq, **sizes,
+        q=q, k=k, v=v, o=out, d=do, g=dq, **sizes, scale=scale,
     )  # fmt: skip
-    part = _empty(q, call.rows, call.segments, call.room, call.d + call.e)
+    # The gradients of a key by each segment that lists it, one after another, and where those of each key end.
+    ends = lives.cumsum(-1, dtype=torch.int32)
+    part = _empty(q, call.rows, call.segments * call.room, call.d + call.e)
     part_score = _empty(q, *keys.shape) if spare else None
     if call.left:
         tile = call.tile(listed_gradients, "LT")
         call.launch(
             listed_gradients,
             (call.segments * call.rows, triton.cdiv(call.room, tile) + triton.cdiv(call.more, tile)),
-            {**inputs, "score": score, **lists, "counted_to": counted_to, "middle": middle, "lse": lse, "top": top,
-             "delta": delta, "do": do, "part": part, "part_score": part_score},
-            q=q, k=k, v=v, d=do, **sizes,
+            {**inputs, "score": score, **lists, "ends": ends, "middle": middle, "lse": lse, "top": top, "delta": delta,
+             "do": do, "part": part, "part_score": part_score},
+            q=q, k=k, v=v, d=do, **sizes, NW=call.windows, scale=scale,
         )  # fmt: skip
     tiles = triton.cdiv(call.t, call.tile(key_gradients, "KT"))
     call.launch(
         key_gradients,
         (tiles * call.rows, 1),
-        {**inputs, **lists, "counted_to": counted_to, "lse": lse, "delta": delta, "do": do, "part": part,
-         "part_score": part_score, "dk": dk, "dv": dv, "d_score": d_score},
-        q=q, k=k, v=v, d=do, **sizes,
+        {**inputs, "ends": ends, "lse": lse, "delta": delta, "do": do, "part": part, "part_score": part_score, "dk": dk, "dv": dv, "d_score": d_score},
+        q=q, k=k, v=v, d=do, **sizes, scale=scale,
     )  # fmt: skip
     return dq, dk, dv, d_score
 
@@ -235,23 +243,23 @@ def _gradients(q: Tensor, k: Tensor, v: Tensor, score: Tensor, spare: int) -> tu
 @_backward.register_fake
 def _(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, score: Tensor, out: Tensor, lse: Tensor, top: Tensor,
-    selected_to: Tensor, counted_to: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int,
-    block: int, sinks: int, scale: float, spare: int, clamp: float,
+    reads: Tensor, lives: Tensor, keys: Tensor, counts: Tensor, middle: Tensor, slots: int, window: int, block: int,
+    sinks: int, scale: float, spare: int, clamp: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return _gradients(q, k, v, score, spare)
 
 
 def _save_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    q, k, v, score, *ctx.how = inputs
+    q, k, v, score, _, *ctx.how = inputs
     ctx.save_for_backward(q, k, v, score, *output)
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx, do, *_):  # type: ignore[no-untyped-def]
     if do is None:
-        return (None,) * 11
+        return (None,) * 12
     dq, dk, dv, d_score = _backward(do, *ctx.saved_tensors, *ctx.how)
-    return dq, dk, dv, d_score if d_score.numel() else None, *(None,) * 7
+    return dq, dk, dv, d_score if d_score.numel() else None, *(None,) * 8
 
 
 _forward.register_autograd(_gradient, setup_context=_save_context)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from attnlab.kernels.hybrid.read import LOG2E, load_keys
-from attnlab.kernels.select.choose import first_exact
+from attnlab.kernels.select.choose import first_exact, first_segment
 from attnlab.kernels.select.read import load_listed, near_scores, selected_by
 
 __all__ = ["key_gradients", "listed_gradients", "query_gradients"]
@@ -16,7 +16,7 @@ __all__ = ["key_gradients", "listed_gradients", "query_gradients"]
 
 @triton.jit
 def query_gradients(
-    q, k, v, keys, counts, selected_to, out, lse, do,
+    q, k, v, keys, counts, reads, out, lse, do,
     # written
     dq, delta,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, sdb, sdh, sdt, sgb, sgh, sgt, T, L, G, NS, scale,
@@ -50,7 +50,7 @@ def query_gradients(
         near = near * (tl.dot(pull, tl.trans(near_v), input_precision=PREC) - mine[:, None])
         acc += tl.dot(near.to(query.dtype), near_k, input_precision=PREC)
     for lo in range(0, tl.load(counts + at * 2), LT):
-        j, y = load_listed(keys + at * (CAP + MORE), selected_to + row * L, lo, tl.load(counts + at * 2), LT)
+        j, y = load_listed(keys + at * (CAP + MORE), reads + row * 2 * L, lo, tl.load(counts + at * 2), LT)
         key, value = load_keys(k, skt, j, T, D, BD), load_keys(v, svt, j, T, E, BE)
         far = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
         far = tl.exp2(tl.where(selected_by(j, y, s), far, float("-inf")) - sums[:, None])
@@ -63,13 +63,19 @@ def query_gradients(
 
 
 @triton.jit
+def _begin(ends, j):
+    """Where the rows of key j begin: where those of the key before it end."""
+    return tl.load(ends + j - 1, mask=j > 0, other=0)
+
+
+@triton.jit
 def listed_gradients(
-    q, k, v, score, keys, counts, selected_to, counted_to, middle, lse, top, delta, do,
-    # written: part (b g, segments, CAP, D + E), part_score (b g, segments, CAP + MORE)
+    q, k, v, score, keys, counts, reads, ends, middle, lse, top, delta, do,
+    # written: part (b g, segments CAP, D + E), part_score (b g, segments (CAP + MORE))
     part, part_score,
-    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
-    MORE: tl.constexpr, V: tl.constexpr, LT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, NW, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
+    MORE: tl.constexpr, LT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
     BE: tl.constexpr, CLAMP: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of a segment's list by all queries of the segment."""
@@ -88,16 +94,17 @@ def listed_gradients(
         do += b * sdb + g * R * sdh
         p = segment * Q + tl.arange(0, Q)
         s = first_exact(p, W, B)
-        j, y = load_listed(keys + at * (CAP + MORE) + first, selected_to + row * L, lo, count, LT)
+        j, y = load_listed(keys + at * (CAP + MORE) + first, reads + row * 2 * L, lo, count, LT)
         key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
         value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
-        shown = selected_by(j, y, s)
+        # Keys are rows here, so that products with queries need no other layout.
+        shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
         seen = shown
         if LEARN:
-            z = tl.load(counted_to + row * L + j, mask=j >= S, other=-1)
-            counted = selected_by(j, z, s)
+            z = tl.load(reads + (row * 2 + 1) * L + j, mask=j >= 0, other=-1)
+            counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
             seen = shown | counted
-            gate = tl.zeros([Q, LT], tl.float32)
+            gate = tl.zeros([LT, Q], tl.float32)
         d_key, d_value = tl.zeros([LT, BD], tl.float32), tl.zeros([LT, BE], tl.float32)
         for head in range(0, R):
             of_row = (row * R + head) * T + p
@@ -105,57 +112,47 @@ def listed_gradients(
             mine = tl.load(delta + of_row, mask=p < T, other=0.0)
             query = load_keys(q + head * sqh, sqt, p, T, D, BD)
             pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
-            scores = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
+            scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
             if LEARN:
                 # What a key that is not selected would weigh, at most.
                 most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
-                scores = tl.where(scores > most[:, None], most[:, None], scores)
-            weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[:, None])
-            slope = weights * (tl.dot(pull, tl.trans(value), input_precision=PREC) - mine[:, None])
+                scores = tl.where(scores > most[None, :], most[None, :], scores)
+            weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
+            slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
             if LEARN:
                 gate += slope
                 slope = tl.where(shown, slope, 0.0)
                 weights = tl.where(shown, weights, 0.0)
             if selects:
-                d_key += tl.dot(tl.trans(slope.to(query.dtype)), query, input_precision=PREC)
-                d_value += tl.dot(tl.trans(weights.to(pull.dtype)), pull, input_precision=PREC)
-        listed, cols, value_cols = lo + tl.arange(0, LT), tl.arange(0, BD), tl.arange(0, BE)
-        there = listed < count
+                d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
+                d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
+        cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
+        since = segment - first_segment(j, W, B, Q)
         if selects:
-            into = part + (at * CAP + listed)[:, None] * (D + E)
-            tl.store(into + cols[None, :], d_key * scale, mask=there[:, None] & (cols < D)[None, :])
-            tl.store(into + D + value_cols[None, :], d_value, mask=there[:, None] & (value_cols < E)[None, :])
+            there = (j >= 0)[:, None]
+            into = part + (row * NS * CAP + _begin(ends + row * 2 * L, j) + since)[:, None] * (D + E)
+            tl.store(into + cols[None, :], d_key * scale, mask=there & (cols < D)[None, :])
+            tl.store(into + D + value_cols[None, :], d_value, mask=there & (value_cols < E)[None, :])
         if LEARN:
-            begin = first_exact(segment * Q, W, B)
-            between = tl.load(middle + at * V + (s - begin) // B, mask=p < T, other=float("-inf"))
-            u = tl.load(score + row * T + j, mask=there, other=0.0)
-            soft = tl.sigmoid(u[None, :] - between[:, None])
-            total = tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 0)
-            tl.store(part_score + at * (CAP + MORE) + first + listed, total, mask=there)
-
-
-@triton.jit
-def _listed_at(keys, count, j, KT: tl.constexpr, CT: tl.constexpr):
-    """Where keys stand in a list; -1 where they do not."""
-    place = tl.full([KT], -1, tl.int32)
-    for lo in range(0, count, CT):
-        at = lo + tl.arange(0, CT)
-        listed = tl.load(keys + at, mask=at < count, other=-1)
-        place = tl.maximum(place, tl.max(tl.where(listed[None, :] == j[:, None], at[None, :], -1), 1))
-    return place
+            between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
+            u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
+            soft = tl.sigmoid(u[:, None] - between[None, :])
+            total = tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
+            into = row * NS * (CAP + MORE) + _begin(ends + (row * 2 + 1) * L, j) + since
+            tl.store(part_score + into, total, mask=z >= 0)
 
 
 @triton.jit
 def key_gradients(
-    q, k, v, keys, counts, selected_to, counted_to, lse, delta, do, part, part_score,
+    q, k, v, ends, lse, delta, do, part, part_score,
     # written; dv is laid out as dk is
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
-    MORE: tl.constexpr, CT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
+    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
-    """dk, dv and d score of a tile: by the queries that have it in their window, and the segments that list its keys."""
+    """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
     tiles = tl.cdiv(T, KT)
     row, lowest = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * KT
     b, g = row // G, row % G
@@ -174,34 +171,30 @@ def key_gradients(
             mine = tl.load(delta + of_row, mask=p < T, other=0.0)
             query = load_keys(q + head * sqh, sqt, p, T, D, BD)
             pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
-            weights = tl.exp2(near_scores(query, key, p, s, j, scale * LOG2E, PREC) - sums[:, None])
-            slope = weights * (tl.dot(pull, tl.trans(value), input_precision=PREC) - mine[:, None])
-            d_key += tl.dot(tl.trans(slope.to(query.dtype)), query, input_precision=PREC)
-            d_value += tl.dot(tl.trans(weights.to(pull.dtype)), pull, input_precision=PREC)
+            scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
+            scores = tl.where((j[:, None] >= s[None, :]) & (j[:, None] <= p[None, :]), scores, float("-inf"))
+            weights = tl.exp2(scores - sums[None, :])
+            slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
+            d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
+            d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
     d_key = d_key * scale
     cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
-    # The last window that some key of the tile is read before.
-    last = tl.max(tl.load(selected_to + row * L + j, mask=j < L, other=-1), 0)
-    total = tl.zeros([KT], tl.float32)
-    if LEARN:
-        last = tl.maximum(last, tl.max(tl.load(counted_to + row * L + j, mask=(j < L) & (j >= S), other=-1), 0))
-    for segment in range((lowest + W - B + 1) // Q, tl.minimum((last + W - 1) // Q + 1, NS)):
-        listing = row * NS + segment
-        of_segment = keys + listing * (CAP + MORE)
-        at = _listed_at(of_segment, tl.load(counts + listing * 2), j, KT, CT)
-        if tl.max(at, 0) >= 0:
-            rows = part + (listing * CAP + at)[:, None] * (D + E)
-            there = (at >= 0)[:, None]
-            d_key += tl.load(rows + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
-            d_value += tl.load(rows + D + value_cols[None, :], mask=there & (value_cols < E)[None, :], other=0.0)
-            if LEARN:
-                total += tl.load(part_score + listing * (CAP + MORE) + at, mask=at >= 0, other=0.0)
-        if LEARN:
-            at = _listed_at(of_segment + CAP, tl.load(counts + listing * 2 + 1), j, KT, CT)
-            total += tl.load(part_score + listing * (CAP + MORE) + CAP + at, mask=at >= 0, other=0.0)
+    # Of a key that never leaves the window there are no rows.
+    begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
+    rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
+    for i in range(0, tl.max(rows, 0)):
+        of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
+        there = (i < rows)[:, None]
+        d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
+        d_value += tl.load(of_key + D + value_cols[None, :], mask=there & (value_cols < E)[None, :], other=0.0)
     into = (row * T + j)[:, None]
     tl.store(dk + into * D + cols[None, :], d_key.to(dk.dtype.element_ty), mask=(j < T)[:, None] & (cols < D)[None, :])
     tl.store(dv + into * E + value_cols[None, :], d_value.to(dv.dtype.element_ty),
              mask=(j < T)[:, None] & (value_cols < E)[None, :])  # fmt: skip
     if LEARN:
+        begin = _begin(ends + (row * 2 + 1) * L, tl.minimum(j, L))
+        rows = tl.load(ends + (row * 2 + 1) * L + j, mask=j < L, other=0) - begin
+        total = tl.zeros([KT], tl.float32)
+        for i in range(0, tl.max(rows, 0)):
+            total += tl.load(part_score + row * NS * (CAP + MORE) + begin + i, mask=i < rows, other=0.0)
         tl.store(d_score + row * T + j, total, mask=j < T)

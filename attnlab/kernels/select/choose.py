@@ -7,10 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["NEVER", "first_exact", "last_reads", "list_keys"]
-
-# Later than every place.
-NEVER = tl.constexpr(1 << 30)
+__all__ = ["first_exact", "first_segment", "last_reads", "list_keys", "thresholds"]
 
 
 @triton.jit
@@ -20,92 +17,112 @@ def first_exact(p, W: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _load_scores(score, i, there):
-    """Scores at these places; those that are no numbers count as highest."""
-    u = tl.load(score + i, mask=there, other=0.0)
-    return tl.where(u != u, float("inf"), u)
+def first_segment(j, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr):
+    """The segment of the first query whose window begins after key j."""
+    return (j // B * B + W) // Q
+
+
+@triton.jit
+def thresholds(
+    merit, score,
+    # written: least (b g, 2, NW), middle (b g, NW)
+    least, middle,
+    T, NW,
+    N: tl.constexpr, M: tl.constexpr, S: tl.constexpr, B: tl.constexpr, MT: tl.constexpr, WHOLE: tl.constexpr,
+    LEARN: tl.constexpr,
+):  # fmt: skip
+    """The N-th highest merit before a window, the (N + M)-th in programs of number 1; 0 where there are fewer.
+
+    ``middle`` is the mean of the scores of the N-th and of the next, or minus infinity where there is none. WHOLE says
+    that MT tokens are all.
+    """
+    row, window, which = (tl.program_id(0) // NW).to(tl.int64), tl.program_id(0) % NW, tl.program_id(1)
+    merit += row * T
+    end, wanted = window * B, N + which * M
+    i = tl.arange(0, MT)
+    own = tl.load(merit + i, mask=(i >= S) & (i < end), other=-1)
+    low, high = 0, T
+    while high - low > 1:
+        half = (low + high) // 2
+        count = tl.sum((own >= half).to(tl.int32), 0)
+        if not WHOLE:
+            for lo in range(MT, end, MT):
+                more = tl.load(merit + lo + i, mask=(lo + i >= S) & (lo + i < end), other=-1)
+                count += tl.sum((more >= half).to(tl.int32), 0)
+        enough = count >= wanted
+        low, high = tl.where(enough, half, low), tl.where(enough, high, half)
+    tl.store(least + (row * 2 + which) * NW + window, low)
+    if LEARN:
+        if which == 0:
+            score += row * T
+            below, last, after = -1, 0.0, 0.0
+            for lo in range(0, end, MT):
+                own = tl.load(merit + lo + i, mask=(lo + i >= S) & (lo + i < end), other=-1)
+                below = tl.maximum(below, tl.max(tl.where(own < low, own, -1), 0))
+                # The lowest of those that are selected.
+                last += tl.sum(tl.load(score + lo + i, mask=own == low, other=0.0), 0)
+            for lo in range(0, end, MT):
+                own = tl.load(merit + lo + i, mask=(lo + i >= S) & (lo + i < end), other=-2)
+                after += tl.sum(tl.load(score + lo + i, mask=own == below, other=0.0), 0)
+            tl.store(middle + row * NW + window, tl.where(below >= 0, (last + after) / 2, float("-inf")))
 
 
 @triton.jit
 def last_reads(
-    score,
-    # written, (b g, L)
-    selected_to, counted_to,
-    T, L,
-    N: tl.constexpr, M: tl.constexpr, S: tl.constexpr, KT: tl.constexpr, LEARN: tl.constexpr,
+    merit, least,
+    # written, (b g, 2, L)
+    reads, lives,
+    T, L, NW,
+    W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, KT: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """y and, to learn, z of a tile of keys: the places of the N-th and (N + M)-th key of a higher score."""
+    """The last window before which a key is selected, or counted in programs of number 1, and by how many segments."""
     tiles = tl.cdiv(L, KT)
-    row, first = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * KT
-    score += row * T
+    row, first, which = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * KT, tl.program_id(1)
     j = first + tl.arange(0, KT)
-    own = _load_scores(score, j, j < L)
-    rank = tl.zeros([KT], tl.int32)
-    y, z = tl.full([KT], NEVER, tl.int32), tl.full([KT], NEVER, tl.int32)
-    lo = 0
-    # Where every key of the tile has left, the rest of the row changes nothing.
-    while (lo < L) & (tl.min(rank, 0) < N + M):
-        i = lo + tl.arange(0, KT)
-        other = _load_scores(score, i, i < L)
-        ahead = (other[None, :] > own[:, None]) | ((other[None, :] == own[:, None]) & (i[None, :] > j[:, None]))
-        ahead = ahead & ((i >= S) & (i < L))[None, :]
-        counts = rank[:, None] + tl.cumsum(ahead.to(tl.int32), 1)
-        y = tl.minimum(y, tl.min(tl.where(ahead & (counts == N), i[None, :], NEVER), 1))
-        if LEARN:
-            z = tl.minimum(z, tl.min(tl.where(ahead & (counts == N + M), i[None, :], NEVER), 1))
-        rank = tl.max(counts, 1)
-        lo += KT
-    # Sinks are read by all.
-    tl.store(selected_to + row * L + j, tl.where(j < S, NEVER, y), mask=j < L)
-    if LEARN:
-        tl.store(counted_to + row * L + j, z, mask=j < L)
+    own = tl.load(merit + row * T + j, mask=j < L, other=-1)
+    least += (row * 2 + which) * NW
+    # Thresholds only rise. The search begins with the last window that the key is in.
+    enters = j // B + 1
+    low, high = enters - 1, tl.full([KT], NW, tl.int32)
+    for _ in range(ROUNDS):
+        half = (low + high) // 2
+        stays = (half > low) & (tl.load(least + half, mask=(half > low) & (half < NW), other=1 << 30) <= own)
+        low, high = tl.where(stays, half, low), tl.where(stays, high, tl.maximum(half, low + 1))
+    low = tl.where(j < S, tl.where(which == 0, NW - 1, enters - 1), low)
+    there = low >= enters
+    last = tl.minimum(low * B + W, T) - 1
+    life = last // Q - first_segment(j, W, B, Q) + 1
+    into = (row * 2 + which) * L + j
+    tl.store(reads + into, tl.where(there, low * B, -1), mask=j < L)
+    tl.store(lives + into, tl.where(there, life, 0), mask=j < L)
 
 
 @triton.jit
 def list_keys(
-    score, selected_to, counted_to,
-    # written: keys (b g, segments, CAP + MORE), counts (b g, segments, 2), middle (b g, segments, V)
-    keys, counts, middle,
+    reads,
+    # written: keys (b g, segments, CAP + MORE), counts (b g, segments, 2)
+    keys, counts,
     T, L, NS,
-    W: tl.constexpr, B: tl.constexpr, S: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
-    V: tl.constexpr, VP: tl.constexpr, LT: tl.constexpr, LEARN: tl.constexpr,
+    W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr, LT: tl.constexpr,
+    LEARN: tl.constexpr,
 ):  # fmt: skip
-    """The keys before their windows that some queries of a segment read; to learn, also those that are only counted.
-
-    Both in order of place. V windows begin in a segment; ``middle`` is for each the score around which keys are
-    selected, or minus infinity where all are.
-    """
+    """The keys that queries of a segment read before their windows, and those that they only count, in order."""
     row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
     begin = first_exact(segment * Q, W, B)
     end = first_exact(tl.minimum(segment * Q + Q, T) - 1, W, B)
     at = row * NS + segment
     keys += at * (CAP + MORE)
     n_selected, n_counted = 0, 0
-    s = begin + tl.arange(0, VP) * B
-    least, most = tl.full([VP], float("inf"), tl.float32), tl.full([VP], float("-inf"), tl.float32)
     for lo in range(0, end, LT):
         j = lo + tl.arange(0, LT)
-        there = j < end
-        y = tl.load(selected_to + row * L + j, mask=there, other=-1)
         # The first window that begins after the key.
         enters = tl.maximum(begin, (j // B + 1) * B)
-        selected = there & (enters <= y)
+        selected = enters <= tl.load(reads + row * 2 * L + j, mask=j < end, other=-1)
         tl.store(keys + n_selected + tl.cumsum(selected.to(tl.int32), 0) - 1, j, mask=selected)
         n_selected += tl.sum(selected.to(tl.int32), 0)
         if LEARN:
-            z = tl.load(counted_to + row * L + j, mask=there & (j >= S), other=-1)
-            counted = there & (enters > y) & (enters <= z)
+            counted = (enters <= tl.load(reads + (row * 2 + 1) * L + j, mask=j < end, other=-1)) & (selected == 0)
             tl.store(keys + CAP + n_counted + tl.cumsum(counted.to(tl.int32), 0) - 1, j, mask=counted)
             n_counted += tl.sum(counted.to(tl.int32), 0)
-            u = tl.load(score + row * T + j, mask=there, other=0.0)
-            past = (j[None, :] < s[:, None]) & (j >= S)[None, :] & (s[:, None] <= z[None, :])
-            inside = s[:, None] <= y[None, :]
-            least = tl.minimum(least, tl.min(tl.where(past & inside, u[None, :], float("inf")), 1))
-            most = tl.maximum(most, tl.max(tl.where(past & (inside == 0), u[None, :], float("-inf")), 1))
     tl.store(counts + at * 2, n_selected)
-    if LEARN:
-        tl.store(counts + at * 2 + 1, n_counted)
-        some = most > float("-inf")
-        between = tl.where(some, (tl.where(some, least, 0.0) + most) / 2, float("-inf"))
-        number = tl.arange(0, VP)
-        tl.store(middle + at * V + number, between, mask=number < V)
+    tl.store(counts + at * 2 + 1, n_counted)

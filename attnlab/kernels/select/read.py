@@ -14,16 +14,16 @@ __all__ = ["load_listed", "near_scores", "read", "selected_by"]
 
 
 @triton.jit
-def load_listed(keys, selected_to, lo, count, LT: tl.constexpr):
-    """Some keys of a list and until when they are selected; beyond the list keys that no query reads."""
+def load_listed(keys, reads, lo, count, LT: tl.constexpr):
+    """Some keys of a list and the last windows before which they are selected; beyond the list keys that no query reads."""
     at = lo + tl.arange(0, LT)
     j = tl.load(keys + at, mask=at < count, other=-1)
-    return j, tl.load(selected_to + j, mask=at < count, other=-1)
+    return j, tl.load(reads + j, mask=at < count, other=-1)
 
 
 @triton.jit
 def selected_by(j, y, s):
-    """Whether queries whose windows begin at s read keys j, selected to y, before them."""
+    """Whether queries whose windows begin at s read keys j, of which y are the last windows."""
     return (j[None, :] < s[:, None]) & (s[:, None] <= y[None, :])
 
 
@@ -36,7 +36,7 @@ def near_scores(q, key, p, s, place, scale, PREC: tl.constexpr):
 
 @triton.jit
 def read(
-    q, k, v, keys, counts, selected_to,
+    q, k, v, keys, counts, reads,
     # written
     out, lse, top,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, T, L, G, NS, scale,
@@ -63,7 +63,7 @@ def read(
         scores = near_scores(query, load_keys(k, skt, place, T, D, BD), p, s, place, scale, PREC)
         largest, total, acc = add_keys(scores, load_keys(v, svt, place, T, E, BE), largest, total, acc, PREC)
     for lo in range(0, tl.load(counts + at * 2), LT):
-        j, y = load_listed(keys + at * (CAP + MORE), selected_to + row * L, lo, tl.load(counts + at * 2), LT)
+        j, y = load_listed(keys + at * (CAP + MORE), reads + row * 2 * L, lo, tl.load(counts + at * 2), LT)
         far = tl.dot(query, tl.trans(load_keys(k, skt, j, T, D, BD)), input_precision=PREC) * scale
         far = tl.where(selected_by(j, y, s), far, float("-inf"))
         largest, total, acc = add_keys(far, load_keys(v, svt, j, T, E, BE), largest, total, acc, PREC)
@@ -74,6 +74,6 @@ def read(
     into = out + b * sob + h * soh + p[:, None].to(tl.int64) * sot + cols[None, :]
     tl.store(into, acc.to(out.dtype.element_ty), mask=mask)
     of_row = (row * R + tl.program_id(1)) * T + p
-    tl.store(lse + of_row, largest + tl.log2(total), mask=p < T)
+    tl.store(lse + of_row, largest + tl.log2(tl.where(total == 0, 1.0, total)), mask=p < T)
     if LEARN:
         tl.store(top + of_row, largest, mask=p < T)

@@ -15,7 +15,7 @@ from attnlab.attention import AttentionCall, grouped, ungrouped
 from attnlab.kernels.select import select_attention, supports
 from attnlab.mechanisms._bounded import selected
 from attnlab.mechanisms._bounded.continued import fitted_window
-from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, read_at_most
+from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
 from tests.kernels.abc.cases import poisoned, relative
 from tests.kernels.bounds import BOUND, DEVICE
 
@@ -94,21 +94,25 @@ def inputs(case: Case) -> list[Tensor]:
     return [t.requires_grad_() for t in (*(t.to(DEVICE, case.dtype) for t in made), score.to(DEVICE))]
 
 
+def tokens_of(tensors: list[Tensor]) -> Tokens:
+    """Keys, values and scores with their places."""
+    _, k, v, score = tensors
+    return Tokens(k, v, score, torch.arange(k.shape[2], dtype=torch.int32, device=k.device).expand(k.shape[:3]))
+
+
 def expected(case: Case, tensors: list[Tensor]) -> Tensor:
     """The output of the PyTorch path."""
-    q, k, v, score = tensors
-    rules = Selection(**case.how, scale=case.d**-0.5)
-    place = torch.arange(case.length, device=q.device)
-    tokens = Tokens(k, v, score, place.to(torch.int32).expand(*k.shape[:3]).contiguous())
+    q, rules = tensors[0], Selection(**case.how, scale=case.d**-0.5)
+    newest = torch.arange(case.length, device=q.device).expand(case.batch, -1)
     how = {"learn": case.learn, "size": rules.block, "states": 0}
-    out = attend(grouped(q, case.heads // case.groups), place.expand(case.batch, -1), tokens, rules, **how)
-    return ungrouped(out)
+    return ungrouped(attend(grouped(q, case.heads // case.groups), newest, tokens_of(tensors), rules, **how))
 
 
 def computed(case: Case, tensors: list[Tensor]) -> Tensor:
     rules = Selection(**case.how, scale=case.d**-0.5)
     spare = read_at_most(rules, learn=case.learn) - rules.slots
-    return select_attention(*tensors, **case.how, spare=spare, clamp=LARGEST)
+    merit = merits(tokens_of(tensors), rules)
+    return select_attention(*tensors, merit, **case.how, spare=spare, clamp=LARGEST)
 
 
 def errors(case: Case) -> dict[str, float]:
