@@ -25,6 +25,17 @@ MOST_WIDTH, MOST_SLOTS, MOST_SINKS = 128, 1024, 64
 MOST_GROUP = 1024
 # Queries of a segment.
 SEGMENT = 64
+# Keys of a tile, warps, stages of loads and registers of a thread, for heads of up to 64 columns and for wider ones:
+# three or four programs of a multiprocessor hide each other's waiting. Compiled for sm_90, next to nothing is spilled.
+TILES = {
+    "thresholds": ((0, 4, 1, 64),) * 2,
+    "last_reads": ((128, 4, 1, 64),) * 2,
+    "list_keys": ((128, 4, 1, 64),) * 2,
+    "read": ((64, 4, 2, 128), (32, 4, 2, 168)),
+    "query_gradients": ((64, 4, 2, 168), (32, 4, 2, 168)),
+    "listed_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
+    "key_gradients": ((64, 4, 1, 168), (64, 4, 1, 255)),
+}
 KERNELS = (thresholds, last_reads, list_keys, read, query_gradients, listed_gradients, key_gradients)
 
 
@@ -51,8 +62,9 @@ def select_attention(
 ) -> Float[Tensor, "b h t e"]:
     """The output of ``abc-select``, causal, with gradients by q, k and v.
 
-    ``merit`` are different numbers from 0 to t - 1 in the order of the scores. With ``spare`` keys just not selected that are counted, scores have a gradient, too: such a key is taken to weigh at
-    most exp(``clamp``) times the largest weight.
+    ``merit`` are different numbers from 0 to t - 1 in the order of the scores. With ``spare`` keys just not selected
+    that are counted, scores have a gradient, too: such a key is taken to weigh at most exp(``clamp``) times the largest
+    weight. The same inputs give the same bits.
     """
     (b, h, t, d), (g, e) = q.shape, (k.shape[1], v.shape[3])
     if (
@@ -86,18 +98,17 @@ def _options(
     """The constants of a kernel, in the order of its parameters, and its warps; ``left`` keys leave the window."""
     columns, value_columns = (max(16, triton.next_power_of_2(width)) for width in (d, e))
     room, more = _room(slots, block, sinks, spare, left)
-    wide = max(columns, value_columns) > 64 or dtype == torch.float32
-    key_tile = 32 if wide and kernel in ("query_gradients", "listed_gradients", "key_gradients") else 64
+    tile, warps, stages, registers = TILES[kernel][max(columns, value_columns) > 64]
     values: dict[str, Any] = {
-        "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "CAP": room,
+        "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QT": 32, "CAP": room,
         "MORE": more, "MT": min(4096, triton.next_power_of_2(max(1, left))), "WHOLE": left <= 4096,
         "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
-        "BE": value_columns, "KT": key_tile, "LT": 128 if kernel == "list_keys" else key_tile,
+        "BE": value_columns, "KT": tile, "LT": tile,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
     taken = next(k.arg_names for k in KERNELS if k.__name__ == kernel)
-    warps = 8 if wide and kernel not in ("thresholds", "last_reads", "list_keys") else 4
-    return (*((name, values[name]) for name in taken if name in values), ("num_warps", warps))
+    constants = ((name, values[name]) for name in taken if name in values)
+    return (*constants, ("num_warps", warps), ("num_stages", stages), ("maxnreg", registers))
 
 
 def _room(slots: int, block: int, sinks: int, spare: int, left: int) -> tuple[int, int]:
@@ -114,7 +125,7 @@ class _Launches:
         slots, window, block, sinks, self.scale, self.spare, clamp = how
         (self.b, self.h, self.t, self.d), (self.g, self.e) = q.shape, (k.shape[1], v.shape[3])
         self.rows, self.heads = self.b * self.g, self.h // self.g
-        self.segments = triton.cdiv(self.t, SEGMENT)
+        self.segments = -(-self.t // SEGMENT)
         # s(t - 1): how many keys are before the last query's window, and how many windows begin at s(0) to there.
         self.left = max(0, (self.t - 1) // block * block - (window - block))
         self.windows = self.left // block + 1
@@ -227,7 +238,8 @@ def _backward(
     call.launch(
         key_gradients,
         (tiles * call.rows, 1),
-        {**inputs, "ends": ends, "lse": lse, "delta": delta, "do": do, "part": part, "part_score": part_score, "dk": dk, "dv": dv, "d_score": d_score},
+        {**inputs, "ends": ends, "lse": lse, "delta": delta, "do": do, "part": part, "part_score": part_score, "dk": dk,
+         "dv": dv, "d_score": d_score},
         q=q, k=k, v=v, d=do, **sizes, scale=scale,
     )  # fmt: skip
     return dq, dk, dv, d_score

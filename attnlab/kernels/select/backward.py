@@ -75,7 +75,7 @@ def listed_gradients(
     part, part_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, NW, scale,
     R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
-    MORE: tl.constexpr, LT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+    MORE: tl.constexpr, LT: tl.constexpr, QT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
     BE: tl.constexpr, CLAMP: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """The gradients of a tile of a segment's list by all queries of the segment."""
@@ -92,40 +92,48 @@ def listed_gradients(
     if lo < count:
         q += b * sqb + g * R * sqh
         do += b * sdb + g * R * sdh
-        p = segment * Q + tl.arange(0, Q)
-        s = first_exact(p, W, B)
         j, y = load_listed(keys + at * (CAP + MORE) + first, reads + row * 2 * L, lo, count, LT)
         key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
         value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
-        # Keys are rows here, so that products with queries need no other layout.
-        shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
-        seen = shown
+        d_key, d_value = tl.zeros([LT, BD], tl.float32), tl.zeros([LT, BE], tl.float32)
         if LEARN:
             z = tl.load(reads + (row * 2 + 1) * L + j, mask=j >= 0, other=-1)
-            counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
-            seen = shown | counted
-            gate = tl.zeros([LT, Q], tl.float32)
-        d_key, d_value = tl.zeros([LT, BD], tl.float32), tl.zeros([LT, BE], tl.float32)
-        for head in range(0, R):
-            of_row = (row * R + head) * T + p
-            sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-            mine = tl.load(delta + of_row, mask=p < T, other=0.0)
-            query = load_keys(q + head * sqh, sqt, p, T, D, BD)
-            pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
-            scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
+            u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
+            d_score = tl.zeros([LT], tl.float32)
+        for place in range(segment * Q, segment * Q + Q, QT):
+            p = place + tl.arange(0, QT)
+            s = first_exact(p, W, B)
+            # Keys are rows here, so that products with queries need no other layout.
+            shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
+            seen = shown
             if LEARN:
-                # What a key that is not selected would weigh, at most.
-                most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
-                scores = tl.where(scores > most[None, :], most[None, :], scores)
-            weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
-            slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
+                counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
+                seen = shown | counted
+                gate = tl.zeros([LT, QT], tl.float32)
+            for head in range(R):
+                of_row = (row * R + head) * T + p
+                sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
+                mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+                query = load_keys(q + head * sqh, sqt, p, T, D, BD)
+                pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
+                scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
+                if LEARN:
+                    # What a key that is not selected would weigh, at most.
+                    most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
+                    scores = tl.where(scores > most[None, :], most[None, :], scores)
+                weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
+                slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
+                if LEARN:
+                    gate += slope
+                    slope = tl.where(shown, slope, 0.0)
+                    weights = tl.where(shown, weights, 0.0)
+                if selects:
+                    d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
+                    d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
             if LEARN:
-                gate += slope
-                slope = tl.where(shown, slope, 0.0)
-                weights = tl.where(shown, weights, 0.0)
-            if selects:
-                d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
-                d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
+                between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
+                soft = tl.sigmoid(u[:, None] - between[None, :])
+                d_score += tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
         cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
         since = segment - first_segment(j, W, B, Q)
         if selects:
@@ -134,12 +142,8 @@ def listed_gradients(
             tl.store(into + cols[None, :], d_key * scale, mask=there & (cols < D)[None, :])
             tl.store(into + D + value_cols[None, :], d_value, mask=there & (value_cols < E)[None, :])
         if LEARN:
-            between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
-            u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
-            soft = tl.sigmoid(u[:, None] - between[None, :])
-            total = tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
             into = row * NS * (CAP + MORE) + _begin(ends + (row * 2 + 1) * L, j) + since
-            tl.store(part_score + into, total, mask=z >= 0)
+            tl.store(part_score + into, d_score, mask=z >= 0)
 
 
 @triton.jit
@@ -149,7 +153,7 @@ def key_gradients(
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
     R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
-    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    QT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
@@ -162,10 +166,10 @@ def key_gradients(
     key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
     value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
     d_key, d_value = tl.zeros([KT, BD], tl.float32), tl.zeros([KT, BE], tl.float32)
-    for lo in range(lowest, tl.minimum(lowest + KT + W - 1, T), Q):
-        p = lo + tl.arange(0, Q)
+    for lo in range(lowest, tl.minimum(lowest + KT + W - 1, T), QT):
+        p = lo + tl.arange(0, QT)
         s = first_exact(p, W, B)
-        for head in range(0, R):
+        for head in range(R):
             of_row = (row * R + head) * T + p
             sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
             mine = tl.load(delta + of_row, mask=p < T, other=0.0)
@@ -182,7 +186,7 @@ def key_gradients(
     # Of a key that never leaves the window there are no rows.
     begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
     rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
-    for i in range(0, tl.max(rows, 0)):
+    for i in range(tl.max(rows, 0)):
         of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
         there = (i < rows)[:, None]
         d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
@@ -195,6 +199,6 @@ def key_gradients(
         begin = _begin(ends + (row * 2 + 1) * L, tl.minimum(j, L))
         rows = tl.load(ends + (row * 2 + 1) * L + j, mask=j < L, other=0) - begin
         total = tl.zeros([KT], tl.float32)
-        for i in range(0, tl.max(rows, 0)):
+        for i in range(tl.max(rows, 0)):
             total += tl.load(part_score + row * NS * (CAP + MORE) + begin + i, mask=i < rows, other=0.0)
         tl.store(d_score + row * T + j, total, mask=j < T)

@@ -52,7 +52,7 @@ def thresholds(
         enough = count >= wanted
         low, high = tl.where(enough, half, low), tl.where(enough, high, half)
     tl.store(least + (row * 2 + which) * NW + window, low)
-    if LEARN:
+    if LEARN:  # noqa: SIM102 (known before the kernel is compiled, and the next is not)
         if which == 0:
             score += row * T
             below, last, after = -1, 0.0, 0.0

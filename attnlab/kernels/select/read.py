@@ -15,7 +15,7 @@ __all__ = ["load_listed", "near_scores", "read", "selected_by"]
 
 @triton.jit
 def load_listed(keys, reads, lo, count, LT: tl.constexpr):
-    """Some keys of a list and the last windows before which they are selected; beyond the list keys that no query reads."""
+    """Some keys of a list and the last windows before which they are selected; -1 beyond the list."""
     at = lo + tl.arange(0, LT)
     j = tl.load(keys + at, mask=at < count, other=-1)
     return j, tl.load(reads + j, mask=at < count, other=-1)

@@ -131,8 +131,114 @@ def errors(case: Case) -> dict[str, float]:
     return result | {name: relative(a, b) for name, a, b in zip(("dq", "dk", "dv", "du"), got, wanted, strict=False)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+def unusual(case: Case) -> str:
+    """What a case has that is not usual."""
+    usual = Case()
+    return ",".join(f"{name}={value}" for name, value in vars(case).items() if value != getattr(usual, name)) or "usual"
+
+
+@pytest.mark.parametrize("case", CASES, ids=unusual)
 def test_output_and_gradients(case: Case) -> None:
     worst = errors(case)
     # Large scores are rounded to fewer digits behind the point.
     assert max(worst.values()) < BOUND[case.dtype] * max(1.0, case.scale / 10), worst
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES + LARGE, ids=unusual)
+def test_output_and_gradients_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
+    worst = errors(replace(case, dtype=dtype))
+    assert max(worst.values()) < BOUND[dtype] * max(1.0, case.scale / 10), worst
+
+
+@pytest.mark.gpu
+def test_the_same_inputs_give_the_same_bits() -> None:
+    """Sums are in a fixed order, so an interrupted run ends where another does."""
+    case = replace(LARGE[0], dtype=torch.bfloat16)
+    tensors = inputs(case)
+    results = []
+    for _ in range(3):
+        out = computed(case, tensors)
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), tensors)))
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Mechanisms take kernels for tensors of this device."""
+    monkeypatch.setattr(selected, "_on_gpu", lambda _: True)
+    return monkeypatch
+
+
+def call_of(length: int, **settings: object) -> AttentionCall:
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, count, length, 16, device=DEVICE) for count in (2, 1, 1))
+    return AttentionCall(q, k, v, x=torch.randn(2, length, 7, device=DEVICE), causal=True, **settings)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_the_mechanism_takes_them_where_they_serve(served: bool, on_gpu: pytest.MonkeyPatch) -> None:
+    """The same output and gradients of parameters; padding stays in PyTorch."""
+    seen = None if served else torch.arange(70, device=DEVICE).expand(2, -1) > 10
+    call, mech = call_of(70, key_visible=seen), al.AbcSelect(slots=3, window=16, sinks=2)
+    launched = []
+    on_gpu.setattr(
+        "attnlab.kernels.select.select_attention",
+        lambda *args, **how: launched.append(how) or select_attention(*args, **how),
+    )
+    by_kernel = mech(call)
+    assert bool(launched) == served
+    on_gpu.setattr(selected, "_on_gpu", lambda _: False)
+    want, pull, parameters = mech(call), torch.randn_like(by_kernel), list(mech.parameters())
+    assert relative(by_kernel, want) < BOUND[torch.float32]
+    got, slopes = (torch.autograd.grad(out, parameters, pull) for out in (by_kernel, want))
+    for a, b in zip(got, slopes, strict=True):
+        assert relative(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("where", ["x", "k", "v", "q"])
+def test_nan_reaches_the_output(where: str, on_gpu: pytest.MonkeyPatch) -> None:
+    """Of what is read; scores that are no numbers are highest, so such a key is read ever after."""
+    call, mech = call_of(90), al.AbcSelect(slots=2, window=16, sinks=0)
+    with torch.no_grad():
+        mech.weights(call)
+        # The first keys are kept.
+        mech.recency.fill_(-1e4)
+        getattr(call, where)[0, ..., 70, :] = torch.nan
+        out = mech(call)
+    assert out[0, :, 70 if where == "q" else slice(70, 80)].isnan().all()
+    assert where != "x" or out[0, :, 70:].isnan().all()
+    assert out[0, :, :64].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+def test_compiled_equals_eager() -> None:
+    made = inputs(Case(length=40))
+    merit = made[3].detach().argsort(-1).argsort(-1)
+
+    def loss(*tensors: Tensor) -> Tensor:
+        out = select_attention(*tensors, merit, slots=3, window=16, block=16, sinks=1, spare=1, clamp=3.0)
+        return out.square().sum()
+
+    eager = torch.autograd.grad(loss(*made), made)
+    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*made), made)
+    for a, b in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_sizes_that_they_are_not_made_for() -> None:
+    fits = {"slots": 64, "sinks": 4, "heads": 3}
+    assert supports(64, 48, torch.bfloat16, **fits)
+    assert not supports(64, 64, torch.float64, **fits)
+    assert not supports(256, 64, torch.bfloat16, **fits)
+    for name, value in (("slots", 2000), ("sinks", 100), ("heads", 5000)):
+        assert not supports(64, 64, torch.bfloat16, **{**fits, name: value})
+    q, k, v, score = inputs(Case(length=20))
+    merit = score.argsort()
+    with pytest.raises(ValueError, match="blocks of 10, window 25"):
+        select_attention(q, k, v, score, merit, slots=2, window=25, block=10, sinks=0)
+    with pytest.raises(ValueError, match="do not agree"):
+        select_attention(q, k, v[:, :, 1:], score, merit, slots=2, window=16, block=16, sinks=0)
