@@ -23,8 +23,9 @@ DTYPES = (torch.bfloat16, torch.float16, *((torch.float32,) if INTERPRETED else 
 MOST_WIDTH, MOST_SLOTS, MOST_SINKS = 128, 1024, 64
 # The heads of a group are an axis of the grid.
 MOST_GROUP = 1024
-# Queries of a segment.
+# Queries of a segment, and tokens whose ranks a program holds at once.
 SEGMENT = 64
+MOST_RANKS = 4096
 # Keys of a tile, warps, stages of loads and registers of a thread, for heads of up to 64 columns and for wider ones:
 # three or four programs of a multiprocessor hide each other's waiting. Compiled for sm_90, next to nothing is spilled.
 TILES = {
@@ -101,7 +102,7 @@ def _options(
     tile, warps, stages, registers = TILES[kernel][max(columns, value_columns) > 64]
     values: dict[str, Any] = {
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QT": 32, "CAP": room,
-        "MORE": more, "MT": min(4096, triton.next_power_of_2(max(1, left))), "WHOLE": left <= 4096,
+        "MORE": more, "MT": min(MOST_RANKS, triton.next_power_of_2(max(1, left))), "WHOLE": left <= MOST_RANKS,
         "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
         "BE": value_columns, "KT": tile, "LT": tile,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),

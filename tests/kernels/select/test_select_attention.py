@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 import attnlab as al
 from attnlab.attention import AttentionCall, grouped, ungrouped
-from attnlab.kernels.select import select_attention, supports
+from attnlab.kernels.select import attention, select_attention, supports
 from attnlab.mechanisms._bounded import selected
 from attnlab.mechanisms._bounded.continued import fitted_window
 from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
@@ -142,6 +142,14 @@ def test_output_and_gradients(case: Case) -> None:
     worst = errors(case)
     # Large scores are rounded to fewer digits behind the point.
     assert max(worst.values()) < BOUND[case.dtype] * max(1.0, case.scale / 10), worst
+
+
+def test_more_tokens_than_a_program_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MOST_RANKS", 32)
+    # Constants of other calls are kept.
+    monkeypatch.setattr(attention, "_options", attention._options.__wrapped__)
+    worst = errors(Case(length=117, slots=11))
+    assert max(worst.values()) < BOUND[torch.float32], worst
 
 
 @pytest.mark.gpu
