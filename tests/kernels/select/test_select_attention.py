@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -235,6 +238,18 @@ def test_compiled_equals_eager() -> None:
     compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*made), made)
     for a, b in zip(compiled, eager, strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.slow
+def test_they_compile_for_a_gpu_that_is_not_there() -> None:
+    """What Triton's interpreter takes, its compiler may refuse; shared memory is what an H100 has for a program."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-m", "tests.kernels.select.compiled_ahead"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shared = [int(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(shared) == 42
+    assert max(shared) < 232_448
 
 
 def test_sizes_that_they_are_not_made_for() -> None:
