@@ -254,7 +254,7 @@ def select_errors(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) ->
 
 
 def select_times(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
-    """abc-select by its kernels, and by PyTorch, compiled as distillation does it, beside SDPA; scores learned or not."""
+    """abc-select by its kernels, and by PyTorch, compiled as distillation does it, beside SDPA."""
     del shapes
     torch.set_float32_matmul_precision("high")
     for shape in SELECT_SHAPES:
