@@ -5,7 +5,8 @@
 
 All sides replay one captured step of the whole model, embedding to logits. Softmax reads a static cache of as many
 tokens, filled with random keys: what is in them costs nothing. A converted model has read a prompt, which its memory is
-as large after as after any longer one; heads that a plan leaves with softmax have read as many tokens as the cache has.
+as large after as after any longer one; heads that a plan leaves with softmax have read as many tokens as the cache has,
+and every replay goes on with one more token, for which they have room.
 ``--tiny`` runs a small random model on a CPU, without graphs, to see that everything fits together.
 """
 
@@ -63,7 +64,15 @@ def bounded_step(model: nn.Module, batch: int, length: int) -> tuple[Callable[[]
     ids = torch.randint(model.config.vocab_size, (batch, length), generator=generator).to(model.device)
     for part in ids.split(PART, 1):
         model.base_model(part, past_key_values=cache, use_cache=True)
-    return lambda: model(ids[:, :1], past_key_values=cache, use_cache=True).logits, cache
+    position = torch.full((1,), length, device=model.device)
+
+    def step() -> Any:
+        out = model(ids[:, :1], past_key_values=cache, use_cache=True, position_ids=position.expand(batch, 1))
+        # On the device, so that replays go on.
+        position.add_(1)
+        return out.logits
+
+    return step, cache
 
 
 def plain_ms(job: Callable[[], Any]) -> float:
@@ -106,7 +115,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     args = parser.parse_args()
     if args.tiny:
-        args.batch, args.lengths, args.mechanisms = 2, [40], ["abc-select:slots=4,window=8,sinks=1,block=4"]
+        args.batch, args.lengths, spec = 2, [40], "abc-select:slots=4,window=8,sinks=1,block=4"
+        args.mechanisms = [spec, f"per-group:groups=softmax/{spec.replace(',', ';')}"]
     table = []
     for row in rows(args):
         table.append(row)

@@ -1,7 +1,8 @@
-"""abc-hybrid's kernels: errors against the PyTorch path, then times beside torch's SDPA in the same run on one GPU.
+"""abc-hybrid's and abc-select's kernels: errors against PyTorch, then times beside torch's SDPA in one run on a GPU.
 
 python benchmarks/hybrid_gpu.py [--part errors ...] [--write benchmarks/results/hybrid_gpu.json]. Times are medians of
-CUDA-graph replays. --tiny runs small sizes on a CPU by Triton's interpreter (TRITON_INTERPRET=1), without times.
+CUDA-graph replays. --tiny runs small sizes on a CPU by Triton's interpreter (TRITON_INTERPRET=1), without times. The
+parts of abc-select begin with select; select-tiles times other tiles of its kernels and is run only where named.
 """
 
 from __future__ import annotations
@@ -9,21 +10,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 if "--tiny" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from abc_gpu import forward_and_both, graph_ms
+from abc_gpu import eager_ms, forward_and_both, graph_ms
 from kernel_parts import Row, run_parts
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnlab as al
+from attnlab.attention import grouped, ungrouped
 from attnlab.kernels.hybrid import hybrid_attention, hybrid_step
+from attnlab.kernels.select import attention as select_kernels
+from attnlab.kernels.select import select_attention
 from attnlab.mechanisms._bounded.hybrid_cache import WriteControl
+from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
+from attnlab.mechanisms._device import compiled_parts, without_kernels
 
 
 class Shape(NamedTuple):
@@ -77,8 +83,6 @@ def made(shape: Shape, device: str, dtype: torch.dtype) -> list[Tensor]:
 
 def errors(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
     """||kernels - PyTorch in float32|| / ||PyTorch|| of the output and of all gradients, at most 4,096 tokens."""
-    from attnlab.mechanisms._device import without_kernels
-
     for shape in shapes:
         shape = shape._replace(B=1, T=min(shape.T, 4096))
         ours = made(shape, device, dtype)
@@ -118,21 +122,26 @@ def times(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterato
 
 def launches(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
     """The time of every kernel of both passes, at the first two shapes."""
-    from torch.profiler import ProfilerActivity, profile
-
     for shape in shapes[:2]:
         ours = made(shape, device, dtype)
-        pull = torch.randn_like(ours[0])
-        job = partial(_both, ours, shape, pull)
-        for _ in range(3):
+        job = partial(_both, ours, shape, torch.randn_like(ours[0]))
+        for kernel, us in kernel_times(job):
+            yield {"T": shape.T, "D": shape.D, "kernel": kernel, "us": us}
+
+
+def kernel_times(job: Callable[[], Any]) -> Iterator[tuple[str, float]]:
+    """The kernels of a job, with their microseconds in one run of it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(3):
+        job()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
             job()
         torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for _ in range(5):
-                job()
-            torch.cuda.synchronize()
-        for event in profiler.key_averages():
-            yield {"T": shape.T, "D": shape.D, "kernel": event.key[:60], "us": event.device_time_total / 5}
+    for event in profiler.key_averages():
+        yield event.key[:60], event.device_time_total / 5
 
 
 def _both(ours: list[Tensor], shape: Shape, pull: Tensor) -> tuple[Tensor, ...]:
@@ -172,11 +181,152 @@ def _step(shape: Shape, device: str, dtype: torch.dtype) -> tuple[Callable[[], T
     ), q  # fmt: skip
 
 
+SELECTED = {"slots": 56, "window": 64, "sinks": 4, "block": 16}
+SELECT_SHAPES = (
+    Shape(16, 9, 3, 2048, 64, **SELECTED),
+    Shape(32, 9, 3, 1024, 64, **SELECTED),
+    Shape(16, 8, 8, 2048, 128, **SELECTED),
+    Shape(32, 8, 8, 1024, 128, **SELECTED),
+)
+TINY_SELECT = (Shape(1, 3, 1, 150, 16, 5, 32, 2, 16),)
+# Other tiles of abc-select's kernels: keys of a tile, warps, stages of loads, registers of a thread.
+OTHER_TILES = {
+    "read": ((64, 4, 1, 128), (64, 4, 3, 168), (32, 4, 2, 128), (32, 4, 3, 128), (128, 8, 2, 128)),
+    "query_gradients": ((64, 4, 1, 168), (64, 4, 2, 128), (64, 4, 2, 255), (32, 4, 2, 128), (64, 8, 2, 128)),
+    "listed_gradients": ((64, 4, 2, 168), (64, 4, 1, 255), (64, 4, 2, 255), (64, 4, 1, 128), (32, 4, 1, 128)),
+    "key_gradients": ((64, 4, 2, 168), (64, 4, 1, 255), (64, 4, 2, 255), (64, 4, 1, 128), (32, 4, 1, 128)),
+}
+
+
+class Selecting(NamedTuple):
+    """One call of abc-select: q, k, v and scores, and how it reads them."""
+
+    tensors: list[Tensor]
+    rules: Selection
+    learn: bool
+
+    def tokens(self) -> Tokens:
+        _, k, v, score = self.tensors
+        return Tokens(k, v, score, torch.arange(k.shape[2], dtype=torch.int32, device=k.device).expand(k.shape[:3]))
+
+    def by_kernels(self) -> Tensor:
+        spare = read_at_most(self.rules, learn=self.learn) - self.rules.slots
+        merit = merits(self.tokens(), self.rules)
+        q, k, v, score = self.tensors
+        return select_attention(q, k, v, score, merit, **self.rules._asdict(), spare=spare, clamp=LARGEST)
+
+    def by_torch(self) -> Tensor:
+        q, k = self.tensors[:2]
+        newest = torch.arange(k.shape[2], device=k.device).expand(k.shape[0], -1)
+        rows, size = grouped(q, q.shape[1] // k.shape[1]), self.rules.block
+        with without_kernels():
+            out = attend(rows, newest, self.tokens(), self.rules, learn=self.learn, size=size, states=0)
+        return ungrouped(out)
+
+    def leaves(self) -> list[Tensor]:
+        return self.tensors[: 3 + self.learn]
+
+
+def selecting(shape: Shape, device: str, dtype: torch.dtype, *, learn: bool) -> Selecting:
+    q, k, v, _ = made(shape, device, dtype)
+    score = torch.randn(shape.B, shape.G, shape.T, device=device).requires_grad_(learn)
+    return Selecting([q, k, v, score], Selection(slots=shape.slots, **shape.memory, scale=shape.D**-0.5), learn)
+
+
+def select_errors(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
+    """Of kernels and of the PyTorch path, both in ``dtype``, to that path in float32: relative, and the largest."""
+    del shapes
+    for shape in TINY_SELECT if device == "cpu" else SELECT_SHAPES:
+        ours = selecting(shape._replace(B=1), device, dtype, learn=True)
+        exact = ours._replace(tensors=[t.detach().float().requires_grad_() for t in ours.tensors])
+        expected = exact.by_torch()
+        pull = torch.randn_like(expected).to(dtype)
+        wanted = (expected, *torch.autograd.grad(expected, exact.leaves(), pull.float()))
+        for name, attended in (("kernels", ours.by_kernels), ("PyTorch", ours.by_torch)):
+            out = attended().to(dtype)
+            row = {**shape._asdict(), "by": name}
+            for tensor, a, b in zip(
+                ("out", "dq", "dk", "dv", "du"), (out, *torch.autograd.grad(out, ours.leaves(), pull)), wanted,
+                strict=True,
+            ):  # fmt: skip
+                row |= {f"error of {tensor}": relative(a, b), f"largest of {tensor}": (a - b).abs().max().item()}
+            yield row
+
+
+def select_times(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
+    """abc-select by its kernels, and by PyTorch, compiled as distillation does it, beside SDPA."""
+    del shapes
+    torch.set_float32_matmul_precision("high")
+    for shape in SELECT_SHAPES:
+        q, k, v, _ = made(shape, device, dtype)
+        exact = partial(sdpa, q, k, v, is_causal=True, enable_gqa=shape.H != shape.G)
+        exact_ahead, exact_both = forward_and_both(exact, [q, k, v])
+        for learn in (True, False):
+            call = selecting(shape, device, dtype, learn=learn)
+            ahead, both = forward_and_both(call.by_kernels, call.leaves())
+            row = shape._asdict() | {
+                "learn": learn, "forward ms": ahead, "both ms": both, "SDPA forward ms": exact_ahead,
+                "SDPA both ms": exact_both, "both / SDPA": both / exact_both,
+            }  # fmt: skip
+            if learn:
+                # Its launches are far shorter than its kernels, so it needs no graph.
+                with compiled_parts(cache(torch.compile)):
+                    torch_ahead, torch_both = forward_and_both(call.by_torch, call.leaves(), eager_ms)
+                row |= {"PyTorch forward ms": torch_ahead, "PyTorch both ms": torch_both}
+                row["PyTorch / kernels"] = torch_both / both
+            yield row
+    torch.set_float32_matmul_precision("highest")
+
+
+def select_launches(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
+    """The time of every kernel of the whole mechanism's training step, scores from x included, at the first shape."""
+    del shapes
+    shape = SELECT_SHAPES[0]
+    q, k, v, _ = made(shape, device, dtype)
+    x = torch.randn(shape.B, shape.T, shape.H * shape.D, device=device, dtype=dtype).requires_grad_()
+    mech = al.AbcSelect(slots=shape.slots, **shape.memory)
+    out = mech(al.AttentionCall(q, k, v, x=x, causal=True))
+    pull, leaves = torch.randn_like(out), [q, k, v, x, *mech.parameters()]
+    job = partial(_mechanism_step, mech, al.AttentionCall(q, k, v, x=x, causal=True), leaves, pull)
+    yield {"kernel": "all, in a graph", "us": 1e3 * graph_ms(job)}
+    for kernel, us in kernel_times(job):
+        yield {"kernel": kernel, "us": us}
+
+
+def _mechanism_step(mech: Any, call: al.AttentionCall, leaves: list[Tensor], pull: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(mech(call), leaves, pull)
+
+
+def select_tiles(shapes: tuple[Shape, ...], device: str, dtype: torch.dtype) -> Iterator[Row]:
+    """Both passes with other tiles of one kernel at a time."""
+    del shapes
+    for shape in (SELECT_SHAPES[0], SELECT_SHAPES[2]):
+        call, wide = selecting(shape, device, dtype, learn=True), shape.D > 64
+        yield {"D": shape.D, "kernel": "as they are", "both ms": forward_and_both(call.by_kernels, call.leaves())[1]}
+        for kernel, choices in OTHER_TILES.items():
+            usual = select_kernels.TILES[kernel]
+            for choice in choices:
+                select_kernels.TILES[kernel] = (usual[0], choice) if wide else (choice, usual[1])
+                select_kernels._options.cache_clear()
+                try:
+                    both = forward_and_both(call.by_kernels, call.leaves())[1]
+                    yield {"D": shape.D, "kernel": kernel, "tile": choice, "both ms": both}
+                except Exception as error:
+                    # A choice that does not fit the card must not end the others.
+                    yield {"D": shape.D, "kernel": kernel, "tile": choice, "fails": str(error)[:80]}
+            select_kernels.TILES[kernel] = usual
+            select_kernels._options.cache_clear()
+
+
 PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "errors": errors,
     "times": times,
     "decode": decode,
     "launches": launches,
+    "select-errors": select_errors,
+    "select-times": select_times,
+    "select-launches": select_launches,
+    "select-tiles": select_tiles,
 }
 
 
@@ -184,7 +334,8 @@ def main() -> None:
     # Autograd's own thread would add host time that a training step of many layers hides.
     torch.autograd.set_multithreading_enabled(False)
     full, tiny = (SHAPES, "cuda", torch.bfloat16), (TINY, "cpu", torch.float32)
-    run_parts("hybrid_gpu", __doc__, PARTS, full=full, tiny=tiny, paper="ABC")
+    usual = [part for part in PARTS if part != "select-tiles"]
+    run_parts("hybrid_gpu", __doc__, PARTS, full=full, tiny=tiny, usual=usual, paper="ABC")
 
 
 if __name__ == "__main__":

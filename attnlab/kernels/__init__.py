@@ -2,10 +2,10 @@
 
 ``abc`` ABC_MLP and other slots, forward, backward and one step; ``decoding`` one step of linear attention, and slots
 that are only read; ``effective`` effective attention; ``guided`` attention with errors to patterns; ``hybrid``
-abc-hybrid, forward, backward and one step; ``ragged`` one step over keys whose number differs by head; ``select_step``
-one step of abc-select; ``statistics`` softmax attention with statistics of its weights. Files that end in ``_triton``
-hold kernels, and others prepare their arguments (``abc`` and ``hybrid`` list their own). ``launching`` is how all but
-``guided`` are launched.
+abc-hybrid, forward, backward and one step; ``ragged`` one step over keys whose number differs by head; ``select``
+abc-select, forward, backward and one step; ``statistics`` softmax attention with statistics of its weights. Files that
+end in ``_triton`` hold kernels, and others prepare their arguments (``abc``, ``hybrid`` and ``select`` list their own).
+``launching`` is how all but ``guided`` are launched.
 """
 
 import importlib.util

@@ -164,10 +164,9 @@ class AbcSelect(Mechanism, nn.Module):
         )
         whole = aligned and call.causal and call.offset == 0 and n_q == longest
         size = min(CHUNK if not call.causal else rules.block, n_q)
-        kind = torch.promote_types(call.q.dtype, torch.float32)
+        states = 0 if whole else 1 if one or aligned else 2
         with no_autocast(call.q):
-            q = grouped(call.q, call.groups).to(kind)
-            states = 0 if whole else 1 if one or aligned else 2
+            q = grouped(call.q, call.groups)
             out = attend(q, newest, tokens, rules, learn=learn, size=size, states=states)
         return ungrouped(out).to(call.q.dtype)
 
@@ -296,10 +295,10 @@ def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ..
         return None
     if call.k.dtype != kept[0].dtype or not all(t.is_contiguous() for t in kept):
         return None
-    from attnlab.kernels.select_step import select_step, supports
+    from attnlab.kernels.select import select_step, supports_step
 
     d, e = call.k.shape[-1], call.v.shape[-1]
-    if not supports(d, e, call.q.dtype, keys=mech.size, heads=call.groups):
+    if not supports_step(d, e, call.q.dtype, keys=mech.size, heads=call.groups):
         return None
     assert call.x is not None, "refused before"
     mech._make_parameters(call)

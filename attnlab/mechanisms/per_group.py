@@ -11,11 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, LayerCache, Mechanism
+from attnlab.mechanisms._device import kernels_may_run
 from attnlab.mechanisms.per_head import MixedHeads, per_head, split_specs
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import mechanism, register, spec_of
-from attnlab.shapes import Bool, Int
+from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["GroupCaches", "KeysOfGroups", "PerGroup", "Run", "call_of_run", "per_group"]
+
+
+# A buffer of keys that is full gets room for one more in so many.
+AHEAD = 32
 
 
 class Run(NamedTuple):
@@ -112,7 +118,7 @@ class PerGroup(MixedHeads, nn.Module):
     def make_cache(self, batch: int, capacity: int) -> GroupCaches | None:
         """A past for each part; None where every part keeps all keys and values."""
         caches = [self._part(first).make_cache(batch, capacity) for first in sorted(set(self._firsts))]
-        return GroupCaches(caches) if any(cache is not None for cache in caches) else None
+        return GroupCaches(caches, capacity) if any(cache is not None for cache in caches) else None
 
     def cache_bytes(self, *, length: int, d: int, e: int, dtype: torch.dtype) -> int:
         """The mean over key/value heads."""
@@ -127,8 +133,8 @@ class PerGroup(MixedHeads, nn.Module):
 class GroupCaches:
     """The ``LayerCache`` of ``PerGroup``: that of each part; heads whose part has none keep all keys and values."""
 
-    def __init__(self, caches: Sequence[LayerCache | None]) -> None:
-        self.caches: list[Any] = [KeysOfGroups() if cache is None else cache for cache in caches]
+    def __init__(self, caches: Sequence[LayerCache | None], capacity: int = 0) -> None:
+        self.caches: list[Any] = [KeysOfGroups(capacity) if cache is None else cache for cache in caches]
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
@@ -152,45 +158,140 @@ class GroupCaches:
 
 
 class KeysOfGroups:
-    """The ``LayerCache`` of some heads that keep every key and value."""
+    """The ``LayerCache`` of some heads that keep every key and value, in buffers with room for some more.
 
-    def __init__(self) -> None:
+    How many there are is counted on the device, where the next ones are written: a step of one token that is captured
+    in a CUDA graph goes on at every replay, as long as there is room.
+    """
+
+    def __init__(self, capacity: int = 0) -> None:
+        self.capacity = capacity
         self.k: Tensor | None = None
         self.v: Tensor | None = None
         # None while every key may be seen.
         self.visible: Tensor | None = None
+        # The keys of each head, (b g); the same for all.
+        self.counts: Int[Tensor, " n"] | None = None
+        self.length, self.was_captured = 0, False
 
     def attend(
         self, mechanism: Mechanism, call: AttentionCall, *, key_visible: Bool[Tensor, "b k"] | None
     ) -> tuple[AttentionCall, Tensor]:
         """Attend over all keys so far; which of them may be seen is known from the calls that brought them."""
-        past = 0 if self.k is None else self.k.shape[2]
-        self.visible = self._seen(call, past)
-        # A copy also of the first keys, which are a view of those of all heads.
-        self.k = call.k.clone() if self.k is None else torch.cat([self.k, call.k], 2)
-        self.v = call.v.clone() if self.v is None else torch.cat([self.v, call.v], 2)
-        offset = past if call.causal else 0
-        full = replace(call, k=self.k, v=self.v, key_visible=self.visible, offset=offset)
-        return full, mechanism(full)
+        past = self._past(call.k)
+        self.length = past + call.k.shape[2]
+        if self.counts is None:
+            self.counts = torch.zeros(call.k.shape[0] * call.k.shape[1], dtype=torch.int32, device=call.k.device)
+        if torch.is_grad_enabled():
+            self._append(call, past)
+        else:
+            self._make_room(call, past)
+            self._write(call, self.counts)
+        self.counts += call.k.shape[2]
+        assert self.k is not None
+        assert self.v is not None
+        k, v = self.k[:, :, : self.length], self.v[:, :, : self.length]
+        seen = None if self.visible is None else self.visible[:, : self.length]
+        full = replace(call, k=k, v=v, key_visible=seen, offset=past if call.causal else 0)
+        out = self._step_by_kernel(mechanism, full)
+        return full, mechanism(full) if out is None else out
 
-    def _seen(self, call: AttentionCall, past: int) -> Bool[Tensor, "b k"] | None:
-        if call.key_visible is None and self.visible is None:
+    def _past(self, t: Tensor) -> int:
+        """The keys so far; replays of a captured step have counted on the device alone."""
+        if _is_captured(t):
+            self.was_captured = True
+        elif self.was_captured and self.counts is not None:
+            self.length = int(self.counts[0])
+        return self.length
+
+    def _append(self, call: AttentionCall, past: int) -> None:
+        """New tensors: what was read before may be needed for its gradient, so nothing is written over."""
+        # A copy also of the first keys, which are a view of those of all heads.
+        self.k = call.k.clone() if self.k is None else torch.cat([self.k[:, :, :past], call.k], 2)
+        self.v = call.v.clone() if self.v is None else torch.cat([self.v[:, :, :past], call.v], 2)
+        if self.visible is not None or call.key_visible is not None:
+            self.visible = self._flags(call, past, self.length)
+            if call.key_visible is not None:
+                self.visible[:, past:] = call.key_visible
+
+    def _make_room(self, call: AttentionCall, past: int) -> None:
+        """Buffers that hold the call's keys too; after the first time, with some room ahead."""
+        flags = call.key_visible is not None and self.visible is None
+        if self.k is not None and self.length <= self.k.shape[2] and not flags:
+            return
+        if _is_captured(call.k):
+            raise ValueError(
+                "a captured step cannot make room for its keys; take a step with the same inputs before the capture"
+            )
+        size = max(self.length + (self.length // AHEAD if past else 0), self.capacity)
+        if flags or self.visible is not None:
+            self.visible = self._flags(call, past, size)
+        self.k, self.v = (_in_buffer(old, new, size, past) for old, new in ((self.k, call.k), (self.v, call.v)))
+
+    def _flags(self, call: AttentionCall, past: int, size: int) -> Bool[Tensor, "b n"]:
+        """Which of ``past`` keys may be seen, and all after them."""
+        flags = torch.ones(call.k.shape[0], size, dtype=torch.bool, device=call.k.device)
+        if self.visible is not None:
+            flags[:, :past] = self.visible[:, :past]
+        return flags
+
+    def _write(self, call: AttentionCall, counts: Int[Tensor, " n"]) -> None:
+        """Put the call's keys where the device's count says."""
+        assert self.k is not None
+        assert self.v is not None
+        index = counts[:1].long() + torch.arange(call.k.shape[2], device=call.k.device)
+        for held, new in ((self.k, call.k), (self.v, call.v)):
+            held.index_copy_(2, index, new.to(held.dtype))
+        if self.visible is not None and call.key_visible is not None:
+            self.visible.index_copy_(1, index, call.key_visible)
+
+    def _step_by_kernel(self, mechanism: Mechanism, full: AttentionCall) -> Float[Tensor, "b h 1 e"] | None:
+        """One token of softmax over the keys that the device counts; None where no kernel does it."""
+        if torch.is_grad_enabled() or full.q.shape[2] != 1 or not _on_gpu(full.q) or type(mechanism) is not Softmax:
             return None
-        b, _, new, _ = call.k.shape
-        before, own = (torch.ones(b, n, dtype=torch.bool, device=call.k.device) for n in (past, new))
-        before = before if self.visible is None else self.visible
-        return torch.cat([before, own if call.key_visible is None else call.key_visible], 1)
+        assert self.k is not None
+        assert self.v is not None
+        assert self.counts is not None
+        from attnlab.kernels.ragged import ragged_attention, serves
+
+        if full.mask is not None or full.bias is not None or not serves(full.q, self.k, self.v):
+            return None
+        b, g, room, _ = self.k.shape
+        starts = torch.arange(0, b * g * room, room, dtype=torch.int32, device=full.q.device)
+        return ragged_attention(
+            full.q, self.k.flatten(0, 2), self.v.flatten(0, 2), starts, self.counts, scale=full.softmax_scale,
+            longest=room, total=b * g * room, visible=self.visible,
+        )  # fmt: skip
 
     def select(self, rows: Int[Tensor, " n"]) -> None:
         """Copy rows."""
-        if self.k is not None and self.v is not None:
+        if self.k is not None and self.v is not None and self.counts is not None:
             self.k, self.v = self.k[rows], self.v[rows]
+            self.counts = self.counts[:1].repeat(self.k.shape[0] * self.k.shape[1])
         if self.visible is not None:
             self.visible = self.visible[rows]
 
     def nbytes(self) -> int:
         """The bytes that are kept."""
         return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
+
+
+def _in_buffer(old: Tensor | None, new: Tensor, size: int, past: int) -> Float[Tensor, "b g n d"]:
+    """A buffer of ``size`` tokens with those that there were."""
+    b, g, _, d = new.shape
+    # Zeros: a mechanism that multiplies hidden values by zero must not meet NaN.
+    buffer = new.new_zeros(b, g, size, d)
+    if old is not None:
+        buffer[:, :, :past] = old[:, :, :past]
+    return buffer
+
+
+def _is_captured(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _on_gpu(t: Tensor) -> bool:
+    return t.is_cuda and kernels_may_run() and not torch.compiler.is_compiling()
 
 
 def per_group(specs: list[str]) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import attnlab as al
 from attnlab.conformance.number_laws import random_calls_keep_their_numbers
-from attnlab.mechanisms.per_group import per_group
+from attnlab.mechanisms.per_group import KeysOfGroups, per_group
+from tests.kernels.bounds import DEVICE
 from tests.tolerance import assert_close
 from tests.unchecked import unchecked
 
@@ -147,3 +148,66 @@ def test_what_it_refuses() -> None:
         unchecked(al.PerGroup, groups=3)
     assert al.PerGroup("abc-mlp:slots=2/softmax").tied_across_layers
     assert per_group(["top-r:r=2"] * 5) == "top-r:r=2"
+
+
+def tokens_of(whole: al.AttentionCall, lo: int, hi: int) -> al.AttentionCall:
+    """Some neighbouring tokens of a call."""
+    assert whole.x is not None
+    seen = None if whole.key_visible is None else whole.key_visible[:, lo:hi]
+    fields = {name: getattr(whole, name)[:, :, lo:hi] for name in ("q", "k", "v")}
+    return replace(whole, **fields, x=whole.x[:, lo:hi], key_visible=seen)
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_keys_are_written_into_room_ahead(hidden: int, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients: steps that change nothing but a place, and a thirty-second part of memory more at most."""
+    steps: list[int] = []
+    if kernels:
+        ragged = pytest.importorskip("attnlab.kernels.ragged")
+        attention = ragged.ragged_attention
+        monkeypatch.setattr(ragged, "ragged_attention", lambda *a, **how: steps.append(1) or attention(*a, **how))
+    monkeypatch.setattr("attnlab.mechanisms.per_group._on_gpu", lambda _: kernels)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 80, 8, device=DEVICE) for heads in (2, 1, 1))
+    seen = (torch.arange(80, device=DEVICE) >= hidden).expand(2, -1) if hidden else None
+    whole = al.AttentionCall(q, k, v, x=torch.zeros(2, 80, 1, device=DEVICE), causal=True, key_visible=seen)
+    keys, softmax, buffers = KeysOfGroups(), al.mechanism("softmax"), set()
+    with torch.no_grad():
+        outs = [keys.attend(softmax, tokens_of(whole, 0, 64), key_visible=None)[1]]
+        for t in range(64, 80):
+            full, out = keys.attend(softmax, tokens_of(whole, t, t + 1), key_visible=None)
+            outs.append(out)
+            buffers.add(keys.k.data_ptr())
+            assert full.k.shape[2] == t + 1
+            assert keys.k.shape[2] <= (t + 1) * 33 / 32
+    assert len(steps) == 16 * kernels
+    # Room for two or three at a time, so at most every other step copies.
+    assert len(buffers) <= 8
+    assert_close(torch.cat(outs, 2)[:, :, hidden:], softmax(whole)[:, :, hidden:])
+
+
+@pytest.mark.gpu
+def test_a_captured_step_goes_on_at_every_replay() -> None:
+    from attnlab.measure import captured
+
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 700, 64, device="cuda", dtype=torch.bfloat16) for heads in (6, 2, 2))
+    whole = al.AttentionCall(q, k, v, x=torch.zeros(2, 700, 1, device="cuda"), causal=True)
+    softmax, keys = al.mechanism("softmax"), KeysOfGroups(capacity=700)
+    place = torch.full((1,), 690, device="cuda")
+
+    def step() -> Tensor:
+        at = [t.index_select(2, place) for t in (q, k, v)]
+        place.add_(1)
+        return keys.attend(softmax, al.AttentionCall(*at, causal=True), key_visible=None)[1]
+
+    with torch.no_grad():
+        keys.attend(softmax, tokens_of(whole, 0, 690), key_visible=None)
+        replay, expected = captured(step), softmax(whole)
+        # Three steps before the capture, which computes nothing.
+        for t in range(693, 699):
+            torch.testing.assert_close(replay(), expected[:, :, t : t + 1], rtol=2e-2, atol=2e-2)
+        full, out = keys.attend(softmax, tokens_of(whole, 699, 700), key_visible=None)
+    assert full.k.shape[2] == 700
+    torch.testing.assert_close(out, expected[:, :, 699:], rtol=2e-2, atol=2e-2)

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
+from attnlab.attention import grouped, ungrouped
 from attnlab.chunks import chunk_budget
 from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
-from attnlab.mechanisms._device import compiled_part
+from attnlab.mechanisms._device import compiled_part, kernels_may_run
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "merits", "selected"]
@@ -87,9 +88,13 @@ def attend(
 
     A chunk has queries of one block (``states`` is 1), of two neighbours (2), or is a block of queries and keys of the
     same places from 0 on (0). To ``learn`` scores, keys that are just not selected are read with a weight of zero that
-    has a gradient: that of a weight which its score raises.
+    has a gradient: that of a weight which its score raises. Scores and sums are in at least float32.
     """
     merit = merits(tokens, rules)
+    out = _attend_by_kernel(q, tokens, merit, rules, learn=learn) if states == 0 else None
+    if out is not None:
+        return out
+    q = q.to(torch.promote_types(q.dtype, torch.float32))
     rest = -q.shape[3] % size
     q_all, newest = pad(q, (0, 0, 0, rest)), torch.cat([newest, newest[:, -1:].expand(-1, rest)], 1)
     (b, g, r, n, d), e = q_all.shape, tokens.v.shape[-1]
@@ -107,6 +112,29 @@ def attend(
             out = read(*part, lo // size)
         parts.append(out)
     return torch.cat(parts, 3)[..., : q.shape[3], :]
+
+
+def _attend_by_kernel(
+    q: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool
+) -> Float[Tensor, "b g r q e"] | None:
+    """The outputs where places are numbers of keys, by ``attnlab.kernels.select``; None if it does not serve them."""
+    if not _on_gpu(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
+        return None
+    from attnlab.kernels.select import select_attention, supports
+
+    (_, _, r, _, d), e = q.shape, tokens.v.shape[-1]
+    if not supports(d, e, q.dtype, slots=rules.slots, sinks=rules.sinks, heads=r):
+        return None
+    out = select_attention(
+        ungrouped(q), tokens.k, tokens.v, tokens.score, merit, slots=rules.slots, window=rules.window,
+        block=rules.block, sinks=rules.sinks, scale=rules.scale, clamp=LARGEST,
+        spare=read_at_most(rules, learn=learn) - rules.slots,
+    )  # fmt: skip
+    return grouped(out, r)
+
+
+def _on_gpu(t: Tensor) -> bool:
+    return t.is_cuda and kernels_may_run()
 
 
 def read_at_most(rules: Selection, *, learn: bool) -> int:

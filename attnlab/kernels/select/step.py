@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlab.kernels.hybrid.attention import dense_rows
 from attnlab.kernels.launching import Options, launch
-from attnlab.kernels.select_step_triton import take_and_read
+from attnlab.kernels.select.step_triton import take_and_read
 from attnlab.shapes import Float
 
 __all__ = ["select_step", "supports"]

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import attnlab as al
-from attnlab.kernels.select_step import MOST_KEYS, supports
+from attnlab.kernels.select.step import MOST_KEYS, supports
 from attnlab.mechanisms import abc_select
 from tests.kernels.abc.cases import relative
 from tests.kernels.bounds import BOUND, DEVICE

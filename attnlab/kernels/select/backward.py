@@ -1,0 +1,204 @@
+"""Gradients of the read: of queries, of the listed keys by segments, and of all keys, values and scores."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attnlab.kernels.hybrid.read import LOG2E, load_keys
+from attnlab.kernels.select.choose import first_exact, first_segment
+from attnlab.kernels.select.read import load_listed, near_scores, selected_by
+
+__all__ = ["key_gradients", "listed_gradients", "query_gradients"]
+
+
+@triton.jit
+def query_gradients(
+    q, k, v, keys, counts, reads, out, lse, do,
+    # written
+    dq, delta,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sob, soh, sot, sdb, sdh, sdt, sgb, sgh, sgt, T, L, G, NS, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
+    LT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """dq of a segment of one head's queries, and their <do, out>."""
+    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
+    b, g = row // G, row % G
+    h = g * R + tl.program_id(1)
+    k += b * skb + g * skh
+    v += b * svb + g * svh
+    at = row * NS + segment
+    p = segment * Q + tl.arange(0, Q)
+    s = first_exact(p, W, B)
+    query = load_keys(q + b * sqb + h * sqh, sqt, p, T, D, BD)
+    pull = load_keys(do + b * sdb + h * sdh, sdt, p, T, E, BE)
+    answer = load_keys(out + b * sob + h * soh, sot, p, T, E, BE)
+    mine = tl.sum(pull.to(tl.float32) * answer.to(tl.float32), 1)
+    of_row = (row * R + tl.program_id(1)) * T + p
+    tl.store(delta + of_row, mine, mask=p < T)
+    # Rows that do not exist weigh nothing.
+    sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
+    acc = tl.zeros([Q, BD], tl.float32)
+    begin, end = first_exact(segment * Q, W, B), tl.minimum(segment * Q + Q, T)
+    for lo in range(begin, end, KT):
+        place = lo + tl.arange(0, KT)
+        near_k, near_v = load_keys(k, skt, place, T, D, BD), load_keys(v, svt, place, T, E, BE)
+        near = tl.exp2(near_scores(query, near_k, p, s, place, scale * LOG2E, PREC) - sums[:, None])
+        near = near * (tl.dot(pull, tl.trans(near_v), input_precision=PREC) - mine[:, None])
+        acc += tl.dot(near.to(query.dtype), near_k, input_precision=PREC)
+    for lo in range(0, tl.load(counts + at * 2), LT):
+        j, y = load_listed(keys + at * (CAP + MORE), reads + row * 2 * L, lo, tl.load(counts + at * 2), LT)
+        key, value = load_keys(k, skt, j, T, D, BD), load_keys(v, svt, j, T, E, BE)
+        far = tl.dot(query, tl.trans(key), input_precision=PREC) * (scale * LOG2E)
+        far = tl.exp2(tl.where(selected_by(j, y, s), far, float("-inf")) - sums[:, None])
+        far = far * (tl.dot(pull, tl.trans(value), input_precision=PREC) - mine[:, None])
+        acc += tl.dot(far.to(query.dtype), key, input_precision=PREC)
+    cols = tl.arange(0, BD)
+    mask = (p < T)[:, None] & (cols < D)[None, :]
+    into = dq + b * sgb + h * sgh + p[:, None].to(tl.int64) * sgt + cols[None, :]
+    tl.store(into, (acc * scale).to(dq.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _begin(ends, j):
+    """Where the rows of key j begin: where those of the key before it end."""
+    return tl.load(ends + j - 1, mask=j > 0, other=0)
+
+
+@triton.jit
+def listed_gradients(
+    q, k, v, score, keys, counts, reads, ends, middle, lse, top, delta, do,
+    # written: part (b g, segments CAP, D + E), part_score (b g, segments (CAP + MORE))
+    part, part_score,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, NW, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr,
+    MORE: tl.constexpr, LT: tl.constexpr, QT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr,
+    BE: tl.constexpr, CLAMP: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a tile of a segment's list by all queries of the segment."""
+    row, segment = (tl.program_id(0) // NS).to(tl.int64), tl.program_id(0) % NS
+    b, g = row // G, row % G
+    at = row * NS + segment
+    # Tiles of keys that are selected come first, then those of keys that are only counted.
+    tiles: tl.constexpr = (CAP + LT - 1) // LT
+    selects = tl.program_id(1) < tiles
+    first = tl.where(selects, 0, CAP)
+    count = tl.load(counts + at * 2 + tl.where(selects, 0, 1))
+    tile = tl.program_id(1) - tl.where(selects, 0, tiles)
+    lo = tile * LT
+    if lo < count:
+        q += b * sqb + g * R * sqh
+        do += b * sdb + g * R * sdh
+        j, y = load_listed(keys + at * (CAP + MORE) + first, reads + row * 2 * L, lo, count, LT)
+        key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
+        value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
+        d_key, d_value = tl.zeros([LT, BD], tl.float32), tl.zeros([LT, BE], tl.float32)
+        if LEARN:
+            z = tl.load(reads + (row * 2 + 1) * L + j, mask=j >= 0, other=-1)
+            u = tl.load(score + row * T + j, mask=j >= 0, other=0.0)
+            d_score = tl.zeros([LT], tl.float32)
+        for place in range(segment * Q, segment * Q + Q, QT):
+            p = place + tl.arange(0, QT)
+            s = first_exact(p, W, B)
+            # Keys are rows here, so that products with queries need no other layout.
+            shown = (j[:, None] < s[None, :]) & (s[None, :] <= y[:, None])
+            seen = shown
+            if LEARN:
+                counted = (j[:, None] < s[None, :]) & (s[None, :] <= z[:, None])
+                seen = shown | counted
+                gate = tl.zeros([LT, QT], tl.float32)
+            for head in range(R):
+                of_row = (row * R + head) * T + p
+                sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
+                mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+                query = load_keys(q + head * sqh, sqt, p, T, D, BD)
+                pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
+                scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
+                if LEARN:
+                    # What a key that is not selected would weigh, at most.
+                    most = tl.load(top + of_row, mask=p < T, other=0.0) + CLAMP * LOG2E
+                    scores = tl.where(scores > most[None, :], most[None, :], scores)
+                weights = tl.exp2(tl.where(seen, scores, float("-inf")) - sums[None, :])
+                slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
+                if LEARN:
+                    gate += slope
+                    slope = tl.where(shown, slope, 0.0)
+                    weights = tl.where(shown, weights, 0.0)
+                if selects:
+                    d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
+                    d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
+            if LEARN:
+                between = tl.load(middle + row * NW + s // B, mask=p < T, other=float("-inf"))
+                soft = tl.sigmoid(u[:, None] - between[None, :])
+                d_score += tl.sum(tl.where(counted, gate * soft * (1.0 - soft), 0.0), 1)
+        cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
+        since = segment - first_segment(j, W, B, Q)
+        if selects:
+            there = (j >= 0)[:, None]
+            into = part + (row * NS * CAP + _begin(ends + row * 2 * L, j) + since)[:, None] * (D + E)
+            tl.store(into + cols[None, :], d_key * scale, mask=there & (cols < D)[None, :])
+            tl.store(into + D + value_cols[None, :], d_value, mask=there & (value_cols < E)[None, :])
+        if LEARN:
+            into = row * NS * (CAP + MORE) + _begin(ends + (row * 2 + 1) * L, j) + since
+            tl.store(part_score + into, d_score, mask=z >= 0)
+
+
+@triton.jit
+def key_gradients(
+    q, k, v, ends, lse, delta, do, part, part_score,
+    # written; dv is laid out as dk is
+    dk, dv, d_score,
+    sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
+    QT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
+    tiles = tl.cdiv(T, KT)
+    row, lowest = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles * KT
+    b, g = row // G, row % G
+    q += b * sqb + g * R * sqh
+    do += b * sdb + g * R * sdh
+    j = lowest + tl.arange(0, KT)
+    key = load_keys(k + b * skb + g * skh, skt, j, T, D, BD)
+    value = load_keys(v + b * svb + g * svh, svt, j, T, E, BE)
+    d_key, d_value = tl.zeros([KT, BD], tl.float32), tl.zeros([KT, BE], tl.float32)
+    for lo in range(lowest, tl.minimum(lowest + KT + W - 1, T), QT):
+        p = lo + tl.arange(0, QT)
+        s = first_exact(p, W, B)
+        for head in range(R):
+            of_row = (row * R + head) * T + p
+            sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
+            mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+            query = load_keys(q + head * sqh, sqt, p, T, D, BD)
+            pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
+            scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
+            scores = tl.where((j[:, None] >= s[None, :]) & (j[:, None] <= p[None, :]), scores, float("-inf"))
+            weights = tl.exp2(scores - sums[None, :])
+            slope = weights * (tl.dot(value, tl.trans(pull), input_precision=PREC) - mine[None, :])
+            d_key += tl.dot(slope.to(query.dtype), query, input_precision=PREC)
+            d_value += tl.dot(weights.to(pull.dtype), pull, input_precision=PREC)
+    d_key = d_key * scale
+    cols, value_cols = tl.arange(0, BD), tl.arange(0, BE)
+    # Of a key that never leaves the window there are no rows.
+    begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
+    rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
+    for i in range(tl.max(rows, 0)):
+        of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
+        there = (i < rows)[:, None]
+        d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
+        d_value += tl.load(of_key + D + value_cols[None, :], mask=there & (value_cols < E)[None, :], other=0.0)
+    into = (row * T + j)[:, None]
+    tl.store(dk + into * D + cols[None, :], d_key.to(dk.dtype.element_ty), mask=(j < T)[:, None] & (cols < D)[None, :])
+    tl.store(dv + into * E + value_cols[None, :], d_value.to(dv.dtype.element_ty),
+             mask=(j < T)[:, None] & (value_cols < E)[None, :])  # fmt: skip
+    if LEARN:
+        begin = _begin(ends + (row * 2 + 1) * L, tl.minimum(j, L))
+        rows = tl.load(ends + (row * 2 + 1) * L + j, mask=j < L, other=0) - begin
+        total = tl.zeros([KT], tl.float32)
+        for i in range(tl.max(rows, 0)):
+            total += tl.load(part_score + row * NS * (CAP + MORE) + begin + i, mask=i < rows, other=0.0)
+        tl.store(d_score + row * T + j, total, mask=j < T)

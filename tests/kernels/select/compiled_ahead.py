@@ -1,0 +1,61 @@
+"""Compile the kernels of abc-select for an H100 or H200 without one: python -m tests.kernels.select.compiled_ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attnlab.kernels.select.attention import KERNELS, _options
+
+TARGET = GPUTarget("cuda", 90, 32)
+WHOLE_NUMBERS = ("reads", "lives", "keys", "counts", "ends", "merit", "least")
+FLOATS = ("score", "lse", "top", "middle", "delta", "part", "part_score", "d_score")
+# d, e, query heads of a key head, slots, window, block, sinks, keys that are only counted.
+SHAPES = (
+    (64, 64, 3, 56, 64, 16, 4, 14),
+    (64, 64, 3, 56, 64, 16, 4, 0),
+    (128, 128, 1, 56, 64, 16, 4, 14),
+    (32, 24, 1, 9, 32, 32, 0, 3),
+    (80, 128, 2, 240, 70, 70, 4, 60),
+)
+
+
+def kind(name: str, constants: dict[str, Any], dtype: str) -> str:
+    """The type of a kernel's parameter, by the names that all kernels share."""
+    if name in constants:
+        return "constexpr"
+    if name == "scale":
+        return "fp32"
+    if name in WHOLE_NUMBERS or name in FLOATS:
+        return "*i32" if name in WHOLE_NUMBERS else "*fp32"
+    return f"*{dtype}" if name in ("q", "k", "v", "out", "do", "dq", "dk", "dv") else "i32"
+
+
+def compile_ahead(kernel: Any, shape: tuple[int, ...], dtype: str) -> int:
+    """The bytes of shared memory that the compiled kernel takes."""
+    options = dict(_options(kernel.__name__, *shape, 3.0, 1984, torch.bfloat16))
+    how = {name: options.pop(name) for name in ("num_warps", "num_stages", "maxnreg")}
+    signature = {name: kind(name, options, dtype) for name in kernel.arg_names}
+    constants = {(kernel.arg_names.index(name),): value for name, value in options.items()}
+    # As tensors of whole rows have it: pointers are multiples of 16.
+    aligned = {(i,): [["tt.divisibility", 16]] for i, t in enumerate(signature.values()) if t.startswith("*")}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(source, target=TARGET, options=how)
+    assert compiled.asm["cubin"]
+    shared: int = compiled.metadata.shared
+    return shared
+
+
+def main() -> None:
+    for shape in SHAPES:
+        for kernel in KERNELS:
+            for dtype in ("bf16", "fp16") if shape == SHAPES[0] else ("bf16",):
+                print(shape, kernel.__name__, dtype, compile_ahead(kernel, shape, dtype))
+
+
+if __name__ == "__main__":
+    main()
