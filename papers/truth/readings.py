@@ -1,0 +1,196 @@
+"""Every reading of a prediction: for each head, or for the whole model, a number at each position of the input.
+
+A head's number is the entry of its map in the row of the query, where the prediction is made. Readings of the whole
+model follow the layers (rollout), all queries (gradient) or the input's embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.adapters import record, swap
+from attnlab.attention import AttentionCall, visible
+from attnlab.dynamics import forced_probe
+from attnlab.reading import (
+    ReadingInput,
+    effective_attention,
+    gradient_times_attention,
+    norm_based,
+    output_gradients,
+    rollout,
+)
+from attnlab.reading.effective_norm import effective_norm
+from attnlab.reading.faithfulness import head_output_change
+from attnlab.trace import LayerTrace
+from papers.truth.config import ATTENTION
+
+__all__ = ["MAPS", "WHOLE", "Batch", "Read", "log_probability", "read_batch", "recorded_stack"]
+
+Row = Callable[[LayerTrace], Tensor]
+
+
+def value_norm(layer: LayerTrace) -> Tensor:
+    """|alpha_ij v_j|: the norm-based reading before W_O."""
+    return norm_based(replace(ReadingInput.of(layer), projection=None))
+
+
+# Readings of a recorded layer alone, each a map; they are read in the query's row.
+MAPS: dict[str, Row] = {
+    ATTENTION: lambda layer: layer.weights(),
+    "value norm": value_norm,
+    "norm": norm_based,
+    "effective": lambda layer: effective_attention(layer).weights.abs(),
+    "effective norm": effective_norm,
+    "leave one out": head_output_change,
+}
+# Readings of heads that explain the prediction: by their size, and where they speak for it.
+GRADIENTS = ("gradient", "gradient, signed")
+# Readings without heads.
+WHOLE = ("rollout", "gradient, all queries", "input gradient", "lexical probe", "random")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs with one prediction each: (b, n) tokens and flags, the row and the token of the prediction."""
+
+    inputs: dict[str, Tensor]
+    query: Tensor
+    answer: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """What the readings say: (b, layers, heads, n) of each head, (b, n) of the whole model; and facts (b,)."""
+
+    heads: dict[str, Tensor]
+    whole: dict[str, Tensor]
+    facts: dict[str, Tensor]
+
+
+def log_probability(logits: Tensor, query: Tensor, answer: Tensor) -> Tensor:
+    """log p of each item's answer at its query."""
+    rows = logits[torch.arange(len(query), device=logits.device), query].float()
+    return rows.log_softmax(-1).gather(1, answer[:, None])[:, 0]
+
+
+def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: torch.Generator | None = None) -> Read:
+    """All readings of a batch; the lexical probe only with ``probe``, since it takes a forward pass a position."""
+    with torch.enable_grad(), _Embedded(model) as embedded, record(model, keep="all") as trace:
+        logits = model(**batch.inputs).logits
+        log_p = log_probability(logits, batch.query, batch.answer)
+        layers = recorded_stack(trace)
+        slopes = output_gradients(layers, log_p.sum())
+        [felt] = torch.autograd.grad(log_p.sum(), [embedded.output])
+    with torch.no_grad():
+        rows = [query_row(layer, batch.query) for layer in layers]
+        heads = {name: torch.stack([one(row)[:, :, 0] for row in rows], 1) for name, one in MAPS.items()}
+        explained = [
+            gradient_times_attention(row, output_gradient=_at(slope, batch.query))[:, :, 0]
+            for row, slope in zip(rows, slopes, strict=True)
+        ]
+        signed = torch.stack(explained, 1)
+        heads |= dict(zip(GRADIENTS, (signed.abs(), signed), strict=True))
+        whole = _whole_model(layers, slopes, batch)
+        # The loss of the prediction, to first order, without a token's embedding.
+        whole["input gradient"] = (felt * embedded.output).sum(-1).abs()
+        whole["random"] = torch.rand(whole["rollout"].shape, generator=noise).to(whole["rollout"])
+        if probe:
+            whole["lexical probe"] = _lexical_probe(model, batch)
+        facts = _effective_facts(rows) | {"log_p": log_p.detach()}
+    return Read({name: t.detach() for name, t in heads.items()}, {name: t.detach() for name, t in whole.items()}, facts)
+
+
+def recorded_stack(trace: Any) -> list[LayerTrace]:
+    """The self-attention layers in the order in which they ran; a module that ran several times is several layers."""
+    calls = [call for layer in trace for call in trace.history((layer.kind, layer.layer))]
+    return [replace(call, layer=number) for number, call in enumerate(calls)]
+
+
+def query_row(layer: LayerTrace, query: Tensor) -> LayerTrace:
+    """A layer with each item's query alone: every reading of it is a map with one row, at a fraction of the cost."""
+    call = layer.call
+    b, _, _, k = call.sizes
+    seen = visible(call)
+    every = torch.ones(b, k, dtype=torch.bool, device=call.q.device)
+    shown = every if seen is None else _at(seen.expand(b, *seen.shape[1:]), query)[:, 0, 0]
+    if seen is not None and seen.shape[1] > 1 and bool((_at(seen, query)[:, :, 0] != shown[:, None]).any()):
+        raise ValueError(f"{layer.name}: its heads see different keys, which this benchmark does not read")
+    bias = (
+        None if call.bias is None else _at(call.bias.expand(b, -1, -1, -1), query).masked_fill(~shown[:, None, None], 0)
+    )
+    row = AttentionCall(
+        _at(call.q, query), call.k, call.v, x=call.x, key_visible=shown, bias=bias, scale=call.scale
+    )  # fmt: skip
+    return replace(layer, call=_detached(row), output=_at(layer.output, query).detach())
+
+
+def _detached(call: AttentionCall) -> AttentionCall:
+    return replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
+
+
+def _at(t: Tensor, query: Tensor) -> Tensor:
+    """(b, h, q, e) at each item's query: (b, h, 1, e)."""
+    return t[torch.arange(len(query), device=t.device), :, query][:, :, None]
+
+
+def _whole_model(layers: Sequence[LayerTrace], slopes: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
+    """Rollout of the last layer in the query's row, and gradient times attention summed over heads and queries."""
+    items = torch.arange(len(batch.query), device=batch.query.device)
+    means, summed = [], None
+    for layer, slope in zip(layers, slopes, strict=True):
+        means.append(layer.weights().mean(1, keepdim=True))
+        of_keys = gradient_times_attention(layer, output_gradient=slope).sum((1, 2))
+        summed = of_keys if summed is None else summed + of_keys
+    assert summed is not None
+    return {"rollout": rollout(means)[-1][items, 0, batch.query], "gradient, all queries": summed}
+
+
+def _effective_facts(rows: Sequence[LayerTrace]) -> dict[str, Tensor]:
+    """Means over heads: the share of the squared weights that cannot reach the output, and of rows that lose none."""
+    made = [effective_attention(row) for row in rows]
+    return {
+        "removed": torch.stack([one.removed.mean(1) for one in made], 1).mean(1),
+        "trivial": torch.stack([one.trivial.float().mean((1, 2)) for one in made], 1).mean(1),
+        "rank": torch.stack([one.rank.float().mean((1, 2)) for one in made], 1).mean(1),
+        "keys": rows[0].call.key_visible.sum(1).float(),  # type: ignore[union-attr]
+        "width": torch.full_like(made[0].removed[:, 0], float(rows[0].values.shape[-1])),
+    }
+
+
+def _lexical_probe(model: nn.Module, batch: Batch) -> Tensor:
+    """KTIW's beta: log p of the answer when all heads of the last layer attend to one position alone."""
+    n = batch.inputs["input_ids"].shape[1]
+    with record(model) as trace:
+        model(**batch.inputs)
+    last = max((layer.kind, layer.layer) for layer in trace)
+    y = torch.full(batch.inputs["input_ids"].shape, -1, device=batch.query.device)
+    y[torch.arange(len(y), device=y.device), batch.query] = batch.answer
+    beta = forced_probe(
+        lambda: model(**batch.inputs).logits, lambda spec: swap(model, spec, layers=last), y, keys=n
+    )  # fmt: skip
+    return beta[torch.arange(len(y), device=y.device), batch.query]
+
+
+class _Embedded:
+    """Inside, the output of a model's token embedding is kept, and gradients flow to it and no further."""
+
+    def __init__(self, model: nn.Module) -> None:
+        find = getattr(model, "get_input_embeddings", None)
+        self.module: nn.Module = find() if find is not None else model.tokens  # type: ignore[assignment]
+        self.output: Tensor
+
+    def __enter__(self) -> _Embedded:
+        def keep(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            self.output = output.detach().requires_grad_()
+            return self.output
+
+        self.handle = self.module.register_forward_hook(keep)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.handle.remove()
