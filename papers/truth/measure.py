@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ from papers.truth.scores import area_under_curve, precision_at
 
 __all__ = ["Subject", "measure", "scores_of_item"]
 
-TEXT_TASKS = {"needle": needle_cases, "copy": copy_cases, "facts": facts_cases}
+TEXT_TASKS: dict[str, Callable[[Any, str, TruthConfig], list[Case]]] = {
+    "needle": needle_cases,
+    "needles": partial(needle_cases, task="needle-multikey"),
+    "copy": copy_cases,
+    "facts": facts_cases,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +64,9 @@ class Subject:
         else:
             loaded = load_model(where)
             model = loaded.model
-            if task == "chemistry":
-                reactions = read_reactions()[: config.cases + config.cases // 5]
-                cases = chemistry_cases(reactions, _vocabulary(Path(where)), config)
+            if task in ("chemistry", "masked-chemistry"):
+                reactions = read_reactions()
+                cases = chemistry_cases(reactions, _vocabulary(Path(where)), config, masked=task == "masked-chemistry")
             elif loaded.task != "causal":
                 raise ValueError(f"{words!r}: {task} needs a causal language model, and {where} is none")
             else:
@@ -112,7 +118,7 @@ def _chunk(subject: Subject, lo: int, hi: int, config: TruthConfig, *, batch: in
         for name in (rows[0] if rows else ())
     }
     merged["case"] = torch.tensor(kept, dtype=torch.long)
-    if subject.reactions is not None and kept:
+    if subject.task == "chemistry" and subject.reactions is not None and kept:
         for group in _groups(kept, batch):
             made = mapped_right(
                 subject.model, [subject.reactions[i] for i in group], [subject.cases[i].ids for i in group]

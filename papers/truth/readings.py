@@ -26,10 +26,11 @@ from attnlab.reading import (
 )
 from attnlab.reading.effective_norm import effective_norm
 from attnlab.reading.faithfulness import head_output_change
+from attnlab.reading.norm_based import transformed_norms
 from attnlab.trace import LayerTrace
 from papers.truth.config import ATTENTION
 
-__all__ = ["MAPS", "WHOLE", "Batch", "Read", "log_probability", "read_batch", "recorded_stack"]
+__all__ = ["GRADIENTS", "MAPS", "RANDOM", "WHOLE", "Batch", "Read", "log_probability", "read_batch", "recorded_stack"]
 
 Row = Callable[[LayerTrace], Tensor]
 
@@ -51,7 +52,8 @@ MAPS: dict[str, Row] = {
 # Readings of heads that explain the prediction: by their size, and where they speak for it.
 GRADIENTS = ("gradient", "gradient, signed")
 # Readings without heads.
-WHOLE = ("rollout", "gradient, all queries", "input gradient", "lexical probe", "random")
+RANDOM = "random"
+WHOLE = ("rollout", "gradient, all queries", "input gradient", "lexical probe", RANDOM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,10 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         [felt] = torch.autograd.grad(log_p.sum(), [embedded.output])
     with torch.no_grad():
         rows = [query_row(layer, batch.query) for layer in layers]
-        heads = {name: torch.stack([one(row)[:, :, 0] for row in rows], 1) for name, one in MAPS.items()}
+        alone = {name: one for name, one in MAPS.items() if not name.startswith("effective")}
+        heads = {name: torch.stack([one(row)[:, :, 0] for row in rows], 1) for name, one in alone.items()}
+        effective, facts = _effective_rows(rows, heads[ATTENTION])
+        heads |= effective
         explained = [
             gradient_times_attention(row, output_gradient=_at(slope, batch.query))[:, :, 0]
             for row, slope in zip(rows, slopes, strict=True)
@@ -98,10 +103,10 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         whole = _whole_model(layers, slopes, batch)
         # The loss of the prediction, to first order, without a token's embedding.
         whole["input gradient"] = (felt * embedded.output).sum(-1).abs()
-        whole["random"] = torch.rand(whole["rollout"].shape, generator=noise).to(whole["rollout"])
+        whole[RANDOM] = torch.rand(whole["rollout"].shape, generator=noise).to(whole["rollout"])
         if probe:
             whole["lexical probe"] = _lexical_probe(model, batch)
-        facts = _effective_facts(rows) | {"log_p": log_p.detach()}
+        facts["log_p"] = log_p.detach()
     return Read({name: t.detach() for name, t in heads.items()}, {name: t.detach() for name, t in whole.items()}, facts)
 
 
@@ -114,19 +119,27 @@ def recorded_stack(trace: Any) -> list[LayerTrace]:
 def query_row(layer: LayerTrace, query: Tensor) -> LayerTrace:
     """A layer with each item's query alone: every reading of it is a map with one row, at a fraction of the cost."""
     call = layer.call
-    b, _, _, k = call.sizes
+    b, _, n, k = call.sizes
     seen = visible(call)
-    every = torch.ones(b, k, dtype=torch.bool, device=call.q.device)
-    shown = every if seen is None else _at(seen.expand(b, *seen.shape[1:]), query)[:, 0, 0]
-    if seen is not None and seen.shape[1] > 1 and bool((_at(seen, query)[:, :, 0] != shown[:, None]).any()):
-        raise ValueError(f"{layer.name}: its heads see different keys, which this benchmark does not read")
-    bias = (
-        None if call.bias is None else _at(call.bias.expand(b, -1, -1, -1), query).masked_fill(~shown[:, None, None], 0)
-    )
+    shown = torch.ones(b, k, dtype=torch.bool, device=call.q.device)
+    if seen is not None:
+        of_heads = _at(seen.expand(b, -1, n, -1), query)[:, :, 0]
+        shown = of_heads[:, 0]
+        if bool((of_heads != shown[:, None]).any()):
+            raise ValueError(f"{layer.name}: its heads see different keys, which this benchmark does not read")
+    bias = None
+    if call.bias is not None:
+        bias = _at(call.bias.expand(b, -1, n, -1), query).masked_fill(~shown[:, None, None], 0)
     row = AttentionCall(
         _at(call.q, query), call.k, call.v, x=call.x, key_visible=shown, bias=bias, scale=call.scale
     )  # fmt: skip
     return replace(layer, call=_detached(row), output=_at(layer.output, query).detach())
+
+
+def _shown(row: LayerTrace) -> Tensor:
+    """The keys that the query of ``query_row`` sees."""
+    assert row.call.key_visible is not None
+    return row.call.key_visible
 
 
 def _detached(call: AttentionCall) -> AttentionCall:
@@ -150,16 +163,21 @@ def _whole_model(layers: Sequence[LayerTrace], slopes: Sequence[Tensor], batch: 
     return {"rollout": rollout(means)[-1][items, 0, batch.query], "gradient, all queries": summed}
 
 
-def _effective_facts(rows: Sequence[LayerTrace]) -> dict[str, Tensor]:
-    """Means over heads: the share of the squared weights that cannot reach the output, and of rows that lose none."""
-    made = [effective_attention(row) for row in rows]
-    return {
-        "removed": torch.stack([one.removed.mean(1) for one in made], 1).mean(1),
-        "trivial": torch.stack([one.trivial.float().mean((1, 2)) for one in made], 1).mean(1),
-        "rank": torch.stack([one.rank.float().mean((1, 2)) for one in made], 1).mean(1),
-        "keys": rows[0].call.key_visible.sum(1).float(),  # type: ignore[union-attr]
-        "width": torch.full_like(made[0].removed[:, 0], float(rows[0].values.shape[-1])),
-    }
+def _effective_rows(rows: Sequence[LayerTrace], weights: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Both effective readings, all layers decomposed at once, and facts of each item as means over heads.
+
+    removed: the share of the squared weights that cannot reach the output; trivial: that of rows that lose nothing.
+    """
+    b, heads = len(weights), weights.shape[2]
+    values = torch.stack([row.call.v for row in rows], 1).flatten(0, 1)
+    shown = torch.stack([_shown(row) for row in rows], 1)
+    made = effective_attention(weights.flatten(0, 1)[:, :, None], values, key_visible=shown.flatten(0, 1))
+    effective = made.weights.view_as(weights).abs()
+    norms = torch.stack([transformed_norms(row.call.v, heads, row.projection) for row in rows], 1)
+    of_items = {"removed": made.removed, "trivial": made.trivial.float(), "rank": made.rank.float()}
+    facts = {name: t.reshape(b, -1).mean(1) for name, t in of_items.items()}
+    facts |= {"keys": shown[:, 0].sum(1).float(), "width": facts["rank"].new_full((b,), values.shape[-1])}
+    return {"effective": effective, "effective norm": effective * norms.to(effective)}, facts
 
 
 def _lexical_probe(model: nn.Module, batch: Batch) -> Tensor:

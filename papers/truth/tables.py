@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from papers.truth.config import ATTENTION, TruthConfig
+from papers.truth.readings import GRADIENTS, MAPS, RANDOM
+from papers.truth.readings import WHOLE as WHOLE_MODEL
 from papers.truth.scores import METRICS, choose_heads, compare, kendall
 
 __all__ = ["KEYS", "NOTES", "derived", "tables_of"]
@@ -50,7 +52,7 @@ def tables_of(task: str, model: str, scores: Mapping[str, Tensor], config: Truth
 
 
 def _score_rows(scores: Mapping[str, Tensor], config: TruthConfig) -> Rows:
-    names = [name.removesuffix("/precision") for name in scores if name.endswith("/precision")]
+    names = sorted((name.removesuffix("/precision") for name in scores if name.endswith("/precision")), key=_place)
     values: dict[tuple[str, str], dict[str, Tensor]] = {}
     heads: dict[str, list[str]] = {}
     for name in names:
@@ -78,6 +80,12 @@ def _score_rows(scores: Mapping[str, Tensor], config: TruthConfig) -> Rows:
     return rows
 
 
+def _place(name: str) -> tuple[int, str]:
+    """Readings stand in the order in which readings.py lists them."""
+    reading, _, of = name.partition("/")
+    return (*MAPS, *GRADIENTS, *WHOLE_MODEL).index(reading), of
+
+
 def _causal(scores: Mapping[str, Tensor]) -> dict[str, Any]:
     before = scores["fact/log_p"]
     lost = {name: before - scores[f"change/{name}"] for name in ("sources", "others")}
@@ -99,7 +107,7 @@ def _effective(scores: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _product_rows(scores: Mapping[str, Tensor], config: TruthConfig) -> Rows:
     ways = ("row", "both", "mapping")
-    readings = [name.split("/")[1] for name in scores if name.startswith("product/") and name.endswith("/row")]
+    readings = [name for name in MAPS if f"product/{name}/row" in scores]
     rows = []
     for reading in readings:
         row: dict[str, Any] = {"reading": reading}
@@ -149,7 +157,7 @@ def _held_out(scores: Rows, kinds: Sequence[str]) -> Rows:
             by_model.setdefault(_group(row), {}).setdefault(f"{row['task']} {row['model']}", {})[row["reading"]] = row
     if len(by_model) < 2:
         return []
-    everywhere = set.intersection(*(set(one) for subjects in by_model.values() for one in subjects.values()))
+    everywhere = set.intersection(*(set(one) for subjects in by_model.values() for one in subjects.values())) - {RANDOM}
     rows = []
     for model, subjects in by_model.items():
         others = [one for name, more in by_model.items() if name != model for one in _means(more, everywhere)]
