@@ -43,7 +43,7 @@ class TruthConfig:
     steps: int = 500
     lr: float = 3e-3
     # Cases between two writes to the disk.
-    chunk: int = 20
+    chunk: int = 48
     resamples: int = 2000
     seed: int = 0
 

@@ -163,7 +163,8 @@ def _scored(subject: Subject, group: Sequence[Any], config: TruthConfig) -> list
     scores = scores_of_item(read.heads, read.whole, true, candidates, count)
     scores |= {f"fact/{name}": t for name, t in read.facts.items()}
     scores |= _changes(subject.model, group, inputs, Batch(inputs, query, answer), config)
-    return [{name: t[i].cpu() for name, t in scores.items()} for i in range(len(group))]
+    scores = {name: t.cpu() for name, t in scores.items()}
+    return [{name: t[i] for name, t in scores.items()} for i in range(len(group))]
 
 
 def scores_of_item(

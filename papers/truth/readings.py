@@ -21,7 +21,6 @@ from attnlab.reading import (
     effective_attention,
     gradient_times_attention,
     norm_based,
-    output_gradients,
     rollout,
 )
 from attnlab.reading.effective_norm import effective_norm
@@ -86,8 +85,8 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         logits = model(**batch.inputs).logits
         log_p = log_probability(logits, batch.query, batch.answer)
         layers = recorded_stack(trace)
-        slopes = output_gradients(layers, log_p.sum())
-        [felt] = torch.autograd.grad(log_p.sum(), [embedded.output])
+        # One backward pass for the heads' outputs and the embeddings; items of a batch do not depend on each other.
+        *slopes, felt = torch.autograd.grad(log_p.sum(), [*(layer.output for layer in layers), embedded.output])
     with torch.no_grad():
         rows = [query_row(layer, batch.query) for layer in layers]
         alone = {name: one for name, one in MAPS.items() if not name.startswith("effective")}
