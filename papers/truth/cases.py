@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from attnlab.data.recall import RecallTask
 from attnlab.evaluation.ruler import make_cases
@@ -22,6 +23,7 @@ __all__ = [
     "copy_cases",
     "earlier_target",
     "facts_cases",
+    "inputs_of",
     "needle_cases",
     "padded",
     "recall_cases",
@@ -53,6 +55,8 @@ class Case:
     substitutes: tuple[int, ...]
     # (query, answer) that the model must predict, besides a target itself, for the case to count.
     required: tuple[tuple[int, int], ...] = ()
+    # What the decoder of an encoder-decoder reads; the queries are then positions of it.
+    decoder: tuple[int, ...] = ()
 
 
 def earlier_target(query: int, answer: int, source: int) -> Target:
@@ -181,8 +185,16 @@ def recall_cases(config: TruthConfig, seed: int) -> list[Case]:
     return cases
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, torch.Tensor]:
-    """Inputs of several lengths as a batch that is padded on the right."""
+def inputs_of(cases: Sequence[Case], device: torch.device) -> dict[str, Tensor]:
+    """The model's inputs for cases of several lengths, padded on the right."""
+    inputs = padded([case.ids for case in cases])
+    if cases[0].decoder:
+        inputs["decoder_input_ids"] = padded([case.decoder for case in cases])["input_ids"]
+    return {name: t.to(device) for name, t in inputs.items()}
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int = 0) -> dict[str, Tensor]:
+    """Rows of several lengths as a batch."""
     longest = max(map(len, rows))
     ids = torch.full((len(rows), longest), pad)
     seen = torch.zeros(len(rows), longest, dtype=torch.long)

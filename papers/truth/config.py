@@ -16,6 +16,7 @@ TASKS = {
     "facts": "who had which toy, in a child's story: the toy comes from the sentence about its owner (a causal LM)",
     "recall": "pairs of key and value, then a key: its value comes from its pair (an LM trained here, by its seed)",
     "chemistry": "atoms of a product come from atoms of the reactants (the folder that truth-rxnmapper wrote)",
+    "translation": "words of a translation, against an aligner (a translator trained here on a folder's multi30k)",
     "masked-chemistry": "the same, an atom hidden from the model and predicted (the same folder)",
 }
 
@@ -42,6 +43,9 @@ class TruthConfig:
     # Updates on each of the tasks of growing size that the LM of recall learns.
     steps: int = 500
     lr: float = 3e-3
+    # Tokens of the translator's vocabulary, and its updates; it has two layers, twice as wide as the LM of recall.
+    vocab: int = 4000
+    translation_steps: int = 4000
     # Cases between two writes to the disk.
     chunk: int = 48
     resamples: int = 2000
@@ -51,6 +55,17 @@ class TruthConfig:
 CONFIGS = {
     "full": TruthConfig(),
     "smoke": TruthConfig(
-        cases=6, spare=3, targets=2, length=128, words=16, pairs=4, recall_length=32, steps=60, chunk=3, resamples=200
+        cases=6,
+        spare=3,
+        targets=2,
+        length=128,
+        words=16,
+        pairs=4,
+        recall_length=32,
+        steps=60,
+        vocab=500,
+        translation_steps=60,
+        chunk=3,
+        resamples=200,
     ),
 }

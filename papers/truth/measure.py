@@ -19,15 +19,18 @@ from attnlab.data.bundled import bundled_text
 from attnlab.devices import to_device
 from attnlab.progress import note
 from attnlab.provenance import write_atomic, write_json
-from papers.truth.cases import Case, Target, copy_cases, facts_cases, needle_cases, padded, recall_cases
+from papers.truth.cases import Case, Target, copy_cases, facts_cases, inputs_of, needle_cases, recall_cases
 from papers.truth.chemistry import Reaction, chemistry_cases, mapped_right, read_reactions
 from papers.truth.config import TASKS, TruthConfig
 from papers.truth.readings import Batch, log_probability, read_batch
 from papers.truth.recall_model import recall_model
 from papers.truth.scores import area_under_curve, precision_at
+from papers.truth.translation import read_corpus, translation_cases, translator
 
 __all__ = ["Subject", "measure", "scores_of_item"]
 
+# Where a forward pass for each position is cheap, and one layer, or one kind of layer, finds the answer.
+PROBED = ("recall", "translation")
 TEXT_TASKS: dict[str, Callable[[Any, str, TruthConfig], list[Case]]] = {
     "needle": needle_cases,
     "needles": partial(needle_cases, task="needle-multikey"),
@@ -53,7 +56,8 @@ class Subject:
         task, _, where = words.partition(":")
         if task not in TASKS or not where:
             raise ValueError(f"{words!r} is no TASK:MODEL; the tasks are {', '.join(TASKS)}")
-        reactions = None
+        name, reactions = Path(where).name, None
+        model: nn.Module
         if task == "recall":
             if not where.isdigit():
                 raise ValueError(f"{words!r}: recall takes a seed, such as recall:0, and trains its model")
@@ -61,17 +65,24 @@ class Subject:
                 recall_model(config, int(where), work / f"training-{where}"),
                 recall_cases(config, int(where)),
             )
+        elif task == "translation":
+            corpus, name = read_corpus(Path(where), config), "multi30k"
+            model, cases = translator(corpus, config, work / "training-multi30k"), translation_cases(corpus, config)
+        elif task.endswith("chemistry"):
+            model, reactions = load_model(where).model, read_reactions()
+            masked = task == "masked-chemistry"
+            cases = chemistry_cases(reactions, _vocabulary(Path(where)), config, masked=masked)
         else:
-            loaded = load_model(where)
-            model = loaded.model
-            if task in ("chemistry", "masked-chemistry"):
-                reactions = read_reactions()
-                cases = chemistry_cases(reactions, _vocabulary(Path(where)), config, masked=task == "masked-chemistry")
-            elif loaded.task != "causal":
-                raise ValueError(f"{words!r}: {task} needs a causal language model, and {where} is none")
-            else:
-                cases = TEXT_TASKS[task](loaded.tokenizer, bundled_text() if text is None else text, config)
-        return cls(task, Path(where).name, to_device(device, model).eval().requires_grad_(False), cases, reactions)
+            model, cases = _of_text(task, where, config, text)
+        return cls(task, name, to_device(device, model).eval().requires_grad_(False), cases, reactions)
+
+
+def _of_text(task: str, where: str, config: TruthConfig, text: str | None) -> tuple[nn.Module, list[Case]]:
+    """A causal language model, and the cases of a task that is made of text."""
+    model, tokenizer, kind = load_model(where)
+    if kind != "causal":
+        raise ValueError(f"{task}:{where}: {task} needs a causal language model, and {where} is none")
+    return model, TEXT_TASKS[task](tokenizer, bundled_text() if text is None else text, config)
 
 
 def measure(subject: Subject, config: TruthConfig, folder: Path, *, batch: int) -> dict[str, Tensor]:
@@ -138,7 +149,7 @@ def _groups(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
 def _answered(model: nn.Module, cases: Sequence[Case]) -> list[list[Target]]:
     """The targets of each case that the model predicts; none if it fails at what the case requires."""
     device = next(model.parameters()).device
-    logits = model(**{name: t.to(device) for name, t in padded([case.ids for case in cases]).items()}).logits
+    logits = model(**inputs_of(cases, device)).logits
     answered = []
     for case, said in zip(cases, logits.argmax(-1).tolist(), strict=True):
         whole = all(said[query] == answer for query, answer in case.required)
@@ -149,11 +160,11 @@ def _answered(model: nn.Module, cases: Sequence[Case]) -> list[list[Target]]:
 def _scored(subject: Subject, group: Sequence[Any], config: TruthConfig) -> list[dict[str, Tensor]]:
     """The scores of a batch of targets, one by one."""
     device = next(subject.model.parameters()).device
-    inputs = {name: t.to(device) for name, t in padded([case.ids for _, case, _ in group]).items()}
+    inputs = inputs_of([case for _, case, _ in group], device)
     query = torch.tensor([target.query for *_, target in group], device=device)
     answer = torch.tensor([target.answer for *_, target in group], device=device)
     noise = torch.Generator().manual_seed(config.seed + group[0][0])
-    read = read_batch(subject.model, Batch(inputs, query, answer), probe=subject.task == "recall", noise=noise)
+    read = read_batch(subject.model, Batch(inputs, query, answer), probe=subject.task in PROBED, noise=noise)
     n = inputs["input_ids"].shape[1]
     true, candidates = torch.zeros(2, len(group), n, dtype=torch.bool, device=device)
     for i, (*_, target) in enumerate(group):

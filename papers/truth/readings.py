@@ -102,16 +102,20 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         whole = _whole_model(layers, slopes, batch)
         # The loss of the prediction, to first order, without a token's embedding.
         whole["input gradient"] = (felt * embedded.output).sum(-1).abs()
-        whole[RANDOM] = torch.rand(whole["rollout"].shape, generator=noise).to(whole["rollout"])
+        whole[RANDOM] = torch.rand(felt.shape[:2], generator=noise).to(felt)
         if probe:
-            whole["lexical probe"] = _lexical_probe(model, batch)
+            whole["lexical probe"] = _lexical_probe(model, batch, layers)
         facts["log_p"] = log_p.detach()
     return Read({name: t.detach() for name, t in heads.items()}, {name: t.detach() for name, t in whole.items()}, facts)
 
 
 def recorded_stack(trace: Any) -> list[LayerTrace]:
-    """The self-attention layers in the order in which they ran; a module that ran several times is several layers."""
-    calls = [call for layer in trace for call in trace.history((layer.kind, layer.layer))]
+    """The layers in the order in which they ran, of an encoder-decoder those that attend from one text to the other.
+
+    A module that ran several times is several layers.
+    """
+    layers = [layer for layer in trace if layer.kind == "cross"] or list(trace)
+    calls = [call for layer in layers for call in trace.history((layer.kind, layer.layer))]
     return [replace(call, layer=number) for number, call in enumerate(calls)]
 
 
@@ -152,14 +156,15 @@ def _at(t: Tensor, query: Tensor) -> Tensor:
 
 def _whole_model(layers: Sequence[LayerTrace], slopes: Sequence[Tensor], batch: Batch) -> dict[str, Tensor]:
     """Rollout of the last layer in the query's row, and gradient times attention summed over heads and queries."""
-    items = torch.arange(len(batch.query), device=batch.query.device)
-    means, summed = [], None
+    means, summed = [], []
     for layer, slope in zip(layers, slopes, strict=True):
         means.append(layer.weights().mean(1, keepdim=True))
-        of_keys = gradient_times_attention(layer, output_gradient=slope).sum((1, 2))
-        summed = of_keys if summed is None else summed + of_keys
-    assert summed is not None
-    return {"rollout": rollout(means)[-1][items, 0, batch.query], "gradient, all queries": summed}
+        summed.append(gradient_times_attention(layer, output_gradient=slope).sum((1, 2)))
+    whole = {"gradient, all queries": torch.stack(summed).sum(0)}
+    if layers[0].kind != "cross":
+        items = torch.arange(len(batch.query), device=batch.query.device)
+        whole["rollout"] = rollout(means)[-1][items, 0, batch.query]
+    return whole
 
 
 def _effective_rows(rows: Sequence[LayerTrace], weights: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -179,32 +184,43 @@ def _effective_rows(rows: Sequence[LayerTrace], weights: Tensor) -> tuple[dict[s
     return {"effective": effective, "effective norm": effective * norms.to(effective)}, facts
 
 
-def _lexical_probe(model: nn.Module, batch: Batch) -> Tensor:
-    """KTIW's beta: log p of the answer when all heads of the last layer attend to one position alone."""
-    n = batch.inputs["input_ids"].shape[1]
-    with record(model) as trace:
-        model(**batch.inputs)
-    last = max((layer.kind, layer.layer) for layer in trace)
-    y = torch.full(batch.inputs["input_ids"].shape, -1, device=batch.query.device)
-    y[torch.arange(len(y), device=y.device), batch.query] = batch.answer
+def _lexical_probe(model: nn.Module, batch: Batch, layers: Sequence[LayerTrace]) -> Tensor:
+    """KTIW's beta: log p of the answer when the heads attend to one position alone.
+
+    They are the heads that attend to the source, or those of the last layer of a language model.
+    """
+    probed: Any = "cross" if layers[0].kind == "cross" else (layers[-1].kind, layers[-1].layer)
+    written = batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"])
+    items = torch.arange(len(written), device=written.device)
+    y = torch.full_like(written, -1)
+    y[items, batch.query] = batch.answer
     beta = forced_probe(
-        lambda: model(**batch.inputs).logits, lambda spec: swap(model, spec, layers=last), y, keys=n
-    )  # fmt: skip
-    return beta[torch.arange(len(y), device=y.device), batch.query]
+        lambda: model(**batch.inputs).logits,
+        lambda spec: swap(model, spec, layers=probed),
+        y,
+        keys=batch.inputs["input_ids"].shape[1],
+    )
+    return beta[items, batch.query]
 
 
 class _Embedded:
-    """Inside, the output of a model's token embedding is kept, and gradients flow to it and no further."""
+    """Inside, the first output of a model's token embedding is kept, and gradients flow to it and no further."""
 
     def __init__(self, model: nn.Module) -> None:
         find = getattr(model, "get_input_embeddings", None)
         self.module: nn.Module = find() if find is not None else model.tokens  # type: ignore[assignment]
-        self.output: Tensor
+        # Of an encoder-decoder it is the encoder's, which runs first.
+        self.outputs: list[Tensor] = []
+
+    @property
+    def output(self) -> Tensor:
+        """The embeddings of the input."""
+        return self.outputs[0]
 
     def __enter__(self) -> _Embedded:
         def keep(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-            self.output = output.detach().requires_grad_()
-            return self.output
+            self.outputs.append(output.detach().requires_grad_())
+            return self.outputs[-1]
 
         self.handle = self.module.register_forward_hook(keep)
         return self
