@@ -91,12 +91,13 @@ def measure(subject: Subject, config: TruthConfig, folder: Path, *, batch: int) 
     _check_settings(folder, {"task": subject.task, "model": subject.name, **asdict(config)})
     parts: list[dict[str, Tensor]] = []
     counted = 0
-    for number, lo in enumerate(range(0, len(subject.cases), config.chunk)):
+    size = min(config.chunk, config.cases)
+    for number, lo in enumerate(range(0, len(subject.cases), size)):
         if counted >= config.cases:
             break
         path = folder / f"part-{number:05d}.safetensors"
         if not path.exists():
-            made = _chunk(subject, lo, lo + config.chunk, config, batch=batch)
+            made = _chunk(subject, lo, lo + size, config, batch=batch)
             write_atomic(path, save({name: t.contiguous() for name, t in made.items()}))
         part = load_file(path)
         parts.append(part)
