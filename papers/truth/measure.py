@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import load_file, save
@@ -29,6 +29,7 @@ from papers.truth.translation import read_corpus, translation_cases, translator
 
 __all__ = ["Subject", "measure", "scores_of_item"]
 
+T = TypeVar("T")
 # Where a forward pass for each position is cheap, and one layer, or one kind of layer, finds the answer.
 PROBED = ("recall", "translation")
 TEXT_TASKS: dict[str, Callable[[Any, str, TruthConfig], list[Case]]] = {
@@ -110,38 +111,46 @@ def measure(subject: Subject, config: TruthConfig, folder: Path, *, batch: int) 
     return scores | {"made": scores["case"].max() + 1}
 
 
+class _Item(NamedTuple):
+    """A prediction that is read: the number of its case, the case, the target."""
+
+    number: int
+    case: Case
+    target: Target
+
+
 def _chunk(subject: Subject, lo: int, hi: int, config: TruthConfig, *, batch: int) -> dict[str, Tensor]:
     """The scores of those cases lo to hi that the model answers right."""
-    items = []
-    for group in _groups(list(enumerate(subject.cases))[lo:hi], batch):
-        answered = _answered(subject.model, [case for _, case in group])
-        items += [(number, case, target) for (number, case), own in zip(group, answered, strict=True) for target in own]
-    rows: list[dict[str, Tensor]] = []
+    items: list[_Item] = []
+    for group in _groups(range(lo, min(hi, len(subject.cases))), batch):
+        answered = _answered(subject.model, [subject.cases[i] for i in group])
+        items += [_Item(i, subject.cases[i], target) for i, own in zip(group, answered, strict=True) for target in own]
     # Inputs of like length share a batch.
-    items.sort(key=lambda item: len(item[1].ids))
-    for group in _groups(items, batch):
-        rows += _scored(subject, group, config)
-    numbers = [item[0] for item in items]
-    kept = sorted(set(numbers))
+    items.sort(key=lambda item: len(item.case.ids))
+    rows = [row for group in _groups(items, batch) for row in _scored(subject, group, config)]
+    by_case: dict[int, list[dict[str, Tensor]]] = {}
+    for item, row in zip(items, rows, strict=True):
+        by_case.setdefault(item.number, []).append(row)
+    kept = sorted(by_case)
+    names = list(rows[0]) if rows else []
     merged = {
-        name: torch.stack(
-            [torch.stack([row[name] for row, n in zip(rows, numbers, strict=True) if n == k]).nanmean(0) for k in kept]
-        )
-        for name in (rows[0] if rows else ())
+        name: torch.stack([torch.stack([row[name] for row in by_case[i]]).nanmean(0) for i in kept]) for name in names
     }
-    merged["case"] = torch.tensor(kept, dtype=torch.long)
-    if subject.task == "chemistry" and subject.reactions is not None and kept:
-        for group in _groups(kept, batch):
-            made = mapped_right(
-                subject.model, [subject.reactions[i] for i in group], [subject.cases[i].ids for i in group]
-            )
-            for name, values in made.items():
-                at = f"product/{name}"
-                merged[at] = torch.cat([merged[at], values]) if at in merged else values
-    return merged
+    return merged | _product(subject, kept, batch) | {"case": torch.tensor(kept, dtype=torch.long)}
 
 
-def _groups(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+def _product(subject: Subject, kept: Sequence[int], batch: int) -> dict[str, Tensor]:
+    """What rxnmapper's own mapping makes of the readings, where the model sees whole reactions."""
+    if subject.reactions is None or subject.task != "chemistry":
+        return {}
+    parts = [
+        mapped_right(subject.model, [subject.reactions[i] for i in group], [subject.cases[i].ids for i in group])
+        for group in _groups(kept, batch)
+    ]
+    return {f"product/{name}": torch.cat([part[name] for part in parts]) for name in (parts[0] if parts else ())}
+
+
+def _groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
     for lo in range(0, len(items), size):
         yield list(items[lo : lo + size])
 
@@ -158,20 +167,20 @@ def _answered(model: nn.Module, cases: Sequence[Case]) -> list[list[Target]]:
     return answered
 
 
-def _scored(subject: Subject, group: Sequence[Any], config: TruthConfig) -> list[dict[str, Tensor]]:
+def _scored(subject: Subject, group: Sequence[_Item], config: TruthConfig) -> list[dict[str, Tensor]]:
     """The scores of a batch of targets, one by one."""
     device = next(subject.model.parameters()).device
-    inputs = inputs_of([case for _, case, _ in group], device)
-    query = torch.tensor([target.query for *_, target in group], device=device)
-    answer = torch.tensor([target.answer for *_, target in group], device=device)
-    noise = torch.Generator().manual_seed(config.seed + group[0][0])
+    inputs = inputs_of([item.case for item in group], device)
+    query = torch.tensor([item.target.query for item in group], device=device)
+    answer = torch.tensor([item.target.answer for item in group], device=device)
+    noise = torch.Generator().manual_seed(config.seed + group[0].number)
     read = read_batch(subject.model, Batch(inputs, query, answer), probe=subject.task in PROBED, noise=noise)
     n = inputs["input_ids"].shape[1]
     true, candidates = torch.zeros(2, len(group), n, dtype=torch.bool, device=device)
-    for i, (*_, target) in enumerate(group):
-        true[i, list(target.sources)] = True
-        candidates[i, list(target.candidates)] = True
-    count = torch.tensor([target.count for *_, target in group], device=device)
+    for i, item in enumerate(group):
+        true[i, list(item.target.sources)] = True
+        candidates[i, list(item.target.candidates)] = True
+    count = torch.tensor([item.target.count for item in group], device=device)
     scores = scores_of_item(read.heads, read.whole, true, candidates, count)
     scores |= {f"fact/{name}": t for name, t in read.facts.items()}
     scores |= _changes(subject.model, group, inputs, Batch(inputs, query, answer), config)
@@ -204,7 +213,7 @@ def scores_of_item(
 
 @torch.no_grad()
 def _changes(
-    model: nn.Module, group: Sequence[Any], inputs: dict[str, Tensor], batch: Batch, config: TruthConfig
+    model: nn.Module, group: Sequence[_Item], inputs: dict[str, Tensor], batch: Batch, config: TruthConfig
 ) -> dict[str, Tensor]:
     """The answer's log-probability after the sources, and after as many other candidates, are replaced."""
     changed = {}
