@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ATTENTION", "CONFIGS", "NAME", "TASKS", "TruthConfig"]
+__all__ = ["ATTENTION", "CONFIGS", "NAME", "SPREAD", "TASKS", "TruthConfig"]
 
 NAME = "truth"
 # The reading that the others are compared with.
 ATTENTION = "attention"
+# The readings of which the results also say how their numbers are spread over the keys.
+SPREAD = (ATTENTION, "norm", "effective", "gradient")
 TASKS = {
     "needle": "a number hidden in a text and asked for: each digit comes from that digit of the needle (a causal LM)",
     "needles": "the same with four numbers in the text, each with its key (a causal LM)",

@@ -21,10 +21,10 @@ from attnlab.progress import note
 from attnlab.provenance import write_atomic, write_json
 from papers.truth.cases import Case, Target, copy_cases, facts_cases, inputs_of, needle_cases, recall_cases
 from papers.truth.chemistry import Reaction, chemistry_cases, mapped_right, read_reactions
-from papers.truth.config import TASKS, TruthConfig
+from papers.truth.config import SPREAD, TASKS, TruthConfig
 from papers.truth.readings import Batch, log_probability, read_batch
 from papers.truth.recall_model import recall_model
-from papers.truth.scores import area_under_curve, precision_at
+from papers.truth.scores import area_under_curve, precision_at, spread
 from papers.truth.translation import read_corpus, translation_cases, translator
 
 __all__ = ["Subject", "measure", "scores_of_item"]
@@ -183,6 +183,8 @@ def _scored(subject: Subject, group: Sequence[_Item], config: TruthConfig) -> li
     count = torch.tensor([item.target.count for item in group], device=device)
     scores = scores_of_item(read.heads, read.whole, true, candidates, count)
     scores |= {f"fact/{name}": t for name, t in read.facts.items()}
+    for reading in SPREAD:
+        scores |= {f"spread/{reading}/{name}": t for name, t in spread(read.heads[reading], true).items()}
     scores |= _changes(subject.model, group, inputs, Batch(inputs, query, answer), config)
     scores = {name: t.cpu() for name, t in scores.items()}
     return [{name: t[i] for name, t in scores.items()} for i in range(len(group))]

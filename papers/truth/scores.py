@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnlab.reading.correlation import average_ranks, bootstrap_interval
-from attnlab.shapes import Float
+from attnlab.shapes import Bool, Float
 
-__all__ = ["METRICS", "area_under_curve", "choose_heads", "compare", "kendall", "precision_at"]
+__all__ = ["METRICS", "area_under_curve", "choose_heads", "compare", "kendall", "precision_at", "spread"]
 
 METRICS = ("precision", "auc")
 
@@ -47,6 +47,23 @@ def area_under_curve(scores: Tensor, true: Tensor, candidates: Tensor) -> Tensor
     pairs = positive * (seen.sum(-1) - positive)
     below = (ranks * sources).sum(-1) - positive * (positive - 1) / 2
     return torch.where(pairs > 0, below / pairs, torch.nan).float().reshape(shape)
+
+
+def spread(scores: Float[Tensor, "b layers heads k"], true: Bool[Tensor, "b k"]) -> dict[str, Float[Tensor, " b"]]:
+    """How the numbers of a row lie, as means over heads: over how many keys, and what share is at three places.
+
+    keys: (sum of sizes)^2 / (sum of squares), k for k equal numbers; first: at the first token, where attention rests
+    that has nothing to look for; sources: at the sources; head: at the sources in the head with the most there.
+    """
+    size = scores.abs()
+    total = size.sum(-1).clamp(min=torch.finfo(size.dtype).tiny)
+    on_sources = (size * true[:, None, None]).sum(-1) / total
+    return {
+        "keys": (total.square() / size.square().sum(-1).clamp(min=torch.finfo(size.dtype).tiny)).mean((1, 2)),
+        "first": (size[..., 0] / total).mean((1, 2)),
+        "sources": on_sources.mean((1, 2)),
+        "head": on_sources.flatten(1).amax(1),
+    }
 
 
 def choose_heads(values: Float[Tensor, "cases layers heads"]) -> tuple[Float[Tensor, " cases"], list[str]]:

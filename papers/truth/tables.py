@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from papers.truth.config import ATTENTION, TruthConfig
+from papers.truth.config import ATTENTION, SPREAD, TruthConfig
 from papers.truth.readings import GRADIENTS, MAPS, RANDOM
 from papers.truth.readings import WHOLE as WHOLE_MODEL
 from papers.truth.scores import METRICS, choose_heads, compare, kendall
@@ -22,6 +22,7 @@ KEYS = {
     "scores": [*SUBJECT, "reading", "of"],
     "causal": SUBJECT,
     "effective": SUBJECT,
+    "spread": [*SUBJECT, "reading"],
     "product": [*SUBJECT, "reading"],
 }
 NOTES = {
@@ -32,6 +33,9 @@ NOTES = {
     "causal": "The answer's log-probability before and after the sources, or as many other candidates, are replaced.",
     "effective": "removed: the share of the squared weights of a row that cannot reach the output; trivial: the share "
     "of rows that lose nothing, since they see no more keys than the values have dimensions.",
+    "spread": "Of the numbers in a prediction's row, as means over heads: over how many keys they lie (one over the "
+    "sum of squared shares), the share at the first token and at the sources, and the share at the sources in the "
+    "head that has most there.",
     "product": "The share of atoms mapped right from the head that rxnmapper reads: by the highest score of a row, of "
     "both directions, and by its own mapping.",
     "held_out": "The ranking of readings by mean precision on the other models, tested on this one: Kendall's tau, and "
@@ -46,6 +50,7 @@ def tables_of(task: str, model: str, scores: Mapping[str, Tensor], config: Truth
         "scores": [labels | row for row in _score_rows(scores, config)],
         "causal": [labels | _causal(scores)],
         "effective": [labels | _effective(scores)],
+        "spread": [labels | {"reading": reading} | _spread(scores, reading) for reading in SPREAD],
     }
     product = _product_rows(scores, config)
     return tables | ({"product": [labels | row for row in product]} if product else {})
@@ -103,6 +108,10 @@ def _causal(scores: Mapping[str, Tensor]) -> dict[str, Any]:
 def _effective(scores: Mapping[str, Tensor]) -> dict[str, Any]:
     names = ("removed", "trivial", "rank", "keys", "width")
     return {name: _mean(scores[f"fact/{name}"]) for name in names}
+
+
+def _spread(scores: Mapping[str, Tensor], reading: str) -> dict[str, float]:
+    return {name: _mean(scores[f"spread/{reading}/{name}"]) for name in ("keys", "first", "sources", "head")}
 
 
 def _product_rows(scores: Mapping[str, Tensor], config: TruthConfig) -> Rows:

@@ -25,7 +25,7 @@ from papers.truth.chemistry import FILES, Reaction, chemistry_cases, map_atoms, 
 from papers.truth.config import CONFIGS
 from papers.truth.measure import scores_of_item
 from papers.truth.readings import MAPS, Batch, query_row, read_batch, recorded_stack
-from papers.truth.scores import area_under_curve, choose_heads, compare, precision_at
+from papers.truth.scores import area_under_curve, choose_heads, compare, precision_at, spread
 from papers.truth.smiles import element
 from papers.truth.tables import derived
 
@@ -169,6 +169,17 @@ def test_precision_of_several_sources() -> None:
     assert precision_at(scores, true, every, torch.tensor(3)) == pytest.approx(2 / 3)
     # Of the six pairs of a source and another candidate, four are in order.
     assert area_under_curve(scores, true, every) == pytest.approx(4 / 6)
+
+
+def test_the_spread_of_a_row() -> None:
+    row = torch.tensor([0.0, 0.25, -0.25, 0.5])
+    true = torch.tensor([[False, False, True, True]])
+    made = spread(torch.stack([row, torch.full((4,), 0.25)])[None, None], true)
+    # 1 / (1/16 + 1/16 + 1/4) keys, and four.
+    assert made["keys"] == pytest.approx((8 / 3 + 4) / 2)
+    assert made["first"] == pytest.approx(0.125)
+    assert made["sources"] == pytest.approx((0.75 + 0.5) / 2)
+    assert made["head"] == pytest.approx(0.75)
 
 
 def test_a_head_is_chosen_on_the_other_half() -> None:
