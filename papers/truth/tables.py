@@ -36,6 +36,9 @@ NOTES = {
     "spread": "Of the numbers in a prediction's row, as means over heads: over how many keys they lie (one over the "
     "sum of squared shares), the share at the first token and at the sources, and the share at the sources in the "
     "head that has most there.",
+    "effective_spread": "keys that a row sees, the width of a head's values, and the share of the squared weights that "
+    "is removed; for attention and effective attention, over how many keys the numbers lie, the share at the first "
+    "token, and the share at the sources in the head that has most there.",
     "product": "The share of atoms mapped right from the head that rxnmapper reads: by the highest score of a row, of "
     "both directions, and by its own mapping.",
     "held_out": "The ranking of readings by mean precision on the other models, tested on this one: Kendall's tau, and "
@@ -144,6 +147,7 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
         made[name] = _by_subject(scores, kinds, "precision")
         made[f"{name}_more"] = _by_subject(scores, kinds, "precision_more_interval")
         made[f"{name}_auc"] = _by_subject(scores, kinds, "auc")
+    made["effective_spread"] = _effective_spread(tables["effective"], tables["spread"])
     made["held_out"] = [row for kinds in ((ONE,), (ALL, WHOLE)) for row in _held_out(scores, kinds)]
     return {name: rows for name, rows in made.items() if rows}
 
@@ -156,6 +160,18 @@ def _by_subject(scores: Rows, kinds: Sequence[str], column: str) -> Rows:
             subject = f"{row['task']} {row['model']}"
             rows.setdefault(row["reading"], {"reading": row["reading"]})[subject] = row[column]
     return list(rows.values())
+
+
+def _effective_spread(effective: Rows, spreads: Rows) -> Rows:
+    """What effective attention removes, and where the numbers of both lie."""
+    rows = []
+    for row in effective:
+        own = {one["reading"]: one for one in spreads if all(one[key] == row[key] for key in SUBJECT)}
+        made = {name: row[name] for name in (*SUBJECT, "keys", "width", "removed")}
+        for column, name in (("over", "keys"), ("first", "first"), ("source", "head")):
+            made |= {f"{column}_{reading}": own[reading][name] for reading in (ATTENTION, "effective")}
+        rows.append(made)
+    return rows
 
 
 def _held_out(scores: Rows, kinds: Sequence[str]) -> Rows:

@@ -256,13 +256,22 @@ def test_the_ranking_is_tested_on_models_that_did_not_make_it() -> None:
     ):  # fmt: skip
         rows += [score(model, task, "attention", 0.5), score(model, task, "norm", norm)]
         rows += [score(model, task, "gradient", gradient)]
-    held_out = {row["held_out"]: row for row in derived({"scores": rows})["held_out"]}
+    places = {"keys": 9.0, "first": 0.5, "sources": 0.1, "head": 0.8}
+    of_a = {"task": "needle", "model": "a"}
+    tables = {
+        "scores": rows,
+        "effective": [{**of_a, "keys": 30, "width": 4, "removed": 0.6}],
+        "spread": [{**of_a, "reading": name, **places} for name in ("attention", "effective")],
+    }
+    [why] = derived(tables)["effective_spread"]
+    assert (why["removed"], why["over_effective"], why["source_attention"]) == (0.6, 9.0, 0.8)
+    held_out = {row["held_out"]: row for row in derived(tables)["held_out"]}
     # Both seeds of recall are left out together: what remains is a and b.
     assert held_out["facts b"]["best_on_others"] == "norm"
     assert held_out["facts b"]["tau"] == -1
     assert held_out["facts b"]["more_than_attention"] == pytest.approx(-0.4)
     assert held_out["recall 0"]["best_on_others"] == "attention"
-    table = markdown_table(derived({"scores": rows})["one_head"])
+    table = markdown_table(derived(tables)["one_head"])
     assert table.splitlines()[0] == "| reading | needle a | facts b | recall 0 | recall 1 |"
     assert "| norm | 0.9 | 0.1 | 0.9 | 0.9 |" in table
 
