@@ -32,6 +32,7 @@ SLOW = {
     "ktiw-multihead": "--out {out}.json",
     "ktiw-local": "--out {out}.json",
     "ktiw-permute-function": "--out {out}.json",
+    "truth": "--work {out} --out {out}.json",
 }
 # What needs a corpus or a whole run: by what it reports.
 ELSEWHERE = {
@@ -51,6 +52,7 @@ ELSEWHERE = {
     ),
     "ktiw-alignment": "write_alignment",
     "ktiw-transformers": "the training loop",
+    "truth-rxnmapper": "a few files, at once; test_truth.py runs it",
 }
 
 

