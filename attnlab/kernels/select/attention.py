@@ -104,7 +104,7 @@ def _options(
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QT": 32, "CAP": room,
         "MORE": more, "MT": min(MOST_RANKS, triton.next_power_of_2(max(1, left))), "WHOLE": left <= MOST_RANKS,
         "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
-        "BE": value_columns, "KT": tile, "LT": tile,
+        "BE": value_columns, "KT": tile, "LT": tile, "STAGES": 2 if max(columns, value_columns) > 64 else 3,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
     taken = next(k.arg_names for k in KERNELS if k.__name__ == kernel)

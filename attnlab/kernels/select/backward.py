@@ -149,12 +149,12 @@ def listed_gradients(
 @triton.jit
 def key_gradients(
     q, k, v, ends, lse, delta, do, part, part_score,
-    # written; dv is laid out as dk is
+    # written
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
-    QT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    E: tl.constexpr, BE: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr, QT: tl.constexpr,
+    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
+    LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
     tiles = tl.cdiv(T, KT)
@@ -186,7 +186,7 @@ def key_gradients(
     # Of a key that never leaves the window there are no rows.
     begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
     rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
-    for i in range(tl.max(rows, 0)):
+    for i in tl.range(0, tl.max(rows, 0), num_stages=STAGES):
         of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
         there = (i < rows)[:, None]
         d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
