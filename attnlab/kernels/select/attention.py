@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels.hybrid.attention import dense_rows, precision
-from attnlab.kernels.launching import INTERPRETED, Options, launch
+from attnlab.kernels.launching import INTERPRETED, Options, launch, with_strides
 from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients
 from attnlab.kernels.select.choose import last_reads, list_keys, thresholds
 from attnlab.kernels.select.read import read
@@ -142,13 +142,7 @@ class _Launches:
 
     def launch(self, kernel: Any, grid: tuple[int, int], tensors: dict[str, Any], **numbers: Any) -> None:
         """Strides of the tensors that ``numbers`` names by their letter, then its other numbers."""
-        sizes: dict[str, Any] = {}
-        for name, value in numbers.items():
-            if isinstance(value, Tensor):
-                sizes |= {f"s{name}{axis}": value.stride(i) for i, axis in enumerate("bht")}
-            else:
-                sizes[name] = value
-        launch(kernel, (*grid, 1), tensors, sizes, self.options(kernel))
+        launch(kernel, (*grid, 1), tensors, with_strides(numbers), self.options(kernel))
 
     def results(self, q: Tensor) -> tuple[Tensor, ...]:
         """The output, its rows' sums and largest scores, and the lists: what ``_forward`` writes."""

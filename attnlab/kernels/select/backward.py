@@ -63,6 +63,12 @@ def query_gradients(
 
 
 @triton.jit
+def _load_sums(lse, delta, of_row, there):
+    """The log-sum-exps of some rows, and their <do, out>; rows that do not exist weigh nothing."""
+    return tl.load(lse + of_row, mask=there, other=float("inf")), tl.load(delta + of_row, mask=there, other=0.0)
+
+
+@triton.jit
 def _begin(ends, j):
     """Where the rows of key j begin: where those of the key before it end."""
     return tl.load(ends + j - 1, mask=j > 0, other=0)
@@ -112,8 +118,7 @@ def listed_gradients(
                 gate = tl.zeros([LT, QT], tl.float32)
             for head in range(R):
                 of_row = (row * R + head) * T + p
-                sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-                mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+                sums, mine = _load_sums(lse, delta, of_row, p < T)
                 query = load_keys(q + head * sqh, sqt, p, T, D, BD)
                 pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
                 scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
@@ -170,9 +175,7 @@ def key_gradients(
         p = lo + tl.arange(0, QT)
         s = first_exact(p, W, B)
         for head in range(R):
-            of_row = (row * R + head) * T + p
-            sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-            mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+            sums, mine = _load_sums(lse, delta, (row * R + head) * T + p, p < T)
             query = load_keys(q + head * sqh, sqt, p, T, D, BD)
             pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
             scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
