@@ -35,6 +35,7 @@ __all__ = [
     "launch",
     "launch_mode",
     "launches_plainly",
+    "with_strides",
 ]
 
 # Arguments by the names of the kernel's parameters, in their order: tensors, then numbers.
@@ -122,6 +123,17 @@ def launch(
     stream = current_stream(device)
     compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *pointers, *rest)
     return known
+
+
+def with_strides(numbers: dict[str, Any]) -> Numbers:
+    """The numbers, with the strides of a tensor of heads in its place: sqb, sqh and sqt of one that is named q."""
+    every: Numbers = {}
+    for name, value in numbers.items():
+        if isinstance(value, Tensor):
+            every |= {f"s{name}{axis}": value.stride(i) for i, axis in enumerate("bht")}
+        else:
+            every[name] = value
+    return every
 
 
 def _launch_plainly(

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnlab.kernels.hybrid.backward import key_gradients, query_gradients
 from attnlab.kernels.hybrid.read import read
 from attnlab.kernels.hybrid.states import sum_back, sum_segments, write_gradients, write_states
-from attnlab.kernels.launching import INTERPRETED, Options, launch
+from attnlab.kernels.launching import INTERPRETED, Options, launch, with_strides
 from attnlab.shapes import Float, Int
 
 __all__ = ["BLOCKS", "MOST_ROWS", "MOST_SINKS", "MOST_SLOTS", "dense_rows", "hybrid_attention", "precision", "supports"]
@@ -118,14 +118,8 @@ class _Launches:
 
     def launch(self, kernel: Any, grid: tuple[int, int, int], tensors: dict[str, Any], **numbers: Any) -> None:
         """Strides of the tensors that ``numbers`` names by their letter, then its other numbers."""
-        sizes: dict[str, Any] = {}
-        for name, value in numbers.items():
-            if isinstance(value, Tensor):
-                sizes |= {f"s{name}{axis}": value.stride(i) for i, axis in enumerate("bht")}
-            else:
-                sizes[name] = value
         options = _options(kernel.__name__, *self.how, self.segment)
-        launch(kernel, grid, tensors, sizes, options)
+        launch(kernel, grid, tensors, with_strides(numbers), options)
 
     def totals(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of keys and values, and of masses, of all segments but one."""

@@ -42,8 +42,8 @@ Names in kernels
     q, k, v, score (b, heads, tokens, width); strides s + tensor + b, h or t; T tokens, L of which leave the window by
     the end; NW windows that begin at different places; G key heads, R query heads of each; NS segments; constants: W,
     B, S, N, M and Q as above, CAP and MORE the room of a list for keys that are selected, and only counted, D and E
-    columns, BD and BE those of their tiles, KT, LT and MT keys and QT queries of a tile; LEARN whether scores have
-    gradients; PREC the precision of products.
+    columns, BD and BE those of their tiles, KT, LT and MT keys and QT queries of a tile; STAGES of loads of what
+    segments have written; LEARN whether scores have gradients; PREC the precision of products.
 """
 
 from attnlab.kernels.select.attention import select_attention, supports

@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from attnlab.kernels.hybrid.attention import dense_rows, precision
-from attnlab.kernels.launching import INTERPRETED, Options, launch
+from attnlab.kernels.launching import INTERPRETED, Options, launch, with_strides
 from attnlab.kernels.select.backward import key_gradients, listed_gradients, query_gradients
 from attnlab.kernels.select.choose import last_reads, list_keys, thresholds
 from attnlab.kernels.select.read import read
@@ -104,7 +104,7 @@ def _options(
         "R": heads, "W": window, "B": block, "S": sinks, "N": slots, "M": spare, "Q": SEGMENT, "QT": 32, "CAP": room,
         "MORE": more, "MT": min(MOST_RANKS, triton.next_power_of_2(max(1, left))), "WHOLE": left <= MOST_RANKS,
         "ROUNDS": (left // block + 1).bit_length(), "D": d, "BD": columns, "E": e,
-        "BE": value_columns, "KT": tile, "LT": tile,
+        "BE": value_columns, "KT": tile, "LT": tile, "STAGES": 2 if max(columns, value_columns) > 64 else 3,
         "CLAMP": clamp, "LEARN": spare > 0, "PREC": precision(dtype),
     }  # fmt: skip
     taken = next(k.arg_names for k in KERNELS if k.__name__ == kernel)
@@ -142,13 +142,7 @@ class _Launches:
 
     def launch(self, kernel: Any, grid: tuple[int, int], tensors: dict[str, Any], **numbers: Any) -> None:
         """Strides of the tensors that ``numbers`` names by their letter, then its other numbers."""
-        sizes: dict[str, Any] = {}
-        for name, value in numbers.items():
-            if isinstance(value, Tensor):
-                sizes |= {f"s{name}{axis}": value.stride(i) for i, axis in enumerate("bht")}
-            else:
-                sizes[name] = value
-        launch(kernel, (*grid, 1), tensors, sizes, self.options(kernel))
+        launch(kernel, (*grid, 1), tensors, with_strides(numbers), self.options(kernel))
 
     def results(self, q: Tensor) -> tuple[Tensor, ...]:
         """The output, its rows' sums and largest scores, and the lists: what ``_forward`` writes."""

@@ -63,6 +63,12 @@ def query_gradients(
 
 
 @triton.jit
+def _load_sums(lse, delta, of_row, there):
+    """The log-sum-exps of some rows, and their <do, out>; rows that do not exist weigh nothing."""
+    return tl.load(lse + of_row, mask=there, other=float("inf")), tl.load(delta + of_row, mask=there, other=0.0)
+
+
+@triton.jit
 def _begin(ends, j):
     """Where the rows of key j begin: where those of the key before it end."""
     return tl.load(ends + j - 1, mask=j > 0, other=0)
@@ -112,8 +118,7 @@ def listed_gradients(
                 gate = tl.zeros([LT, QT], tl.float32)
             for head in range(R):
                 of_row = (row * R + head) * T + p
-                sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-                mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+                sums, mine = _load_sums(lse, delta, of_row, p < T)
                 query = load_keys(q + head * sqh, sqt, p, T, D, BD)
                 pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
                 scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
@@ -149,12 +154,12 @@ def listed_gradients(
 @triton.jit
 def key_gradients(
     q, k, v, ends, lse, delta, do, part, part_score,
-    # written; dv is laid out as dk is
+    # written
     dk, dv, d_score,
     sqb, sqh, sqt, skb, skh, skt, svb, svh, svt, sdb, sdh, sdt, T, L, G, NS, scale,
-    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, Q: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr,
-    QT: tl.constexpr, KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-    E: tl.constexpr, BE: tl.constexpr, LEARN: tl.constexpr, PREC: tl.constexpr,
+    R: tl.constexpr, W: tl.constexpr, B: tl.constexpr, CAP: tl.constexpr, MORE: tl.constexpr, QT: tl.constexpr,
+    KT: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr,
+    LEARN: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """dk, dv and d score of a tile: by the queries that have it in their window, and those that list its keys."""
     tiles = tl.cdiv(T, KT)
@@ -170,9 +175,7 @@ def key_gradients(
         p = lo + tl.arange(0, QT)
         s = first_exact(p, W, B)
         for head in range(R):
-            of_row = (row * R + head) * T + p
-            sums = tl.load(lse + of_row, mask=p < T, other=float("inf"))
-            mine = tl.load(delta + of_row, mask=p < T, other=0.0)
+            sums, mine = _load_sums(lse, delta, (row * R + head) * T + p, p < T)
             query = load_keys(q + head * sqh, sqt, p, T, D, BD)
             pull = load_keys(do + head * sdh, sdt, p, T, E, BE)
             scores = tl.dot(key, tl.trans(query), input_precision=PREC) * (scale * LOG2E)
@@ -186,7 +189,7 @@ def key_gradients(
     # Of a key that never leaves the window there are no rows.
     begin = _begin(ends + row * 2 * L, tl.minimum(j, L))
     rows = tl.load(ends + row * 2 * L + j, mask=j < L, other=0) - begin
-    for i in range(tl.max(rows, 0)):
+    for i in tl.range(0, tl.max(rows, 0), num_stages=STAGES):
         of_key = part + (row * NS * CAP + begin + i)[:, None] * (D + E)
         there = (i < rows)[:, None]
         d_key += tl.load(of_key + cols[None, :], mask=there & (cols < D)[None, :], other=0.0)
