@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from attnlab.adapters import record, swap
 from attnlab.attention import AttentionCall, visible
 from attnlab.dynamics import forced_probe
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.reading import (
     ReadingInput,
     effective_attention,
@@ -26,6 +27,7 @@ from attnlab.reading import (
 from attnlab.reading.effective_norm import effective_norm
 from attnlab.reading.faithfulness import head_output_change
 from attnlab.reading.norm_based import transformed_norms
+from attnlab.registry import spec_of
 from attnlab.trace import LayerTrace
 from papers.truth.config import ATTENTION
 
@@ -86,7 +88,7 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         log_p = log_probability(logits, batch.query, batch.answer)
         layers = recorded_stack(trace)
         # One backward pass for the heads' outputs and the embeddings; items of a batch do not depend on each other.
-        *slopes, felt = torch.autograd.grad(log_p.sum(), [*(layer.output for layer in layers), embedded.output])
+        *slopes, input_slope = torch.autograd.grad(log_p.sum(), [*(layer.output for layer in layers), embedded.output])
     with torch.no_grad():
         rows = [query_row(layer, batch.query) for layer in layers]
         alone = {name: one for name, one in MAPS.items() if not name.startswith("effective")}
@@ -101,8 +103,8 @@ def read_batch(model: nn.Module, batch: Batch, *, probe: bool = False, noise: to
         heads |= dict(zip(GRADIENTS, (signed.abs(), signed), strict=True))
         whole = _whole_model(layers, slopes, batch)
         # The loss of the prediction, to first order, without a token's embedding.
-        whole["input gradient"] = (felt * embedded.output).sum(-1).abs()
-        whole[RANDOM] = torch.rand(felt.shape[:2], generator=noise).to(felt)
+        whole["input gradient"] = (input_slope * embedded.output).sum(-1).abs()
+        whole[RANDOM] = torch.rand(input_slope.shape[:2], generator=noise).to(input_slope)
         if probe:
             whole["lexical probe"] = _lexical_probe(model, batch, layers)
         facts["log_p"] = log_p.detach()
@@ -122,6 +124,10 @@ def recorded_stack(trace: Any) -> list[LayerTrace]:
 def query_row(layer: LayerTrace, query: Tensor) -> LayerTrace:
     """A layer with each item's query alone: every reading of it is a map with one row, at a fraction of the cost."""
     call = layer.call
+    if not isinstance(layer.mechanism, Softmax):
+        raise ValueError(
+            f"{layer.name} attends by {spec_of(layer.mechanism)}; this benchmark reads the rows of softmax attention"
+        )
     b, _, n, k = call.sizes
     seen = visible(call)
     shown = torch.ones(b, k, dtype=torch.bool, device=call.q.device)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnlab.adapters import record
+from attnlab.adapters import record, swap
 from attnlab.data.bundled import bundled_text
 from attnlab.models import Transformer, TransformerConfig
 from papers.__main__ import main
@@ -221,6 +221,12 @@ def test_a_row_alone_is_the_row_of_the_whole_map(name: str, small: tuple[Transfo
     for layer in recorded_stack(trace):
         whole = MAPS[name](layer)[torch.arange(2), :, batch.query]
         assert torch.allclose(MAPS[name](query_row(layer, batch.query))[:, :, 0], whole, atol=1e-5)
+
+
+def test_attention_that_is_no_softmax_is_refused(small: tuple[Transformer, Batch]) -> None:
+    model, batch = small
+    with swap(model, "window:r=3"), pytest.raises(ValueError, match="attends by window:r=3"):
+        read_batch(model, batch)
 
 
 def test_all_readings_of_a_batch(small: tuple[Transformer, Batch]) -> None:
