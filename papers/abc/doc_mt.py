@@ -17,18 +17,8 @@ from typing import Any
 import numpy as np
 
 from attnlab.data import Pairs, read_parallel
-from papers.abc.tables import (
-    FLAT,
-    Comparison,
-    Rows,
-    curve_ends,
-    curves_of,
-    differences,
-    means,
-    undecided,
-    with_curves,
-    with_seeds,
-)
+from papers.abc.differences import Comparison, differences, with_seeds
+from papers.abc.tables import Rows, curve_ends, means, with_curves
 from papers.abc.translators import CONFIGS as TRANSLATORS
 from papers.abc.translators import AbcMtConfig, Training, Variant, hypotheses_in, in_order, run_variants, split_of
 from papers.common.row_store import Part
@@ -212,19 +202,6 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     if "validation" in tables:
         made["last_looks"] = curve_ends(tables["validation"])
     return made
-
-
-def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Claims that these sentences are too few to decide; that Linformer fails, where its loss was still falling."""
-    validation = tables.get("validation", [])
-    reasons = undecided(tables.get("differences", []), COMPARISONS, curves=curves_of(validation))
-    ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
-    for (variant, seed), end in ends.items():
-        sound = ends.get(("ABC_MLP-128-64", seed), {}).get("fell")
-        if variant == "Linformer-128-64" and end["fell"] is not None and end["fell"] >= max(FLAT, sound or 0.0):
-            reason = f"its loss still fell when training ended, from {end['nll_before']:.2f} to {end['nll']:.2f}"
-            reasons["abc-doc-mt-linformer-fails"] = reason
-    return reasons
 
 
 def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) -> dict[str, Rows]:

@@ -83,7 +83,7 @@ def _collected(
     made = {} if score is None else {options.work[-1]: score(options.work)}
     collect(
         module.NAME, PAPER, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
-        untestable=getattr(module, "untestable", None), derived=getattr(module, "derived", None),
+        derived=getattr(module, "derived", None),
     )  # fmt: skip
     return options.out
 

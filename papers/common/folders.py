@@ -36,6 +36,7 @@ __all__ = [
     "load_results",
     "modules",
     "paper_table",
+    "result_folder",
 ]
 
 # Where the results of the papers lie in the repository.
@@ -78,6 +79,12 @@ def modules(folder: str, prefix: str) -> Iterator[ModuleType]:
 def folder_of(experiment: str) -> str | None:
     """The folder whose name an experiment's name begins with."""
     return next((folder for folder in folders() if _belongs(experiment, folder)), None)
+
+
+def result_folder(results: str) -> str | None:
+    """The folder whose experiments write a results file, by the file's name."""
+    written = {"pattern_classifier": "effective", "shipped_mlm": "common"}
+    return written.get(results, folder_of(results))
 
 
 def _path_of(folder: str) -> Path:

@@ -220,7 +220,7 @@ def make_results(
 
     ``rows_of`` has the sources of those ``tables`` that have its rows in its order; without it, this process made all
     rows. ``made`` has the versions, device, commit and command of another process, instead of those of this one.
-    ``more`` are further fields, such as keys, notes and not_testable.
+    ``more`` are further fields, such as keys and notes.
     """
     now = {**provenance(), "command": command_line()}
     process = now if made is None else {key: made.get(key) for key in now}
@@ -245,21 +245,17 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     """
     if old.get("name") != new.get("name"):
         raise ValueError(f"results of {old.get('name')!r} and {new.get('name')!r} cannot be merged: names differ")
-    keys = _both(old, new, "keys")
+    keys = {**(old.get("keys") or {}), **(new.get("keys") or {})}
     rows = Gathered()
     for one in (old, new):
         rows.add_results(one, one.get("tables") or {}, keys=keys)
     merged = {**old, **new, "tables": rows.tables}
-    merged |= {name: both for name in ("keys", "intervals") if (both := _both(old, new, name))}
+    if keys:
+        merged["keys"] = keys
     if "sources" in old or "sources" in new:
         merged |= {"sources": rows.sources, "made_by": rows.compact_sources()}
     merged["earlier"] = [*(old.get("earlier") or []), *_earlier(old, new)]
     return merged if merged["earlier"] else {k: v for k, v in merged.items() if k != "earlier"}
-
-
-def _both(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A field of two results; the new one's entries count."""
-    return {**(old.get(name) or {}), **(new.get(name) or {})}
 
 
 def choose_rows(result: Mapping[str, Any], choose: Callable[[str, Rows], Sequence[int]]) -> dict[str, Any]:
@@ -305,11 +301,10 @@ def collect(
     notes: Mapping[str, str],
     made: Mapping[Path, Mapping[str, Rows]] | None = None,
     derived: Callable[[dict[str, Rows]], dict[str, Rows]] | None = None,
-    untestable: Callable[[dict[str, Rows]], dict[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Merge the parts (part-*.json) of folders, and the tables ``made`` from a folder, into ``out``; later ones win.
 
-    ``derived`` makes further tables from all of them; ``untestable`` says which claims they cannot decide, and why.
+    ``derived`` makes further tables from all of them.
     """
     result = read_results(out)
     for work in works:
@@ -321,8 +316,6 @@ def collect(
         computed = derived(result["tables"])
         result["tables"] |= computed
         result["made_by"] = {table: by for table, by in result["made_by"].items() if table not in computed}
-    if untestable is not None:
-        result["not_testable"] = untestable(result["tables"])
     out.parent.mkdir(parents=True, exist_ok=True)
     return write_results(out, result)
 
