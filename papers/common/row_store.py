@@ -46,7 +46,9 @@ Keys = Mapping[str, Sequence[str]]
 Source = dict[str, str | None]
 # What made a folder of parts.
 RUN = "run.json"
-PROVENANCE = ("config", "seed", "versions", "python", "device", "commit", "command")
+PROVENANCE = ("config", "seed", "versions", "python", "device", "commit", "command", "writer", "unknown", "edited_in")
+# What is said of one writing of a file, and not of the next.
+OF_ONE_WRITING = ("writer", "unknown", "edited_in", "seconds")
 
 
 def this_process() -> Source:
@@ -223,13 +225,18 @@ def make_results(
     ``more`` are further fields, such as keys and notes.
     """
     now = {**provenance(), "command": command_line()}
-    process = now if made is None else {key: made.get(key) for key in now}
+    # A run that did not note its command has that of the process that writes its results.
+    process = (
+        now
+        if made is None
+        else {key: made.get(key) for key in now} | {"command": made.get("command") or now["command"]}
+    )
     result = {"name": name, "paper": paper, "config": dict(config), "seed": seed, **process, **more}
     if paper is None:
         del result["paper"]
     result["tables"] = {table: [dict(row) for row in rows] for table, rows in tables.items()}
     if rows_of is None:
-        source = {"commit": process["commit"], "command": process["command"] or now["command"]}
+        source = {"commit": process["commit"], "command": process["command"]}
         return result | {"sources": [source], "made_by": dict.fromkeys(tables, 0)}
     changed = [table for table in tables if len(tables[table]) != len(rows_of.tables.get(table, tables[table]))]
     assert not changed, f"tables {changed} have not the rows that were gathered, so their sources are not known"
@@ -249,7 +256,8 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     rows = Gathered()
     for one in (old, new):
         rows.add_results(one, one.get("tables") or {}, keys=keys)
-    merged = {**old, **new, "tables": rows.tables}
+    kept = {name: value for name, value in old.items() if name not in OF_ONE_WRITING}
+    merged = {**kept, **new, "tables": rows.tables}
     if keys:
         merged["keys"] = keys
     if "sources" in old or "sources" in new:
