@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data import Pairs, read_parallel
+from attnlab.data import Pairs
 from papers.abc.differences import Comparison, differences, with_seeds
 from papers.abc.tables import Rows, curve_ends, means, with_curves
 from papers.abc.translators import CONFIGS as TRANSLATORS
 from papers.abc.translators import AbcMtConfig, Training, Variant, hypotheses_in, in_order, run_variants, split_of
 from papers.common.row_store import Part
-from papers.common.translation import TASKS, Corpus, corpus_bleu, find_file, read_task, tokenised
+from papers.common.translation import TASKS, Corpus, corpus_bleu, read_filipino, read_task, tokenised
 
 __all__ = [
     "CONFIGS",
@@ -145,7 +145,7 @@ def read_documents(root: Path, config: AbcDocMtConfig) -> dict[str, Pairs]:
         return read_task(TASKS[config.data], root)
     if config.data != "tagalog-english":
         raise ValueError(f"data must be tagalog-english or one of {', '.join(TASKS)}, got {config.data!r}")
-    lines = read_parallel(find_file(root / "tagalog", "Tagalog.txt"), find_file(root / "tagalog", "English.txt"))
+    lines = read_filipino(root / "tagalog")
     cuts = [0, len(lines.source) - 2 * config.held_out, len(lines.source) - config.held_out, len(lines.source)]
     return {
         split: Pairs(lines.source[lo:hi], lines.target[lo:hi])

@@ -15,6 +15,8 @@ verdicts, and the table of its results files with device, time, commit and comma
     <!-- sources:abc -->
     <!-- /sources -->
 
+papers/DATA.md marks where the list of data sets goes, by ``<!-- data-sets -->``.
+
 The pages are README.md, docs/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing and fails if
 a page is stale, docs/claims.md included.
 """
@@ -31,6 +33,7 @@ from attnlab.pages.numbers import number
 from attnlab.pages.tables import columns_of
 from attnlab.progress import each
 from attnlab.provenance import write_atomic
+from papers.common.data_sets import data_sets_in_markdown
 from papers.common.folders import experiments_in_markdown, load_results, result_folder
 from papers.common.ledger_page import claims_page, headline
 from papers.common.sources import source_rows
@@ -47,6 +50,7 @@ OF_FOLDERS = re.compile(
     r"(?P<open><!-- (?P<kind>experiments|headline|sources):(?P<folder>\w+) -->\n).*?(?P<close><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
+DATA_SETS = re.compile(r"(?P<open><!-- data-sets -->\n).*?(?P<close><!-- /data-sets -->)", re.DOTALL)
 
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
@@ -86,7 +90,10 @@ def fill_tables(text: str, root: Path) -> str:
         return f"{region['open']}{content}\n{region['close']}"
 
     def filled(part: str) -> str:
-        return OF_FOLDERS.sub(of_folder, REGION.sub(lambda region: _table(region, root), part))
+        with_tables = OF_FOLDERS.sub(of_folder, REGION.sub(lambda region: _table(region, root), part))
+        return DATA_SETS.sub(
+            lambda region: f"{region['open']}{data_sets_in_markdown()}\n{region['close']}", with_tables
+        )
 
     # A mark inside a code fence is an example and stays as it is.
     parts = FENCE.split(text)
