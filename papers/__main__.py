@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
@@ -33,19 +34,36 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
     for name, experiment in experiments.items():
         sub = names.add_parser(name, help=experiment.summary, description=experiment.summary)
         experiment.arguments(sub)
-        sub.add_argument("--quick", action="store_true", help="a small setting, no evidence; into runs/quick")
-        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        sub.set_defaults(experiment=experiment)
+        _add_shared(sub, experiment)
     return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser, experiment: Experiment) -> None:
+    """The options that every experiment has."""
+    # An experiment may have configs of its own instead.
+    shared = bool(experiment.configs) and "--config" not in parser._option_string_actions
+    if shared:
+        paper = f"; paper: {experiment.paper}" if experiment.paper is not None else ""
+        smoke = "; smoke: a minute on two cores, no evidence, into runs/quick" if experiment.quick else ""
+        about = f"small: ours (the default){smoke}{paper}"
+        parser.add_argument("--config", choices=experiment.configs, default="small", help=about)
+    parser.add_argument("--quick", action="store_true", help="short for --config smoke")
+    if experiment.settings is not None:
+        parser.add_argument("--dry-run", action="store_true", help="print the settings as JSON and run nothing")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(experiment=experiment, shared_config=shared)
 
 
 def _run(options: argparse.Namespace) -> None:
     """Run the experiment and say which claims its results support."""
-    if options.quick:
-        print("quick: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
+    if options.quick or (options.shared_config and options.config == "smoke"):
+        print("smoke: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
         from papers.common.quick import use_quick_setting
 
         use_quick_setting(options)
+    if getattr(options, "dry_run", False):
+        print(json.dumps(options.experiment.settings(options), indent=1, default=str))
+        return
     out = getattr(options, "out", None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ class AbcDocMtConfig:
 
 # Table 10's right column; its rate is 1 / sqrt(width x warm-up).
 CONFIGS = {
-    "default": AbcDocMtConfig(),
+    "small": AbcDocMtConfig(),
     "paper": AbcDocMtConfig(
         translation=replace(
             TRANSLATORS["paper"],

@@ -40,7 +40,7 @@ from papers.common.wiki_corpus import WikiCorpus
 from papers.effective.glue import TASKS, encode, read_glue
 from papers.value_aware.training import uncompiled
 
-__all__ = ["KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
+__all__ = ["CONFIGS", "KEYS", "NAME", "NOTES", "VARIANTS", "AbcMlmConfig", "Variant", "measure_speed", "run_mlm"]
 
 NAME = "abc-mlm"
 KEYS = {
@@ -113,6 +113,25 @@ class AbcMlmConfig:
     def epochs_of(self, task: str) -> float:
         """Fewer epochs where the training set is large."""
         return (self.epochs or {}).get(task, 2.0 if TASKS[task].large else 8.0)
+
+
+# Continued as RoBERTa-base was pretrained, fine-tuned as it was (Liu et al., 2019), on Table 4's tasks. The paper does
+# not say for how many updates it continued; --seconds does.
+CONFIGS = {
+    "small": AbcMlmConfig(),
+    "paper": AbcMlmConfig(
+        batch=8192,
+        recipe=Recipe(lr=6e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, clip=None),
+        warmup=24_000,
+        tasks=("MNLI", "QNLI", "QQP", "SST-2"),
+        epochs=dict.fromkeys(("MNLI", "QNLI", "QQP", "SST-2"), 10.0),
+        # Four times as many, since all four training sets are large.
+        tune_batch=8,
+        tune_lr=1e-5,
+        streams=1,
+        tune_streams=1,
+    ),
+}
 
 
 def run_mlm(config: AbcMlmConfig, *, corpus: Path, glue: Path, model: Path, part: Part, seconds: float) -> None:

@@ -100,7 +100,7 @@ class EffectiveConfig:
     # Training examples at most, drawn at random: SST-2 is the only task that has more.
     train_limit: int | None = 6000
     # Dev examples whose maps are read, drawn at random.
-    dev_limit: int = 400
+    dev_limit: int | None = 400
     read_batch: int = 16
     # Dev examples of the faithfulness study, longer than a head is wide (on shorter ones effective attention is
     # attention), and the keys that are hidden in each (None: every one).
@@ -114,6 +114,10 @@ class EffectiveConfig:
     seed: int = 0
     # Tasks at once; None: all of them on a GPU, one on a CPU.
     jobs: int | None = None
+
+
+# The paper's is BERT-base on whole training and dev sets; the other settings are the same.
+CONFIGS = {"small": EffectiveConfig(), "paper": EffectiveConfig(train_limit=None, dev_limit=None)}
 
 
 def encoder_folder(config: EffectiveConfig) -> Path:

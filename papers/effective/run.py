@@ -27,7 +27,7 @@ from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
-from papers.effective.config import KEYS, NAME, NOTES, EffectiveConfig
+from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, EffectiveConfig
 
 __all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
@@ -238,19 +238,26 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
 
 
-def _study(options: argparse.Namespace) -> Path:
-    from papers.effective.figures import figures_page
-
-    check_writable(options.out)
-    if options.page is not None:
-        check_writable(options.page)
-    config = EffectiveConfig(
+def _config(options: argparse.Namespace) -> EffectiveConfig:
+    return replace(
+        CONFIGS[options.config],
         data=options.data,
         model=options.model,
         treebank=options.treebank,
         tagger=options.tagger,
         sentences=options.sentences,
     )
+
+
+def _study(options: argparse.Namespace) -> Path:
+    from papers.effective.figures import figures_page
+
+    check_writable(options.out)
+    if options.page is not None:
+        check_writable(options.page)
+    if options.config == "paper" and options.model is None:
+        raise ValueError("--config paper fine-tunes BERT-base: name its folder by --model")
+    config = _config(options)
     only = options.only.split(",") if options.only else None
     run(
         config,
@@ -344,7 +351,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
         _study_arguments,
         _study,
-        "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu.xz --work runs/effective",
+        "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective",
+        more={
+            "the encoder of our results": "--model models/all-MiniLM-L6-v2 --data data/glue --treebank "
+            "data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective-minilm",
+        },
+        paper="BERT-base, named by --model, on whole training and dev sets",
+        settings=lambda options: _public(_config(options)),
         quick={"seconds": 40.0, "only": "RTE", "sentences": 200},
     ),
     "effective-patterns": Experiment(

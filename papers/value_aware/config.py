@@ -91,7 +91,7 @@ class ValueAwareConfig:
 
 
 CONFIGS = {
-    "quick": ValueAwareConfig(),
+    "small": ValueAwareConfig(),
     # Table 4 (ROBERTA-512 and ROBERTA-4096: 8 instances of 512 tokens in a batch, as 8 rows or as one) and A.2, whose
     # 156M parameters are those of WikiText-103's 267,744 words.
     "paper": ValueAwareConfig(

@@ -13,7 +13,7 @@ import pytest
 
 from papers.__main__ import _parser, main
 from papers.common.claims import HELD, NOT_HELD, verdicts_on
-from papers.common.folders import command_of, experiments_in, experiments_like
+from papers.common.folders import command_of, experiments_in, experiments_like, further_commands
 from papers.common.row_store import Part, begin_work
 
 CLAIMS = """
@@ -110,9 +110,9 @@ def test_an_experiment_begins_with_the_name_of_its_folder(elsewhere: Path) -> No
 def test_the_listed_command_line_is_complete(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     experiments = experiments_like(name)
-    words = shlex.split(command_of(name, experiments[name]))
-    options = _parser(experiments).parse_args(words[3:])
-    assert options.experiment is experiments[name]
+    for command in (command_of(name, experiments[name]), *further_commands(name, experiments[name]).values()):
+        options = _parser(experiments).parse_args(shlex.split(command)[3:])
+        assert options.experiment is experiments[name]
 
 
 def test_the_list_is_in_the_order_of_the_papers(capsys: pytest.CaptureFixture[str]) -> None:
