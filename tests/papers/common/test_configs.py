@@ -32,7 +32,7 @@ PAPER: dict[str, dict[str, Any]] = {
     # A.2 and Table 4.
     "value-aware": {"lm_layers": 6, "lm_width": 512, "lm_vocabulary": "words", "mlm_long": 4096, "mlm_lr": 5e-6},
     # A.8.
-    **{name: STUDY for name in ("ktiw-table2", "ktiw-tau", "ktiw-train", "ktiw-frozen", "ktiw-logreg", "ktiw-optimal")},
+    **dict.fromkeys(("ktiw-table2", "ktiw-tau", "ktiw-train", "ktiw-frozen", "ktiw-logreg", "ktiw-optimal"), STUDY),
     "ktiw-permutations": {"seeds": 20, "length": 40, "width": 256},
     "ktiw-multihead": {"seeds": 20, "heads": 8},
     "ktiw-permute-function": {"permute_steps": 1000},
