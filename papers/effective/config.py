@@ -88,7 +88,13 @@ class EffectiveConfig:
     treebank: str | None = None
     # Sentences of it to learn from; None: all.
     sentences: int | None = None
+    # A saved pattern classifier; None: as ``classifier_maps`` says.
     classifier: str | None = None
+    # "own": learned from labelled maps of the encoder itself, where there are any; "all": the shipped one, which
+    # learned from those of four models.
+    classifier_maps: str = "own"
+    # The models whose maps it learned from; a run writes it.
+    learned_from: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B", "QNLI")
     batch_size: int = 8
     length: int = 128
@@ -118,6 +124,10 @@ class EffectiveConfig:
 
 # The paper's is BERT-base on whole training and dev sets; the other settings are the same.
 CONFIGS = {"small": EffectiveConfig(), "paper": EffectiveConfig(train_limit=None, dev_limit=None)}
+
+
+# Our labelled maps of an encoder go by the name of its folder; those of the shipped one by its family's.
+SHIPPED_MAPS = ("attnlab-mlm", "attnlab-pairs")
 
 
 def encoder_folder(config: EffectiveConfig) -> Path:

@@ -20,14 +20,17 @@ from dataclasses import asdict, replace
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.progress import note
 from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
-from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, EffectiveConfig
+from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, SHIPPED_MAPS, EffectiveConfig
+
+if TYPE_CHECKING:
+    from papers.effective.labelled_maps import LabelledMaps
 
 __all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
@@ -193,7 +196,7 @@ def _public(config: EffectiveConfig) -> dict[str, Any]:
 
 
 def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> EffectiveConfig:
-    """Train what all tasks share: the tagger, and the classifier where the package has none."""
+    """Train what all tasks share: the tagger, and the pattern classifier where the encoder has labelled maps."""
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:
@@ -204,16 +207,33 @@ def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> Effe
             work / "tagger.json"
         )
         config = replace(config, tagger=str(path))
-    if config.classifier is None:
-        from attnlab.reading.pattern_classifier import load_classifier
-        from papers.effective.pattern_training import our_maps, save_classifier, train_classifier
+    return config if config.classifier is not None else _with_classifier(config, work)
 
+
+def _with_classifier(config: EffectiveConfig, work: Path) -> EffectiveConfig:
+    """The config with a classifier of the encoder's own maps, or the shipped one, and whose maps it learned from."""
+    from attnlab.devices import best_device
+    from attnlab.reading.pattern_classifier import load_classifier
+    from papers.effective.pattern_training import our_maps, save_classifier, train_classifier
+
+    maps = our_maps()
+    of_encoder = SHIPPED_MAPS if config.model is None else (Path(config.model).name,)
+    own = maps.of(of_encoder) if config.classifier_maps == "own" else None
+    if own is None or not own.entries:
         try:
             load_classifier()
+            return replace(config, learned_from=_models_of(maps))
         except ValueError:
-            net = train_classifier(our_maps())
-            config = replace(config, classifier=str(save_classifier(net, work / "classifier.safetensors")))
-    return config
+            own = maps
+    note("training the pattern classifier")
+    path = work / "classifier.safetensors"
+    if not path.exists():
+        save_classifier(train_classifier(own, device=best_device()), path)
+    return replace(config, classifier=str(path), learned_from=_models_of(own))
+
+
+def _models_of(maps: LabelledMaps) -> tuple[str, ...]:
+    return tuple(sorted({entry["model"] for entry in maps.entries}))
 
 
 def _jobs(tasks: int) -> int:
@@ -228,6 +248,13 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     tags = parser.add_mutually_exclusive_group(required=True)
     tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
     tags.add_argument("--tagger", help="a saved tagger")
+    parser.add_argument(
+        "--classifier-maps",
+        choices=("own", "all"),
+        default="own",
+        help="whose labelled maps the pattern classifier learns from: the encoder's own, where there are any, or those "
+        "of four models, as the shipped one (default: %(default)s)",
+    )
     parser.add_argument("--sentences", type=int, help="only the treebank's first so many (default: all)")
     add_out(parser, NAME)
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
@@ -246,6 +273,7 @@ def _config(options: argparse.Namespace) -> EffectiveConfig:
         treebank=options.treebank,
         tagger=options.tagger,
         sentences=options.sentences,
+        classifier_maps=options.classifier_maps,
     )
 
 
@@ -358,7 +386,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         paper="BERT-base, named by --model, on whole training and dev sets",
         settings=lambda options: _public(_config(options)),
-        quick={"seconds": 40.0, "only": "RTE", "sentences": 200},
+        quick={"seconds": 40.0, "only": "RTE", "sentences": 200, "classifier_maps": "all"},
     ),
     "effective-patterns": Experiment(
         "Effective attention: Table 2 and Figure 4 for any encoder and text file.",
