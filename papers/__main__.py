@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 
 from attnlab.cli import run_reporting, until_nobody_reads
@@ -69,10 +70,16 @@ def _run(options: argparse.Namespace) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
     from attnlab.progress import showing
 
+    began = time.monotonic()
     with showing(options.name):
         written = options.experiment.run(options)
     if written is None:
         return
+    # A run that only collects says nothing of how long the experiment takes.
+    if not getattr(options, "collect", False) and not getattr(options, "tables_only", False):
+        from papers.common.row_store import note_seconds
+
+        note_seconds(written, time.monotonic() - began)
     print(f"wrote {written.resolve()}")
     if options.quick:
         from papers.common.quick import mark_quick

@@ -23,6 +23,7 @@ __all__ = [
     "means",
     "sets_of",
     "spread",
+    "still_falling",
     "trained_apart",
     "trained_longer",
     "with_curves",
@@ -212,4 +213,14 @@ def trained_longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves
         shared = max(winner.keys() & loser.keys(), default=None)
         if close or (max(winner) > max(loser) and (shared is None or winner[shared] >= loser[shared])):
             return f"{row['first']} had {number(most[0])} updates and {row['second']} {number(most[1])}"
+    return None
+
+
+def still_falling(validation: Rows, variant: str, sound: str) -> str | None:
+    """Why a model cannot be said to fail: its loss still fell when training ended, and more than a sound model's."""
+    ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
+    for (name, seed), end in ends.items():
+        other = ends.get((sound, seed), {}).get("fell")
+        if name == variant and end["fell"] is not None and end["fell"] >= max(FLAT, other or 0.0):
+            return f"its loss still fell when training ended, from {end['nll_before']:.2f} to {end['nll']:.2f}"
     return None

@@ -35,6 +35,7 @@ __all__ = [
     "gather",
     "make_results",
     "merge_results",
+    "note_seconds",
     "read_results",
     "write_results",
 ]
@@ -290,6 +291,13 @@ def write_results(
     merged = dict(result) if before is None else merge_results(before, result)
     write_json(out, merged)
     return merged
+
+
+def note_seconds(path: Path, seconds: float) -> None:
+    """Say in a results file how long the command took that wrote it, unless it says so itself."""
+    result = read_results(path)
+    if result is not None and "seconds" not in result:
+        write_json(path, {**result, "seconds": round(seconds, 1)})
 
 
 def begin_work(work: Path, config: Mapping[str, Any], *, seed: int = 0) -> None:

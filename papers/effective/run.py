@@ -20,17 +20,14 @@ from dataclasses import asdict, replace
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnlab.progress import note
 from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
-from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, SHIPPED_MAPS, EffectiveConfig
-
-if TYPE_CHECKING:
-    from papers.effective.labelled_maps import LabelledMaps
+from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, EffectiveConfig
 
 __all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
@@ -207,33 +204,11 @@ def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> Effe
             work / "tagger.json"
         )
         config = replace(config, tagger=str(path))
-    return config if config.classifier is not None else _with_classifier(config, work)
+    if config.classifier is not None:
+        return config
+    from papers.effective.pattern_training import with_classifier
 
-
-def _with_classifier(config: EffectiveConfig, work: Path) -> EffectiveConfig:
-    """The config with a classifier of the encoder's own maps, or the shipped one, and whose maps it learned from."""
-    from attnlab.devices import best_device
-    from attnlab.reading.pattern_classifier import load_classifier
-    from papers.effective.pattern_training import our_maps, save_classifier, train_classifier
-
-    maps = our_maps()
-    of_encoder = SHIPPED_MAPS if config.model is None else (Path(config.model).name,)
-    own = maps.of(of_encoder) if config.classifier_maps == "own" else None
-    if own is None or not own.entries:
-        try:
-            load_classifier()
-            return replace(config, learned_from=_models_of(maps))
-        except ValueError:
-            own = maps
-    note("training the pattern classifier")
-    path = work / "classifier.safetensors"
-    if not path.exists():
-        save_classifier(train_classifier(own, device=best_device()), path)
-    return replace(config, classifier=str(path), learned_from=_models_of(own))
-
-
-def _models_of(maps: LabelledMaps) -> tuple[str, ...]:
-    return tuple(sorted({entry["model"] for entry in maps.entries}))
+    return with_classifier(config, work)
 
 
 def _jobs(tasks: int) -> int:

@@ -386,10 +386,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "--prepared runs/ktiw-data --work runs/ktiw",
     ),
     "ktiw-figures": Experiment(
-        "KTIW: Figures 1 and 3 to 8 as pictures, from the results files.",
-        add_figures,
-        _figures,
-        "--out figures",
+        "KTIW: Figures 1 and 3 to 8 as pictures, from the results files.", add_figures, _figures, "--out figures"
     ),
     "ktiw-transformers": Experiment(
         "Ours: KTIW's probes per head over the training of transformers.",

@@ -96,6 +96,8 @@ def test_a_new_experiment_is_two_files_and_says_which_claims_it_supports(elsewhe
     result = json.loads(out.read_text())
     assert result["tables"]["t"] == [{"model": "A", "loss": 6.0}, {"model": "B", "loss": 4.0}]
     assert result["command"] == "python -m papers made-up --scale 2 --out made-up.json"
+    # A rerun costs as long.
+    assert 0 <= result["seconds"] < 60
 
 
 def test_an_experiment_begins_with_the_name_of_its_folder(elsewhere: Path) -> None:

@@ -38,13 +38,13 @@ def write(path: Path, text: str) -> None:
 
 
 def write_wikipedia(data: Path) -> None:
-    """enwik8 with one page for each eight passages, and WikiText-103's three files."""
-    texts = passages(900)
-    pages = ["\n\n".join(texts[i : i + 8]) for i in range(0, 720, 8)]
+    """enwik8 with pages that are longer than any experiment's rows, and WikiText-103's three files."""
+    texts = passages(3380)
+    pages = ["\n\n".join(texts[i : i + 80]) for i in range(0, 3200, 80)]
     write(
         data / "enwik8" / "enwik8", "<mediawiki>\n" + "".join(PAGE.format(f"Scene {i}", t) for i, t in enumerate(pages))
     )
-    for split, some in (("train", texts[:200]), ("valid", texts[720:810]), ("test", texts[810:])):
+    for split, some in (("train", texts[:200]), ("valid", texts[3200:3290]), ("test", texts[3290:])):
         write(data / "wikitext-103" / f"wiki.{split}.tokens", "".join(f" = Act = \n\n {t} \n\n" for t in some))
 
 

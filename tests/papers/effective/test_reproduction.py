@@ -26,7 +26,7 @@ from papers.effective.figures import figures_page
 from papers.effective.labelled_maps import LabelledMaps
 from papers.effective.maps import write_maps_page
 from papers.effective.patterns import evaluate_classifier, patterns_of_texts
-from papers.effective.run import _with_classifier, collect, part_names, run
+from papers.effective.run import collect, part_names, run
 from papers.effective.tables import read_maps
 from papers.effective.tagger import train_tagger
 from papers.effective.timing import run_timing
@@ -228,7 +228,7 @@ def test_the_classifier_learns_from_maps_of_the_encoder_itself(
         return PatternNet(1)
 
     monkeypatch.setattr(pattern_training, "train_classifier", train)
-    config = _with_classifier(EffectiveConfig(model=model, classifier_maps=maps), tmp_path)
+    config = pattern_training.with_classifier(EffectiveConfig(model=model, classifier_maps=maps), tmp_path)
     assert config.learned_from == learned
     assert trained == ([set(learned)] if config.classifier is not None else [])
     assert (config.classifier is not None) == (len(learned) < 4)
