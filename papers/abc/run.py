@@ -379,7 +379,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         _distill,
         "--corpus runs/wiki --work runs/abc-distill",
         more={"a causal LM": "--sampled --model models/stories15M --work runs/abc-distill-causal"},
-        quick={"seconds": 5.0, "batch": 4, "length": 64, "rows": 32},
+        quick={
+            "seconds": 2.0,
+            "batch": 4,
+            "length": 64,
+            "rows": 32,
+            "set": ["points=1", "probe=1", 'methods=["continued", "distilled"]'],
+        },
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",

@@ -149,7 +149,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         paper="rows of Tables 10 and 11 (--rows), for days",
         settings=_settings,
-        quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 35.0},
+        quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 25.0},
     ),
     "guidance-patterns": Experiment(
         "Attention guidance: Figure 4, its patterns over a sentence.",

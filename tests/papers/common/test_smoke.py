@@ -55,8 +55,8 @@ def write_pairs(data: Path) -> None:
     """
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 8))) for _ in range(9000)]
-    for name, count in (("train", 3000), ("val", 40), ("test_2016_flickr", 24)):
-        lines = [" ".join(draw.choices(words, k=draw.randint(4, 12))) for _ in range(count)]
+    for name, count in (("train", 5000), ("val", 40), ("test_2016_flickr", 24)):
+        lines = [" ".join(draw.choices(words, k=draw.randint(3, 6))) for _ in range(count)]
         write(data / "multi30k" / f"{name}.en", "\n".join(lines) + "\n")
         backwards = (" ".join(word[::-1] for word in line.split()) for line in lines)
         write(data / "multi30k" / f"{name}.de", "\n".join(backwards) + "\n")
