@@ -202,8 +202,8 @@ CLAIMS = (
         "A sliding window of r keys trails the r largest weights (where these are not all keys).",
         "at every r",
         everywhere("figure_1", "r", _window_trails),
-        caveat="No interval: both are errors on the same tokens, whose single answers were not kept. Taken as independent "
-        "proportions, the difference at the largest r would include zero",
+        caveat="No interval: both are errors on the same tokens, whose single answers were not kept. Taken as "
+        "independent proportions, the difference at the largest r would include zero",
     ),
     _claim(
         "lsh-few-rounds",
