@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Sequence
 
 from attnlab.cli import run_reporting, until_nobody_reads
@@ -33,28 +35,51 @@ def _parser(experiments: dict[str, Experiment]) -> argparse.ArgumentParser:
     for name, experiment in experiments.items():
         sub = names.add_parser(name, help=experiment.summary, description=experiment.summary)
         experiment.arguments(sub)
-        sub.add_argument("--quick", action="store_true", help="a small setting, no evidence; into runs/quick")
-        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        sub.set_defaults(experiment=experiment)
+        _add_shared(sub, experiment)
     return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser, experiment: Experiment) -> None:
+    """The options that every experiment has."""
+    # An experiment may have configs of its own instead.
+    shared = bool(experiment.configs) and "--config" not in parser._option_string_actions
+    if shared:
+        paper = f"; paper: {experiment.paper}" if experiment.paper is not None else ""
+        smoke = "; smoke: a minute on two cores, no evidence, into runs/quick" if experiment.quick else ""
+        about = f"small: ours (the default){smoke}{paper}"
+        parser.add_argument("--config", choices=experiment.configs, default="small", help=about)
+    parser.add_argument("--quick", action="store_true", help="short for --config smoke")
+    if experiment.settings is not None:
+        parser.add_argument("--dry-run", action="store_true", help="print the settings as JSON and run nothing")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(experiment=experiment, shared_config=shared)
 
 
 def _run(options: argparse.Namespace) -> None:
     """Run the experiment and say which claims its results support."""
-    if options.quick:
-        print("quick: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
+    if options.quick or (options.shared_config and options.config == "smoke"):
+        print("smoke: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
         from papers.common.quick import use_quick_setting
 
         use_quick_setting(options)
+    if getattr(options, "dry_run", False):
+        print(json.dumps(options.experiment.settings(options), indent=1, default=str))
+        return
     out = getattr(options, "out", None)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
     from attnlab.progress import showing
 
+    began = time.monotonic()
     with showing(options.name):
         written = options.experiment.run(options)
     if written is None:
         return
+    # A run that only collects says nothing of how long the experiment takes.
+    if not getattr(options, "collect", False) and not getattr(options, "tables_only", False):
+        from papers.common.row_store import note_seconds
+
+        note_seconds(written, time.monotonic() - began)
     print(f"wrote {written.resolve()}")
     if options.quick:
         from papers.common.quick import mark_quick

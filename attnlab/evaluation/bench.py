@@ -15,7 +15,7 @@ from attnlab.devices import to_device
 from attnlab.errors import problem_of
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.provenance import provenance
+from attnlab.provenance import command_line, provenance
 from attnlab.registry import mechanism
 from attnlab.sizes import check_bytes, check_operations, check_seconds
 
@@ -82,7 +82,8 @@ def bench(config: BenchConfig) -> dict[str, Any]:
                 }
             )
         before = dict(peaks)
-    return {"name": "bench", "config": asdict(config), "seed": config.seed, **provenance(), "tables": {"rows": rows}}
+    made = {**provenance(), "command": command_line()}
+    return {"name": "bench", "config": asdict(config), "seed": config.seed, **made, "tables": {"rows": rows}}
 
 
 def bench_lines(result: dict[str, Any]) -> Sequence[str]:

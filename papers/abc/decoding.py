@@ -68,6 +68,10 @@ class AbcDecodingConfig:
             raise ValueError(f"exponents need at least four rising lengths, got {self.lengths}")
 
 
+# The paper's sizes are ours.
+CONFIGS = dict.fromkeys(("small", "paper"), AbcDecodingConfig())
+
+
 def run_decoding(config: AbcDecodingConfig, *, part: Part) -> None:
     """Every model at every length, all of them taking turns; then the figures and exponents."""
     device = best_device()

@@ -16,23 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.data import Pairs, read_parallel
-from papers.abc.tables import (
-    FLAT,
-    Comparison,
-    Rows,
-    curve_ends,
-    curves_of,
-    differences,
-    means,
-    undecided,
-    with_curves,
-    with_seeds,
-)
+from attnlab.data import Pairs
+from papers.abc.differences import Comparison, differences, with_seeds
+from papers.abc.tables import Rows, curve_ends, means, with_curves
 from papers.abc.translators import CONFIGS as TRANSLATORS
 from papers.abc.translators import AbcMtConfig, Training, Variant, hypotheses_in, in_order, run_variants, split_of
 from papers.common.row_store import Part
-from papers.common.translation import TASKS, Corpus, corpus_bleu, find_file, read_task, tokenised
+from papers.common.translation import TASKS, Corpus, corpus_bleu, read_filipino, read_task, tokenised
 
 __all__ = [
     "CONFIGS",
@@ -93,7 +83,7 @@ class AbcDocMtConfig:
 
 # Table 10's right column; its rate is 1 / sqrt(width x warm-up).
 CONFIGS = {
-    "default": AbcDocMtConfig(),
+    "small": AbcDocMtConfig(),
     "paper": AbcDocMtConfig(
         translation=replace(
             TRANSLATORS["paper"],
@@ -155,7 +145,7 @@ def read_documents(root: Path, config: AbcDocMtConfig) -> dict[str, Pairs]:
         return read_task(TASKS[config.data], root)
     if config.data != "tagalog-english":
         raise ValueError(f"data must be tagalog-english or one of {', '.join(TASKS)}, got {config.data!r}")
-    lines = read_parallel(find_file(root / "tagalog", "Tagalog.txt"), find_file(root / "tagalog", "English.txt"))
+    lines = read_filipino(root / "tagalog")
     cuts = [0, len(lines.source) - 2 * config.held_out, len(lines.source) - config.held_out, len(lines.source)]
     return {
         split: Pairs(lines.source[lo:hi], lines.target[lo:hi])
@@ -212,19 +202,6 @@ def derived(tables: Mapping[str, Rows]) -> dict[str, Rows]:
     if "validation" in tables:
         made["last_looks"] = curve_ends(tables["validation"])
     return made
-
-
-def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Claims that these sentences are too few to decide; that Linformer fails, where its loss was still falling."""
-    validation = tables.get("validation", [])
-    reasons = undecided(tables.get("differences", []), COMPARISONS, curves=curves_of(validation))
-    ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
-    for (variant, seed), end in ends.items():
-        sound = ends.get(("ABC_MLP-128-64", seed), {}).get("fell")
-        if variant == "Linformer-128-64" and end["fell"] is not None and end["fell"] >= max(FLAT, sound or 0.0):
-            reason = f"its loss still fell when training ended, from {end['nll_before']:.2f} to {end['nll']:.2f}"
-            reasons["abc-doc-mt-linformer-fails"] = reason
-    return reasons
 
 
 def score_documents(outs: Sequence[Path], root: Path, config: AbcDocMtConfig) -> dict[str, Rows]:

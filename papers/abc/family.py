@@ -11,8 +11,8 @@ from torch import nn
 
 from attnlab.attention import AttentionCall
 from attnlab.progress import each
-from attnlab.provenance import write_json
 from attnlab.registry import all_mechanisms, mechanism, mechanism_names
+from papers.common.row_store import make_results, write_results
 
 __all__ = ["NAME", "family_rows", "write_family"]
 
@@ -25,8 +25,8 @@ def family_rows() -> list[dict[str, Any]]:
 
 
 def write_family(out: Path) -> None:
-    """The table as a results file; it depends on the code alone, so it names no device."""
-    write_json(out, {"name": NAME, "paper": "ABC", "config": {}, "tables": {"family": family_rows()}})
+    """The table as a results file; it depends on the code alone."""
+    write_results(out, make_results(NAME, "ABC", {"family": family_rows()}, config={}, seed=None))
 
 
 def _row(name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from attnlab.training import Schedule
 from attnlab.training.side_by_side import Fitted, fit
 from papers.abc.dense_attention import dense_attention
 from papers.abc.lm_config import CONFIGS, KEYS, NAME, NOTES, TABLES, AbcLmConfig, Variant, variants_of
-from papers.abc.lm_differences import differences, undecided
+from papers.abc.lm_differences import differences
 from papers.abc.tables import Rows, curves, means, spread
 from papers.common.compiling import compiled_parts
 from papers.common.row_store import Part
@@ -42,7 +42,6 @@ __all__ = [
     "build",
     "derived",
     "run_table",
-    "untestable",
 ]
 
 # Updates between evaluations of the held-out loss.
@@ -234,22 +233,6 @@ def _loss(model: Transformer, windows: _Batches) -> Score:
         score = causal_loss(model.eval(), windows)  # type: ignore[arg-type]
     model.train(training)
     return score
-
-
-def untestable(tables: Mapping[str, list[dict[str, Any]]]) -> dict[str, str]:
-    """Claims that seeds leave undecided, and those about a context where no model has learned to use it."""
-    reasons = undecided(differences(tables))
-    base: dict[int, list[float]] = {}
-    for row in tables.get("table_2a", []):
-        if row["model"] == "BASE":
-            base.setdefault(row["context"], []).append(row["perplexity"])
-    if 0 not in base or 480 not in base:
-        return reasons
-    gain = 1 - fmean(base[480]) / fmean(base[0])
-    if gain > 0.02:
-        return reasons
-    why = f"BASE itself gains {100 * gain:.1f} % of perplexity from a context of 480: too little training to use one"
-    return reasons | {"abc-gap-grows-with-context": why, "abc-linformer-worsens-with-context": why}
 
 
 def derived(tables: dict[str, Rows]) -> dict[str, Rows]:

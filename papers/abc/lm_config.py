@@ -93,7 +93,7 @@ class AbcLmConfig:
 # Table 9; the momentum, the clipping and the warm-up are those of Baevski and Auli (2019), on which it builds. The
 # vocabulary is the corpus's: pieces, not words, so that embeddings are not adaptive.
 CONFIGS = {
-    "default": AbcLmConfig(),
+    "small": AbcLmConfig(),
     "paper": AbcLmConfig(
         width=1024,
         heads=8,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from attnlab.evaluation.intervals import student_quantile
 from papers.abc.tables import Rows
-from papers.common.claims import student
 
-__all__ = ["COMPARISONS", "differences", "undecided"]
+__all__ = ["COMPARISONS", "Place", "differences", "ratio_of"]
 
 # A model, its memory and, in Table 2a, the context it is read with.
 Place = tuple[str, int | None, int | None]
@@ -43,44 +43,32 @@ COMPARISONS: dict[str, tuple[str, list[tuple[Place, Place]]]] = {
 
 
 def differences(tables: Mapping[str, Rows]) -> Rows:
-    """Each pair's perplexities as a ratio, with the 95 % interval that other seeds leave it.
+    """Each pair's perplexities as a ratio, with the 95 % interval that other seeds leave it."""
+    rows: Rows = []
+    for claim, (table, pairs) in COMPARISONS.items():
+        for first, second in pairs:
+            ratio = ratio_of(tables.get(table, []), first, second)
+            if ratio is not None:
+                rows.append({"claim": claim, "first": _name(first), "second": _name(second), **ratio})
+    return rows
+
+
+def ratio_of(rows: Rows, first: Place, second: Place) -> dict[str, float] | None:
+    """The perplexity of the first over that of the second with its 95 % interval; None where a table cannot tell.
 
     log perplexity = model + seed + what is left; the deviation s of the last is pooled over a table's models and
     contexts, since three values alone hardly tell it. The logarithm of a ratio is then known to t s sqrt(2 / seeds),
     with (models - 1) (seeds - 1) degrees of freedom: a model's contexts say nearly the same of a seed.
     """
-    rows: Rows = []
-    spreads = {table: _pooled(tables.get(table, [])) for table in ("table_2a", "table_2b")}
-    for claim, (table, pairs) in COMPARISONS.items():
-        values, s, degrees = spreads[table]
-        for first, second in pairs:
-            if s is None or first not in values or second not in values:
-                continue
-            gap = fmean(a - b for a, b in zip(values[first], values[second], strict=True))
-            seeds = len(values[first])
-            reach = student(0.95, degrees) * s * math.sqrt(2 / seeds)
-            rows.append(
-                {
-                    "claim": claim, "first": _name(first), "second": _name(second), "ratio": math.exp(gap),
-                    "low": math.exp(gap - reach), "high": math.exp(gap + reach), "seeds": seeds,
-                    "first_ahead": sum(a < b for a, b in zip(values[first], values[second], strict=True)),
-                }
-            )  # fmt: skip
-    return rows
-
-
-def undecided(rows: Rows) -> dict[str, str]:
-    """Claims that no pair refutes and not all pairs confirm."""
-    reasons = {}
-    for claim in dict.fromkeys(row["claim"] for row in rows):
-        mine = [row for row in rows if row["claim"] == claim]
-        undecided_rows = [row for row in mine if row["low"] <= 1 <= row["high"]]
-        if undecided_rows and not any(row["low"] > 1 for row in mine):
-            intervals = "; ".join(
-                f"{r['first']} over {r['second']}: {r['low']:.2f} to {r['high']:.2f}" for r in undecided_rows
-            )
-            reasons[claim] = f"perplexities with other seeds: {intervals}"
-    return reasons
+    values, s, degrees = _pooled(rows)
+    if s is None or first not in values or second not in values:
+        return None
+    gap = fmean(a - b for a, b in zip(values[first], values[second], strict=True))
+    seeds = len(values[first])
+    reach = student_quantile(degrees) * s * math.sqrt(2 / seeds)
+    ahead = sum(a < b for a, b in zip(values[first], values[second], strict=True))
+    ends = {"low": math.exp(gap - reach), "high": math.exp(gap + reach)}
+    return {"ratio": math.exp(gap), **ends, "seeds": seeds, "first_ahead": ahead}
 
 
 def _pooled(rows: Rows) -> tuple[dict[Place, list[float]], float | None, int]:
@@ -88,7 +76,7 @@ def _pooled(rows: Rows) -> tuple[dict[Place, list[float]], float | None, int]:
     by_place: dict[Place, dict[Any, float]] = {}
     for row in rows:
         place = row["model"], row["n"], row.get("context")
-        by_place.setdefault(place, {})[row["seed"]] = math.log(row["perplexity"])
+        by_place.setdefault(place, {})[row.get("seed")] = math.log(row["perplexity"])
     seeds = sorted(set.intersection(*(set(each) for each in by_place.values()))) if by_place else []
     values = {place: [each[seed] for seed in seeds] for place, each in by_place.items()}
     models = {place[:2] for place in values}

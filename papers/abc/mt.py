@@ -10,19 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from papers.abc.tables import (
-    Comparison,
-    Rows,
-    curve_ends,
-    curves_of,
-    differences,
-    means,
-    sets_of,
-    spread,
-    undecided,
-    with_curves,
-    with_seeds,
-)
+from papers.abc.differences import Comparison, differences, with_seeds
+from papers.abc.tables import Rows, curve_ends, means, spread, with_curves
 from papers.abc.translators import (
     CONFIGS,
     LONGEST,
@@ -49,7 +38,6 @@ __all__ = [
     "derived",
     "run_task",
     "score",
-    "untestable",
     "variants_of",
 ]
 
@@ -187,12 +175,6 @@ COMPARISONS = {
     ),
     "abc-mt-all-abc": _compared(("ABC_MLP-32-32", "MLP-exp-all-32-32"), table="table_7"),
 }
-# Claims on another corpus, and which of those above they are.
-ELSEWHERE = {
-    "abc-mt-tatoeba-beats-agnostic": ("tatoeba-es-en", "abc-mt-beats-agnostic-quarter"),
-    "abc-mt-tatoeba-on-par": ("tatoeba-es-en", "abc-mt-on-par-quarter"),
-    "abc-mt-tatoeba-linformer-leads-random": ("tatoeba-es-en", "abc-mt-linformer-leads-random-quarter"),
-}
 
 
 def run_task(
@@ -256,21 +238,6 @@ def _side_by_side(validation: Rows, data: str) -> Rows:
         for end in ends
         if (v := BY_KEY[end["variant"]])
     ]  # fmt: skip
-
-
-def untestable(tables: Mapping[str, Rows]) -> dict[str, str]:
-    """Claims that these sentences cannot decide: too few of them, or too short for a window to be a bounded memory."""
-    validation, rows = tables.get("validation", []), tables.get("differences", [])
-    curves, sets = curves_of(validation, data=PRIMARY), sets_of(validation, data=PRIMARY)
-    reasons = undecided([r for r in rows if r["data"] == PRIMARY], COMPARISONS, curves=curves, sets=sets)
-    for claim, (data, same) in ELSEWHERE.items():
-        mine = [{**r, "claim": claim} for r in rows if (r["data"], r["claim"]) == (data, same)]
-        reasons |= undecided(mine, {claim: COMPARISONS[same]}, curves=curves_of(validation, data=data))
-    lengths = [r["target_tokens"] for r in tables.get("training", []) if r["data"] == PRIMARY]
-    if lengths and max(lengths) <= 32:
-        why = f"sentences have {max(lengths):.0f} tokens on average, so a window of 32 holds most of them whole"
-        reasons["abc-mt-beats-window-and-cluster"] = why
-    return reasons
 
 
 def score(outs: Sequence[Path], root: Path) -> dict[str, Rows]:

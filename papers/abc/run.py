@@ -37,10 +37,6 @@ def _shared(parser: argparse.ArgumentParser, name: str, seconds: float) -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings other than the defaults")
 
 
-def _config(parser: argparse.ArgumentParser, paper: str) -> None:
-    parser.add_argument("--config", choices=("default", "paper"), default="default", help=paper)
-
-
 def _with(config: Any, changes: list[str]) -> Any:
     """The config with KEY=JSON changes; ``recipe.lr=1`` changes a setting of a setting."""
     for change in changes:
@@ -83,14 +79,13 @@ def _collected(
     made = {} if score is None else {options.work[-1]: score(options.work)}
     collect(
         module.NAME, PAPER, options.work, options.out, keys=module.KEYS, notes=module.NOTES, made=made,
-        untestable=getattr(module, "untestable", None), derived=getattr(module, "derived", None),
+        derived=getattr(module, "derived", None),
     )  # fmt: skip
     return options.out
 
 
 def _lm_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-lm", 900)
-    _config(parser, "paper: Table 9 with Nesterov's momentum and a rate of 1, and a pretrained T2R, for days")
     parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote")
     parser.add_argument("--tables", nargs="+", choices=("table_2a", "table_2b"), default=["table_2a", "table_2b"])
     parser.add_argument("--steps", type=int, help="at most so many updates (default: what the time allows)")
@@ -112,7 +107,6 @@ def _lm(options: argparse.Namespace) -> Path | None:
 
 def _mt_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-mt", 600)
-    _config(parser, "paper: Table 10, post-norm with ReLU, for days")
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k and the others lie")
     parser.add_argument("--task", nargs="+", default=["multi30k-en-de"], help="(default: %(default)s)")
     parser.add_argument(
@@ -143,7 +137,6 @@ def _mt(options: argparse.Namespace) -> Path | None:
 
 def _doc_arguments(parser: argparse.ArgumentParser) -> None:
     _shared(parser, "abc-doc-mt", 300)
-    _config(parser, "paper: Table 10, post-norm with ReLU, for days")
     parser.add_argument("--data", type=Path, required=True, help="the folder in which multi30k, or tagalog, lies")
     _seeds(parser)
     parser.add_argument("--variants", nargs="+", metavar="MODEL", help="BASE, ABC_MLP-128-64, ... (default: all)")
@@ -204,8 +197,10 @@ def _mlm(options: argparse.Namespace) -> Path | None:
     from attnlab.adapters.load import SHIPPED
     from papers.abc import mlm
 
+    if options.config == "paper" and options.model is None and not (options.collect or options.speed):
+        raise ValueError("--config paper converts a BERT masked LM of RoBERTa-base's size: name its folder by --model")
     if not options.collect:
-        config = _with(mlm.AbcMlmConfig(), options.set)
+        config = _with(mlm.CONFIGS[options.config], options.set)
         part = _started(options, mlm, config, f"speed-{options.length}" if options.speed else "mlm")
         if options.speed:
             mlm.measure_speed(part, batch=options.batch, length=options.length, repeats=options.repeats)
@@ -225,7 +220,7 @@ def _decoding(options: argparse.Namespace) -> Path | None:
     from papers.abc import decoding
 
     if not options.collect:
-        config = _with(decoding.AbcDecodingConfig(), options.set)
+        config = _with(decoding.CONFIGS[options.config], options.set)
         decoding.run_decoding(config, part=_started(options, decoding, config, "decoding"))
     return _collected(options, decoding)
 
@@ -292,6 +287,18 @@ def _needed(options: argparse.Namespace, name: str) -> Path:
     return path
 
 
+def _settings(module: str, configs: str = "CONFIGS") -> Callable[[argparse.Namespace], dict[str, Any]]:
+    """The settings that --config and --set ask for, of one of the paper's modules."""
+
+    def settings(options: argparse.Namespace) -> dict[str, Any]:
+        import importlib
+
+        known = getattr(importlib.import_module(f"papers.abc.{module}"), configs)
+        return dataclasses.asdict(_with(known[options.config], options.set))
+
+    return settings
+
+
 # Few updates, and few held-out sentences of few words.
 QUICK_TRANSLATOR = ["steps=10", "held_out=16", "longest=24", "beams=2", "tokens_held_out=1024"]
 EXPERIMENTS: dict[str, Experiment] = {
@@ -299,7 +306,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "ABC's Table 2: language models that differ in their attention.",
         _lm_arguments,
         _lm,
-        "--corpus runs/wiki --work runs/abc-lm",
+        "--corpus runs/wiki --work runs/abc-lm --set 'seeds=[0, 1, 2]'",
+        paper="Table 9 with Nesterov's momentum and a rate of 1, and a pretrained T2R, for days",
+        settings=_settings("lm_config"),
         quick={
             "seconds": 20.0,
             "steps": 4,
@@ -311,7 +320,15 @@ EXPERIMENTS: dict[str, Experiment] = {
         "ABC's Tables 3a, 5 and 7: translation with bounded memories.",
         _mt_arguments,
         _mt,
-        "--data data --work runs/abc-mt",
+        "--data data --work runs/abc-mt --seed 0 1 2",
+        more={
+            "on other corpora": "--data data --task tatoeba-es-en wmt10k-en-de --variants few --work runs/abc-mt-few",
+            "the longer run": "--data data --variants 3a+quarter+ABC_MLP-16-8+ABC_MLP-16-16+ABC_MLP-64-8+ABC_MLP-64-64 "
+            "--seed 20 --set tokens=4096 lr=0.003 'schedule=\"linear\"' half=false 'widths=[20, 28, 40, 60]' "
+            "streams=19 --work runs/abc-mt-longer --out papers/results/abc-mt-longer.json",
+        },
+        paper="Table 10, post-norm with ReLU, for days",
+        settings=_settings("translators"),
         claims="claims_translation",
         quick={"seconds": 20.0, "variants": ["BASE"], "set": QUICK_TRANSLATOR},
     ),
@@ -319,7 +336,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         "ABC's Table 3b: translation of documents.",
         _doc_arguments,
         _doc,
-        "--data data --work runs/abc-doc-mt",
+        "--data data --work runs/abc-doc-mt --seed 20",
+        paper="Table 10, post-norm with ReLU, for days",
+        settings=_settings("doc_mt"),
         claims="claims_translation",
         quick={
             "seconds": 20.0,
@@ -332,6 +351,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         _mlm_arguments,
         _mlm,
         "--corpus runs/wiki --glue data/glue --work runs/abc-mlm",
+        more={
+            "its speed and memory": "--speed --work runs/abc-mlm-speed",
+            "at 4,096 tokens": "--speed --length 4096 --work runs/abc-mlm-speed",
+        },
+        paper="Tables 11 and 12, with a model of RoBERTa-base's size named by --model, for days",
+        settings=_settings("mlm"),
         claims="claims_use",
         quick={
             "seconds": 20.0,
@@ -344,6 +369,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         _decoding,
         "--work runs/abc-decoding",
         claims="claims_use",
+        paper="the same, since ours has the paper's sizes",
+        settings=_settings("decoding"),
         quick={"set": ["lengths=[16, 32, 64, 128]", "layers=1", "batch=2", "repeats=2", "together=2"]},
     ),
     "abc-distill": Experiment(
@@ -351,7 +378,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         _distill_arguments,
         _distill,
         "--corpus runs/wiki --work runs/abc-distill",
-        quick={"seconds": 5.0, "batch": 4, "length": 64, "rows": 32},
+        more={"a causal LM": "--sampled --model models/stories15M --work runs/abc-distill-causal"},
+        quick={
+            "seconds": 2.0,
+            "batch": 4,
+            "length": 64,
+            "rows": 32,
+            "set": ["points=1", "probe=1", 'methods=["continued", "distilled"]'],
+        },
     ),
     "abc-figures": Experiment(
         "ABC's Figures 1 and 2, and the curves of distillation and of translators, as pictures from results at hand.",

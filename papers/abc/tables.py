@@ -1,40 +1,32 @@
-"""Rows as a page shows them, and which differences between models can be decided.
+"""Rows as a page shows them: seeds averaged, one column spread over several, ends of learning curves.
 
-Seeds averaged, one column spread over several, ends of learning curves; BLEU with sentences drawn again (Koehn, 2004),
-and its spread over seeds.
+And why two models' trainings were not alike, so that a difference between them decides nothing.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, stdev, variance
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from attnlab.pages.numbers import number
-from papers.common.claims import Interval, student
-from papers.common.translation import bleu_counts, bleu_of
 
 __all__ = [
     "FLAT",
-    "Comparison",
     "Rows",
     "ValidationCurves",
     "curve_ends",
     "curves",
     "curves_of",
-    "differences",
     "means",
-    "paired_bootstrap",
-    "pooled_deviation",
     "sets_of",
     "spread",
-    "undecided",
+    "still_falling",
+    "trained_apart",
+    "trained_longer",
     "with_curves",
-    "with_seeds",
 ]
 
 Rows = list[dict[str, Any]]
@@ -195,141 +187,23 @@ def _mean_of(values: Sequence[float | None]) -> float | None:
 UNEQUAL = 0.05
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A claim's pairs of models: the first of each is better, or ``within`` so much BLEU of the second.
+def trained_apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str | None:
+    """Why a difference may be due to the run: its schedule ends when its time does.
 
-    ``table`` is where they stand, with the seeds that they are compared on.
+    ``row`` names the ``first`` and the ``second`` model; ``sets`` has the models that each was trained with, by seed.
     """
-
-    pairs: tuple[tuple[str, str], ...]
-    table: str
-    within: float | None = None
-    search: str = "beam"
-
-
-def differences(
-    hypotheses: Mapping[tuple[str, int, str], Sequence[str]],
-    comparisons: Mapping[str, Comparison],
-    references: Mapping[str, Sequence[str]],
-    *,
-    resamples: int = 1000,
-) -> Rows:
-    """Each pair's difference in BLEU, the mean over seeds, and its 95 % interval when sentences are drawn again.
-
-    The interval is Koehn's (2004). ``hypotheses`` are by variant, seed and search, ``references`` by search. ``each``
-    has the seeds' own differences.
-    """
-    counts: dict[tuple[str, int, str], np.ndarray] = {}
-
-    def counted(key: str, seeds: Sequence[int], search: str) -> np.ndarray:
-        """(sentences, seeds, counts)."""
-        for place in ((key, seed, search) for seed in seeds):
-            if place not in counts:
-                counts[place] = bleu_counts(hypotheses[place], references[search][: len(hypotheses[place])])
-        return np.stack([counts[key, seed, search] for seed in seeds], axis=1)
-
-    rows = []
-    for claim, comparison in comparisons.items():
-        for pair in comparison.pairs:
-            of_first, of_second = (
-                {seed for key, seed, search in hypotheses if (key, search) == (name, comparison.search)}
-                for name in pair
-            )
-            shared = sorted(of_first & of_second)
-            if not shared:
-                continue
-            first, second = (counted(key, shared, comparison.search) for key in pair)
-            interval = paired_bootstrap(first, second, statistic=_gap, resamples=resamples)
-            rows.append(
-                {
-                    "claim": claim, "first": pair[0], "second": pair[1], "difference": interval.estimate,
-                    "each": _gaps(first, second),
-                    "low": interval.low, "high": interval.high, "seeds": len(shared), "sentences": len(first),
-                }
-            )  # fmt: skip
-    return rows
-
-
-def _gaps(a: np.ndarray, b: np.ndarray) -> list[float]:
-    """Each seed's difference in BLEU."""
-    summed = a.sum(0), b.sum(0)
-    return [bleu_of(x) - bleu_of(y) for x, y in zip(*summed, strict=True)]
-
-
-def _gap(a: np.ndarray, b: np.ndarray) -> float:
-    return fmean(_gaps(a, b))
-
-
-def with_seeds(rows: Rows) -> Rows:
-    """The rows with intervals in which trainings differ by chance too, and the ``least`` and ``most`` of the seeds.
-
-    The deviation s of a difference between seeds is pooled over the rows, since three values estimate it poorly, or the
-    pair's own where that is larger, since seeds of some models differ more. With n seeds the interval is
-    sqrt(a^2 + b^2) wide, a by the sentences and b = t s / sqrt(n). Pairs that share a model make the degrees of freedom
-    fewer than they are counted. ``deviation`` is s; without a second seed anywhere it is unknown and nothing is added.
-    """
-    keys = ("data", "first", "second", "sentences")
-    pairs = {tuple(row.get(key) for key in keys): row["each"] for row in rows if len(row["each"]) > 1}
-    pooled, degrees = pooled_deviation(pairs.values())
-    widened = []
-    for row in rows:
-        n, mean = len(row["each"]), row["difference"]
-        s = max(pooled, stdev(row["each"]) if n > 1 else 0.0) if pooled is not None else None
-        reach = student(0.95, degrees) * s / n**0.5 if s is not None else 0.0
-        low, high = (mean + side * np.hypot(row[end] - mean, reach) for side, end in ((-1, "low"), (1, "high")))
-        bounds = {"low": float(low), "high": float(high), "least": min(row["each"]), "most": max(row["each"])}
-        widened.append({**{k: v for k, v in row.items() if k != "each"}, **bounds, "deviation": s})
-    return widened
-
-
-def undecided(
-    rows: Rows,
-    comparisons: Mapping[str, Comparison],
-    *,
-    curves: Mapping[str, ValidationCurves] | None = None,
-    sets: Mapping[str, Mapping[int, str]] | None = None,
-) -> dict[str, str]:
-    """The claims that are not decided, and why: an interval on both sides, or trainings that were not alike.
-
-    ``curves`` are each model's losses on the validation set by seed and update. A model that was trained longer may win
-    only if it was ahead after equally many updates, too. ``sets`` are the models that were trained together: the
-    schedule of a run ends when its time does, so that two runs differ in more than their models. One pair that
-    contradicts a claim decides it.
-    """
-    reasons = {}
-    for claim, comparison in comparisons.items():
-        mine = [row for row in rows if row["claim"] == claim]
-        unlike = [_apart(row, sets or {}) or _longer(row, curves or {}, comparison.within is not None) for row in mine]
-        reason = _why_undecided(mine, comparison, unlike)
-        if reason is not None:
-            reasons[claim] = reason
-    return reasons
-
-
-def _why_undecided(rows: Rows, comparison: Comparison, unlike: Sequence[str | None]) -> str | None:
-    """Why a claim is not decided by its pairs; ``unlike`` has for each pair how the trainings differed, or None."""
-    verdicts = [_verdict(row, comparison.within) for row in rows]
-    if any(verdict is False and why is None for verdict, why in zip(verdicts, unlike, strict=True)):
-        return None
-    if any(unlike):
-        return "; ".join(dict.fromkeys(why for why in unlike if why is not None))
-    undecided_rows = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict is None]
-    if not undecided_rows:
-        return None
-    intervals = (f"{r['first']} less {r['second']}: {r['low']:.1f} to {r['high']:.1f}" for r in undecided_rows)
-    return f"BLEU with other sentences and seeds: {'; '.join(intervals)}"
-
-
-def _apart(row: Mapping[str, Any], sets: Mapping[str, Mapping[int, str]]) -> str | None:
     first, second = (sets.get(row[which], {}) for which in ("first", "second"))
     if any(first[seed] != second[seed] for seed in first.keys() & second.keys()):
         return f"{row['first']} and {row['second']} were trained in different runs"
     return None
 
 
-def _longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], close: bool) -> str | None:
-    """Why a difference may be due to the length of training: unequal trainings, and no lead at equal updates."""
+def trained_longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], *, close: bool) -> str | None:
+    """Why a difference may be due to the length of training: unequal trainings, and no lead at equal updates.
+
+    A model that was trained longer may win only if it was ahead after equally many updates, too. ``row`` also has the
+    ``difference`` of the two; with ``close`` they are to be alike, for which trainings must be.
+    """
     first, second = (curves.get(row[which], {}) for which in ("first", "second"))
     for seed in sorted(first.keys() & second.keys()):
         most = max(first[seed]), max(second[seed])
@@ -342,62 +216,11 @@ def _longer(row: Mapping[str, Any], curves: Mapping[str, ValidationCurves], clos
     return None
 
 
-def _verdict(row: Mapping[str, Any], within: float | None) -> bool | None:
-    """Whether the interval is on the claim's side (true), on the other (false) or on both (none)."""
-    low, high = row["low"], row["high"]
-    if within is not None:
-        if low >= -within and high <= within:
-            return True
-        return False if low > within or high < -within else None
-    if low > 0:
-        return True
-    return False if high < 0 else None
-
-
-def paired_bootstrap(
-    a: Sequence[float] | np.ndarray,
-    b: Sequence[float] | np.ndarray,
-    *,
-    statistic: Callable[[np.ndarray, np.ndarray], float] | None = None,
-    resamples: int = 10_000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Interval:
-    """The difference between two systems on the same items, and the percentiles of it when items are drawn again.
-
-    ``a[i]`` and ``b[i]`` are the two systems' scores on item i and stay together (Koehn, 2004). Without a ``statistic``
-    the difference is mean(a) - mean(b); with one it is ``statistic(a, b)`` of each draw, as corpus BLEU needs.
-    """
-    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if first.shape[:1] != second.shape[:1] or first.ndim == 0 or len(first) == 0:
-        raise ValueError(f"paired scores must come in equal numbers, got {first.shape} and {second.shape}")
-    if resamples < 1:
-        raise ValueError(f"resamples must be at least 1, got {resamples}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, got {level}")
-    rng = np.random.default_rng(seed)
-    n = len(first)
-    drawn = np.empty(resamples)
-    # One draw at a time: all indices at once would be resamples x items.
-    for i in range(resamples):
-        picks = rng.integers(n, size=n)
-        drawn[i] = (
-            (first[picks] - second[picks]).mean() if statistic is None else statistic(first[picks], second[picks])
-        )
-    tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    whole = (first - second).mean() if statistic is None else statistic(first, second)
-    return Interval(float(whole), float(low), float(high))
-
-
-def pooled_deviation(groups: Iterable[Sequence[float]]) -> tuple[float | None, int]:
-    """How much values of a group differ, one deviation for all groups, and its degrees of freedom; None without any.
-
-    >>> pooled_deviation([[1.0, 3.0], [5.0, 5.0, 5.0], [7.0]])
-    (0.816496580927726, 3)
-    """
-    several = [group for group in groups if len(group) > 1]
-    degrees = sum(len(group) - 1 for group in several)
-    if not degrees:
-        return None, 0
-    return math.sqrt(sum((len(group) - 1) * variance(group) for group in several) / degrees), degrees
+def still_falling(validation: Rows, variant: str, sound: str) -> str | None:
+    """Why a model cannot be said to fail: its loss still fell when training ended, and more than a sound model's."""
+    ends = {(end["variant"], end["seed"]): end for end in curve_ends(validation)}
+    for (name, seed), end in ends.items():
+        other = ends.get((sound, seed), {}).get("fell")
+        if name == variant and end["fell"] is not None and end["fell"] >= max(FLAT, other or 0.0):
+            return f"its loss still fell when training ended, from {end['nll_before']:.2f} to {end['nll']:.2f}"
+    return None

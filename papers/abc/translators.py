@@ -112,7 +112,7 @@ class AbcMtConfig:
 
 # Table 10's left column. Batches, updates and the rate (1 / sqrt(width x warm-up)) are those of Vaswani et al. (2017).
 CONFIGS = {
-    "default": AbcMtConfig(),
+    "small": AbcMtConfig(),
     "paper": AbcMtConfig(
         vocab=32768,
         width=512,

@@ -5,10 +5,17 @@ A page marks where a table goes; what stands between the marks is replaced:
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
-The README.md of a paper's folder marks where the list of its experiments goes:
+Pages of a paper's folder mark where the list of its experiments goes, the line of its headline claims with their
+verdicts, and the table of its results files with device, time, commit and command:
 
     <!-- experiments:abc -->
     <!-- /experiments -->
+    <!-- headline:abc -->
+    <!-- /headline -->
+    <!-- sources:abc -->
+    <!-- /sources -->
+
+papers/DATA.md marks where the list of data sets goes, by ``<!-- data-sets -->``.
 
 The pages are README.md, docs/*.md, notes/*.md, papers/*.md and papers/*/*.md. ``--check`` changes nothing and fails if
 a page is stale, docs/claims.md included.
@@ -26,8 +33,10 @@ from attnlab.pages.numbers import number
 from attnlab.pages.tables import columns_of
 from attnlab.progress import each
 from attnlab.provenance import write_atomic
-from papers.common.folders import experiments_in_markdown, load_results
-from papers.common.ledger_page import claims_page
+from papers.common.data_sets import data_sets_in_markdown
+from papers.common.folders import experiments_in_markdown, load_results, result_folder
+from papers.common.ledger_page import claims_page, headline
+from papers.common.sources import source_rows
 
 __all__ = ["fill_pages", "fill_tables", "markdown_table", "stale_pages"]
 
@@ -37,9 +46,11 @@ REGION = re.compile(
     re.DOTALL,
 )
 PAGES = ("README.md", "docs/*.md", "notes/*.md", "papers/*.md", "papers/*/*.md")
-EXPERIMENTS = re.compile(
-    r"(?P<open><!-- experiments:(?P<folder>\w+) -->\n).*?(?P<close><!-- /experiments -->)", re.DOTALL
+OF_FOLDERS = re.compile(
+    r"(?P<open><!-- (?P<kind>experiments|headline|sources):(?P<folder>\w+) -->\n).*?(?P<close><!-- /(?P=kind) -->)",
+    re.DOTALL,
 )
+DATA_SETS = re.compile(r"(?P<open><!-- data-sets -->\n).*?(?P<close><!-- /data-sets -->)", re.DOTALL)
 
 FENCE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 
@@ -69,15 +80,29 @@ def markdown_table(rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] 
 def fill_tables(text: str, root: Path) -> str:
     """The page with every marked region filled, from the results file or the paper's folder that it names."""
 
-    def experiments(region: re.Match[str]) -> str:
-        return region["open"] + experiments_in_markdown(region["folder"]) + "\n" + region["close"]
+    def of_folder(region: re.Match[str]) -> str:
+        folder = region["folder"]
+        if region["kind"] == "experiments":
+            content = experiments_in_markdown(folder)
+        else:
+            results = load_results(root / "papers" / "results")
+            content = headline(folder, results) if region["kind"] == "headline" else _sources(folder, results)
+        return f"{region['open']}{content}\n{region['close']}"
 
     def filled(part: str) -> str:
-        return EXPERIMENTS.sub(experiments, REGION.sub(lambda region: _table(region, root), part))
+        with_tables = OF_FOLDERS.sub(of_folder, REGION.sub(lambda region: _table(region, root), part))
+        return DATA_SETS.sub(
+            lambda region: f"{region['open']}{data_sets_in_markdown()}\n{region['close']}", with_tables
+        )
 
     # A mark inside a code fence is an example and stays as it is.
     parts = FENCE.split(text)
     return "".join(part if i % 2 else filled(part) for i, part in enumerate(parts))
+
+
+def _sources(folder: str, results: Mapping[str, Mapping[str, Any]]) -> str:
+    mine = {name: result for name, result in results.items() if result_folder(name) == folder}
+    return markdown_table(source_rows(mine))
 
 
 def _table(region: re.Match[str], root: Path) -> str:

@@ -32,10 +32,12 @@ __all__ = [
     "experiments_like",
     "folder_of",
     "folders",
+    "further_commands",
     "list_of_experiments",
     "load_results",
     "modules",
     "paper_table",
+    "result_folder",
 ]
 
 # Where the results of the papers lie in the repository.
@@ -50,8 +52,10 @@ class Experiment:
     """One experiment: what it makes, its arguments, the function that runs it, and the arguments of a complete call.
 
     ``run`` returns the results file that it wrote, or None. The claims on that file are judged when it ends: those of
-    the module ``claims`` of the paper's folder, or of all its modules whose names begin so. ``quick`` are the options
-    of --quick, by name; none where the experiment trains nothing and is over soon.
+    the module ``claims`` of the paper's folder, or of all its modules whose names begin so. ``more`` are further
+    complete calls by what they make. ``quick`` are the options of --config smoke, by name; none where the experiment
+    trains nothing and is over soon. ``paper`` says what --config paper is, where the experiment has the paper's own
+    settings. ``settings`` are those that options ask for, as --dry-run prints them.
     """
 
     summary: str
@@ -60,6 +64,15 @@ class Experiment:
     example: str = ""
     claims: str = "claims"
     quick: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, str] = field(default_factory=dict)
+    paper: str | None = None
+    settings: Callable[[argparse.Namespace], Mapping[str, Any]] | None = None
+
+    @property
+    def configs(self) -> tuple[str, ...]:
+        """The names that --config takes."""
+        smoke, paper = (("smoke",) if self.quick else ()), (("paper",) if self.paper is not None else ())
+        return ("small", *smoke, *paper) if smoke or paper else ()
 
 
 def folders() -> list[str]:
@@ -78,6 +91,12 @@ def modules(folder: str, prefix: str) -> Iterator[ModuleType]:
 def folder_of(experiment: str) -> str | None:
     """The folder whose name an experiment's name begins with."""
     return next((folder for folder in folders() if _belongs(experiment, folder)), None)
+
+
+def result_folder(results: str) -> str | None:
+    """The folder whose experiments write a results file, by the file's name."""
+    written = {"pattern_classifier": "effective", "shipped_mlm": "common"}
+    return written.get(results, folder_of(results))
 
 
 def _path_of(folder: str) -> Path:
@@ -102,6 +121,11 @@ def add_figures(parser: argparse.ArgumentParser) -> None:
 def command_of(name: str, experiment: Experiment) -> str:
     """The experiment's full command line."""
     return f"python -m papers {name} {experiment.example}".rstrip()
+
+
+def further_commands(name: str, experiment: Experiment) -> dict[str, str]:
+    """The experiment's further full command lines, by what they make."""
+    return {what: f"python -m papers {name} {example}" for what, example in experiment.more.items()}
 
 
 def experiments_in(folder: str) -> dict[str, Experiment]:
@@ -130,7 +154,8 @@ def list_of_experiments(experiments: Mapping[str, Experiment]) -> str:
     about = "The papers' experiments. data/ is the folder of the data sets; papers/README.md says what is in it."
     lines = [about, ""]
     for name, experiment in experiments.items():
-        lines += [f"{name}: {experiment.summary}", f"    $ {command_of(name, experiment)}", ""]
+        commands = [command_of(name, experiment), *further_commands(name, experiment).values()]
+        lines += [f"{name}: {experiment.summary}", *(f"    $ {command}" for command in commands), ""]
     return "\n".join([*lines, "python -m papers NAME --help lists the options of one."])
 
 
@@ -142,7 +167,9 @@ def experiments_in_markdown(folder: str) -> str:
         experiment.arguments(parser)
         out = parser.get_default("out")
         results = f" Results: `{out.as_posix()}`." if out is not None and out.suffix == ".json" else ""
-        lines += [f"- **{name}**: {experiment.summary}{results}", f"  `{command_of(name, experiment)}`"]
+        configs = f" `--config` {', '.join(experiment.configs)}." if experiment.configs else ""
+        lines += [f"- **{name}**: {experiment.summary}{results}{configs}", f"  `{command_of(name, experiment)}`"]
+        lines += [f"  - {what}: `{command}`" for what, command in further_commands(name, experiment).items()]
     return "\n".join(lines)
 
 
@@ -165,7 +192,7 @@ def load_results(folder: Path | str = RESULTS) -> dict[str, dict[str, Any]]:
         if not isinstance(content, dict):
             raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
         if content.get("quick"):
-            raise ValueError(f"{path} is of a --quick run, which is no evidence; take it out of {folder}")
+            raise ValueError(f"{path} is of a --config smoke run, which is no evidence; take it out of {folder}")
         results[path.stem] = content
     return results
 

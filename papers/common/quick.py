@@ -1,4 +1,4 @@
-"""``--quick``: an experiment in a setting that ends in about a minute on two cores, to see that it runs.
+"""``--config smoke``: an experiment in a setting that ends in about a minute on two cores, to see that it runs.
 
 Its numbers are no evidence. So its results never lie among the papers' results, its trainings never in a folder that a
 whole run would go on with, its file says that it is quick, and no claim is judged by it.
@@ -25,11 +25,16 @@ OTHER_RUNS = ("resume", "collect", "tables_only")
 def use_quick_setting(options: argparse.Namespace) -> None:
     """Change the options of an experiment to those of its quick setting."""
     experiment: Experiment = options.experiment
+    options.quick = True
+    if options.shared_config:
+        options.config = "small"
     for other in OTHER_RUNS:
         if getattr(options, other, None):
-            raise ValueError(f"--quick trains anew; leave out --{other.replace('_', '-')}")
+            raise ValueError(f"--config smoke trains anew; leave out --{other.replace('_', '-')}")
     for name, value in experiment.quick.items():
         setattr(options, name, value)
+    if getattr(options, "dry_run", False):
+        return
     FOLDER.mkdir(parents=True, exist_ok=True)
     # Settings that train write into a new folder; the others read what there is.
     if experiment.quick and hasattr(options, "work"):
@@ -52,5 +57,5 @@ def _redirect(options: argparse.Namespace) -> None:
     parser = argparse.ArgumentParser()
     options.experiment.arguments(parser)
     if out != parser.get_default("out"):
-        raise ValueError(f"--quick results are no evidence and do not go into {out.parent}; name another --out")
+        raise ValueError(f"--config smoke results are no evidence and do not go into {out.parent}; name another --out")
     options.out = FOLDER / out.name

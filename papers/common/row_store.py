@@ -35,6 +35,7 @@ __all__ = [
     "gather",
     "make_results",
     "merge_results",
+    "note_seconds",
     "read_results",
     "write_results",
 ]
@@ -46,7 +47,9 @@ Keys = Mapping[str, Sequence[str]]
 Source = dict[str, str | None]
 # What made a folder of parts.
 RUN = "run.json"
-PROVENANCE = ("config", "seed", "versions", "python", "device", "commit", "command")
+PROVENANCE = ("config", "seed", "versions", "python", "device", "commit", "command", "writer", "unknown", "edited_in")
+# What is said of one writing of a file, and not of the next.
+OF_ONE_WRITING = ("writer", "unknown", "edited_in", "seconds")
 
 
 def this_process() -> Source:
@@ -220,16 +223,21 @@ def make_results(
 
     ``rows_of`` has the sources of those ``tables`` that have its rows in its order; without it, this process made all
     rows. ``made`` has the versions, device, commit and command of another process, instead of those of this one.
-    ``more`` are further fields, such as keys, notes and not_testable.
+    ``more`` are further fields, such as keys and notes.
     """
     now = {**provenance(), "command": command_line()}
-    process = now if made is None else {key: made.get(key) for key in now}
+    # A run that did not note its command has that of the process that writes its results.
+    process = (
+        now
+        if made is None
+        else {key: made.get(key) for key in now} | {"command": made.get("command") or now["command"]}
+    )
     result = {"name": name, "paper": paper, "config": dict(config), "seed": seed, **process, **more}
     if paper is None:
         del result["paper"]
     result["tables"] = {table: [dict(row) for row in rows] for table, rows in tables.items()}
     if rows_of is None:
-        source = {"commit": process["commit"], "command": process["command"] or now["command"]}
+        source = {"commit": process["commit"], "command": process["command"]}
         return result | {"sources": [source], "made_by": dict.fromkeys(tables, 0)}
     changed = [table for table in tables if len(tables[table]) != len(rows_of.tables.get(table, tables[table]))]
     assert not changed, f"tables {changed} have not the rows that were gathered, so their sources are not known"
@@ -245,21 +253,18 @@ def merge_results(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, A
     """
     if old.get("name") != new.get("name"):
         raise ValueError(f"results of {old.get('name')!r} and {new.get('name')!r} cannot be merged: names differ")
-    keys = _both(old, new, "keys")
+    keys = {**(old.get("keys") or {}), **(new.get("keys") or {})}
     rows = Gathered()
     for one in (old, new):
         rows.add_results(one, one.get("tables") or {}, keys=keys)
-    merged = {**old, **new, "tables": rows.tables}
-    merged |= {name: both for name in ("keys", "intervals") if (both := _both(old, new, name))}
+    kept = {name: value for name, value in old.items() if name not in OF_ONE_WRITING}
+    merged = {**kept, **new, "tables": rows.tables}
+    if keys:
+        merged["keys"] = keys
     if "sources" in old or "sources" in new:
         merged |= {"sources": rows.sources, "made_by": rows.compact_sources()}
     merged["earlier"] = [*(old.get("earlier") or []), *_earlier(old, new)]
     return merged if merged["earlier"] else {k: v for k, v in merged.items() if k != "earlier"}
-
-
-def _both(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A field of two results; the new one's entries count."""
-    return {**(old.get(name) or {}), **(new.get(name) or {})}
 
 
 def choose_rows(result: Mapping[str, Any], choose: Callable[[str, Rows], Sequence[int]]) -> dict[str, Any]:
@@ -288,6 +293,13 @@ def write_results(
     return merged
 
 
+def note_seconds(path: Path, seconds: float) -> None:
+    """Say in a results file how long the command took that wrote it, unless it says so itself."""
+    result = read_results(path)
+    if result is not None and "seconds" not in result:
+        write_json(path, {**result, "seconds": round(seconds, 1)})
+
+
 def begin_work(work: Path, config: Mapping[str, Any], *, seed: int = 0) -> None:
     """Note in a folder of parts what makes them: results may be collected on another machine."""
     work.mkdir(parents=True, exist_ok=True)
@@ -305,11 +317,10 @@ def collect(
     notes: Mapping[str, str],
     made: Mapping[Path, Mapping[str, Rows]] | None = None,
     derived: Callable[[dict[str, Rows]], dict[str, Rows]] | None = None,
-    untestable: Callable[[dict[str, Rows]], dict[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Merge the parts (part-*.json) of folders, and the tables ``made`` from a folder, into ``out``; later ones win.
 
-    ``derived`` makes further tables from all of them; ``untestable`` says which claims they cannot decide, and why.
+    ``derived`` makes further tables from all of them.
     """
     result = read_results(out)
     for work in works:
@@ -321,8 +332,6 @@ def collect(
         computed = derived(result["tables"])
         result["tables"] |= computed
         result["made_by"] = {table: by for table, by in result["made_by"].items() if table not in computed}
-    if untestable is not None:
-        result["not_testable"] = untestable(result["tables"])
     out.parent.mkdir(parents=True, exist_ok=True)
     return write_results(out, result)
 

@@ -44,6 +44,23 @@ def _docs(options: argparse.Namespace) -> None:
     fill_pages(Path("."), check=options.check)
 
 
+def _data_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--check", type=Path, metavar="FOLDER", help="say what of the data sets this folder holds")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _data(options: argparse.Namespace) -> None:
+    from papers.common.data_sets import check_folder, data_sets, reports_in_words
+
+    if options.check is not None:
+        reports = check_folder(options.check)
+        print(json.dumps(reports, indent=1) if options.json else reports_in_words(reports))
+        return
+    rows = [{"folder": one.folder, "title": one.title, "address": one.address[0]} for one in data_sets()]
+    lines = [f"{row['folder']}: {row['title']} ({row['address']})" for row in rows]
+    print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else "\n".join(lines))
+
+
 def _corpus_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enwik8", type=Path, required=True, help="enwik8 as it is downloaded, also .xz or .zip")
     parser.add_argument("--wikitext", type=Path, required=True, help="the folder of WikiText-103's files")
@@ -66,6 +83,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "The ledger: every claim of the papers beside our results.", _claims_arguments, _claims, "--out claims.html"
     ),
     "docs": Experiment("Fill the tables of README.md and docs/ from the results.", _docs_arguments, _docs),
+    "data": Experiment(
+        "The data sets: where each is published, and what of them a folder holds.",
+        _data_arguments,
+        _data,
+        "--check data",
+    ),
     "wiki-corpus": Experiment(
         "Clean and tokenise enwik8 and WikiText-103 as the shipped model and the experiments read them.",
         _corpus_arguments,

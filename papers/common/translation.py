@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.data import FastTokeniser, Pairs, Specials, read_parallel, train_bpe
+from attnlab.data import FastTokeniser, Malformed, Pairs, Specials, read_parallel, train_bpe
 from attnlab.data.batching import generator
 from attnlab.data.masking import IGNORED
 from attnlab.data.parallel import padded
@@ -35,6 +35,7 @@ __all__ = [
     "find_file",
     "held_out_nll",
     "mean_loss",
+    "read_filipino",
     "read_task",
     "tokenised",
     "translate",
@@ -73,8 +74,23 @@ def read_task(task: Task, root: Path) -> dict[str, Pairs]:
         return _multi30k(folder, task)
     if task.folder == "wmt-ende-10k":
         return _wmt(folder, task)
-    pairs = read_parallel(find_file(folder, "pairs.tsv"), columns=(int(task.source), int(task.target)))
-    return _by_hash(pairs)
+    # As published the file is spa.txt, with a third column.
+    path = find_file(folder, "pairs.tsv", "spa.txt")
+    return _by_hash(read_parallel(path, columns=(int(task.source), int(task.target))))
+
+
+def read_filipino(folder: Path) -> Pairs:
+    """Filipino and English sentences: lines that correspond, or the numbered ones of ALT's files as published."""
+    if any(folder.glob("**/data_fil.txt*")):
+        return _numbered(*(next(iter(sorted(folder.glob(f"**/data_{side}.txt*")))) for side in ("fil", "en")))
+    return read_parallel(find_file(folder, "Tagalog.txt"), find_file(folder, "English.txt"))
+
+
+def _numbered(source: Path, target: Path) -> Pairs:
+    """The sentences of two files that share a number, in the order of the first: number, tab, sentence."""
+    sides = [dict(zip(*read_parallel(path, malformed=Malformed("skip")), strict=True)) for path in (source, target)]
+    shared = [number for number in sides[0] if number in sides[1]]
+    return Pairs(*([side[number] for number in shared] for side in sides))
 
 
 def _multi30k(folder: Path, task: Task) -> dict[str, Pairs]:
@@ -112,12 +128,13 @@ def _sides(task: Task) -> tuple[str, str]:
     return task.source, task.target
 
 
-def find_file(folder: Path, name: str) -> Path:
-    """The file of this name, plain or compressed."""
-    for suffix in ("", ".xz", ".gz"):
-        if (folder / f"{name}{suffix}").is_file():
-            return folder / f"{name}{suffix}"
-    raise ValueError(f"{folder} holds no {name} (nor .xz, .gz); name the folder that the files lie in")
+def find_file(folder: Path, *names: str) -> Path:
+    """The file of one of these names, plain or compressed."""
+    for name in names:
+        for suffix in ("", ".xz", ".gz"):
+            if (folder / f"{name}{suffix}").is_file():
+                return folder / f"{name}{suffix}"
+    raise ValueError(f"{folder} holds no {' or '.join(names)} (nor .xz, .gz); name the folder that the files lie in")
 
 
 @dataclass(frozen=True, eq=False)

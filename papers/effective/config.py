@@ -88,7 +88,13 @@ class EffectiveConfig:
     treebank: str | None = None
     # Sentences of it to learn from; None: all.
     sentences: int | None = None
+    # A saved pattern classifier; None: as ``classifier_maps`` says.
     classifier: str | None = None
+    # "own": learned from labelled maps of the encoder itself, where there are any; "all": the shipped one, which
+    # learned from those of four models.
+    classifier_maps: str = "own"
+    # The models whose maps it learned from; a run writes it.
+    learned_from: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ("RTE", "MRPC", "SST-2", "STS-B", "QNLI")
     batch_size: int = 8
     length: int = 128
@@ -100,7 +106,7 @@ class EffectiveConfig:
     # Training examples at most, drawn at random: SST-2 is the only task that has more.
     train_limit: int | None = 6000
     # Dev examples whose maps are read, drawn at random.
-    dev_limit: int = 400
+    dev_limit: int | None = 400
     read_batch: int = 16
     # Dev examples of the faithfulness study, longer than a head is wide (on shorter ones effective attention is
     # attention), and the keys that are hidden in each (None: every one).
@@ -114,6 +120,14 @@ class EffectiveConfig:
     seed: int = 0
     # Tasks at once; None: all of them on a GPU, one on a CPU.
     jobs: int | None = None
+
+
+# The paper's is BERT-base on whole training and dev sets; the other settings are the same.
+CONFIGS = {"small": EffectiveConfig(), "paper": EffectiveConfig(train_limit=None, dev_limit=None)}
+
+
+# Our labelled maps of an encoder go by the name of its folder; those of the shipped one by its family's.
+SHIPPED_MAPS = ("attnlab-mlm", "attnlab-pairs")
 
 
 def encoder_folder(config: EffectiveConfig) -> Path:

@@ -95,8 +95,8 @@ class Examples:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def first(self, n: int) -> Examples:
-        """The first ``n`` examples."""
+    def first(self, n: int | None) -> Examples:
+        """The first ``n`` examples; None: all."""
         return Examples(self.ids[:n], self.segments[:n], self.labels[:n], self.texts[:n])
 
     def batch(self, chosen: Sequence[int], *, length: int, segments: bool, classes: int) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from attnlab.devices import best_device
+from attnlab.progress import note
 from attnlab.provenance import write_atomic
-from attnlab.reading.pattern_classifier import SHIPPED, device_of
+from attnlab.reading.pattern_classifier import SHIPPED, device_of, load_classifier
 from attnlab.reading.pattern_data import CLASSES, SIZE
 from attnlab.reading.pattern_net import PatternNet
 from attnlab.training import Recipe
 from attnlab.training.side_by_side import Clock, Learner, train_learners
+from papers.effective.config import SHIPPED_MAPS, EffectiveConfig
 from papers.effective.labelled_maps import LabelledMaps, load_labelled
 from papers.effective.pattern_augment import varied
 from papers.effective.pattern_generator import generated_pictures
@@ -29,6 +33,7 @@ __all__ = [
     "save_classifier",
     "scores",
     "train_classifier",
+    "with_classifier",
 ]
 
 # Maps in a batch of each member.
@@ -174,6 +179,28 @@ def save_classifier(net: PatternNet, path: Path | str | None = None) -> Path:
 def our_maps() -> LabelledMaps:
     """The labelled real maps of this repository."""
     return load_labelled(MAPS)
+
+
+def with_classifier(config: EffectiveConfig, work: Path) -> EffectiveConfig:
+    """The config with a classifier of the encoder's own maps, or the shipped one, and whose maps it learned from."""
+    maps = our_maps()
+    of_encoder = SHIPPED_MAPS if config.model is None else (Path(config.model).name,)
+    own = maps.of(of_encoder) if config.classifier_maps == "own" else None
+    if own is None or not own.entries:
+        try:
+            load_classifier()
+            return replace(config, learned_from=_models_of(maps))
+        except ValueError:
+            own = maps
+    note("training the pattern classifier")
+    path = work / "classifier.safetensors"
+    if not path.exists():
+        save_classifier(train_classifier(own, device=best_device()), path)
+    return replace(config, classifier=str(path), learned_from=_models_of(own))
+
+
+def _models_of(maps: LabelledMaps) -> tuple[str, ...]:
+    return tuple(sorted({entry["model"] for entry in maps.entries}))
 
 
 def _real(real: LabelledMaps | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,7 +27,7 @@ from attnlab.provenance import check_writable, write_atomic, write_json
 from papers.common.folders import Experiment, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
-from papers.effective.config import KEYS, NAME, NOTES, EffectiveConfig
+from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, EffectiveConfig
 
 __all__ = ["EXPERIMENTS", "collect", "part_names", "run"]
 
@@ -193,7 +193,7 @@ def _public(config: EffectiveConfig) -> dict[str, Any]:
 
 
 def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> EffectiveConfig:
-    """Train what all tasks share: the tagger, and the classifier where the package has none."""
+    """Train what all tasks share: the tagger, and the pattern classifier where the encoder has labelled maps."""
     if not set(names) & set(config.tasks):
         return config
     if config.tagger is None and config.treebank is not None:
@@ -204,16 +204,11 @@ def _prepared(config: EffectiveConfig, work: Path, names: Sequence[str]) -> Effe
             work / "tagger.json"
         )
         config = replace(config, tagger=str(path))
-    if config.classifier is None:
-        from attnlab.reading.pattern_classifier import load_classifier
-        from papers.effective.pattern_training import our_maps, save_classifier, train_classifier
+    if config.classifier is not None:
+        return config
+    from papers.effective.pattern_training import with_classifier
 
-        try:
-            load_classifier()
-        except ValueError:
-            net = train_classifier(our_maps())
-            config = replace(config, classifier=str(save_classifier(net, work / "classifier.safetensors")))
-    return config
+    return with_classifier(config, work)
 
 
 def _jobs(tasks: int) -> int:
@@ -228,6 +223,13 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     tags = parser.add_mutually_exclusive_group(required=True)
     tags.add_argument("--treebank", help="a CoNLL-U file to learn part-of-speech tags from")
     tags.add_argument("--tagger", help="a saved tagger")
+    parser.add_argument(
+        "--classifier-maps",
+        choices=("own", "all"),
+        default="own",
+        help="whose labelled maps the pattern classifier learns from: the encoder's own, where there are any, or those "
+        "of four models, as the shipped one (default: %(default)s)",
+    )
     parser.add_argument("--sentences", type=int, help="only the treebank's first so many (default: all)")
     add_out(parser, NAME)
     parser.add_argument("--page", type=Path, help="also draw the figures on this page")
@@ -238,19 +240,27 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
 
 
+def _config(options: argparse.Namespace) -> EffectiveConfig:
+    return replace(
+        CONFIGS[options.config],
+        data=options.data,
+        model=options.model,
+        treebank=options.treebank,
+        tagger=options.tagger,
+        sentences=options.sentences,
+        classifier_maps=options.classifier_maps,
+    )
+
+
 def _study(options: argparse.Namespace) -> Path:
     from papers.effective.figures import figures_page
 
     check_writable(options.out)
     if options.page is not None:
         check_writable(options.page)
-    config = EffectiveConfig(
-        data=options.data,
-        model=options.model,
-        treebank=options.treebank,
-        tagger=options.tagger,
-        sentences=options.sentences,
-    )
+    if options.config == "paper" and options.model is None:
+        raise ValueError("--config paper fine-tunes BERT-base: name its folder by --model")
+    config = _config(options)
     only = options.only.split(",") if options.only else None
     run(
         config,
@@ -344,8 +354,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
         _study_arguments,
         _study,
-        "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu.xz --work runs/effective",
-        quick={"seconds": 40.0, "only": "RTE", "sentences": 200},
+        "--data data/glue --treebank data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective",
+        more={
+            "the encoder of our results": "--model models/all-MiniLM-L6-v2 --data data/glue --treebank "
+            "data/ud-english-ewt/en_ewt-ud-train.conllu --work runs/effective-minilm",
+        },
+        paper="BERT-base, named by --model, on whole training and dev sets",
+        settings=lambda options: _public(_config(options)),
+        quick={"seconds": 40.0, "only": "RTE", "sentences": 200, "classifier_maps": "all"},
     ),
     "effective-patterns": Experiment(
         "Effective attention: Table 2 and Figure 4 for any encoder and text file.",

@@ -121,7 +121,8 @@ def timing_rows(
             times, warmup = (svd_repeats, 1) if svd else (repeats, 3)
             seconds = median_seconds(jobs, repeats=times, warmup=warmup, device=device)
             ratio = seconds[way] / seconds["standard"]
-            yield {"model": what, "way": way, "batch": shape, "seconds": seconds[way], "ratio": ratio}
+            beside = {"seconds": seconds[way], "standard_seconds": seconds["standard"], "ratio": ratio}
+            yield {"model": what, "way": way, "batch": shape, **beside}
 
 
 @torch.no_grad()

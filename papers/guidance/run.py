@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from papers.common.folders import Experiment, add_out
 
 if TYPE_CHECKING:
-    from papers.guidance.study import Places
+    from papers.guidance.study import Places, StudyConfig
+    from papers.guidance.table_11 import RunSizes
 
 __all__ = ["EXPERIMENTS"]
 
@@ -21,10 +22,11 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", default="a", help="parts in the order to run them, such as a,d: (a) to (g) (default: a)"
     )
     parser.add_argument(
-        "--config",
+        "--rows",
         nargs="+",
         metavar="ROW",
-        help="rows of Table 11 at the paper's size, instead of parts: english-roberta-12-ag, oromo-roberta-8-mlm, ...",
+        default=["english-roberta-12-ag", "english-roberta-12-mlm"],
+        help="rows of Table 11, with --config paper: oromo-roberta-8-mlm, ... (default: %(default)s)",
     )
     parser.add_argument("--corpus", type=Path, help="the folder that wiki-corpus wrote: for a, b, c, e, g and English")
     parser.add_argument("--glue", type=Path, help="the folder of GLUE's tasks: for b")
@@ -38,7 +40,7 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lrs", type=float, nargs="+", help="some of the learning rates (default: 1e-3 5e-4)")
     parser.add_argument("--width", type=int, help="of the masked LMs and of ELECTRA's detector (default: 256)")
     parser.add_argument("--batch", type=int, help="their texts in a batch (default: 32)")
-    parser.add_argument("--length", type=int, help="their tokens in a text (default: 128, with --config 512)")
+    parser.add_argument("--length", type=int, help="their tokens in a text (default: 128, with --config paper 512)")
     parser.add_argument(
         "--tasks", nargs="+", help="GLUE's tasks of b: MNLI QNLI QQP are Table 9's (default: SST-2 MRPC RTE)"
     )
@@ -51,12 +53,24 @@ def _study_arguments(parser: argparse.ArgumentParser) -> None:
 def _study(options: argparse.Namespace) -> Path:
     from attnlab.provenance import check_writable, write_atomic
     from papers.guidance.figures import figures_page
-    from papers.guidance.study import Places, StudyConfig, run_parts
+    from papers.guidance.study import Places, run_parts
 
     check_writable(options.out)
     places = Places(options.corpus, options.glue, options.translation, options.oromo, options.tagalog)
-    if options.config is not None:
+    if options.config == "paper":
         return _table_11(options, places)
+    config = _study_config(options)
+    only = [] if options.tables_only else options.only.split(",")
+    result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
+    if options.page is not None:
+        write_atomic(options.page, figures_page(result))
+        print(f"wrote {options.page.resolve()}")
+    return options.out
+
+
+def _study_config(options: argparse.Namespace) -> StudyConfig:
+    from papers.guidance.study import StudyConfig
+
     config = StudyConfig()
     mlm = replace(
         config.mlm,
@@ -67,29 +81,37 @@ def _study(options: argparse.Namespace) -> Path:
     )
     translation = replace(config.translation, steps=options.steps or config.translation.steps)
     config = replace(config, mlm=mlm, electra=replace(config.electra, base=mlm), translation=translation)
-    config = replace(
+    return replace(
         config,
         seeds=tuple(options.seeds or config.seeds),
         lrs=tuple(options.lrs or config.lrs),
         depths=tuple(options.depths or config.depths),
         tune=replace(config.tune, tasks=tuple(options.tasks or config.tune.tasks)),
     )
-    only = [] if options.tables_only else options.only.split(",")
-    result = run_parts(config, only, places=places, work=options.work, out=options.out, seconds=options.seconds)
-    if options.page is not None:
-        write_atomic(options.page, figures_page(result))
-        print(f"wrote {options.page.resolve()}")
-    return options.out
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the parts, or those of the rows of Table 11."""
+    if options.config != "paper":
+        return asdict(_study_config(options))
+    from papers.guidance.table_11 import settings_of
+
+    return settings_of(options.rows, _sizes(options))
+
+
+def _sizes(options: argparse.Namespace) -> RunSizes:
+    from papers.guidance.config import PAPER_LENGTH
+    from papers.guidance.table_11 import RunSizes
+
+    return RunSizes(options.width, options.batch, options.length or PAPER_LENGTH, options.steps)
 
 
 def _table_11(options: argparse.Namespace, places: Places) -> Path:
-    """The rows of Table 11 that --config names."""
-    from papers.guidance.config import PAPER_LENGTH
-    from papers.guidance.table_11 import RunSizes, run_settings
+    """The rows of Table 11 that --rows names."""
+    from papers.guidance.table_11 import run_settings
 
-    sizes = RunSizes(options.width, options.batch, options.length or PAPER_LENGTH, options.steps)
     seeds = options.seeds or [0]
-    run_settings(options.config, sizes, places=places, work=options.work, out=options.out, seeds=seeds)
+    run_settings(options.rows, _sizes(options), places=places, work=options.work, out=options.out, seeds=seeds)
     return options.out
 
 
@@ -121,7 +143,13 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study,
         "--only a,b,c,d,e,f,g --corpus runs/wiki --glue data/glue --translation data --oromo data/oromo "
         "--tagalog data/tagalog --work runs/guidance",
-        quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 50.0},
+        more={
+            "rows of Table 11": "--config paper --rows english-roberta-12-ag english-roberta-12-mlm oromo-roberta-8-ag "
+            "--corpus runs/wiki --oromo data/oromo --work runs/guidance-11",
+        },
+        paper="rows of Tables 10 and 11 (--rows), for days",
+        settings=_settings,
+        quick={"steps": 10, "seeds": [0], "lrs": [1e-3], "width": 64, "batch": 8, "length": 64, "seconds": 25.0},
     ),
     "guidance-patterns": Experiment(
         "Attention guidance: Figure 4, its patterns over a sentence.",

@@ -273,7 +273,9 @@ def _texts(folder: Path, language: str) -> dict[str, list[str]]:
     if language == "oromo":
         files = {"train": find_file(folder, "train.tsv"), "valid": find_file(folder, "dev.tsv")}
         return {split: _column(path, "text") for split, path in files.items()}
-    lines = [line for line in read_text(find_file(folder, "Tagalog.txt")).splitlines() if line.strip()]
+    # As published, ALT's data_fil.txt has a number and a tab before each sentence.
+    path = find_file(folder, "Tagalog.txt", "data_fil.txt")
+    lines = [line.rpartition("\t")[2] for line in read_text(path).splitlines() if line.strip()]
     held_out = len(lines) // 20
     return {"train": lines[held_out:], "valid": lines[:held_out]}
 

@@ -19,7 +19,7 @@ from papers.guidance.assemble import KEYS, assemble
 from papers.guidance.config import EPOCHS, PAPER_LENGTH, PAPER_SETTINGS, PaperSetting
 from papers.guidance.study import Places, low_resource_stores, wiki_stores
 
-__all__ = ["RunSizes", "pretrain_config", "run_settings"]
+__all__ = ["RunSizes", "pretrain_config", "run_settings", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,7 @@ def run_settings(
     seeds: Sequence[int] = (0,),
 ) -> dict[str, Any]:
     """Train the rows of Table 11 that ``names`` names and write ``out``; finished runs are not run again."""
-    unknown = [name for name in names if name not in PAPER_SETTINGS]
-    if unknown:
-        raise ValueError(f"no row of Table 11 named {unknown[0]}; they are {', '.join(PAPER_SETTINGS)}")
+    _check_names(names)
     work.mkdir(parents=True, exist_ok=True)
     part = Part(work / "table-11.json", keys=KEYS)
     part.fact("provenance", provenance())
@@ -59,6 +57,24 @@ def run_settings(
             row = run_setting(setting, sizes, tokeniser, stores, work / "runs" / f"{name}-{seed}", seed=seed)
             part.row("table_11", setting=name, seed=seed, **row)
     return assemble(work, out, config={"table_11": asdict(sizes)}, keep=out)
+
+
+def settings_of(names: Sequence[str], sizes: RunSizes) -> dict[str, Any]:
+    """The rows' settings and the sizes of their models, before a text is read."""
+    _check_names(names)
+    rows = {}
+    for name in names:
+        setting = PAPER_SETTINGS[name]
+        model = named_config(setting.model)
+        shape = {"layers": model.layers, "width": sizes.width or model.width, "heads": model.heads}
+        rows[name] = {**asdict(setting), "batch": sizes.batch or setting.batch, "model_sizes": shape}
+    return {"rows": rows, "length": sizes.length, "steps": sizes.steps, "epochs": None if sizes.steps else EPOCHS}
+
+
+def _check_names(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in PAPER_SETTINGS]
+    if unknown:
+        raise ValueError(f"no row of Table 11 named {unknown[0]}; they are {', '.join(PAPER_SETTINGS)}")
 
 
 def corpus_of(setting: PaperSetting, places: Places, sizes: RunSizes) -> tuple[Tokeniser, dict[str, TokenStore]]:

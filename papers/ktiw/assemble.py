@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from papers.ktiw.tables import (
     appendix_a1,
     bleu_curve,
     run_sizes,
-    still_rising,
     studies,
     table_2,
     table_10,
@@ -29,8 +27,6 @@ from papers.ktiw.tables import (
 
 __all__ = ["run_toy", "write_heads_result", "write_statistics", "write_study_result"]
 
-# Updates after which a translator has nearly converged.
-LONG_ENOUGH = 4000
 # The paper's name in its results files.
 PAPER = "ktiw"
 KEYS = {
@@ -62,23 +58,8 @@ def write_study_result(
     tables = _study_tables(name, finished, prepared, data)
     configs = {study.name: study.run_facts().get("config") for study in finished}
     first = finished[0].run_facts()
-    verdicts = _verdicts(name, finished, read_results(out) or {})
-    result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first, **verdicts)
+    result = make_results(name, PAPER, tables, config=configs, seed=first.get("seed"), made=first)
     return _write(out, result)
-
-
-def _verdicts(name: str, finished: list[Study], before: dict[str, Any]) -> dict[str, Any]:
-    """Beside the tables: data sets whose runs stopped while agreement rose, and claims that the runs cannot decide."""
-    if name == "ktiw-table2":
-        # Data sets whose runs are not in this folder keep their verdicts.
-        names = {study.name for study in finished}
-        kept = [data_set for data_set in before.get("still_rising", []) if data_set not in names]
-        return {"still_rising": kept + [study.name for study in finished if still_rising(study)]}
-    if name == "ktiw-optimal":
-        short = any(study.evaluations("linear") and study.updates("linear") < LONG_ENOUGH for study in finished)
-        reason = f"runs of fewer than {LONG_ENOUGH} updates end before either model has converged"
-        return {"not_testable": {"ktiw-linear-output-comparable": reason} if short else {}}
-    return {}
 
 
 def _study_tables(name: str, finished: list[Study], prepared: Path | None, data: Path | None) -> dict[str, Any]:
@@ -166,23 +147,11 @@ def write_toy_result(name: str, part: Path, out: Path | str, *, config: dict[str
         raise ValueError(f"there are no rows of {', '.join(TOYS[name])} in {part}")
     judged = [table for table in tables if tables[table] and "learned" in tables[table][0]]
     tables |= {f"{table}_learned": _learned(tables[table]) for table in judged}
-    more = {"seconds": rows.facts[name]} | _too_few_heads(tables.get("heads"), int(config.get("heads", 0)))
-    result = make_results(name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, **more)
+    seconds = rows.facts[name]
+    result = make_results(
+        name, PAPER, tables, config=config, seed=config.get("seed", 0), rows_of=rows, seconds=seconds
+    )  # fmt: skip
     return write_results(out, result)
-
-
-def _too_few_heads(heads: Sequence[dict[str, Any]] | None, wanted: int) -> dict[str, Any]:
-    """Why the claims on bad and good heads cannot be tested, where too few of one kind were found."""
-    if heads is None:
-        return {}
-    count = Counter(row["verdict"] for row in heads)
-    reason = f"of {len(heads)} initialisations {count['good']} learn alone and {count['bad']} fail alone"
-    untestable = {}
-    if count["bad"] < wanted:
-        untestable = dict.fromkeys(("ktiw-bad-heads-fail", "ktiw-one-good-head"), f"{reason}: {wanted} must fail")
-    elif not count["good"]:
-        untestable = {"ktiw-one-good-head": f"{reason}: one must learn"}
-    return {"not_testable": untestable} if untestable else {}
 
 
 def _learned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

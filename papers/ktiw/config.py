@@ -11,7 +11,16 @@ from attnlab.dynamics.proxy import ProxyConfig
 from papers.ktiw.corpora import Corpus
 from papers.ktiw.models.lstm_config import LSTM_CONFIGS, TranslatorConfig
 
-__all__ = ["HeadsConfig", "LocalConfig", "PermutationsConfig", "StudyConfig", "study_config"]
+__all__ = [
+    "CLASSIFICATION",
+    "EPOCHS",
+    "TRANSLATION",
+    "HeadsConfig",
+    "LocalConfig",
+    "PermutationsConfig",
+    "StudyConfig",
+    "study_config",
+]
 
 # A data set whose median text has more words than this has long texts, for which the proxy learns more slowly.
 LONG_TEXTS = 100
@@ -46,14 +55,18 @@ class StudyConfig:
         return tuple(step for step in (*self.evaluate, *later, self.steps) if step <= self.steps)
 
 
-def study_config(corpus: Corpus, *, epochs: int = 20) -> StudyConfig:
+# A.8's; a translation has as many updates as its epochs need.
+CLASSIFICATION = StudyConfig(steps=4000, batch=32, evaluate=(0, 10, 50, 100, 150, 200, 250))
+TRANSLATION = StudyConfig(steps=0, batch=16, evaluate=(0, 50, 100, 500, 1000, 1500), evaluate_every=2000, count=1014)
+EPOCHS = 20
+
+
+def study_config(corpus: Corpus, *, epochs: int = EPOCHS) -> StudyConfig:
     """The paper's settings for this data set: 4,000 steps of 32 texts, or ``epochs`` of 16 sentence pairs."""
     if corpus.kind == "classification":
         long = float(np.median([len(row) for row in corpus.train[0]])) > LONG_TEXTS
-        proxy = ProxyConfig(lr=5e-5 if long else 1.5e-4)
-        return StudyConfig(steps=4000, batch=32, evaluate=(0, 10, 50, 100, 150, 200, 250), proxy=proxy)
-    steps = epochs * -(-len(corpus.train[0]) // 16)
-    return StudyConfig(steps=steps, batch=16, evaluate=(0, 50, 100, 500, 1000, 1500), evaluate_every=2000, count=1014)
+        return replace(CLASSIFICATION, proxy=ProxyConfig(lr=5e-5 if long else 1.5e-4))
+    return replace(TRANSLATION, steps=epochs * -(-len(corpus.train[0]) // TRANSLATION.batch))
 
 
 @dataclass(frozen=True)

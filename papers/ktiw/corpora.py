@@ -20,6 +20,7 @@ from attnlab.data import Labelled, Malformed, Pairs, encode_pairs, read_labelled
 from attnlab.data.readers import numbered_lines
 from attnlab.data.vocabularies import train_sentencepiece, train_words
 from attnlab.provenance import write_atomic
+from papers.ktiw.archives import read_imdb, read_newsgroups, read_reviews
 
 __all__ = ["READERS", "TITLES", "Corpus", "load_corpus", "prepare", "save_corpus", "some_examples", "statistics"]
 
@@ -151,11 +152,18 @@ def _translation(name: str, train: Pairs, valid: Pairs, vocab: int) -> Corpus:
 
 
 def _file(folder: Path, *starts: str) -> Path:
+    """The file whose name begins so, in the folder or in one that an archive was unpacked to."""
     for start in starts:
-        files = sorted(path for path in folder.iterdir() if path.name.startswith(start))
-        if files:
-            return files[0]
+        for pattern in (f"{start}*", f"*/{start}*"):
+            files = sorted(path for path in folder.glob(pattern) if path.is_file())
+            if files:
+                return files[0]
     raise ValueError(f"{folder} has no file whose name begins with {' or '.join(starts)}")
+
+
+def _is_repackaged(folder: Path) -> bool:
+    """Whether a folder has a text a line, instead of a published archive with a text a file."""
+    return any(folder.glob("*.jsonl*"))
 
 
 def _sample(data: Labelled, n: int, *, seed: int = 0) -> Labelled:
@@ -174,13 +182,20 @@ def _split(data: Labelled, n: int, *, seed: int = 0) -> tuple[Labelled, Labelled
     return _choose(data, np.sort(order[n:])), _choose(data, np.sort(order[:n]))
 
 
+def _two_splits(folder: Path, published: Callable[[Path, str], Labelled]) -> tuple[Labelled, Labelled]:
+    """train and test, from files of a text a line or from the published archive."""
+    if _is_repackaged(folder):
+        return read_labelled(_file(folder, "train")), read_labelled(_file(folder, "test"))
+    return published(folder, "train"), published(folder, "test")
+
+
 def _imdb(name: str, folder: Path, _: int) -> Corpus:
-    train, test = (read_labelled(_file(folder, split)) for split in ("train", "test"))
+    train, test = _two_splits(folder, read_imdb)
     return _classification(name, train, _sample(test, VALIDATION))
 
 
 def _newsgroups(name: str, folder: Path, _: int) -> Corpus:
-    train, test = (read_labelled(_file(folder, split)) for split in ("train", "test"))
+    train, test = _two_splits(folder, read_newsgroups)
     return _classification(name, train, test, pattern=WORD_WITHOUT_UNDERSCORE, numbers=False)
 
 
@@ -213,7 +228,7 @@ def _ag_news_file(path: Path, *, titles: bool) -> Labelled:
 
 
 def _amazon(name: str, folder: Path, _: int) -> Corpus:
-    data = read_labelled(_file(folder, "labelled", "train"))
+    data = read_labelled(_file(folder, "labelled", "train")) if _is_repackaged(folder) else read_reviews(folder)
     return _classification(name, *_split(data, min(VALIDATION, len(data.texts) // 8)), longest=400)
 
 
@@ -222,9 +237,19 @@ def _yelp(name: str, folder: Path, _: int) -> Corpus:
         number = float(label.rsplit(" ", 1)[-1])
         return None if 2 < number < 4 else int(number >= 4)
 
-    parts = [read_labelled(path, label="label2", classes=stars) for path in sorted(folder.glob("*.csv*"))]
+    files = sorted([*folder.glob("*.csv*"), *folder.glob("*/*.csv*")])
+    if any(path.name.startswith("train.csv") for path in files):
+        return _yelp_polarity(name, folder)
+    parts = [read_labelled(path, label="label2", classes=stars) for path in files]
     data = Labelled([t for p in parts for t in p.texts], [y for p in parts for y in p.labels], ("negative", "positive"))
     return _classification(name, *_split(data, min(VALIDATION, len(data.texts) // 8)))
+
+
+def _yelp_polarity(name: str, folder: Path) -> Corpus:
+    """The files of Zhang et al. (2015), as published: class 1 or 2 and text, without a header."""
+    columns: dict[str, Any] = {"header": ["label", "text"], "classes": {"1": 0, "2": 1}}
+    train, test = (read_labelled(_file(folder, f"{split}.csv"), **columns) for split in ("train", "test"))
+    return _classification(name, train, _sample(test, VALIDATION))
 
 
 def _sms(name: str, folder: Path, _: int) -> Corpus:

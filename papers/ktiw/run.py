@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -170,15 +170,41 @@ def _toy(name: str) -> WriteResults:
     def write(options: argparse.Namespace) -> dict[str, Any]:
         from papers.ktiw.assemble import run_toy
 
-        changes = {"seeds": options.seeds, "steps": options.steps}
-        if name != "ktiw-local":
-            trainings = ("head_steps", "figure_6_steps", "permute_steps")
-            changes |= {"literal": options.model == "literal", **dict.fromkeys(trainings, options.steps)}
-        if name == "ktiw-multihead":
-            changes["candidates"] = options.candidates
-        return run_toy(name, options.out, {key: value for key, value in changes.items() if value is not None})
+        return run_toy(name, options.out, _changes(name, options))
 
     return write
+
+
+def _changes(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a toy experiment that options change."""
+    changes = {"seeds": options.seeds, "steps": options.steps}
+    if name != "ktiw-local":
+        trainings = ("head_steps", "figure_6_steps", "permute_steps")
+        changes |= {"literal": options.model == "literal", **dict.fromkeys(trainings, options.steps)}
+    if name == "ktiw-multihead":
+        changes["candidates"] = options.candidates
+    return {key: value for key, value in changes.items() if value is not None}
+
+
+def _toy_settings(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+    def settings(options: argparse.Namespace) -> dict[str, Any]:
+        from papers.ktiw.config import LocalConfig, PermutationsConfig
+
+        config = LocalConfig() if name == "ktiw-local" else PermutationsConfig()
+        return asdict(replace(config, **_changes(name, options)))
+
+    return settings
+
+
+def _study_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of classifications and translations; the updates of a translation come with its text."""
+    from papers.ktiw.config import CLASSIFICATION, EPOCHS, TRANSLATION
+
+    changes = {name: value for name in ("steps", "batch") if (value := getattr(options, name)) is not None}
+    translation = asdict(replace(TRANSLATION, **changes))
+    if options.steps is None:
+        translation |= {"steps": None, "epochs": EPOCHS}
+    return {"classification": asdict(replace(CLASSIFICATION, **changes)), "translation": translation}
 
 
 def _diagnosis(options: argparse.Namespace) -> dict[str, Any]:
@@ -241,6 +267,9 @@ def _heads(options: argparse.Namespace) -> dict[str, Any]:
 
 
 STANDARD = ("reference", "second", "uniform")
+# KTIW's models are small: its sizes, optimiser and updates are ours, too.
+SAME: dict[str, Any] = {"paper": "the same, since ours has the paper's sizes and updates"}
+STUDY: dict[str, Any] = {**SAME, "settings": _study_settings}
 # The smallest translation and the smallest classification that are downloaded whole.
 QUICK_TRANSLATION = {"only": "multi30k", "examples": 32}
 QUICK_CLASSIFICATION = {"only": "20newsgroups", "examples": 32}
@@ -260,6 +289,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-table2"),
         _results(_study("ktiw-table2", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        **STUDY,
         quick=QUICK_STUDY,
     ),
     "ktiw-tau": Experiment(
@@ -267,6 +297,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-tau"),
         _results(_study("ktiw-tau", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        **STUDY,
         quick=QUICK_STUDY,
     ),
     "ktiw-train": Experiment(
@@ -274,6 +305,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-train"),
         _results(_study("ktiw-train", STANDARD)),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        **STUDY,
         quick=QUICK_STUDY,
     ),
     "ktiw-frozen": Experiment(
@@ -281,6 +313,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-frozen"),
         _results(_study("ktiw-frozen", ("reference", "uniform", "frozen"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        **STUDY,
         quick=QUICK_CLASSIFIERS,
     ),
     "ktiw-logreg": Experiment(
@@ -288,6 +321,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-logreg"),
         _results(_study("ktiw-logreg", ("reference", "uniform"))),
         "--prepared runs/ktiw-data --work runs/ktiw",
+        **STUDY,
         quick=QUICK_CLASSIFIERS,
     ),
     "ktiw-optimal": Experiment(
@@ -295,30 +329,40 @@ EXPERIMENTS: dict[str, Experiment] = {
         _study_arguments("ktiw-optimal"),
         _results(_study("ktiw-optimal", ("reference", "linear"))),
         "--prepared runs/ktiw-data --only multi30k --work runs/ktiw",
+        **STUDY,
         quick=QUICK_STUDY,
     ),
     "ktiw-permutations": Experiment(
         "KTIW: Figure 3, copying permutations, where single words cannot be learned.",
         _copying_arguments("ktiw-permutations"),
         _results(_toy("ktiw-permutations")),
+        **SAME,
+        settings=_toy_settings("ktiw-permutations"),
         quick=QUICK_TOY,
     ),
     "ktiw-multihead": Experiment(
         "KTIW: Figure 6, good and bad initialisations of eight heads.",
         _copying_arguments("ktiw-multihead"),
         _results(_toy("ktiw-multihead")),
+        more={"with a bias and a projection": "--model projected --out papers/results/ktiw-multihead-projected.json"},
+        **SAME,
+        settings=_toy_settings("ktiw-multihead"),
         quick={**QUICK_TOY, "candidates": 1},
     ),
     "ktiw-local": Experiment(
         "KTIW: Figure 7, where the knowledge of a keyword lies.",
         _toy_arguments("ktiw-local"),
         _results(_toy("ktiw-local")),
+        **SAME,
+        settings=_toy_settings("ktiw-local"),
         quick=QUICK_TOY,
     ),
     "ktiw-permute-function": Experiment(
         "KTIW: section 6.2, copying against a fixed permutation of positions.",
         _copying_arguments("ktiw-permute-function"),
         _results(_toy("ktiw-permute-function")),
+        **SAME,
+        settings=_toy_settings("ktiw-permute-function"),
         quick=QUICK_TOY,
     ),
     "ktiw-diagnosis": Experiment(
@@ -342,16 +386,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         "--prepared runs/ktiw-data --work runs/ktiw",
     ),
     "ktiw-figures": Experiment(
-        "KTIW: Figures 1 and 3 to 8 as pictures, from the results files.",
-        add_figures,
-        _figures,
-        "--out figures",
+        "KTIW: Figures 1 and 3 to 8 as pictures, from the results files.", add_figures, _figures, "--out figures"
     ),
     "ktiw-transformers": Experiment(
         "Ours: KTIW's probes per head over the training of transformers.",
         _heads_arguments,
         _results(_heads),
         "--prepared runs/ktiw-data --work runs/ktiw-transformers",
+        more={"a BART": "--family bart --prepared runs/ktiw-data --work runs/ktiw-bart"},
         quick=QUICK_STUDY,
     ),
 }

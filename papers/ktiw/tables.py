@@ -20,7 +20,6 @@ __all__ = [
     "bleu",
     "bleu_curve",
     "run_sizes",
-    "still_rising",
     "studies",
     "table_2",
     "table_10",
@@ -133,13 +132,6 @@ def run_sizes(finished: Iterable[Study]) -> list[Row]:
         best = max((row["valid/accuracy"] for row in study.evaluations("reference")), default=None)
         rows.append({**row, "best_accuracy": _rounded(best)})
     return rows
-
-
-def still_rising(study: Study) -> bool:
-    """Whether A(alpha, beta_uf) was greatest at one of the last two evaluations, and the run stopped before its end."""
-    values = [value for _, value in study.curve("uniform", "valid/alpha_uf")]
-    planned = (study.run_facts("uniform").get("config") or {}).get("steps", 0)
-    return bool(values) and study.updates("uniform") < planned and max(values) in values[-2:]
 
 
 def uniform_curves(finished: Iterable[Study]) -> list[Row]:

@@ -91,7 +91,32 @@ class ValueAwareConfig:
 
 
 CONFIGS = {
-    "quick": ValueAwareConfig(),
+    "small": ValueAwareConfig(),
+    # To see that everything runs: one kernel, two updates, a few rows of text.
+    "smoke": ValueAwareConfig(
+        kernels=("exp",),
+        lm_layers=1,
+        lm_width=64,
+        lm_heads=2,
+        lm_length=128,
+        lm_batch=4,
+        lm_steps=2,
+        lm_context=96,
+        lm_r=(1, 33, 128),
+        mlm_short=128,
+        mlm_long=256,
+        mlm_tokens=1024,
+        mlm_steps=2,
+        mlm_r=(1, 33, 256),
+        mlm_lsh=((64, 4),),
+        between_r=(2,),
+        between_rows=1,
+        sweep_every=1,
+        curve_points=1,
+        eval_batch=4,
+        eval_rows=4,
+        probe_seconds=0.5,
+    ),
     # Table 4 (ROBERTA-512 and ROBERTA-4096: 8 instances of 512 tokens in a batch, as 8 rows or as one) and A.2, whose
     # 156M parameters are those of WikiText-103's 267,744 words.
     "paper": ValueAwareConfig(

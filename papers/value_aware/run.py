@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -147,12 +147,11 @@ def _plan_together(parts: Mapping[str, BaseProcess], config: ValueAwareConfig, w
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, required=True, help="the folder that wiki-corpus wrote")
     parser.add_argument("--words", type=Path, help="the folder that value-aware-words wrote, for --config paper")
-    parser.add_argument("--model", type=Path, help="the masked LM to continue (default of quick: the shipped one)")
+    parser.add_argument("--model", type=Path, help="the masked LM to continue (default of small: the shipped one)")
     work = parser.add_mutually_exclusive_group(required=True)
     work.add_argument("--work", type=Path, help="an empty folder for the runs")
     work.add_argument("--resume", type=Path, metavar="DIR", help="go on with the runs in this folder")
     add_out(parser, NAME)
-    parser.add_argument("--config", choices=CONFIGS, default="quick", help="paper: A.2 and Table 4, for days")
     parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
 
@@ -203,6 +202,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         _arguments,
         _run,
         "--corpus runs/wiki --work runs/value-aware",
-        quick={"seconds": 30.0, "only": "mlm"},
+        paper="A.2 and Table 4, for days; needs --words, and --model or --only lm",
+        settings=lambda options: asdict(CONFIGS[options.config]),
+        quick={"config": "smoke", "seconds": 55.0},
     ),
 }

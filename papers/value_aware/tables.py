@@ -1,8 +1,7 @@
-"""The results file of ``python -m papers value-aware``: the parts' rows, notes and intervals, and earlier results."""
+"""The results file of ``python -m papers value-aware``: the parts' rows and notes, and earlier results."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,7 +53,7 @@ def collect(config: ValueAwareConfig, work: Path, names: Sequence[str]) -> dict[
     }
     return make_results(
         NAME, PAPER, with_paper, config=asdict(config), seed=config.seed, rows_of=rows,
-        keys=KEYS, notes=notes_of(config), parts=rows.facts, intervals=_intervals(rows.tables.get("figure_3", [])),
+        keys=KEYS, notes=notes_of(config), parts=rows.facts,
     )  # fmt: skip
 
 
@@ -68,15 +67,3 @@ def merged_with(before: Mapping[str, Any] | None, result: Mapping[str, Any]) -> 
     # In the order of the paper's tables.
     tables = {name: merged["tables"][name] for name in KEYS if name in merged["tables"]}
     return merged | {"tables": tables, "parts": before.get("parts", {}) | result["parts"]}
-
-
-def _intervals(figure_3: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The 95 % interval of how much lower the long model's error is; the errors are two independent proportions."""
-    by_model = {row["model"]: row for row in figure_3}
-    if not {"long", "short"} <= by_model.keys():
-        return {}
-    long, short = by_model["long"], by_model["short"]
-    gap = short["mlm_error"] - long["mlm_error"]
-    variance = sum(row["mlm_error"] * (100 - row["mlm_error"]) / row["predicted"] for row in (long, short))
-    half = 1.96 * math.sqrt(variance)
-    return {"ova-longer-is-better": [gap - half, gap + half]}

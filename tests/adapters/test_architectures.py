@@ -131,7 +131,8 @@ def write_record(path: Path) -> bool:
         **{outcome.replace(" ", "_"): grouped(rows, outcome, "why") for outcome in OUTCOMES[1:]},
         "architectures": rows,
     }
-    write_json(path, {"name": "architectures", "config": {}, "seed": 7, **provenance(), "tables": tables})
+    made = {**provenance(), "command": f"python -m tests.adapters.test_architectures {path.name}"}
+    write_json(path, {"name": "architectures", "config": {}, "seed": 7, **made, "tables": tables})
     return right
 
 

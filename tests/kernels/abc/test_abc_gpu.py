@@ -244,7 +244,8 @@ def record(path: Path, seconds: float = 3600, processes: int = 16) -> bool:
         config = {"lengths": [150, 192], "scales": list(SCALES), "pairs": len(pairs())}
         beyond = [row for row in rows if row["beyond"]]
         tables = {"passed": outcomes(report), "by_slots": by_slots(rows), "errors": rows, "beyond": beyond}
-        write_json(path, {"name": "test_gpu", "config": config, "seed": None, **provenance(), "tables": tables})
+        made = {**provenance(), "command": f"python -m tests.kernels.abc.test_abc_gpu {path.name}"}
+        write_json(path, {"name": "test_gpu", "config": config, "seed": None, **made, "tables": tables})
         spent = time.perf_counter() - start
         print(f"{len(rows)} pairs, {len(beyond)} beyond a bound, {spent:.0f} s", flush=True)
 

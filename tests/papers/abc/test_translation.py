@@ -14,7 +14,8 @@ from attnlab.data import Pairs, Specials
 from papers.__main__ import main
 from papers.abc import doc_mt, figures, mt
 from papers.abc import run as commands
-from papers.abc.tables import Comparison, curve_ends, differences, undecided, with_curves, with_seeds
+from papers.abc.differences import Comparison, differences, with_seeds
+from papers.abc.tables import curve_ends, trained_apart, trained_longer, with_curves
 from papers.abc.translators import average, hypotheses_in
 from papers.common.translation import (
     TASKS,
@@ -135,20 +136,22 @@ def test_which_differences_are_significant(tmp_path: Path) -> None:
     assert rows[0]["difference"] == pytest.approx(gap)
     assert rows[0]["low"] < gap < rows[0]["high"]
     assert (rows[0]["seeds"], rows[0]["sentences"], rows[0]["deviation"]) == (1, 200, None)
-    # One pair is not significant; where another pair contradicts the claim, the claim is decided.
-    assert list(undecided(rows, claims)) == ["beats both"]
-    assert "good less alike" in undecided(rows, claims)["beats both"]
+    assert [row["low"] <= 0 <= row["high"] for row in rows] == [False, True, False, False, True, False]
+
+
+def test_why_trainings_were_not_alike() -> None:
+    row = {"first": "good", "second": "bad", "difference": 1.0}
     # A winner that was trained longer decides nothing, unless it was ahead after equally many updates.
     behind = {"good": {0: {100: 3.0, 200: 1.0}}, "bad": {0: {100: 2.0}}}
-    assert undecided(rows, claims, curves=behind)["beats the bad"] == "good had 200 updates and bad 100"
+    assert trained_longer(row, behind, close=False) == "good had 200 updates and bad 100"
     ahead = {"good": {0: {100: 1.5, 200: 1.0}}, "bad": {0: {100: 2.0}}}
-    assert "beats the bad" not in undecided(rows, claims, curves=ahead)
-    assert undecided(rows, claims, curves=ahead)["near"] == "good had 200 updates and bad 100"
-    apart = {"good": {0: "a run"}, "bad": {0: "another"}}
-    assert undecided(rows, claims, sets=apart)["near"] == "good and bad were trained in different runs"
-    assert "near" not in undecided(rows, claims, sets={**apart, "bad": {0: "a run", 1: "another"}})
+    assert trained_longer(row, ahead, close=False) is None
+    assert trained_longer(row, ahead, close=True) == "good had 200 updates and bad 100"
     # Seeds of one of them alone are not compared.
-    assert "near" not in undecided(rows, claims, curves={"good": ahead["good"], "bad": {1: {100: 2.0}}})
+    assert trained_longer(row, {"good": ahead["good"], "bad": {1: {100: 2.0}}}, close=True) is None
+    apart = {"good": {0: "a run"}, "bad": {0: "another"}}
+    assert trained_apart(row, apart) == "good and bad were trained in different runs"
+    assert trained_apart(row, {**apart, "bad": {0: "a run", 1: "another"}}) is None
 
 
 def test_seeds_that_disagree_widen_every_interval() -> None:
@@ -189,36 +192,6 @@ def test_a_difference_is_the_mean_over_seeds() -> None:
     assert row["difference"] == pytest.approx(np.mean(gaps))
     assert row["low"] < row["difference"] < row["high"]
     assert (row["seeds"], row["sentences"]) == (2, 200)
-
-
-def test_trainings_of_unequal_length_decide_nothing() -> None:
-    updates = [("BASE", 300), ("ABC_MLP-8-8", 200)]
-    validation = [{"data": mt.PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
-    gap = {"claim": "abc-mt-on-par-quarter", "first": "ABC_MLP-8-8", "second": "BASE", "difference": -0.1, "seeds": 2}
-    rows = [{"data": mt.PRIMARY, **gap, "low": -0.2, "high": 0.0}]
-    reasons = mt.untestable({"validation": validation, "differences": rows})
-    assert reasons["abc-mt-on-par-quarter"] == "ABC_MLP-8-8 had 200 updates and BASE 300"
-    # The same comparison on another corpus is a claim of its own.
-    other = [{**rows[0], "data": "tatoeba-es-en", "low": -0.9}]
-    assert "-0.9 to 0.0" in mt.untestable({"differences": other})["abc-mt-tatoeba-on-par"]
-    assert "abc-mt-on-par-quarter" not in mt.untestable({"differences": other})
-
-
-def test_a_model_that_still_learns_has_not_failed() -> None:
-    def claims(**losses: tuple[float, float]) -> dict[str, str]:
-        validation = [
-            {"data": "d", "variant": f"{name}-128-64", "seed": 0, "step": 100 * i, "nll": nll}
-            for name, some in losses.items()
-            for i, nll in zip((5, 6), some, strict=True)
-        ]
-        return doc_mt.untestable({"validation": validation})
-
-    reason = {"abc-doc-mt-linformer-fails": "its loss still fell when training ended, from 2.67 to 2.53"}
-    assert claims(Linformer=(2.67, 2.53)) == reason
-    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.99)) == reason
-    # Flat, or falling more slowly than the model that it is behind.
-    assert claims(Linformer=(2.67, 2.66)) == {}
-    assert claims(Linformer=(2.67, 2.53), ABC_MLP=(2.0, 1.8)) == {}
 
 
 def test_seeds_are_begun_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:

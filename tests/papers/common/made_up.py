@@ -41,7 +41,7 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "ktiw-multihead": {
         "figure_6": _rows(
             "heads contexts seed learned",
-            *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 19), ("random", 20)) for s in range(20)),
+            *((h, "sum", s, s < limit) for h, limit in (("all bad", 3), ("one good", 20), ("random", 20)) for s in range(20)),
         )
     },
     "ktiw-local": {

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from attnlab.commands.report import report_runs
+from attnlab.pages.numbers import MISSING
+from papers.common.cells import cell
 from papers.common.claims import (
     HELD,
     NOT_HELD,
@@ -16,14 +18,26 @@ from papers.common.claims import (
     NOT_TESTABLE,
     Claim,
     Verdict,
+    all_of,
     at_least,
-    cell,
     close,
+    compared,
     everywhere,
     judge,
     less,
+    unless,
 )
-from papers.common.ledger_page import all_claims, claims_page, papers_of, report_claims, tables_wanted
+from papers.common.folders import load_results
+from papers.common.ledger_page import (
+    all_claims,
+    claims_in,
+    claims_json,
+    claims_page,
+    headline,
+    papers_of,
+    report_claims,
+    tables_wanted,
+)
 from tests.pages.examples import write_run
 from tests.pages.parsing import parse
 from tests.papers.common.made_up import SPOILED, as_the_papers_say, spoiled
@@ -65,7 +79,7 @@ def test_claim_without_results_is_not_run(name: str) -> None:
     assert judge(claim, {}).state == NOT_RUN
     verdict = judge(claim, {claim.results: {"name": claim.results, "tables": {}}})
     assert verdict.state == NOT_RUN
-    assert "no table" in verdict.note
+    assert "no table" in verdict.reason
 
 
 @pytest.mark.parametrize("name", SPOILED)
@@ -97,13 +111,33 @@ def test_paired_seeds_give_an_interval_and_decide_by_it() -> None:
     assert shared.interval == pytest.approx((1.315, 2.585), abs=1e-3)
 
 
-def test_an_experiment_can_give_an_interval_or_say_why_it_cannot_test() -> None:
-    test = less(cell("t", "loss", m="a"), cell("t", "loss", m="b"))
+def test_a_claim_can_bring_its_own_interval_and_a_reason_why_it_is_not_decided() -> None:
     rows = [{"m": "a", "loss": 1.0}, {"m": "b", "loss": 2.0}]
-    assert _judged(test, rows) == Verdict(HELD, "1 against 2")
-    assert _judged(test, rows, intervals={"c": [-0.1, 2.1]}).state == NOT_TESTABLE
-    assert _judged(test, rows, intervals={"c": [0.2, 1.8]}) == Verdict(HELD, "1 against 2", (0.2, 1.8))
-    assert _judged(test, rows, not_testable={"c": "too small"}) == Verdict(NOT_TESTABLE, note="too small")
+
+    def test(*bounds: float) -> Any:
+        first, second = (cell("t", "loss", m=m) for m in "ab")
+        return compared(first, second, lambda a, b: b - a, bounds=lambda _: bounds or None)
+
+    alone = _judged(test(), rows)
+    assert (alone.state, alone.ours, alone.seeds, alone.interval) == (HELD, "1 against 2", 1, None)
+    assert alone.reason == "the margin is 1, on the claim's side"
+    assert _judged(test(-0.1, 2.1), rows).state == NOT_TESTABLE
+    assert _judged(test(0.2, 1.8), rows).interval == (0.2, 1.8)
+    # The mean margin, 1, is outside: that interval was made from other numbers.
+    assert _judged(test(2.5, 3.5), rows).interval is None
+    small = _judged(unless(lambda _: "too small", test()), rows)
+    assert (small.state, small.ours, small.reason) == (NOT_TESTABLE, "1 against 2", "too small")
+    assert _judged(unless(lambda _: None, test()), rows).state == HELD
+
+
+def test_a_part_that_is_refuted_decides_though_another_was_not_run() -> None:
+    rows = [{"m": "a", "loss": 1.0}, {"m": "b", "loss": 2.0}]
+    a, b, none = (cell("t", "loss", m=m) for m in ("a", "b", "none"))
+    assert _judged(all_of(less(b, a), less(a, none)), rows).state == NOT_HELD
+    assert _judged(all_of(less(a, b), less(a, none)), rows).state == NOT_RUN
+    both = _judged(all_of(less(a, b), less(b, a)), rows)
+    assert both.reason == "2 against 1: the margin is -1, against the claim"
+    assert [part.state for part in both.comparisons()] == [HELD, NOT_HELD]
 
 
 def test_close_bounded_and_everywhere() -> None:
@@ -111,11 +145,12 @@ def test_close_bounded_and_everywhere() -> None:
     near = lambda d: close(cell("t", "a", d=d), cell("t", "b", d=d), within=0.2)  # noqa: E731
     assert _judged(near("x"), rows).state == HELD
     assert _judged(near("y"), rows).state == NOT_HELD
-    assert _judged(near("z"), rows) == Verdict(NOT_RUN, note="table t has no a for d z")
+    assert _judged(near("z"), rows) == Verdict(NOT_RUN, reason="table t has no a for d z")
     assert _judged(close(cell("t", "a", d="y"), cell("t", "b", d="y"), relative=0.7), rows).state == HELD
-    assert _judged(everywhere("t", "d", near), rows) == Verdict(
-        NOT_HELD, "1 of 2", note="x 1 against 1.1; y 1 against 3"
-    )
+    together = _judged(everywhere("t", "d", near), rows)
+    assert (together.state, together.ours) == (NOT_HELD, "1 of 2")
+    assert together.reason == "all must hold: x 1 against 1.1; y 1 against 3"
+    assert [part.label for part in together.parts] == ["x", "y"]
     assert _judged(everywhere("t", "d", near, share=0.5), rows).state == HELD
     assert _judged(at_least(cell("t", "b", d="x"), 1.1), rows).state == HELD
     with pytest.raises(ValueError, match="state must be one of held"):
@@ -131,9 +166,9 @@ def test_seeds_are_averaged_and_ambiguous_rows_are_refused() -> None:
     test = at_least(cell("t", "x", m="a"), 1.0)
     verdict = _judged(test, [{"m": "a", "split": s, "x": 2.0} for s in ("dev", "test")])
     assert verdict.state == NOT_RUN
-    assert verdict.note == "table t has several rows for m a with the same seed; one is expected"
+    assert verdict.reason == "table t has several rows for m a with the same seed; one is expected"
     del results["ktiw-multihead"]["tables"]["figure_6"][0]["learned"]
-    assert judge(CLAIMS["ktiw-bad-heads-fail"], results).note == "a row of the results has no column learned"
+    assert judge(CLAIMS["ktiw-bad-heads-fail"], results).reason == "a row of the results has no column learned"
 
 
 def test_the_page_and_the_markdown_count_and_list_every_claim() -> None:
@@ -141,20 +176,47 @@ def test_the_page_and_the_markdown_count_and_list_every_claim() -> None:
     del results["ktiw-frozen"]
     html, markdown = claims_page(results)
     tree = parse(html)
-    count = len(CLAIMS)
-    assert tree.one("p", "lead").text == f"Of {count} claims, {count - 2} held, 1 not held, 1 not run yet."
-    assert f"Of {count} claims, {count - 2} held" in markdown
+    variants = sum(claim.is_variant for claim in CLAIMS.values())
+    own = len(CLAIMS) - variants
+    summary = f"Of the papers' {own} claims, {own - 2} held, 1 not held, 1 not run yet. Of our {variants} variants"
+    assert tree.one("p", "lead").text.startswith(summary)
+    assert summary in markdown
     listed = sum(len(tree.figure(f"claims-{paper.lower()}").one("tbody").all("tr")) for paper in PAPERS)
-    assert listed == count
-    tables = sum(len(tables) for tables in tables_wanted().values())
-    assert markdown.count("\n| ") == count + 2 * len(PAPERS) + tables + 2
+    assert listed == own
+    assert len(tree.figure("variants-abc").one("tbody").all("tr")) == variants
+    sections = markdown.split("\n## ")
+    [of_variants] = [part for part in sections if part.startswith("Our variants")]
+    assert of_variants.count("\n| ") == variants + 2
+    assert sum(part.count("\n| ") for part in sections[1 : 1 + len(PAPERS)]) == own + 2 * len(PAPERS)
     by_paper = {row[0]: row[1:] for row in tree.figure("verdicts").data()["table"]["rows"]}
     of_ova = sum(claim.paper == "OVA" for claim in CLAIMS.values())
     assert by_paper["OVA"][:2] == [of_ova - 1, 1]
     assert by_paper["KTIW"][3] == 1
     failed = [node.text for node in tree.all("span", "failed")]
     assert failed == [NOT_HELD]
-    assert "| Figure 3 | 24.2 against 26.6 | 27 against 26.6 |" in markdown
+    assert "| Figure 3 | 24.2 against 26.6 | 27 against 26.6 | \u2013 | single run | not held |" in markdown
+
+
+def test_every_row_of_the_ledger_says_why_how_often_and_at_which_scale() -> None:
+    """Over the results that are there: a reason, the runs, an interval where there are seeds, the scale."""
+    results = load_results()
+    for row in claims_json(results):
+        verdict = judge(CLAIMS[row["name"]], results)
+        assert row["reason"], row["name"]
+        if verdict.state == NOT_RUN:
+            continue
+        seeds = [one for one in verdict.comparisons() if (one.seeds or 0) > 1]
+        assert all(one.interval is not None for one in seeds), row["name"]
+        if verdict.ours:
+            assert row["runs"] == "computed" or "run" in row["runs"] or "seeds" in row["runs"]
+        assert row["scale"] != MISSING or not CLAIMS[row["name"]].results, row["name"]
+
+
+def test_every_paper_has_headline_claims() -> None:
+    for folder in ("abc", "guidance", "ktiw", "effective", "value_aware"):
+        line = headline(folder, as_the_papers_say())
+        assert line.startswith("Headline claims as they stand: ")
+        assert line.count("**held**") == sum(bool(claim.headline) for claim in claims_in(folder)) >= 2
 
 
 def test_commands_write_their_pages(tmp_path: Path) -> None:

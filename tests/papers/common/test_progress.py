@@ -15,6 +15,7 @@ from papers.common.row_store import Part
 
 # What runs without a corpus, in a second or in some, and its arguments; {out} is a path of the test's own.
 CHEAP = {
+    "data": "--check {data}",
     "claims": f"--results {RESULTS} --out {{out}}.html",
     "value-aware-words": "--wikitext {data} --out {out}",
     "effective-maps": "--text 'The cat sat.' --out {out}.html",

@@ -1,4 +1,4 @@
-"""Every registered experiment has --quick, and nothing of it comes near the papers' results."""
+"""Every experiment that trains has --config smoke, and nothing of it comes near the papers' results."""
 
 from __future__ import annotations
 
@@ -37,13 +37,16 @@ def seen_by(name: str, extra: list[str], monkeypatch: pytest.MonkeyPatch) -> arg
     return seen[0]
 
 
+@pytest.mark.parametrize("how", [["--quick"], ["--config", "smoke"]], ids=["quick", "smoke"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_quick_keeps_away_from_results_and_from_whole_runs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     whole = seen_by(name, [], monkeypatch)
-    quick = seen_by(name, ["--quick"], monkeypatch)
+    if how != ["--quick"] and not whole.shared_config:
+        pytest.skip("it has no --config, or configs of its own")
+    quick = seen_by(name, how, monkeypatch)
     assert "no evidence" in capsys.readouterr().err
     for option, value in EXPERIMENTS[name].quick.items():
         assert hasattr(whole, option)
@@ -68,7 +71,7 @@ def test_quick_refuses_what_it_cannot_do(
     monkeypatch.chdir(tmp_path)
     arguments = ["abc-lm", "--corpus", "none", "--work", "w", "--quick", *extra]
     assert command_line.main(arguments) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m papers: --quick")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m papers: --config smoke")
 
 
 def test_every_paper_says_that_there_is_quick() -> None:
@@ -79,8 +82,8 @@ def test_every_paper_says_that_there_is_quick() -> None:
 
 # What is read, drawn or judged from results and runs at hand has nothing to cut.
 NOTHING_TO_CUT = {
-    "claims", "docs", "effective-maps", "abc-figures", "abc-family", "guidance-patterns", "ktiw-alignment", "ktiw-figures",
-    "truth-rxnmapper",
+    "claims", "data", "docs", "effective-maps", "abc-figures", "abc-family", "guidance-patterns", "ktiw-alignment",
+    "ktiw-figures", "truth-rxnmapper",
 }  # fmt: skip
 
 

@@ -48,12 +48,12 @@ def test_merging_replaces_the_same_settings_and_keeps_the_rest() -> None:
     assert merge_results(merged, merged)["tables"] == merged["tables"]
 
 
-def test_merging_by_declared_keys_and_with_intervals() -> None:
-    old = _result([{"m": "a", "steps": 10}], intervals={"c": [0, 1]}, keys={"t": ["m"]})
-    new = _result([{"m": "a", "steps": 20}], intervals={"d": [2, 3]})
+def test_merging_by_declared_keys() -> None:
+    old = _result([{"m": "a", "steps": 10}], keys={"t": ["m"]})
+    new = _result([{"m": "a", "steps": 20}])
     merged = merge_results(old, new)
     assert merged["tables"]["t"] == [{"m": "a", "steps": 20}]
-    assert merged["intervals"] == {"c": [0, 1], "d": [2, 3]}
+    assert merged["keys"] == {"t": ["m"]}
     assert "earlier" not in merged
     with pytest.raises(ValueError, match="cannot be merged"):
         merge_results(old, {"name": "other"})

@@ -7,27 +7,22 @@ import math
 import numpy as np
 import pytest
 
-from papers.abc.tables import paired_bootstrap
-from papers.common.claims import seed_interval
+from papers.abc.differences import paired_bootstrap
+from papers.common.claims import seed_bounds
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (21, 2.086), (31, 2.042)])
-def test_seed_interval_is_student_s(n: int, t: float) -> None:
+def test_seed_bounds_are_student_s(n: int, t: float) -> None:
     values = [float(i) for i in range(n)]
-    interval = seed_interval(values)
+    bounds = seed_bounds(values)
+    assert bounds is not None
     half = t * np.std(values, ddof=1) / math.sqrt(n)
-    assert interval.estimate == pytest.approx((n - 1) / 2)
-    assert interval.high - interval.estimate == pytest.approx(half, rel=2e-4)
-    assert interval.estimate - interval.low == pytest.approx(half, rel=2e-4)
+    assert bounds == pytest.approx(((n - 1) / 2 - half, (n - 1) / 2 + half), rel=2e-4, abs=1e-3)
 
 
-def test_seed_interval_at_another_level_and_of_equal_seeds() -> None:
-    assert seed_interval([1.0, 2.0, 3.0], level=0.5).high == pytest.approx(2 + 0.8165 / math.sqrt(3), abs=1e-3)
-    assert seed_interval([4.0, 4.0]) == seed_interval([4.0, 4.0, 4.0])
-    with pytest.raises(ValueError, match="at least 2 of them, got 1"):
-        seed_interval([1.0])
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        seed_interval([1.0, 2.0], level=95)
+def test_a_single_run_has_no_bounds_and_equal_seeds_have_narrow_ones() -> None:
+    assert seed_bounds([1.0]) is None
+    assert seed_bounds([4.0, 4.0]) == (4.0, 4.0)
 
 
 def test_paired_bootstrap_matches_the_normal_approximation() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ import torch
 from attnlab.adapters.load import load_model
 from attnlab.pages.numbers import number
 from attnlab.reading.pattern_data import CLASSES
+from attnlab.reading.pattern_net import PatternNet
 from papers.__main__ import main
 from papers.common.ledger_page import tables_wanted
 from papers.common.row_store import Part
 from papers.effective import finetune as effective_finetune
+from papers.effective import pattern_training
 from papers.effective.config import KEYS, EffectiveConfig
 from papers.effective.figures import figures_page
 from papers.effective.labelled_maps import LabelledMaps
@@ -203,3 +206,29 @@ def test_the_page_of_one_example(encoder: Path, tmp_path: Path) -> None:
     assert write_maps_page(loaded, "the cat", tmp_path / "short.html")["trivial"]
     with pytest.raises(ValueError, match=r"layer 2, head 0: this model has 2 layers of 2 heads"):
         write_maps_page(loaded, "the cat", tmp_path / "maps.html", layer=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "maps", "learned"),
+    [
+        (None, "own", ("attnlab-mlm", "attnlab-pairs")),
+        ("models/all-MiniLM-L6-v2", "own", ("all-MiniLM-L6-v2",)),
+        # Of other encoders there are no labelled maps, and the shipped classifier learned from all.
+        ("models/bert-base-uncased", "own", ("all-MiniLM-L6-v2", "attnlab-mlm", "attnlab-pairs", "stories15M")),
+        (None, "all", ("all-MiniLM-L6-v2", "attnlab-mlm", "attnlab-pairs", "stories15M")),
+    ],
+)
+def test_the_classifier_learns_from_maps_of_the_encoder_itself(
+    model: str | None, maps: str, learned: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[set[str]] = []
+
+    def train(real: LabelledMaps, **_: Any) -> PatternNet:
+        trained.append({entry["model"] for entry in real.entries})
+        return PatternNet(1)
+
+    monkeypatch.setattr(pattern_training, "train_classifier", train)
+    config = pattern_training.with_classifier(EffectiveConfig(model=model, classifier_maps=maps), tmp_path)
+    assert config.learned_from == learned
+    assert trained == ([set(learned)] if config.classifier is not None else [])
+    assert (config.classifier is not None) == (len(learned) < 4)

@@ -177,7 +177,22 @@ def test_a_row_of_table_11_runs(row: str, places: Places, tmp_path: Path) -> Non
     setting, out = PAPER_SETTINGS[row], tmp_path / "guidance.json"
     folders = {"--corpus": places.corpus, "--oromo": places.oromo, "--tagalog": places.tagalog}
     given = [str(part) for option in folders.items() for part in option]
-    command = ["guidance", "--config", row, *given, "--width", "48", "--length", "16", "--batch", "2", "--steps", "3"]
+    command = [
+        "guidance",
+        "--config",
+        "paper",
+        "--rows",
+        row,
+        *given,
+        "--width",
+        "48",
+        "--length",
+        "16",
+        "--batch",
+        "2",
+        "--steps",
+        "3",
+    ]
     assert main([*command, "--work", str(tmp_path / "work"), "--out", str(out)]) == 0
     (made,) = json.loads(out.read_text())["tables"]["table_11"]
     model = named_config(setting.model)

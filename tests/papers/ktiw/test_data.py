@@ -134,7 +134,7 @@ def test_bad_data_is_refused_with_a_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no folder; put the files of IMDB there"):
         prepare("imdb", tmp_path)
     (tmp_path / "imdb").mkdir()
-    with pytest.raises(ValueError, match="has no file whose name begins with train"):
+    with pytest.raises(ValueError, match="holds neither the published archive nor its files"):
         prepare("imdb", tmp_path)
     for split in ("train", "test"):
         write(tmp_path / "imdb" / f"{split}.jsonl", jsonl([("good", 1), ("fine", 1)]))

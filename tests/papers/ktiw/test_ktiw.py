@@ -14,8 +14,9 @@ import torch
 from attnlab.dynamics import ProxyConfig, agreement, train_proxy
 from attnlab.training import load_weights
 from papers.__main__ import main
+from papers.common.claims import NOT_TESTABLE, judge
 from papers.common.row_store import Part, gather
-from papers.ktiw import permutations
+from papers.ktiw import claims_training, permutations
 from papers.ktiw.assemble import write_toy_result
 from papers.ktiw.comparison import compare_runs, run_chosen
 from papers.ktiw.config import HeadsConfig, LocalConfig, PermutationsConfig, StudyConfig, study_config
@@ -194,19 +195,14 @@ def _data_sets_trained_again_replace_their_rows(out: Path, result: dict[str, Any
     """An earlier file has other steps of Multi30k, and a data set without runs in this folder, which it keeps."""
     other = {"dataset": "SST", "model": "other", "step": 7}
     old = {name: [*({**row, "step": 99} for row in rows), other] for name, rows in result["tables"].items()}
-    verdicts = {"still_rising": ["Multi30k", "SST"], "not_testable": {"ktiw-linear-output-comparable": "once"}}
     config = {"Multi30k": {"steps": 99}, "SST": {"steps": 7}}
-    out.write_text(json.dumps({**result, "tables": old, "config": config, **verdicts}))
+    out.write_text(json.dumps({**result, "tables": old, "config": config}))
     assert main(again) == 0
     merged = json.loads(out.read_text())
     assert merged["config"] == {**result["config"], "SST": {"steps": 7}}
     for name, rows in result["tables"].items():
         assert [row for row in merged["tables"][name] if row.get("dataset") != "SST"] == rows
         assert other in merged["tables"][name]
-    if result["name"] == "ktiw-table2":
-        assert merged["still_rising"] == ["SST", *result["still_rising"]]
-    if result["name"] == "ktiw-optimal":
-        assert merged["not_testable"] == result["not_testable"] != verdicts["not_testable"]
     out.write_text(json.dumps(result))
 
 
@@ -292,9 +288,10 @@ def test_the_toy_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert {r["verdict"] for r in tables["heads"]} == {"bad"}
     assert {r["heads"] for r in tables["figure_6"]} == {"random", "all bad"}
     written = write_toy_result("ktiw-multihead", rows.path, tmp_path / "r.json", config=asdict(config))
-    assert written["not_testable"] == {
-        "ktiw-one-good-head": "of 4 initialisations 0 learn alone and 4 fail alone: one must learn"
-    }
+    [claim] = [claim for claim in claims_training.CLAIMS if claim.name == "ktiw-one-good-head"]
+    verdict = judge(claim, {"ktiw-multihead": written})
+    assert verdict.state == NOT_TESTABLE
+    assert verdict.reason == "of 4 initialisations 0 learn alone and 4 fail alone: 1 must learn"
     monkeypatch.setattr(permutations, "LEARNED", -1.0)
     judged = Part(tmp_path / "judged.json")
     good, bad = permutations.judge_heads(config, judged)

@@ -1,0 +1,124 @@
+"""ABC's claims on made-up results: which of them noise, short or unequal trainings leave open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from papers.abc.mt import PRIMARY
+from papers.common.claims import HELD, NOT_HELD, NOT_TESTABLE, Verdict, judge
+from papers.common.ledger_page import claims_in
+
+CLAIMS = {claim.name.removeprefix("abc-"): claim for claim in claims_in("abc")}
+
+
+def judged(name: str, **tables: list[dict[str, Any]]) -> Verdict:
+    claim = CLAIMS[name]
+    return judge(claim, {claim.results: {"tables": tables}})
+
+
+def deep(**perplexities: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Table 2b of these models, a perplexity for each seed."""
+    return [
+        {"model": model, "n": {"BASE": None, "ELU": 128}.get(model, 64), "seed": seed, "perplexity": value}
+        for model, values in perplexities.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("learned", "state"),
+    [((10.0, 10.1, 10.0), HELD), ((40.0, 40.1, 40.0), NOT_HELD), ((30.0, 30.1, 30.2), NOT_TESTABLE)],
+)
+def test_differences_within_the_spread_of_seeds_decide_no_claim(learned: tuple[float, ...], state: str) -> None:
+    others = {"ELU": (50.0, 50.1, 50.1), "RFA": (30.0, 30.1, 30.2), "T2R": (30.0, 30.2, 30.1)}
+    verdict = judged("beats-kernels", table_2b=deep(ABC_MLP=learned, **others))
+    assert verdict.state == state
+    assert all(part.seeds == 3 and part.interval is not None for part in verdict.parts)
+
+
+QUARTER = [
+    {"model": "BASE", "cross": None, "causal": None, "seed": 0, "bleu": 30.0},
+    *({"model": "ABC_MLP", "cross": 8, "causal": n, "seed": 0, "bleu": 29.9} for n in (8, 2)),
+]
+GAPS = [
+    {"data": PRIMARY, "claim": "abc-mt-on-par-quarter", "first": f"ABC_MLP-8-{n}", "second": "BASE", "low": -0.2,
+     "high": 0.0, "seeds": 1} for n in (8, 2)
+]  # fmt: skip
+
+
+def test_trainings_of_unequal_length_decide_nothing() -> None:
+    updates = [("BASE", 300), ("ABC_MLP-8-8", 200)]
+    validation = [{"data": PRIMARY, "variant": v, "seed": 0, "step": s, "nll": 2.0} for v, s in updates]
+    assert judged("mt-on-par-quarter", table_3a_quarter=QUARTER, differences=GAPS).state == HELD
+    verdict = judged("mt-on-par-quarter", table_3a_quarter=QUARTER, differences=GAPS, validation=validation)
+    assert verdict.state == NOT_TESTABLE
+    assert verdict.reason == "29.9 against 30: ABC_MLP-8-8 had 200 updates and BASE 300"
+
+
+def test_the_same_comparison_on_another_corpus_has_its_own_interval() -> None:
+    elsewhere = [{**gap, "data": "tatoeba-es-en", "low": -0.9} for gap in GAPS]
+    rows = [{**row, "data": "tatoeba-es-en"} for row in QUARTER]
+    verdict = judged("mt-tatoeba-on-par", table_3a_other=rows, differences=[*GAPS, *elsewhere])
+    assert verdict.state == NOT_TESTABLE
+    # Within 0.5 of each other, where they may differ by 0.9.
+    assert [part.interval for part in verdict.parts] == [pytest.approx((-0.4, 0.5))] * 2
+    assert judged("mt-on-par-quarter", table_3a_quarter=QUARTER, differences=[*elsewhere, *GAPS]).state == HELD
+
+
+@pytest.mark.parametrize(
+    ("losses", "state"),
+    [
+        ({"Linformer": (2.67, 2.53)}, NOT_TESTABLE),
+        ({"Linformer": (2.67, 2.53), "ABC_MLP": (2.0, 1.99)}, NOT_TESTABLE),
+        # Flat, or falling more slowly than the model that it is behind.
+        ({"Linformer": (2.67, 2.66)}, HELD),
+        ({"Linformer": (2.67, 2.53), "ABC_MLP": (2.0, 1.8)}, HELD),
+    ],
+)
+def test_a_model_that_still_learns_has_not_failed(losses: dict[str, tuple[float, float]], state: str) -> None:
+    validation = [
+        {"data": PRIMARY, "variant": f"{name}-128-64", "seed": 0, "step": 100 * i, "nll": nll}
+        for name, some in losses.items()
+        for i, nll in zip((5, 6), some, strict=True)
+    ]
+    rows = [
+        {"model": m, "cross": 128, "causal": 64, "seed": 0, "bleu": b}
+        for m, b in (("Linformer", 5.0), ("ABC_MLP", 30.0))
+    ]
+    verdict = judged("doc-mt-linformer-fails", table_3b=rows, validation=validation)
+    assert verdict.state == state
+    if state == NOT_TESTABLE:
+        assert verdict.reason == "its loss still fell when training ended, from 2.67 to 2.53"
+
+
+@pytest.mark.parametrize(("accuracy", "state"), [(66.0, NOT_TESTABLE), (50.0, HELD)])
+def test_accuracies_that_conversion_hardly_lowers_decide_no_claim(accuracy: float, state: str) -> None:
+    rows = [
+        {"model": m, "n": n, "continued": on, "task": "RTE", "accuracy": a, "seed": 0}
+        for m, n, on, a in (
+            ("RoBERTa-Ours", None, True, 70.0), ("ABC_MLP", 128, True, 69.5), ("ABC_MLP", 128, False, accuracy)
+        )
+    ]  # fmt: skip
+    assert judged("mlm-on-par", table_4=rows).state == state
+
+
+@pytest.mark.parametrize(("speed", "state"), [(1.5, HELD), (1.31, NOT_TESTABLE), (1.2, NOT_HELD)])
+def test_times_that_differ_by_noise_decide_no_claim(speed: float, state: str) -> None:
+    rows = [
+        {"model": model, "n": 128, "speed_over_unfused": value}
+        for model, value in (("Linformer", speed), ("ABC_MLP", 1.3))
+    ]
+    assert judged("mlm-linformer-faster", speed=rows).state == state
+
+
+@pytest.mark.parametrize(("seeds", "state"), [(1, HELD), (3, HELD)])
+def test_the_smallest_memory_is_compared_seed_by_seed(seeds: int, state: str) -> None:
+    rows = [
+        {"cross": n, "causal": n, "seed": seed, "bleu": 30.0 + seed - (1.0 if n == 8 else 0.0)}
+        for n in (8, 64)
+        for seed in range(seeds)
+    ]
+    verdict = judged("mt-smallest-memory", table_5=rows)
+    assert (verdict.state, verdict.seeds, verdict.ours) == (state, seeds, "1 BLEU")
