@@ -150,18 +150,23 @@ def _panel(panel: Panel) -> list[Html]:
         ),
     ]
     for line in panel.lines:
-        inside = [(x, min(max(y, up.low), up.high)) for x, y in zip(line.x, line.y, strict=True)]
-        points = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in inside)
-        look = {"stroke_width": 1, "stroke_opacity": 0.6} if line.thin else {"stroke_width": 2}
-        parts.append(element("path", d=f"M{points}", stroke=line.colour, **look))
-        if len(inside) == 1:
-            (x, y) = inside[0]
-            parts.append(element("circle", cx=f"{across(x):.1f}", cy=f"{up(y):.1f}", r=4, fill=line.colour))
+        parts += _drawn(line, across, up)
     for i, line in enumerate(line for line in panel.lines if line.name):
         y = HEIGHT + 10 + KEY_LINE * i
         parts.append(element("path", d=f"M{LEFT} {y - 4}h16", stroke=line.colour, stroke_width=2))
         parts.append(element("text", line.name, x=LEFT + 22, y=y))
     return parts
+
+
+def _drawn(line: Line, across: Scale, up: Scale) -> list[Html]:
+    """A line cut to the height of its panel; a dot where it has one point."""
+    inside = [(x, min(max(y, up.low), up.high)) for x, y in zip(line.x, line.y, strict=True)]
+    if len(inside) == 1:
+        (x, y) = inside[0]
+        return [element("circle", cx=f"{across(x):.1f}", cy=f"{up(y):.1f}", r=4, fill=line.colour)]
+    points = "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in inside)
+    look = {"stroke_width": 1, "stroke_opacity": 0.6} if line.thin else {"stroke_width": 2}
+    return [element("path", d=f"M{points}", stroke=line.colour, **look)]
 
 
 def _end(text: str, x: float, y: float, kind: str | None = None) -> Html:
