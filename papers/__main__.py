@@ -57,7 +57,7 @@ def _add_shared(parser: argparse.ArgumentParser, experiment: Experiment) -> None
 
 def _run(options: argparse.Namespace) -> None:
     """Run the experiment and say which claims its results support."""
-    if options.quick or (options.shared_config and options.config == "smoke"):
+    if options.quick or getattr(options, "config", None) == "smoke":
         print("smoke: a small setting, to see that it runs; its numbers are no evidence", file=sys.stderr)
         from papers.common.quick import use_quick_setting
 

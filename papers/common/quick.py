@@ -25,19 +25,21 @@ OTHER_RUNS = ("resume", "collect", "tables_only")
 def use_quick_setting(options: argparse.Namespace) -> None:
     """Change the options of an experiment to those of its quick setting."""
     experiment: Experiment = options.experiment
+    # A config of the experiment's own needs no other options.
+    changes = {} if not options.shared_config and not options.quick else experiment.quick
     options.quick = True
     if options.shared_config:
         options.config = "small"
     for other in OTHER_RUNS:
         if getattr(options, other, None):
             raise ValueError(f"--config smoke trains anew; leave out --{other.replace('_', '-')}")
-    for name, value in experiment.quick.items():
+    for name, value in changes.items():
         setattr(options, name, value)
     if getattr(options, "dry_run", False):
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     # Settings that train write into a new folder; the others read what there is.
-    if experiment.quick and hasattr(options, "work"):
+    if changes and hasattr(options, "work"):
         work = Path(tempfile.mkdtemp(prefix=f"{options.name}-", dir=FOLDER))
         options.work = [work] if isinstance(options.work, list) else work
     _redirect(options)

@@ -127,6 +127,9 @@ def test_smoke_runs_from_the_listed_command_to_its_results(
 ) -> None:
     monkeypatch.chdir(home)
     words = shlex.split(command_of(name, EXPERIMENTS[name]).replace("data/enwik8/enwik8.xz", "data/enwik8/enwik8"))[3:]
+    if name == "truth":
+        # The other tasks' models are downloaded; those of recall are trained here.
+        words[words.index("--on") + 1 : words.index("--work")] = ["recall:0", "recall:1"]
     if name in ("wiki-corpus", "value-aware-words"):
         words[words.index("--out") + 1] = f"runs/{name}-smoke"
     assert main([*words, "--config", "smoke"]) == 0, capsys.readouterr().err[-2000:]
