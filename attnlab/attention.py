@@ -21,6 +21,7 @@ __all__ = [
     "LayerCache",
     "Mechanism",
     "dot_products",
+    "group_product",
     "grouped",
     "hide_unseen",
     "mask_with_bias",
@@ -311,7 +312,9 @@ def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
 def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
     """scale <q_i, k_j> + bias, with hidden pairs at minus infinity; float32 where the call is in half precision."""
     call = hide_unseen(call)
-    s = ungrouped(dot_products(grouped(call.q, call.groups), call.k.unsqueeze(2), scale=call.softmax_scale))
+    # The heads of a group as rows of one product: a key that is broadcast over them would be copied.
+    rows = grouped(call.q, call.groups)
+    s = dot_products(rows.flatten(2, 3), call.k, scale=call.softmax_scale).reshape(call.sizes)
     if call.bias is not None:
         s = s + call.bias
     seen = visible(call)
@@ -342,14 +345,24 @@ def grouped(t: Shaped[Tensor, "b h *rest"], groups: int) -> Shaped[Tensor, "b g 
     return t.unflatten(1, (t.shape[1] // groups, groups))
 
 
+def group_product(rows: Float[Tensor, "b g r n x"], shared: Float[Tensor, "b g x y"]) -> Float[Tensor, "b g r n y"]:
+    """``rows @ shared`` for every query head of a group, without a copy of ``shared`` for each of them."""
+    return (rows.flatten(2, 3) @ shared).reshape(*rows.shape[:-1], shared.shape[-1])
+
+
 def ungrouped(t: Shaped[Tensor, "b g r *rest"]) -> Shaped[Tensor, "b h *rest"]:
     """The inverse of ``grouped``."""
     return t.flatten(1, 2)
 
 
-def query_chunks(call: AttentionCall, budget: int = 1 << 24) -> list[AttentionCall]:
-    """The call split over its queries, so that b * h * chunk * k stays below ``budget`` elements."""
+def query_chunks(call: AttentionCall, budget: int | None = None) -> list[AttentionCall]:
+    """The call split over its queries, so that b * h * chunk * k stays below ``budget`` elements.
+
+    By default what a CPU's caches like, and on a GPU enough to keep it busy.
+    """
     b, h, n_q, n_k = call.sizes
+    if budget is None:
+        budget = 1 << (24 if call.q.device.type == "cpu" else 27)
     size = max(1, chunk_budget(budget) // max(1, b * h * n_k))
     if size >= n_q:
         return [call]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attnlab.attention import AttentionCall, grouped
+from attnlab.attention import AttentionCall, group_product, grouped
 from attnlab.caches import KeyScore, Moment, policy
 from attnlab.caches.compact_fit import References, fit
 from attnlab.caches.contract import Refit, ranks, take_keys
@@ -85,7 +85,7 @@ class Compact(KeyScore):
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         references = self._references(moment)
         call, count, at = references.call, self._count(moment), self._fitted_at(references)
-        v = call.v[:, :, :count].unsqueeze(2)
+        v = call.v[:, :, :count]
         largest, squares = call.k.new_zeros(2, 1, 1, 1)
         noted: list[tuple[Tensor, ...]] = []
         first = 0
@@ -94,7 +94,7 @@ class Compact(KeyScore):
             here = at[(at >= first) & (at < first + W.shape[3])] - first
             first += W.shape[3]
             rows = W[:, :, :, here]
-            noted.append((*rows.max(-1), rows[..., :count].sum(-1), rows[..., :count] @ v))
+            noted.append((*rows.max(-1), rows[..., :count].sum(-1), group_product(rows[..., :count], v)))
         alpha, place, share, target = (torch.cat(parts, 3).flatten(2, 3) for parts in zip(*noted, strict=True))
         # The score of a query with its best key says by what its exponentials were divided.
         best = (self._fitted_queries(references, at) * take_keys(call.k, place)).sum(-1)

@@ -118,7 +118,7 @@ class Moment:
         """W of the queries in chunks, the query heads beside the key/value head that they read; of padding, zeros."""
         first = 0
         for part in query_chunks(self.call):
-            W = Softmax().weights(part)
+            W = _causal_weights(part)
             real = None if self.real is None else self.real[:, None, first : first + W.shape[2], None]
             first += W.shape[2]
             yield grouped(W if real is None else W.masked_fill(~real, 0), self.call.groups)
@@ -209,6 +209,17 @@ class KeyScore:
     def cannot(self) -> dict[str, str]:
         """What it refuses: {what: why}, where what is mask, bias, padding, step or shared."""
         return {}
+
+
+def _causal_weights(call: AttentionCall) -> Float[Tensor, "b h q k"]:
+    """W of some queries; keys after the last of them are not computed, since causality hides them."""
+    n_q, n_k = call.sizes[2:]
+    last = call.offset + n_q
+    if not call.causal or last >= n_k or call.mask is not None or call.bias is not None:
+        return Softmax().weights(call)
+    visible = None if call.key_visible is None else call.key_visible[:, :last]
+    first = replace(call, k=call.k[:, :, :last], v=call.v[:, :, :last], key_visible=visible, x=None)
+    return torch.nn.functional.pad(Softmax().weights(first), (0, n_k - last))
 
 
 def take_keys(t: Shaped[Tensor, "b g k ..."], at: Int[Tensor, "b g n"]) -> Shaped[Tensor, "b g n ..."]:

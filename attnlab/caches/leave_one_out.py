@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attnlab.attention import group_product
 from attnlab.caches import KeyScore, Moment, policy
 from attnlab.shapes import Float
 
@@ -23,10 +24,11 @@ class LeaveOneOut(KeyScore):
     """
 
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
-        v = moment.call.v.unsqueeze(2)
+        v = moment.call.v
+        lengths = v.square().sum(-1)[:, :, None, None]
         lost = moment.call.k.new_zeros(())
         for W in moment.weights():
-            o = W @ v
-            far = v.square().sum(-1).unsqueeze(-2) - 2 * o @ v.mT + o.square().sum(-1, keepdim=True)
+            o = group_product(W, v)
+            far = lengths - 2 * group_product(o, v.mT) + o.square().sum(-1, keepdim=True)
             lost = lost + ((W / (1 - W).clamp_min(1e-6)).square() * far.clamp_min(0)).sum((2, 3))
         return moment.add("lost", lost)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attnlab.attention import group_product
 from attnlab.caches import KeyScore, Moment, policy
 from attnlab.shapes import Float
 
@@ -22,7 +23,7 @@ class ValueAware(KeyScore):
 
     def score(self, moment: Moment) -> Float[Tensor, "b g k"]:
         v, per_row = moment.call.v, moment.gathered.per_row
-        outputs = sum(((W @ v.unsqueeze(2)).sum((2, 3)) for W in moment.weights()), v.new_zeros(()))
+        outputs = sum((group_product(W, v).sum((2, 3)) for W in moment.weights()), v.new_zeros(()))
         per_row["outputs"] = total = outputs + per_row.get("outputs", 0)
         mean = total / (moment.per_row(moment.read).clamp_min(1) * moment.call.groups)
         return 2 * (v @ mean.unsqueeze(-1)).squeeze(-1) - v.square().sum(-1)

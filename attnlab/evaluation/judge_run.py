@@ -179,7 +179,8 @@ class _Batch:
 
     def compress(self, spec: str, policy: KVPolicy) -> _Left | Verdict:
         """The cache that a policy leaves if it may answer together with others, else its answers."""
-        if policy.score.reads_twice or self.prefill.unshared is not None:
+        too_many = policy.score.reads_twice and self.prefill.ids.numel() > MOST_TOKENS
+        if too_many or self.prefill.unshared is not None:
             return self._read_by_itself(spec, policy)
         left = self._compress_reading(spec, policy)
         left.cost.update(self._timed(policy))
@@ -188,7 +189,9 @@ class _Batch:
     def _compress_reading(self, spec: str, policy: KVPolicy) -> _Left | Verdict:
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill, self._shared(0)) as cache:
             clock.stop()
-            seconds = self._own_seconds(policy, self.prefill_seconds + clock.seconds)
+            # A policy that reads twice has done so in this time.
+            first = 0.0 if policy.score.reads_twice else self.prefill_seconds
+            seconds = self._own_seconds(policy, first + clock.seconds)
             cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
             if keys is None or self.alike.get(spec) is False:

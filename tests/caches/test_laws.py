@@ -15,6 +15,7 @@ from attnlab.adapters import adapter_of
 from attnlab.attention import AttentionCall
 from attnlab.caches import KeptKeys, KVPolicy, Place
 from attnlab.caches.registry import key_score
+from attnlab.chunks import small_chunks
 from attnlab.models import greedy_search
 from tests.adapters.both_kinds import FAMILIES
 from tests.adapters.zoo import VOCABULARY
@@ -159,6 +160,16 @@ def test_hidden_keys_change_nothing(spec: str, number: float) -> None:
         assert torch.equal(*kept)
         assert not set(kept[0][0].flatten().tolist()) & {0, 1, 2}
         assert not set(kept[0][1].flatten().tolist()) & {7, 8}
+
+
+@pytest.mark.parametrize("spec", EXAMPLES)
+def test_chunks_of_queries_change_nothing(spec: str) -> None:
+    model, ids = model_of("llama"), tokens(2)
+    for policy in variants(spec, budget=BUDGET):
+        expected, _ = read(model, ids, policy)
+        with small_chunks(elements=60, tokens=3):
+            actual, _ = read(model, ids, policy)
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("spec", PADDED)
