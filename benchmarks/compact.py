@@ -73,6 +73,7 @@ def main() -> None:
         print(f"left out after {args.seconds} s: {left_out}")
     tables = {"quality": rows, "time": times}
     config = {name: str(value) for name, value in vars(args).items() if name != "write"}
+    config |= {name: Path(value).name for name in ("model", "text") if (value := getattr(args, name))}
     result = make_results("compact", "OVA", tables, config=config, seed=args.seed, keys=KEYS)
     if args.write:
         path = args.write / "compact.json"

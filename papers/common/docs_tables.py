@@ -5,6 +5,8 @@ A page marks where a table goes; what stands between the marks is replaced:
     <!-- table:papers/results/value-aware.json#table_1 columns=mechanism,mlm_error,mlm_error_paper -->
     <!-- /table -->
 
+The name of a column that has spaces is written with underscores.
+
 Pages of a paper's folder mark where the list of its experiments goes, the line of its headline claims with their
 verdicts, and the table of its results files with device, time, commit and command:
 
@@ -117,8 +119,12 @@ def _table(region: re.Match[str], root: Path) -> str:
     unknown = set(options) - {"columns"}
     if unknown:
         raise ValueError(f"unknown option {', '.join(sorted(unknown))} in {region['open'].strip()}; there is: columns")
-    columns = [c for c in options.get("columns", "").split(",") if c]
-    return region["open"] + markdown_table(tables[region["table"]], columns=columns) + "\n" + region["close"]
+    rows = tables[region["table"]]
+    known = {column.key for column in columns_of(rows)}
+    # A mark has no spaces, so that a name with spaces is written with underscores.
+    named = [c for c in options.get("columns", "").split(",") if c]
+    columns = [c if c in known else c.replace("_", " ") for c in named]
+    return region["open"] + markdown_table(rows, columns=columns) + "\n" + region["close"]
 
 
 def stale_pages(root: Path) -> dict[Path, str]:
