@@ -50,11 +50,11 @@ class Config:
     heads: int = 4
     rows: int = 128
     # Updates on each task that is smaller than the last, beginning with so many pairs, and on the last.
-    small_steps: int = 500
+    small_steps: int = 1000
     fewest: int = 4
     steps: int = 3000
     warmup: int = 200
-    lr: float = 2e-3
+    lr: float = 1e-3
     evaluations: int = 6
     batches: int = 8
 
@@ -145,13 +145,13 @@ def learned(config: Config, spec: str, seed: int, folder: Path) -> dict[str, flo
     """Train one model on ever larger tasks, or go on with it, and evaluate it on sequences that it has not seen."""
     model = make_model(config, spec, seed)
     for stage in (*config.growing, None):
-        last = stage is None
         name = "whole" if stage is None else f"{stage.pairs}-pairs-of-{stage.drawn}"
-        steps = config.steps if last else config.small_steps
+        steps = config.steps if stage is None else config.small_steps
         settings = Settings(
             steps=steps,
             recipe=Recipe(lr=config.lr, weight_decay=0.01),
-            schedule=Schedule("cosine" if last else "constant", warmup=config.warmup),
+            # Which keys are kept jumps with the scores: a rate that falls lets them settle before the task grows.
+            schedule=Schedule("cosine", warmup=config.warmup),
             seed=seed,
             evaluate_at=every(max(1, steps // config.evaluations), steps=steps),
             checkpoint_seconds=60,
