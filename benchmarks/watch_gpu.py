@@ -44,8 +44,10 @@ SHAPES = (Shape(1, 9, 3, 32768, 64), Shape(1, 9, 3, 8192, 64), Shape(1, 16, 8, 8
 TINY = (Shape(1, 2, 1, 70, 16),)
 # The longest text whose W is made: for errors, and for the eager peer.
 DENSE = 4096
+# Rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: as many as the compiler takes).
 TILES = (
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 8, 3), (64, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2),
+    (64, 64, 4, 3, 8, 0), (64, 64, 4, 3, 1, 0), (64, 64, 4, 2, 8, 168), (128, 64, 8, 3, 8, 0), (128, 128, 8, 2, 8, 0),
+    (64, 128, 4, 2, 8, 0), (64, 128, 4, 2, 1, 0), (128, 64, 4, 3, 1, 0),
 )  # fmt: skip
 
 
@@ -88,13 +90,11 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         exact = eager_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
         first = _first_pass(call, text)
         row = first()
-        norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
-        second = partial(
-            statistics.column_statistics, call, row.lse, largest=8, log_norms=norms, received=True, block=256, first=0
-        )
+        second = partial(statistics.column_statistics, call, row.lse, received=True, block=256, first=0)
         timed = {
             "rows": eager_ms(first),
             "rows and sets": eager_ms(_first_pass(call, text, sets=True)),
+            "rows ranked by lengths, too": eager_ms(_first_pass(call, text, norm_largest=True)),
             "keys and squares": eager_ms(second),
             "removed share": eager_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
             "everything": eager_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
@@ -105,12 +105,13 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         yield result | {f"{name} / SDPA": ms / exact for name, ms in timed.items()}
 
 
-def _first_pass(call: al.AttentionCall, text: Text, *, sets: bool = False) -> Callable[[], Any]:
-    members = torch.nn.functional.pad(text.members.half(), (0, 14)) if sets else None
-    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32)
+def _first_pass(
+    call: al.AttentionCall, text: Text, *, sets: bool = False, norm_largest: bool = False
+) -> Callable[[], statistics.RowStatistics]:
+    members = text.members if sets else text.members[..., :0]
     return partial(
-        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=places(call), norms=norms,
-        members=members, wide_output=True,
+        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=places(call), near=True,
+        norm_largest=norm_largest, members=members, wide_output=True,
     )  # fmt: skip
 
 
@@ -121,22 +122,55 @@ def _eager(call: al.AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
-    """Both passes with other tiles, at the first shape."""
+    """Both passes with other tiles, at the first shape: the kernels alone, as the profiler times them."""
     call, text = made(shapes[0], device, torch.bfloat16)
-    lse = _first_pass(call, text)().lse
-    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
-    own = dict(statistics.ROW_TILE), dict(statistics.COLUMN_TILE)
     second = partial(
-        statistics.column_statistics, call, lse, largest=8, log_norms=norms, received=True, block=256, first=0
+        statistics.column_statistics, call, _first_pass(call, text)().lse, received=True, block=256, first=0
     )
+    own = dict(statistics.ROW_TILE), dict(statistics.COLUMN_TILE)
+    jobs = {
+        "rows": _first_pass(call, text), "rows ranked by lengths": _first_pass(call, text, norm_largest=True),
+        "columns": second,
+    }  # fmt: skip
     for tile in TILES:
         for kept in (statistics.ROW_TILE, statistics.COLUMN_TILE):
             kept[64] = statistics.Tile(*tile)
-        names = ("rows", "keys", "warps", "stages")
-        timed = {"rows ms": eager_ms(_first_pass(call, text), 10), "keys and squares ms": eager_ms(second, 10)}
-        yield dict(zip(names, tile, strict=True)) | timed
+        row: Row = dict(zip(statistics.Tile._fields, tile, strict=True))
+        for name, job in jobs.items():
+            try:
+                row |= {f"{name} {kernel} us": us for kernel, us in _kernel_us(job).items()}
+            except Exception as error:
+                row[name] = str(error)[:60]
+        yield row
     statistics.ROW_TILE.update(own[0])
     statistics.COLUMN_TILE.update(own[1])
+
+
+def _kernel_us(job: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
+    """The mean time of each kernel of a call that takes over 20 us."""
+    from torch.profiler import ProfilerActivity, profile
+
+    job()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            job()
+        torch.cuda.synchronize()
+    spent = {event.key[:24]: event.device_time_total / repeats for event in profiled.key_averages()}
+    return {name: us for name, us in sorted(spent.items(), key=lambda item: -item[1]) if us > 20}
+
+
+def parts(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """The kernels of everything, and of the removed share, at each shape."""
+    for shape in shapes:
+        call, text = made(shape, device, torch.bfloat16)
+        row = _first_pass(call, text)()
+        jobs = {
+            "everything": partial(stream_by_kernel, call, Measures(block=256), text),
+            "removed": partial(removed_in, call, row.output, row.sum_of_squares),
+        }
+        for name, job in jobs.items():
+            yield {"T": shape.T, "D": shape.D, "of": name} | {k: round(us) for k, us in _kernel_us(job).items()}
 
 
 def memory(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
@@ -209,11 +243,12 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "memory": memory,
     "cpu": cpu,
     "tiles": tiles,
+    "parts": parts,
 }
 
 
 def main() -> None:
-    usual = [part for part in PARTS if part != "tiles"]
+    usual = [part for part in PARTS if part not in ("tiles", "parts")]
     run_parts("watch_gpu", __doc__, PARTS, full=(SHAPES, "cuda"), tiny=(TINY, "cpu"), usual=usual, paper="attnlab")
 
 

@@ -49,13 +49,17 @@ BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
 
 
 class Tile(NamedTuple):
-    """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and the numbers that a sum is kept as."""
+    """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
+
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
     fold: int = 8
+    registers: int = 0
 
 
 # By the widest head: tiles of the first and of the second pass.
@@ -312,5 +316,8 @@ def _prepare_options(padded: bool, exact: bool, e: int, keys: int, width: int) -
 
 
 def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": min(tile.fold, tile.keys)}
-    return tuple({**named, **tiles, **last, "num_warps": tile.warps, "num_stages": tile.stages}.items())
+    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
+    how = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers:
+        how["maxnreg"] = tile.registers
+    return tuple({**named, **tiles, **last, **how}.items())

@@ -49,34 +49,39 @@ def _seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
 @triton.jit
 def _hide(
     s, Mask, Bias, i, j, seen, inside, mq, bq, offset, scale,
-    EDGE: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
+    edge, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """Scores before the scale with the bias and with hidden ones as HIDDEN; ``i`` and ``j`` have two axes."""
+    """Scores before the scale with the bias and with hidden ones as HIDDEN; ``i`` and ``j`` have two axes.
+
+    Only where ``edge`` is true does causality cut the tile.
+    """
     if BIASED:
         s += tl.load(Bias + i.to(tl.int64) * bq + j, mask=inside, other=0.0).to(tl.float32) / scale
     if CUT:
         s = tl.where(seen, s, HIDDEN)
     if MASKED:
         s = tl.where(tl.load(Mask + i.to(tl.int64) * mq + j, mask=inside, other=0) != 0, s, HIDDEN)
-    if EDGE and CAUSAL:
-        s = tl.where(j <= i + offset, s, HIDDEN)
+    # The first is known when the kernel is compiled.
+    if CAUSAL:  # noqa: SIM102
+        if edge:
+            s = tl.where(j <= i + offset, s, HIDDEN)
     return s
 
 
 @triton.jit
 def scores(
     q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
-    EDGE: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
+    edge, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. EDGE: causality cuts the tile."""
+    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. ``edge``: causality cuts it."""
     seen = _seen_keys(Visible, b, j, n_k, PADDED)
     k = load_tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
     s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
     s = _hide(
         s, Mask, Bias, i[:, None], j[None, :], seen[None, :], inside, mq, bq, offset, scale,
-        EDGE, CAUSAL, MASKED, BIASED, CUT,
+        edge, CAUSAL, MASKED, BIASED, CUT,
     )  # fmt: skip
     return s, seen
 
@@ -148,7 +153,7 @@ def _store_list(Values, Places, best, at, row, in_q, c, lse, EXACT: tl.constexpr
 
 @triton.jit
 def _fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
-    """Sums over a row of a tile, as FOLD numbers: with as many as a thread holds side by side, none is exchanged."""
+    """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged."""
     return tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
 
 
@@ -256,56 +261,60 @@ def rows(
     total = tl.zeros([BM, FOLD], tl.float32)
     mean_score = tl.zeros([BM, FOLD], tl.float32)
     squares = tl.zeros([BM, FOLD], tl.float32)
-    near_mass = tl.zeros([BM, FOLD], tl.float32)
+    # Few tiles hold recent keys, so these have a base of their own.
+    near_mass, near_base = tl.zeros([BM, FOLD], tl.float32), tl.zeros([BM], tl.float32)
     distance = tl.zeros([BM, FOLD], tl.float32)
     out = tl.zeros([BM, BE], tl.float32)
     sides = tl.zeros([BM, MS], tl.float32)
     best, at = _empty_list(BM, N)
     norm_best, norm_at = _empty_list(BM, N)
-    for part in tl.static_range(2):
-        lower, upper = (edge, last) if part == 0 else (0, edge)
-        for lo in range(lower, upper, BN):
-            j = lo + tl.arange(0, BN)
-            s, seen = scores(
-                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
-                part == 0, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
-            )  # fmt: skip
-            v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
-            side = load_tile(Side + j[:, None] * MS + tl.arange(0, MS)[None, :], (j < n_k)[:, None], WHOLE)
-            highest = tl.max(s, 1)
-            new = tl.maximum(top, highest)
-            # A row that has seen nothing yet has weights of zero.
-            base = tl.where(new < EMPTY, 0.0, new * c - LIFT)
-            p = tl.exp2(s * c - base[:, None])
-            shrink = tl.exp2(top * c - LIFT - base)
-            top = new
-            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
-            sides = tl.dot(p.to(side.dtype), side, sides * shrink[:, None], input_precision=PRECISION)
-            mass = _fold(p, BM, BN, FOLD)
-            total = total * shrink[:, None] + mass
-            squares = squares * (shrink * shrink)[:, None] + _fold(p * p, BM, BN, FOLD)
-            mean_score = mean_score * shrink[:, None] + _fold(p * s, BM, BN, FOLD)
-            if NEAR:
-                low = lo * 1.0
+    tiles = tl.cdiv(last, BN)
+    for t in range(tiles):
+        lo = (tiles - 1 - t) * BN
+        j = lo + tl.arange(0, BN)
+        s, seen = scores(
+            q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
+            lo >= edge, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+        )  # fmt: skip
+        v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
+        side = load_tile(Side + j[:, None] * MS + tl.arange(0, MS)[None, :], (j < n_k)[:, None], WHOLE)
+        highest = tl.max(s, 1)
+        new = tl.maximum(top, highest)
+        # A row that has seen nothing yet has weights of zero.
+        base = tl.where(new < EMPTY, 0.0, new * c - LIFT)
+        p = tl.exp2(s * c - base[:, None])
+        shrink = tl.exp2(top * c - LIFT - base)
+        top = new
+        # Both are made smaller before the first product, which runs while the sums are made.
+        out, sides = out * shrink[:, None], sides * shrink[:, None]
+        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION)
+        sides = tl.dot(p.to(side.dtype), side, sides, input_precision=PRECISION)
+        mass = _fold(p, BM, BN, FOLD)
+        total = total * shrink[:, None] + mass
+        squares = squares * (shrink * shrink)[:, None] + _fold(p * p, BM, BN, FOLD)
+        mean_score = mean_score * shrink[:, None] + _fold(p * s, BM, BN, FOLD)
+        if NEAR:
+            low = lo * 1.0
+            if PADDED:
+                low = tl.load(KeyPlaces + b * n_k + lo).to(tl.float32)
+            if CAUSAL:
+                # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
+                distance = distance * shrink[:, None] + mass * (own - low)[:, None]
+            if lo >= edge or PADDED or not CAUSAL:
+                place = j.to(tl.float32)
                 if PADDED:
-                    low = tl.load(KeyPlaces + b * n_k + lo).to(tl.float32)
-                near_mass *= shrink[:, None]
-                if CAUSAL:
-                    # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
-                    distance = distance * shrink[:, None] + mass * (own - low)[:, None]
-                if part == 0 or PADDED or not CAUSAL:
-                    place = j.to(tl.float32)
-                    if PADDED:
-                        place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
-                    far = tl.abs(own[:, None] - place[None, :])
-                    near_mass += _fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
-                    if not CAUSAL:
-                        distance = distance * shrink[:, None] + _fold(p * far, BM, BN, FOLD)
-            best, at = _keep(s, highest, j, lo // BN, best, at, EXACT, TILE_BITS, N)
-            if NORM:
-                # Ranked by w_j |v_j|; what is hidden stays so.
-                s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
-                norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, EXACT, TILE_BITS, N)
+                    place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
+                far = tl.abs(own[:, None] - place[None, :])
+                near_shrink = tl.exp2(tl.minimum(near_base - base, 0.0))[:, None]
+                near_mass = near_mass * near_shrink + _fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
+                near_base = base
+                if not CAUSAL:
+                    distance = distance * shrink[:, None] + _fold(p * far, BM, BN, FOLD)
+        best, at = _keep(s, highest, j, lo // BN, best, at, EXACT, TILE_BITS, N)
+        if NORM:
+            # Ranked by w_j |v_j|; what is hidden stays so.
+            s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
+            norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, EXACT, TILE_BITS, N)
     whole = tl.sum(total, 1)
     some = whole > 0
     over = 1.0 / tl.where(some, whole, 1.0)
@@ -316,7 +325,8 @@ def rows(
     tl.store(Entropy + row, entropy, mask=in_q)
     tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
     if NEAR:
-        tl.store(Recent + row, tl.sum(near_mass, 1) * over, mask=in_q)
+        near_shrink = tl.exp2(tl.minimum(near_base - tl.where(some, top * c - LIFT, 0.0), 0.0))
+        tl.store(Recent + row, tl.sum(near_mass, 1) * near_shrink * over, mask=in_q)
         far = tl.sum(distance, 1)
         if CAUSAL:
             far -= _column(sides, PLACE, MS)
@@ -372,24 +382,22 @@ def columns(
         first = tl.minimum(tl.maximum(start - offset, 0) // BN * BN, n_q)
         edge = tl.minimum(tl.cdiv(tl.maximum(start + BM - 1 - offset, 0), BN) * BN, n_q)
     received = tl.zeros([BM, FOLD], tl.float32)
-    for part in tl.static_range(2):
-        lower, upper = (first, edge) if part == 0 else (edge, n_q)
-        for lo in range(lower, upper, BN):
-            i = lo + tl.arange(0, BN)
-            in_q = i < n_q
-            q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
-            s = tl.dot(k, q, input_precision=PRECISION)
-            s = _hide(
-                s, Mask, Bias, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], mq, bq,
-                offset, scale, part == 0, CAUSAL, MASKED, BIASED, CUT,
-            )  # fmt: skip
-            lse = tl.load(Lse + i) if WHOLE else tl.load(Lse + i, mask=in_q, other=float("inf"))
-            given = _fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
-            received += given
-            if BLOCKS:
-                # The 16 rows of a warp at a time, so that warps do not wait for each other.
-                sums = tl.sum(tl.reshape(given, [BM // 16, 16 * FOLD]), 1)
-                square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
-                tl.atomic_add(square + tl.zeros([BM // 16], tl.int32), sums, sem="relaxed")
+    for lo in range(first, n_q, BN):
+        i = lo + tl.arange(0, BN)
+        in_q = i < n_q
+        q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
+        s = tl.dot(k, q, input_precision=PRECISION)
+        s = _hide(
+            s, Mask, Bias, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], mq, bq,
+            offset, scale, lo < edge, CAUSAL, MASKED, BIASED, CUT,
+        )  # fmt: skip
+        lse = tl.load(Lse + i) if WHOLE else tl.load(Lse + i, mask=in_q, other=float("inf"))
+        given = _fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
+        received += given
+        if BLOCKS:
+            # The 16 rows of a warp at a time, so that warps do not wait for each other.
+            sums = tl.sum(tl.reshape(given, [BM // 16, 16 * FOLD]), 1)
+            square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
+            tl.atomic_add(square + tl.zeros([BM // 16], tl.int32), sums, sem="relaxed")
     if RECEIVED:
         tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)
