@@ -1,0 +1,112 @@
+"""What effective attention removes of the rows of a causal map, from outputs and values.
+
+The Gram matrices of every prefix's end are sums over blocks in float64; a program inverts that of its block and takes
+key after key out of it. For half-precision values that is done in float32, in coordinates that make the Gram matrix of
+the whole text the identity, and again in float64 for the few blocks where float32 is not enough. Heads in which that is
+in doubt, too, are named, and nothing is said of their rows.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+
+from attnlab.kernels.launching import Options, launch
+from attnlab.kernels.removed_triton import shares
+from attnlab.shapes import Bool, Float, Int
+
+__all__ = ["WIDEST", "removed_shares"]
+
+WIDEST = 128
+# Rows of a program.
+BLOCK = 128
+# A pivot is the share of a direction that is new in it; from here on enough digits are left.
+SAFE_PIVOT = {torch.float32: 1e-2, torch.float64: 1e-7}
+# The trace of the inverse over the width, which is 1 for an identity, up to which float32 is enough.
+SAFE_TRACE = 8.0
+# Warps by the width: in float32 the inverse of a narrow head fits into the registers of one.
+WARPS = {torch.float32: {64: 1, 128: 4}, torch.float64: {64: 4, 128: 8}}
+
+
+def removed_shares(
+    output: Float[Tensor, "b h q e"],
+    squares: Float[Tensor, "b h q"],
+    v: Float[Tensor, "b g k e"],
+    counts: Int[Tensor, "b q"] | None,
+    independent: Bool[Tensor, "b g"],
+    *,
+    offset: int,
+) -> tuple[Float[Tensor, "b h q"], Int[Tensor, "b g"]]:
+    """(shares, 1 where a head's are in doubt); ``counts`` are the keys that queries see, where some are hidden.
+
+    ``independent`` says of which heads the first e visible values are linearly independent.
+    """
+    (b, h, n_q, e), (g, n_k) = output.shape, v.shape[1:3]
+    kinds = [torch.float64]
+    if v.dtype != torch.float32:
+        kinds = [torch.float32, torch.float64]
+        output, v = _whitened(output, v)
+    output, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (output, v))
+    grams = _grams(v, n_q, offset)
+    out = torch.empty(b, h, n_q, device=v.device)
+    doubtful = torch.zeros(b, g, dtype=torch.int32, device=v.device)
+    flags = torch.ones(b, g, grams.shape[2], dtype=torch.int32, device=v.device)
+    strides = [t.stride(axis) for t in (output, v) for axis in range(3)]
+    numbers = dict(zip(("ob", "oh", "on", "vb", "vh", "vn"), strides, strict=True))
+    numbers |= {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": offset, "groups": h // g}
+    with torch.cuda.device_of(v):
+        for kind in kinds:
+            launch(
+                shares,
+                (grams.shape[2], b * g, 1),
+                {
+                    "Output": output, "V": v, "Grams": grams, "Squares": squares.contiguous(),
+                    "Counts": flags if counts is None else counts.int().contiguous(),
+                    "Independent": independent.contiguous(), "Flags": flags, "Shares": out, "Doubtful": doubtful,
+                },
+                numbers | {"safe_pivot": SAFE_PIVOT[kind], "safe_trace": SAFE_TRACE * e},
+                _options(kind, counts is not None, e),
+            )  # fmt: skip
+    return out, doubtful
+
+
+@functools.cache
+def _options(kind: torch.dtype, padded: bool, e: int) -> Options:
+    width = max(16, triton.next_power_of_2(e))
+    warps = next(n for widest, n in WARPS[kind].items() if width <= widest)
+    named = {"DOUBLE": kind == torch.float64, "PADDED": padded, "E": e, "BE": width, "C": BLOCK, "num_warps": warps}
+    return tuple(named.items())
+
+
+def _whitened(
+    output: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"]
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"]]:
+    """Outputs and values times one matrix, which changes no share, such that V^T V is the identity."""
+    wide = v.float()
+    factor = torch.linalg.cholesky_ex((wide.mT @ wide).double())[0]
+    eye = torch.eye(v.shape[-1], dtype=torch.float64, device=v.device).expand_as(factor)
+    whiten = torch.linalg.solve_triangular(factor, eye, upper=False).mT.float()
+    by_group = output.unflatten(1, (v.shape[1], -1)).float()
+    return (by_group @ whiten[:, :, None]).flatten(1, 2), wide @ whiten
+
+
+def _grams(v: Float[Tensor, "b g k e"], n_q: int, offset: int) -> Float[Tensor, "b g c e e"]:
+    """V^T V over the keys that the last query of each block sees; one head at a time is widened to float64."""
+    (b, g, n_k, e), blocks = v.shape, triton.cdiv(n_q, BLOCK)
+    grams = torch.empty(b, g, blocks, e, e, dtype=torch.float64, device=v.device)
+    # The keys that queries see newly, from the first to the last query; the others come before.
+    first, last = min(max(offset, 0), n_k), min(max(n_q + offset, 0), n_k)
+    before = max(-offset, 0)
+    for at, gram in enumerate(grams.flatten(0, 1)):
+        head = v[at // g, at % g]
+        own = head.new_zeros(blocks * BLOCK, e, dtype=torch.float64)
+        own[before : before + last - first] = head[first:last]
+        own = own.unflatten(0, (blocks, BLOCK))
+        torch.bmm(own.mT, own, out=gram)
+        if first:
+            old = head[:first].double()
+            gram[0] += old.mT @ old
+    return grams.cumsum_(2)
