@@ -44,11 +44,15 @@ SHAPES = (Shape(1, 9, 3, 32768, 64), Shape(1, 9, 3, 8192, 64), Shape(1, 16, 8, 8
 TINY = (Shape(1, 2, 1, 70, 16),)
 # The longest text whose W is made: for errors, and for the eager peer.
 DENSE = 4096
-# Rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: as many as the compiler takes).
-TILES = (
-    (64, 64, 4, 3, 8, 0), (64, 64, 4, 3, 1, 0), (64, 64, 4, 2, 8, 168), (128, 64, 8, 3, 8, 0), (128, 128, 8, 2, 8, 0),
-    (64, 128, 4, 2, 8, 0), (64, 128, 4, 2, 1, 0), (128, 64, 4, 3, 1, 0),
-)  # fmt: skip
+# By the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: any).
+TILES = {
+    64: (
+        (128, 64, 8, 3, 8, 0), (128, 64, 8, 3, 1, 0), (128, 128, 8, 2, 8, 0), (128, 128, 8, 2, 1, 0),
+        (64, 64, 4, 3, 8, 0), (64, 64, 4, 2, 8, 168), (64, 128, 4, 2, 8, 0), (128, 64, 4, 2, 1, 0),
+        (128, 32, 4, 3, 1, 0),
+    ),
+    128: ((64, 64, 4, 2, 8, 0), (128, 64, 8, 2, 8, 0), (64, 32, 4, 3, 1, 0), (128, 32, 8, 2, 8, 0)),
+}  # fmt: skip
 
 
 def made(shape: Shape, device: str, dtype: torch.dtype) -> tuple[al.AttentionCall, Text]:
@@ -94,7 +98,7 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         timed = {
             "rows": eager_ms(first),
             "rows and sets": eager_ms(_first_pass(call, text, sets=True)),
-            "rows ranked by lengths, too": eager_ms(_first_pass(call, text, norm_largest=True)),
+            "rows ranked by lengths": eager_ms(_first_pass(call, text, norm_largest=True)),
             "keys and squares": eager_ms(second),
             "removed share": eager_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
             "everything": eager_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
@@ -122,28 +126,35 @@ def _eager(call: al.AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
-    """Both passes with other tiles, at the first shape: the kernels alone, as the profiler times them."""
-    call, text = made(shapes[0], device, torch.bfloat16)
-    second = partial(
-        statistics.column_statistics, call, _first_pass(call, text)().lse, received=True, block=256, first=0
-    )
-    own = dict(statistics.ROW_TILE), dict(statistics.COLUMN_TILE)
-    jobs = {
-        "rows": _first_pass(call, text), "rows ranked by lengths": _first_pass(call, text, norm_largest=True),
-        "columns": second,
-    }  # fmt: skip
-    for tile in TILES:
-        for kept in (statistics.ROW_TILE, statistics.COLUMN_TILE):
-            kept[64] = statistics.Tile(*tile)
-        row: Row = dict(zip(statistics.Tile._fields, tile, strict=True))
-        for name, job in jobs.items():
-            try:
-                row |= {f"{name} {kernel} us": us for kernel, us in _kernel_us(job).items()}
-            except Exception as error:
-                row[name] = str(error)[:60]
-        yield row
-    statistics.ROW_TILE.update(own[0])
-    statistics.COLUMN_TILE.update(own[1])
+    """Both passes with other tiles, at the longest text of each width."""
+    for shape in (shapes[0], shapes[-1]):
+        call, text = made(shape, device, torch.bfloat16)
+        for tile in TILES[shape.D]:
+            yield {"D": shape.D} | dict(zip(statistics.Tile._fields, tile, strict=True)) | _tile_ms(call, text, tile)
+
+
+def _tile_ms(call: al.AttentionCall, text: Text, tile: tuple[int, ...]) -> Row:
+    """The passes with one tile; what does not compile has no time."""
+    kinds = (statistics.ROW_TILE, statistics.RANKED_ROW_TILE, statistics.COLUMN_TILE)
+    own, width = [dict(kept) for kept in kinds], 64 if call.q.shape[-1] <= 64 else 128
+    lse = _first_pass(call, text)().lse
+    jobs: dict[str, Callable[[], Any]] = {
+        "rows": _first_pass(call, text),
+        "rows ranked by lengths": _first_pass(call, text, norm_largest=True),
+        "columns": partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
+    }
+    timed = {}
+    for kept in kinds:
+        kept[width] = statistics.Tile(*tile)
+    for name, job in jobs.items():
+        try:
+            timed[f"{name} ms"] = eager_ms(job, 5)
+        except Exception as error:
+            timed[f"{name} ms"] = float("inf")
+            print(tile, name, type(error).__name__, str(error)[:200])
+    for kept, before in zip(kinds, own, strict=True):
+        kept.update(before)
+    return timed
 
 
 def _kernel_us(job: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
@@ -165,7 +176,7 @@ def parts(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
     for shape in shapes:
         call, text = made(shape, device, torch.bfloat16)
         row = _first_pass(call, text)()
-        jobs = {
+        jobs: dict[str, Callable[[], Any]] = {
             "everything": partial(stream_by_kernel, call, Measures(block=256), text),
             "removed": partial(removed_in, call, row.output, row.sum_of_squares),
         }

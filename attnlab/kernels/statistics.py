@@ -62,8 +62,9 @@ class Tile(NamedTuple):
     registers: int = 0
 
 
-# By the widest head: tiles of the first and of the second pass.
-ROW_TILE = {64: Tile(128, 128, 8, 3), WIDEST: Tile(128, 64, 8, 2)}
+# By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
+ROW_TILE = {64: Tile(128, 64, 8, 3), WIDEST: Tile(64, 64, 4, 2)}
+RANKED_ROW_TILE = {64: Tile(128, 64, 8, 3), WIDEST: Tile(64, 64, 4, 2)}
 COLUMN_TILE = {64: Tile(128, 128, 8, 3), WIDEST: Tile(128, 64, 8, 3)}
 # Of squares whose side or place is no multiple of the tile's.
 SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
@@ -126,7 +127,7 @@ def row_statistics(
     """
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
-    n, tile = triton.next_power_of_2(largest), _tile(ROW_TILE, q, v)
+    n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
     bits = max(1, (triton.cdiv(n_k, tile.keys) - 1).bit_length())
     key_places, query_places = (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
@@ -153,7 +154,7 @@ def row_statistics(
         if q.dtype != torch.float32:
             _choose_largest(call, q, k, tile, bits, by_row["Lse"], keys.log_norms, lists)
     best = [t[..., :largest] for t in lists.values()]
-    return RowStatistics(out, *by_row.values(), sets, *best[:2], *(best[2:] if norm_largest else (None, None)))
+    return RowStatistics._make([out, *by_row.values(), sets, *best[:2], *(best[2:] if norm_largest else (None, None))])
 
 
 def column_statistics(

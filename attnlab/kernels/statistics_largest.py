@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels.launching import Numbers, Options, launch
+from attnlab.kernels.launching import Numbers, Options, Tensors, launch
 from attnlab.kernels.statistics_largest_triton import chosen, ordered, ranked, scored
 from attnlab.shapes import Float, Int
 
@@ -25,7 +25,7 @@ PAIRS, PAIR_WARPS = 128, 4
 class Scored(NamedTuple):
     """What scores are made of: tensors by name, their strides and sizes, flags and widths of the kernel."""
 
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     numbers: Numbers
     flags: dict[str, Any]
     keys: int
@@ -51,7 +51,7 @@ def largest_in_tiles(
     candidates = torch.empty(at_once, pairs, n, device=tiles.device)
     sizes = {"BN": made_of.keys, "N": n, "TILE_BITS": tile_bits}
     flags = made_of.flags | {"NORM": log_norms is not None}
-    tensors = made_of.tensors | {"LogNorms": lse if log_norms is None else log_norms}
+    tensors: Tensors = made_of.tensors | {"LogNorms": lse if log_norms is None else log_norms}
     by_head = {"Tiles": tiles.view(heads, -1), "Lse": lse.view(heads, -1), "Places": places.view(heads, -1)}
     for first in range(0, heads, at_once):
         last = min(first + at_once, heads)
@@ -62,7 +62,7 @@ def largest_in_tiles(
             made_of.numbers | {"n_tiles": n_tiles, "first_head": first},
             _options(flags | {"BM": PAIRS} | sizes, PAIR_WARPS),
         )
-        own = {name: t[first:last] for name, t in by_head.items()}
+        own: Tensors = {name: t[first:last] for name, t in by_head.items()}
         launch(
             chosen,
             (triton.cdiv((last - first) * n_q, CHOSEN_ROWS), 1, 1),
@@ -81,7 +81,7 @@ def _order(tiles: Float[Tensor, "heads pairs"], n_tiles: int, tile_bits: int) ->
     options = _options({"TILE_BITS": tile_bits, "BLOCK": BLOCK}, 4)
     launch(ranked, grid, {"Tiles": tiles, "Counts": counts, "Ranks": ranks}, sizes, options)
     ends = counts.cumsum(-1, dtype=torch.int32)
-    named = {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": ranks, "Order": order}
+    named: Tensors = {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": ranks, "Order": order}
     launch(ordered, grid, named, sizes, options)
     return order
 

@@ -54,15 +54,15 @@ def stream_by_kernel(
         wide_output=measures.removed,
     )
     kept: dict[str, Tensor | None] = row._asdict()
-    output, lse = row.output, row.lse
     del kept["output"], kept["lse"]
-    asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
+    # The host waits for these; what is launched afterwards runs while it goes on.
+    removed = removed_in(call, row.output, row.sum_of_squares) if measures.removed else None
     kept |= dict.fromkeys(("received", "block_mass"))
     if measures.received or measures.block:
         kept |= column_statistics(
-            call, lse, received=measures.received, block=measures.block, first=text.first
+            call, row.lse, received=measures.received, block=measures.block, first=text.first
         )._asdict()
+    asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
     asked |= {"received": measures.received, "block_mass": measures.block > 0}
     kept |= dict.fromkeys(name for name, wanted in asked.items() if not wanted)
-    removed = removed_in(call, output, row.sum_of_squares) if measures.removed else None
-    return CallStatistics(**kept, removed=removed), output  # type: ignore[arg-type]
+    return CallStatistics(**kept, removed=removed), row.output  # type: ignore[arg-type]
