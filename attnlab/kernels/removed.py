@@ -89,8 +89,12 @@ def _whitened(
     factor = torch.linalg.cholesky_ex((wide.mT @ wide).double())[0]
     eye = torch.eye(v.shape[-1], dtype=torch.float64, device=v.device).expand_as(factor)
     whiten = torch.linalg.solve_triangular(factor, eye, upper=False).mT.float()
-    by_group = output.unflatten(1, (v.shape[1], -1)).float()
-    return (by_group @ whiten[:, :, None]).flatten(1, 2), wide @ whiten
+    b, h, n_q, e = output.shape
+    rows = torch.empty(b, h, n_q, e, device=v.device)
+    # Head by head, since these are not contiguous and a product of all would copy them.
+    for at in range(b * h):
+        torch.mm(output[at // h, at % h], whiten[at // h, at % h // (h // v.shape[1])], out=rows[at // h, at % h])
+    return rows, wide @ whiten
 
 
 def _grams(v: Float[Tensor, "b g k e"], n_q: int, offset: int) -> Float[Tensor, "b g c e e"]:

@@ -128,7 +128,7 @@ def row_statistics(
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
     n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
-    bits = max(1, (triton.cdiv(n_k, tile.keys) - 1).bit_length())
+    tile_mask = triton.next_power_of_2(triton.cdiv(n_k, tile.keys)) - 1
     key_places, query_places = (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
         keys = _prepare(call, v, key_places, members, sinks, tile)
@@ -148,11 +148,12 @@ def row_statistics(
                 "Side": keys.side, "LogNorms": keys.log_norms, "Unit": keys.unit, "Out": out, **by_row, "Sets": sets,
                 **lists,
             },
-            dict(zip(ROW_STRIDES, strides, strict=True)) | _sizes(call) | {"recent": recent, "n_sets": m},
-            _row_options(_flags(call, tile, v), (near, norm_largest), d, e, tile, n, keys.side.shape[-1], bits),
+            dict(zip(ROW_STRIDES, strides, strict=True)) | _sizes(call)
+            | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
+            _row_options(_flags(call, tile, v), (near, norm_largest), d, e, tile, n, keys.side.shape[-1]),
         )  # fmt: skip
         if q.dtype != torch.float32:
-            _choose_largest(call, q, k, tile, bits, by_row["Lse"], keys.log_norms, lists)
+            _choose_largest(call, q, k, tile, tile_mask, by_row["Lse"], keys.log_norms, lists)
     best = [t[..., :largest] for t in lists.values()]
     return RowStatistics._make([out, *by_row.values(), sets, *best[:2], *(best[2:] if norm_largest else (None, None))])
 
@@ -235,7 +236,7 @@ def _lists(shape: tuple[int, ...], q: Tensor, *, norm_largest: bool) -> dict[str
 
 
 def _choose_largest(
-    call: AttentionCall, q: Tensor, k: Tensor, tile: Tile, bits: int, lse: Tensor, log_norms: Tensor,
+    call: AttentionCall, q: Tensor, k: Tensor, tile: Tile, tile_mask: int, lse: Tensor, log_norms: Tensor,
     lists: dict[str, Tensor],
 ) -> None:  # fmt: skip
     """Weights and keys in place of the tiles that the first pass has kept."""
@@ -244,9 +245,9 @@ def _choose_largest(
     numbers = dict(zip(("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES), strides, strict=True)) | _sizes(call)
     flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
     made_of = Scored({"Q": q, "K": k, **masks}, numbers, flags, tile.keys)
-    largest_in_tiles(made_of, lists["Largest"], lists["Places"], lse, None, bits)
+    largest_in_tiles(made_of, lists["Largest"], lists["Places"], lse, None, tile_mask)
     if lists["NormLargest"] is not lists["Largest"]:
-        largest_in_tiles(made_of, lists["NormLargest"], lists["NormPlaces"], lse, log_norms, bits)
+        largest_in_tiles(made_of, lists["NormLargest"], lists["NormPlaces"], lse, log_norms, tile_mask)
 
 
 def _sizes(call: AttentionCall) -> dict[str, Any]:
@@ -297,11 +298,11 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
 @functools.cache
 def _row_options(
-    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, e: int, tile: Tile, n: int, width: int, bits: int
+    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, e: int, tile: Tile, n: int, width: int
 ) -> Options:
     named = dict(zip((*FLAGS, "NEAR", "NORM"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": width, "TILE_BITS": bits})
+    return _options(named | widths, tile, {"N": n, "MS": width})
 
 
 @functools.cache

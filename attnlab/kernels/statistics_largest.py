@@ -37,7 +37,7 @@ def largest_in_tiles(
     places: Int[Tensor, "b h q n"],
     lse: Float[Tensor, "b h q"],
     log_norms: Float[Tensor, "b g k"] | None,
-    tile_bits: int,
+    tile_mask: int,
 ) -> None:
     """The n largest weights of each row in place of its n tiles with the largest scores; their keys into ``places``.
 
@@ -46,10 +46,10 @@ def largest_in_tiles(
     b, h, n_q, n = tiles.shape
     heads, pairs = b * h, n_q * n
     n_tiles = triton.cdiv(made_of.numbers["n_k"], made_of.keys)
-    order = _order(tiles.view(heads, pairs), n_tiles, tile_bits)
+    order = _order(tiles.view(heads, pairs), n_tiles, tile_mask)
     at_once = max(1, min(heads, MOST_CANDIDATES // (pairs * n)))
     candidates = torch.empty(at_once, pairs, n, device=tiles.device)
-    sizes = {"BN": made_of.keys, "N": n, "TILE_BITS": tile_bits}
+    sizes = {"BN": made_of.keys, "N": n}
     flags = made_of.flags | {"NORM": log_norms is not None}
     tensors: Tensors = made_of.tensors | {"LogNorms": lse if log_norms is None else log_norms}
     by_head = {"Tiles": tiles.view(heads, -1), "Lse": lse.view(heads, -1), "Places": places.view(heads, -1)}
@@ -59,7 +59,7 @@ def largest_in_tiles(
             scored,
             (triton.cdiv(pairs, PAIRS), last - first, 1),
             tensors | {"Tiles": tiles, "Order": order, "Candidates": candidates},
-            made_of.numbers | {"n_tiles": n_tiles, "first_head": first},
+            made_of.numbers | {"n_tiles": n_tiles, "tile_mask": tile_mask, "first_head": first},
             _options(flags | {"BM": PAIRS} | sizes, PAIR_WARPS),
         )
         own: Tensors = {name: t[first:last] for name, t in by_head.items()}
@@ -67,18 +67,19 @@ def largest_in_tiles(
             chosen,
             (triton.cdiv((last - first) * n_q, CHOSEN_ROWS), 1, 1),
             {"Candidates": candidates, **own},
-            {"rows": (last - first) * n_q, "scale": made_of.numbers["scale"], "n_tiles": n_tiles},
+            {"rows": (last - first) * n_q, "scale": made_of.numbers["scale"], "n_tiles": n_tiles}
+            | {"tile_mask": tile_mask},
             _options({"BM": CHOSEN_ROWS} | sizes, 4),
         )
 
 
-def _order(tiles: Float[Tensor, "heads pairs"], n_tiles: int, tile_bits: int) -> Int[Tensor, "heads pairs"]:
+def _order(tiles: Float[Tensor, "heads pairs"], n_tiles: int, tile_mask: int) -> Int[Tensor, "heads pairs"]:
     """The pairs of each head in the order of their tiles."""
     heads, pairs = tiles.shape
     counts = torch.zeros(heads, n_tiles + 1, dtype=torch.int32, device=tiles.device)
     ranks, order = (torch.empty(heads, pairs, dtype=torch.int32, device=tiles.device) for _ in range(2))
-    grid, sizes = (triton.cdiv(pairs, BLOCK), heads, 1), {"pairs": pairs, "n_tiles": n_tiles}
-    options = _options({"TILE_BITS": tile_bits, "BLOCK": BLOCK}, 4)
+    grid, sizes = (triton.cdiv(pairs, BLOCK), heads, 1), {"pairs": pairs, "n_tiles": n_tiles, "tile_mask": tile_mask}
+    options = _options({"BLOCK": BLOCK}, 4)
     launch(ranked, grid, {"Tiles": tiles, "Counts": counts, "Ranks": ranks}, sizes, options)
     ends = counts.cumsum(-1, dtype=torch.int32)
     named: Tensors = {"Tiles": tiles, "Ends": ends, "Counts": counts, "Ranks": ranks, "Order": order}

@@ -16,29 +16,29 @@ __all__ = ["chosen", "ordered", "ranked", "scored"]
 
 
 @triton.jit
-def _tile_of(value, n_tiles, TILE_BITS: tl.constexpr):
+def _tile_of(value, n_tiles, tile_mask):
     """The number of a tile that ``rows`` kept; ``n_tiles`` for none."""
-    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & ((1 << TILE_BITS) - 1), n_tiles)
+    return tl.where(value > EMPTY, value.to(tl.int32, bitcast=True) & tile_mask, n_tiles)
 
 
 @triton.jit
-def ranked(Tiles, Counts, Ranks, pairs, n_tiles, TILE_BITS: tl.constexpr, BLOCK: tl.constexpr):
+def ranked(Tiles, Counts, Ranks, pairs, n_tiles, tile_mask, BLOCK: tl.constexpr):
     """The rank of each pair among those of its tile, in any order, and how many pairs each tile has."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pairs
     head = tl.program_id(1).to(tl.int64)
-    tile = _tile_of(tl.load(Tiles + head * pairs + at, mask=inside, other=EMPTY), n_tiles, TILE_BITS)
+    tile = _tile_of(tl.load(Tiles + head * pairs + at, mask=inside, other=EMPTY), n_tiles, tile_mask)
     rank = tl.atomic_add(Counts + head * (n_tiles + 1) + tile, 1, mask=inside, sem="relaxed")
     tl.store(Ranks + head * pairs + at, rank, mask=inside)
 
 
 @triton.jit
-def ordered(Tiles, Ends, Counts, Ranks, Order, pairs, n_tiles, TILE_BITS: tl.constexpr, BLOCK: tl.constexpr):
+def ordered(Tiles, Ends, Counts, Ranks, Order, pairs, n_tiles, tile_mask, BLOCK: tl.constexpr):
     """The pairs in the order of their tiles."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pairs
     head = tl.program_id(1).to(tl.int64)
-    tile = _tile_of(tl.load(Tiles + head * pairs + at, mask=inside, other=EMPTY), n_tiles, TILE_BITS)
+    tile = _tile_of(tl.load(Tiles + head * pairs + at, mask=inside, other=EMPTY), n_tiles, tile_mask)
     cell = head * (n_tiles + 1) + tile
     first = tl.load(Ends + cell, mask=inside, other=0) - tl.load(Counts + cell, mask=inside, other=0)
     to = first + tl.load(Ranks + head * pairs + at, mask=inside, other=0)
@@ -66,14 +66,14 @@ def scored(
     # strides of Q, K, Mask, Bias
     qb, qh, qn, kb, kh, kn, mb, mh, mq, bb, bh, bq,
     # sizes
-    H, G, n_q, n_k, offset, scale, n_tiles, first_head,
+    H, G, n_q, n_k, offset, scale, n_tiles, tile_mask, first_head,
     # the call
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
     # whether scores have the lengths of values in them
     NORM: tl.constexpr,
     # BM pairs at once, tiles of BN keys
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, TILE_BITS: tl.constexpr,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The N largest scores of each pair, with their places in the tile as last bits: a score of 30 is off by 0.0005."""
     head = first_head + tl.program_id(1).to(tl.int64)
@@ -91,10 +91,10 @@ def scored(
     i, d = pair // N, tl.arange(0, BD)
     in_d = d < D
     q = load_tile(Q + b * qb + h * qh + i[:, None] * qn + d[None, :], inside[:, None] & in_d[None, :], False)
-    tile = _tile_of(tl.load(Tiles + pair, mask=inside, other=EMPTY), n_tiles, TILE_BITS)
+    tile = _tile_of(tl.load(Tiles + pair, mask=inside, other=EMPTY), n_tiles, tile_mask)
     # The last tile of a row is its least one; its number in the last bits has moved its score a little.
     floor = tl.load(Tiles + i * N + N - 1)
-    floor -= tl.abs(floor) * (2.0 ** (TILE_BITS - 22))
+    floor -= tl.abs(floor) * ((tile_mask + 1) * 2.0**-22)
     first, last = tl.min(tile, 0), tl.max(tl.where(tile < n_tiles, tile, -1), 0)
     for t in range(first, last + 1):
         j = t * BN + tl.arange(0, BN)
@@ -110,15 +110,15 @@ def scored(
 
 @triton.jit
 def chosen(
-    Candidates, Tiles, Lse, Places, rows, scale, n_tiles,
-    BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr, TILE_BITS: tl.constexpr,
+    Candidates, Tiles, Lse, Places, rows, scale, n_tiles, tile_mask,
+    BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
     """The N largest of the scores of each row's tiles as weights in place of these, and their keys; -1 for none."""
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     inside = row < rows
     slots = tl.arange(0, N * N)
     tile = _tile_of(
-        tl.load(Tiles + row[:, None] * N + (slots // N)[None, :], mask=inside[:, None], other=EMPTY), n_tiles, TILE_BITS
+        tl.load(Tiles + row[:, None] * N + (slots // N)[None, :], mask=inside[:, None], other=EMPTY), n_tiles, tile_mask
     )
     exists = inside[:, None] & (tile < n_tiles)
     s = tl.load(Candidates + row[:, None] * (N * N) + slots[None, :], mask=exists, other=HIDDEN)

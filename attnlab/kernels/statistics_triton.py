@@ -111,9 +111,9 @@ def _keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _keep_tile(top, number, best, TILE_BITS: tl.constexpr, N: tl.constexpr):
+def _keep_tile(top, number, best, tile_mask, N: tl.constexpr):
     """Rows' tiles with the largest scores, and one more whose largest score is ``top``: no branch, and no exchange."""
-    value = ((top.to(tl.int32, bitcast=True) & -(1 << TILE_BITS)) | number).to(tl.float32, bitcast=True)
+    value = ((top.to(tl.int32, bitcast=True) & (-1 - tile_mask)) | number).to(tl.float32, bitcast=True)
     new_best = ()
     for r in tl.static_range(N):
         new_best = new_best + (tl.maximum(best[r], value),)  # noqa: RUF005
@@ -122,11 +122,11 @@ def _keep_tile(top, number, best, TILE_BITS: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _keep(s, top, j, number, best, at, EXACT: tl.constexpr, TILE_BITS: tl.constexpr, N: tl.constexpr):
+def _keep(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.constexpr):
     if EXACT:
         best, at = _keep_keys(s, top, j, best, at, N, N)
     else:
-        best = _keep_tile(top, number, best, TILE_BITS, N)
+        best = _keep_tile(top, number, best, tile_mask, N)
     return best, at
 
 
@@ -222,8 +222,8 @@ def rows(
     Out, Lse, Entropy, Squares, Sinks, Recent, Distance, Norm, Sets, Largest, Places, NormLargest, NormPlaces,
     # strides of Q, K, V, Out, Mask, Bias
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, mb, mh, mq, bb, bh, bq,
-    # sizes; how many keys are recent, how many sets there are
-    H, G, n_q, n_k, offset, scale, recent, n_sets,
+    # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
+    H, G, n_q, n_k, offset, scale, recent, n_sets, tile_mask,
     # the call
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
@@ -231,7 +231,7 @@ def rows(
     NEAR: tl.constexpr, NORM: tl.constexpr,
     # tiles
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr, TILE_BITS: tl.constexpr,
+    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
 ):  # fmt: skip
     """The output and the statistics of BM rows, key tile by key tile; the tiles that causality cuts come first."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
@@ -310,11 +310,11 @@ def rows(
                 near_base = base
                 if not CAUSAL:
                     distance = distance * shrink[:, None] + _fold(p * far, BM, BN, FOLD)
-        best, at = _keep(s, highest, j, lo // BN, best, at, EXACT, TILE_BITS, N)
+        best, at = _keep(s, highest, j, lo // BN, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
             s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
-            norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, EXACT, TILE_BITS, N)
+            norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, tile_mask, EXACT, N)
     whole = tl.sum(total, 1)
     some = whole > 0
     over = 1.0 / tl.where(some, whole, 1.0)
