@@ -63,13 +63,13 @@ class Tile(NamedTuple):
 
 
 # By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
-ROW_TILE = {64: Tile(128, 64, 8, 3), WIDEST: Tile(64, 64, 4, 2)}
-RANKED_ROW_TILE = {64: Tile(128, 64, 8, 3), WIDEST: Tile(64, 64, 4, 2)}
-COLUMN_TILE = {64: Tile(128, 128, 8, 3), WIDEST: Tile(128, 64, 8, 3)}
+ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(128, 64, 8, 2)}
+RANKED_ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 2)}
+COLUMN_TILE = {64: Tile(64, 128, 4, 2), WIDEST: Tile(64, 64, 4, 2)}
 # Of squares whose side or place is no multiple of the tile's.
 SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
 # Float32 has no tensor cores here, and its products need more registers.
-EXACT_TILE = Tile(32, 32, 4, 2)
+EXACT_TILE = Tile(32, 32, 4, 2, 1)
 # Columns that a product has at least, and how many of them are no sets.
 FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
 # Keys of a program that prepares them are those of a tile.

@@ -19,7 +19,7 @@ MOST_CANDIDATES = 1 << 24
 # Pairs of a program that counts or orders them, and rows of one that chooses.
 BLOCK, CHOSEN_ROWS = 1024, 32
 # Pairs that are scored at once, and warps.
-PAIRS, PAIR_WARPS = 128, 4
+PAIRS, PAIR_WARPS = 64, 4
 
 
 class Scored(NamedTuple):

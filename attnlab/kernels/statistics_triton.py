@@ -154,7 +154,21 @@ def _store_list(Values, Places, best, at, row, in_q, c, lse, EXACT: tl.constexpr
 @triton.jit
 def _fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
     """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged."""
-    return tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
+    return tl.sum(x, 1)[:, None] if FOLD == 1 else tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
+
+
+@triton.jit
+def _add_to_square(square, given, BM: tl.constexpr, FOLD: tl.constexpr):
+    """Add the sum of a tile.
+
+    The 16 rows of a warp are summed by themselves, so that warps do not wait for each other. Sums that threads hold
+    twice, as without tensor cores they do, must not be reshaped and summed again: Triton 3.7 then adds the wrong ones.
+    """
+    if FOLD == 1:
+        tl.atomic_add(square, tl.sum(tl.sum(given, 1), 0), sem="relaxed")
+    else:
+        sums = tl.sum(tl.reshape(given, [BM // 16, 16 * FOLD]), 1)
+        tl.atomic_add(square + tl.zeros([BM // 16], tl.int32), sums, sem="relaxed")
 
 
 @triton.jit
@@ -395,9 +409,7 @@ def columns(
         given = _fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
         received += given
         if BLOCKS:
-            # The 16 rows of a warp at a time, so that warps do not wait for each other.
-            sums = tl.sum(tl.reshape(given, [BM // 16, 16 * FOLD]), 1)
             square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
-            tl.atomic_add(square + tl.zeros([BM // 16], tl.int32), sums, sem="relaxed")
+            _add_to_square(square, given, BM, FOLD)
     if RECEIVED:
         tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)
