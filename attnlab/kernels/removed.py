@@ -21,8 +21,10 @@ from attnlab.shapes import Bool, Float, Int
 __all__ = ["WIDEST", "removed_shares"]
 
 WIDEST = 128
-# Rows of a program.
-BLOCK = 128
+# Rows of a program: as few as fill the device once, since a program goes from row to row. Blocks that float32 was not
+# enough for are few, and are cut into parts of CAREFUL_ROWS.
+MOST_ROWS, FEWEST_ROWS, CAREFUL_ROWS = 128, 16, 16
+PROGRAMS = 1024
 # A pivot is the share of a direction that is new in it; from here on enough digits are left.
 SAFE_PIVOT = {torch.float32: 1e-2, torch.float64: 1e-7}
 # The trace of the inverse over the width, which is 1 for an identity, up to which float32 is enough.
@@ -50,7 +52,8 @@ def removed_shares(
         kinds = [torch.float32, torch.float64]
         output, v = _whitened(output, v)
     output, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (output, v))
-    grams = _grams(v, n_q, offset)
+    rows = min(max(triton.next_power_of_2(triton.cdiv(b * g * n_q, PROGRAMS)), FEWEST_ROWS), MOST_ROWS)
+    grams = _grams(v, n_q, offset, rows)
     out = torch.empty(b, h, n_q, device=v.device)
     doubtful = torch.zeros(b, g, dtype=torch.int32, device=v.device)
     flags = torch.ones(b, g, grams.shape[2], dtype=torch.int32, device=v.device)
@@ -59,26 +62,27 @@ def removed_shares(
     numbers |= {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": offset, "groups": h // g}
     with torch.cuda.device_of(v):
         for kind in kinds:
+            split = 1 if kind == kinds[0] else max(1, rows // CAREFUL_ROWS)
             launch(
                 shares,
-                (grams.shape[2], b * g, 1),
+                (grams.shape[2] * split, b * g, 1),
                 {
                     "Output": output, "V": v, "Grams": grams, "Squares": squares.contiguous(),
                     "Counts": flags if counts is None else counts.int().contiguous(),
                     "Independent": independent.contiguous(), "Flags": flags, "Shares": out, "Doubtful": doubtful,
                 },
                 numbers | {"safe_pivot": SAFE_PIVOT[kind], "safe_trace": SAFE_TRACE * e},
-                _options(kind, counts is not None, e),
+                _options(kind, counts is not None, e, rows, split),
             )  # fmt: skip
     return out, doubtful
 
 
 @functools.cache
-def _options(kind: torch.dtype, padded: bool, e: int) -> Options:
+def _options(kind: torch.dtype, padded: bool, e: int, rows: int, split: int) -> Options:
     width = max(16, triton.next_power_of_2(e))
     warps = next(n for widest, n in WARPS[kind].items() if width <= widest)
-    named = {"DOUBLE": kind == torch.float64, "PADDED": padded, "E": e, "BE": width, "C": BLOCK, "num_warps": warps}
-    return tuple(named.items())
+    named = {"DOUBLE": kind == torch.float64, "PADDED": padded, "E": e, "BE": width, "C": rows, "SPLIT": split}
+    return tuple({**named, "num_warps": warps}.items())
 
 
 def _whitened(
@@ -90,25 +94,25 @@ def _whitened(
     eye = torch.eye(v.shape[-1], dtype=torch.float64, device=v.device).expand_as(factor)
     whiten = torch.linalg.solve_triangular(factor, eye, upper=False).mT.float()
     b, h, n_q, e = output.shape
-    rows = torch.empty(b, h, n_q, e, device=v.device)
+    moved = torch.empty(b, h, n_q, e, device=v.device)
     # Head by head, since these are not contiguous and a product of all would copy them.
     for at in range(b * h):
-        torch.mm(output[at // h, at % h], whiten[at // h, at % h // (h // v.shape[1])], out=rows[at // h, at % h])
-    return rows, wide @ whiten
+        torch.mm(output[at // h, at % h], whiten[at // h, at % h // (h // v.shape[1])], out=moved[at // h, at % h])
+    return moved, wide @ whiten
 
 
-def _grams(v: Float[Tensor, "b g k e"], n_q: int, offset: int) -> Float[Tensor, "b g c e e"]:
-    """V^T V over the keys that the last query of each block sees; one head at a time is widened to float64."""
-    (b, g, n_k, e), blocks = v.shape, triton.cdiv(n_q, BLOCK)
+def _grams(v: Float[Tensor, "b g k e"], n_q: int, offset: int, rows: int) -> Float[Tensor, "b g c e e"]:
+    """V^T V over the keys that the last of each ``rows`` queries sees; one head at a time is widened to float64."""
+    (b, g, n_k, e), blocks = v.shape, triton.cdiv(n_q, rows)
     grams = torch.empty(b, g, blocks, e, e, dtype=torch.float64, device=v.device)
     # The keys that queries see newly, from the first to the last query; the others come before.
     first, last = min(max(offset, 0), n_k), min(max(n_q + offset, 0), n_k)
     before = max(-offset, 0)
     for at, gram in enumerate(grams.flatten(0, 1)):
         head = v[at // g, at % g]
-        own = head.new_zeros(blocks * BLOCK, e, dtype=torch.float64)
+        own = head.new_zeros(blocks * rows, e, dtype=torch.float64)
         own[before : before + last - first] = head[first:last]
-        own = own.unflatten(0, (blocks, BLOCK))
+        own = own.unflatten(0, (blocks, rows))
         torch.bmm(own.mT, own, out=gram)
         if first:
             old = head[:first].double()

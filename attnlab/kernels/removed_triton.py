@@ -45,15 +45,18 @@ def shares(
     H, G, n_q, n_k, offset, groups,
     # the least pivot and the largest trace of an inverse that leave enough digits
     safe_pivot, safe_trace,
-    DOUBLE: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    DOUBLE: tl.constexpr, PADDED: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """1 - o G_i^-1 o^T / |w|^2 of the C rows of a block, last row first: each next one sees a key less.
+    """1 - o G_i^-1 o^T / |w|^2 of a SPLITth of the C rows of a block, last row first: each next one sees a key less.
 
     G_i^-1 without key v is G^-1 + u u^T / (1 - v u) with u = G^-1 v^T (Sherman and Morrison, 1950).
     """
     KIND: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    lo, head = tl.program_id(0) * C, tl.program_id(1).to(tl.int64)
-    block = head * tl.num_programs(0) + tl.program_id(0)
+    number, part = tl.program_id(0) // SPLIT, tl.program_id(0) % SPLIT
+    head = tl.program_id(1).to(tl.int64)
+    block = head * (tl.num_programs(0) // SPLIT) + number
+    lo = number * C + part * (C // SPLIT)
+    end = lo + C // SPLIT
     if DOUBLE and tl.load(Flags + block) == 0:
         return
     b, g = head // G, head % G
@@ -67,6 +70,12 @@ def shares(
     both = inside[:, None] & inside[None, :]
     own = tl.load(gram + index[:, None] * E + index[None, :], mask=both, other=0.0)
     diagonal = tl.load(gram + index * (E + 1), mask=inside, other=1.0)
+    # The keys of the block's later rows.
+    for i in range(end, (number + 1) * C):
+        known = inside & (i < n_q) & (i + offset >= 0) & (i + offset < n_k)
+        v = tl.load(V + (i + offset) * vn + index, mask=known, other=0.0).to(tl.float64)
+        own -= v[:, None] * v[None, :]
+        diagonal -= v * v
     # Scaled so that the diagonal is 1, which it also is beyond the width.
     size = 1.0 / tl.sqrt(tl.where(diagonal > 0, diagonal, 1.0))
     own = own * size[:, None] * size[None, :]
@@ -75,8 +84,8 @@ def shares(
     inverse, least = _inverse(own.to(KIND), index, E)
     free = tl.load(Independent + head) != 0
     in_doubt = tl.full([], 0, tl.int32)
-    for t in range(C):
-        i = lo + C - 1 - t
+    for t in range(C // SPLIT):
+        i = end - 1 - t
         exists = i < n_q
         count = tl.minimum(tl.maximum(i + offset + 1, 0), n_k)
         if PADDED:

@@ -144,7 +144,8 @@ def row_statistics(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
             {
-                "Q": q, "K": k, "V": keys.values, **masks, "KeyPlaces": key_places, "QueryPlaces": query_places,
+                "Q": q, "K": k, "V": keys.values, **masks, "Reach": _reach(call),
+                "KeyPlaces": key_places, "QueryPlaces": query_places,
                 "Side": keys.side, "LogNorms": keys.log_norms, "Unit": keys.unit, "Out": out, **by_row, "Sets": sets,
                 **lists,
             },
@@ -239,15 +240,17 @@ def _choose_largest(
     call: AttentionCall, q: Tensor, k: Tensor, tile: Tile, tile_mask: int, lse: Tensor, log_norms: Tensor,
     lists: dict[str, Tensor],
 ) -> None:  # fmt: skip
-    """Weights and keys in place of the tiles that the first pass has kept."""
+    """Weights and keys from the tiles that the first pass has kept in their place."""
     masks, mask_strides = _pairs(call)
     strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
     numbers = dict(zip(("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES), strides, strict=True)) | _sizes(call)
     flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
-    made_of = Scored({"Q": q, "K": k, **masks}, numbers, flags, tile.keys)
-    largest_in_tiles(made_of, lists["Largest"], lists["Places"], lse, None, tile_mask)
-    if lists["NormLargest"] is not lists["Largest"]:
-        largest_in_tiles(made_of, lists["NormLargest"], lists["NormPlaces"], lse, log_norms, tile_mask)
+    made_of = Scored({"Q": q, "K": k, **masks, "Reach": _reach(call)}, numbers, flags, tile.keys)
+    ranked = {"": None, "Norm": log_norms} if lists["NormLargest"] is not lists["Largest"] else {"": None}
+    for name, norms in ranked.items():
+        weights = torch.empty_like(lists[f"{name}Largest"])
+        largest_in_tiles(made_of, lists[f"{name}Largest"], weights, lists[f"{name}Places"], lse, norms, tile_mask)
+        lists[f"{name}Largest"] = weights
 
 
 def _sizes(call: AttentionCall) -> dict[str, Any]:
@@ -260,7 +263,7 @@ def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
 
 
 def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
-    """Flags of keys and pairs and the bias by name (any tensor where there is none), and strides of the latter two."""
+    """What hides pairs and is added to them, by name (any tensor where there is none), and strides of mask and bias."""
     tensors, strides = {"Visible": call.q if call.key_visible is None else call.key_visible.contiguous()}, []
     for name, t in (("Mask", call.mask), ("Bias", call.bias)):
         t = None if t is None else t.expand(*t.shape[:2], call.q.shape[2], call.k.shape[2])
@@ -270,6 +273,11 @@ def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
         # An axis of length 1 is that of all texts or heads.
         strides += [0, 0, 0] if t is None else [0 if t.shape[a] == 1 else t.stride(a) for a in (0, 1)] + [t.stride(2)]
     return tensors, strides
+
+
+def _reach(call: AttentionCall) -> Int[Tensor, " q"]:
+    """The last key that causality shows each query."""
+    return torch.arange(call.offset, call.offset + call.q.shape[2], dtype=torch.int32, device=call.q.device)
 
 
 def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:

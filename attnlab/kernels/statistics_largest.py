@@ -34,14 +34,15 @@ class Scored(NamedTuple):
 def largest_in_tiles(
     made_of: Scored,
     tiles: Float[Tensor, "b h q n"],
+    largest: Float[Tensor, "b h q n"],
     places: Int[Tensor, "b h q n"],
     lse: Float[Tensor, "b h q"],
     log_norms: Float[Tensor, "b g k"] | None,
     tile_mask: int,
 ) -> None:
-    """The n largest weights of each row in place of its n tiles with the largest scores; their keys into ``places``.
+    """The n largest weights of each row, from its n tiles with the largest scores, and their keys.
 
-    With ``log_norms`` weights are times lengths of values.
+    ``largest`` and ``places`` are written. With ``log_norms`` weights are times lengths of values.
     """
     b, h, n_q, n = tiles.shape
     heads, pairs = b * h, n_q * n
@@ -52,7 +53,7 @@ def largest_in_tiles(
     sizes = {"BN": made_of.keys, "N": n}
     flags = made_of.flags | {"NORM": log_norms is not None}
     tensors: Tensors = made_of.tensors | {"LogNorms": lse if log_norms is None else log_norms}
-    by_head = {"Tiles": tiles.view(heads, -1), "Lse": lse.view(heads, -1), "Places": places.view(heads, -1)}
+    by_head = {"Tiles": tiles, "Lse": lse, "Largest": largest, "Places": places}
     for first in range(0, heads, at_once):
         last = min(first + at_once, heads)
         launch(
@@ -62,7 +63,7 @@ def largest_in_tiles(
             made_of.numbers | {"n_tiles": n_tiles, "tile_mask": tile_mask, "first_head": first},
             _options(flags | {"BM": PAIRS} | sizes, PAIR_WARPS),
         )
-        own: Tensors = {name: t[first:last] for name, t in by_head.items()}
+        own: Tensors = {name: t.view(heads, -1)[first:last] for name, t in by_head.items()}
         launch(
             chosen,
             (triton.cdiv((last - first) * n_q, CHOSEN_ROWS), 1, 1),

@@ -60,7 +60,7 @@ def _store_largest(Candidates, s, top, to, mine, floor, ROUND: tl.constexpr, N: 
 
 @triton.jit
 def scored(
-    Q, K, Visible, Mask, Bias, LogNorms,
+    Q, K, Visible, Mask, Bias, Reach, LogNorms,
     # the tiles of rows, pairs in the order of tiles; written: the largest scores of each pair
     Tiles, Order, Candidates,
     # strides of Q, K, Mask, Bias
@@ -99,7 +99,7 @@ def scored(
     for t in range(first, last + 1):
         j = t * BN + tl.arange(0, BN)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, b, i, j, d, inside, in_d, n_k, kn, mq, bq, offset, scale,
+            q, K, Visible, Mask, Bias, Reach, b, i, j, d, inside, in_d, n_q, n_k, kn, mq, bq, offset, scale,
             True, CAUSAL, PADDED, MASKED, BIASED, CUT, False, "tf32",
         )  # fmt: skip
         if NORM:
@@ -110,27 +110,22 @@ def scored(
 
 @triton.jit
 def chosen(
-    Candidates, Tiles, Lse, Places, rows, scale, n_tiles, tile_mask,
+    Candidates, Tiles, Lse, Largest, Places, rows, scale, n_tiles, tile_mask,
     BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The N largest of the scores of each row's tiles as weights in place of these, and their keys; -1 for none."""
+    """The N largest of the scores of each row's tiles as weights, and their keys; -1 for none."""
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     inside = row < rows
     slots = tl.arange(0, N * N)
-    tile = _tile_of(
-        tl.load(Tiles + row[:, None] * N + (slots // N)[None, :], mask=inside[:, None], other=EMPTY), n_tiles, tile_mask
-    )
-    exists = inside[:, None] & (tile < n_tiles)
+    kept = tl.load(Tiles + row[:, None] * N + (slots // N)[None, :], mask=inside[:, None], other=EMPTY)
+    exists = inside[:, None] & (kept > EMPTY)
     s = tl.load(Candidates + row[:, None] * (N * N) + slots[None, :], mask=exists, other=HIDDEN)
     lse = tl.load(Lse + row, mask=inside, other=float("inf"))
-    # Every tile is read before the first weight is written.
-    tl.debug_barrier()
     for r in tl.static_range(N):
-        top = tl.max(s, 1)
-        slot = tl.min(tl.where(s == top[:, None], slots[None, :], N * N), 1)
-        mine = slots[None, :] == slot[:, None]
-        place = tl.sum(tl.where(mine, tile, 0), 1) * BN + (top.to(tl.int32, bitcast=True) & (BN - 1))
+        top, slot = tl.max(s, 1, return_indices=True)
+        tile = _tile_of(tl.load(Tiles + row * N + slot // N, mask=inside, other=EMPTY), n_tiles, tile_mask)
         weight = tl.exp2(top * (scale * LOG2E) - lse)
-        tl.store(Tiles + row * N + r, weight, mask=inside)
+        place = tile * BN + (top.to(tl.int32, bitcast=True) & (BN - 1))
+        tl.store(Largest + row * N + r, weight, mask=inside)
         tl.store(Places + row * N + r, tl.where(weight > 0, place, -1), mask=inside)
-        s = tl.where(mine, HIDDEN, s)
+        s = tl.where(slots[None, :] == slot[:, None], HIDDEN, s)

@@ -48,8 +48,8 @@ def _seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
 
 @triton.jit
 def _hide(
-    s, Mask, Bias, i, j, seen, inside, mq, bq, offset, scale,
-    edge, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
+    s, Mask, Bias, Reach, i, j, seen, inside, n_q, mq, bq, offset, scale,
+    edge, LOADED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
     """Scores before the scale with the bias and with hidden ones as HIDDEN; ``i`` and ``j`` have two axes.
 
@@ -64,13 +64,15 @@ def _hide(
     # The first is known when the kernel is compiled.
     if CAUSAL:  # noqa: SIM102
         if edge:
-            s = tl.where(j <= i + offset, s, HIDDEN)
+            # A load keeps the compiler from comparing and selecting in all tiles what only few need.
+            reach = tl.load(Reach + i, mask=i < n_q, other=0) if LOADED else i + offset
+            s = tl.where(j <= reach, s, HIDDEN)
     return s
 
 
 @triton.jit
 def scores(
-    q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
+    q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
     edge, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
     CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -80,8 +82,8 @@ def scores(
     s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
     s = _hide(
-        s, Mask, Bias, i[:, None], j[None, :], seen[None, :], inside, mq, bq, offset, scale,
-        edge, CAUSAL, MASKED, BIASED, CUT,
+        s, Mask, Bias, Reach, i[:, None], j[None, :], seen[None, :], inside, n_q, mq, bq, offset, scale,
+        edge, True, CAUSAL, MASKED, BIASED, CUT,
     )  # fmt: skip
     return s, seen
 
@@ -228,8 +230,8 @@ def prepared(
 
 @triton.jit
 def rows(
-    # inputs; which keys are visible, which pairs, and what is added to scores
-    Q, K, V, Visible, Mask, Bias,
+    # inputs; which keys are visible, which pairs, what is added to scores, the last key that causality shows a query
+    Q, K, V, Visible, Mask, Bias, Reach,
     # of keys and of queries: places in the text; of ``prepared``
     KeyPlaces, QueryPlaces, Side, LogNorms, Unit,
     # written: output, log2 of each row's sum, and the statistics of rows
@@ -287,7 +289,7 @@ def rows(
         lo = (tiles - 1 - t) * BN
         j = lo + tl.arange(0, BN)
         s, seen = scores(
-            q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
+            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
             lo >= edge, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
         )  # fmt: skip
         v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
@@ -402,8 +404,8 @@ def columns(
         q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
         s = tl.dot(k, q, input_precision=PRECISION)
         s = _hide(
-            s, Mask, Bias, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], mq, bq,
-            offset, scale, lo < edge, CAUSAL, MASKED, BIASED, CUT,
+            s, Mask, Bias, Lse, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], n_q,
+            mq, bq, offset, scale, lo < edge, False, CAUSAL, MASKED, BIASED, CUT,
         )  # fmt: skip
         lse = tl.load(Lse + i) if WHOLE else tl.load(Lse + i, mask=in_q, other=float("inf"))
         given = _fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)

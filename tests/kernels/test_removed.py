@@ -36,10 +36,8 @@ def by_kernel(arrays: tuple[Tensor, ...], how: dict) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "BLOCK", 8)
-    kernel._options.cache_clear()
-    yield
-    kernel._options.cache_clear()
+    for name, rows in {"MOST_ROWS": 8, "FEWEST_ROWS": 8, "CAREFUL_ROWS": 4}.items():
+        monkeypatch.setattr(kernel, name, rows)
 
 
 CASES = {
@@ -63,8 +61,12 @@ def test_the_kernel_is_the_prefixes(monkeypatch: pytest.MonkeyPatch, name: str) 
     assert float((shares - removed_share_of_rows(*arrays, **how)).abs().max()) <= 1e-5
 
 
-@pytest.mark.parametrize("spread", [1.0, 100.0])
-def test_half_precision_takes_float64_where_it_must(monkeypatch: pytest.MonkeyPatch, spread: float) -> None:
+@pytest.mark.parametrize(("spread", "trace"), [(1.0, 8.0), (100.0, 8.0), (1.0, 0.0)])
+def test_half_precision_takes_float64_where_it_must(
+    monkeypatch: pytest.MonkeyPatch, spread: float, trace: float
+) -> None:
+    # With a trace of 0 float32 is never enough.
+    monkeypatch.setattr(kernel, "SAFE_TRACE", trace)
     (output, squares, v), how = made(19, 19)
     # Values that grow along the text, so that the first prefixes are nothing like the whole.
     grow = torch.linspace(0, 1, 19, device=DEVICE)[:, None]
