@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -44,14 +44,16 @@ SHAPES = (Shape(1, 9, 3, 32768, 64), Shape(1, 9, 3, 8192, 64), Shape(1, 16, 8, 8
 TINY = (Shape(1, 2, 1, 70, 16),)
 # The longest text whose W is made: for errors, and for the eager peer.
 DENSE = 4096
+# Columns of ``times`` that the summary has.
+IN_SUMMARY = ("rows", "rows ranked by lengths", "keys and squares", "removed share", "everything")
 # By the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: any).
 TILES = {
     64: (
-        (128, 64, 8, 3, 8, 0), (128, 64, 8, 3, 1, 0), (128, 128, 8, 2, 8, 0), (128, 128, 8, 2, 1, 0),
-        (64, 64, 4, 3, 8, 0), (64, 64, 4, 2, 8, 168), (64, 128, 4, 2, 8, 0), (128, 64, 4, 2, 1, 0),
-        (128, 32, 4, 3, 1, 0),
+        (64, 64, 4, 3, 8, 0), (64, 64, 4, 2, 8, 0), (64, 64, 4, 3, 1, 0), (64, 64, 4, 2, 1, 168),
+        (64, 64, 4, 2, 8, 168), (128, 64, 8, 3, 8, 0), (128, 128, 8, 2, 1, 0), (64, 128, 4, 2, 8, 0),
+        (64, 128, 4, 2, 1, 0), (64, 32, 4, 3, 8, 168), (128, 128, 4, 2, 8, 0),
     ),
-    128: ((64, 64, 4, 2, 8, 0), (128, 64, 8, 2, 8, 0), (64, 32, 4, 3, 1, 0), (128, 32, 8, 2, 8, 0)),
+    128: ((64, 64, 4, 2, 8, 0), (128, 64, 8, 2, 8, 0), (64, 32, 4, 3, 1, 0)),
 }  # fmt: skip
 
 
@@ -107,6 +109,13 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
             timed["eager with W"] = eager_ms(partial(_eager, call))
         result = shape._asdict() | {"SDPA ms": exact} | {f"{name} ms": ms for name, ms in timed.items()}
         yield result | {f"{name} / SDPA": ms / exact for name, ms in timed.items()}
+
+
+def summary(rows: Iterable[Row]) -> Iterator[Row]:
+    """Times as multiples of SDPA's."""
+    for row in rows:
+        ratios = {name.replace(" ", "_"): row[f"{name} / SDPA"] for name in IN_SUMMARY}
+        yield {"tokens": row["T"], "heads": row["H"], "width": row["D"], "SDPA_ms": row["SDPA ms"]} | ratios
 
 
 def _first_pass(
