@@ -14,8 +14,8 @@ import torch
 import triton
 from torch import Tensor
 
-from attnlab.kernels.launching import Options, launch
-from attnlab.kernels.removed_triton import shares
+from attnlab.kernels.launching import Options, Tensors, launch
+from attnlab.kernels.removed_triton import factors, shares
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["WIDEST", "removed_shares"]
@@ -37,30 +37,33 @@ def removed_shares(
     output: Float[Tensor, "b h q e"],
     squares: Float[Tensor, "b h q"],
     v: Float[Tensor, "b g k e"],
+    first: tuple[Float[Tensor, "b g n e"], Bool[Tensor, "b 1 n"]],
     counts: Int[Tensor, "b q"] | None,
-    independent: Bool[Tensor, "b g"],
     *,
     offset: int,
+    independent: float,
 ) -> tuple[Float[Tensor, "b h q"], Int[Tensor, "b g"]]:
     """(shares, 1 where a head's are in doubt); ``counts`` are the keys that queries see, where some are hidden.
 
-    ``independent`` says of which heads the first e visible values are linearly independent.
+    ``first`` are the first e visible values, and which of them exist: linearly independent if their condition number
+    is below ``independent``.
     """
     (b, h, n_q, e), (g, n_k) = output.shape, v.shape[1:3]
-    kinds = [torch.float64]
-    if v.dtype != torch.float32:
-        kinds = [torch.float32, torch.float64]
-        output, v = _whitened(output, v)
-    output, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (output, v))
-    rows = min(max(triton.next_power_of_2(triton.cdiv(b * g * n_q, PROGRAMS)), FEWEST_ROWS), MOST_ROWS)
-    grams = _grams(v, n_q, offset, rows)
-    out = torch.empty(b, h, n_q, device=v.device)
-    doubtful = torch.zeros(b, g, dtype=torch.int32, device=v.device)
-    flags = torch.ones(b, g, grams.shape[2], dtype=torch.int32, device=v.device)
-    strides = [t.stride(axis) for t in (output, v) for axis in range(3)]
-    numbers = dict(zip(("ob", "oh", "on", "vb", "vh", "vn"), strides, strict=True))
-    numbers |= {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": offset, "groups": h // g}
     with torch.cuda.device_of(v):
+        whiten, free = _factors(v, *first, independent)
+        kinds = [torch.float64]
+        if v.dtype != torch.float32:
+            kinds = [torch.float32, torch.float64]
+            output, v = _moved(output, v, whiten)
+        output, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (output, v))
+        rows = min(max(triton.next_power_of_2(triton.cdiv(b * g * n_q, PROGRAMS)), FEWEST_ROWS), MOST_ROWS)
+        grams = _grams(v, n_q, offset, rows)
+        out = torch.empty(b, h, n_q, device=v.device)
+        doubtful = torch.zeros(b, g, dtype=torch.int32, device=v.device)
+        flags = torch.ones(b, g, grams.shape[2], dtype=torch.int32, device=v.device)
+        strides = [t.stride(axis) for t in (output, v) for axis in range(3)]
+        numbers = dict(zip(("ob", "oh", "on", "vb", "vh", "vn"), strides, strict=True))
+        numbers |= {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": offset, "groups": h // g}
         for kind in kinds:
             split = 1 if kind == kinds[0] else max(1, rows // CAREFUL_ROWS)
             launch(
@@ -68,8 +71,8 @@ def removed_shares(
                 (grams.shape[2] * split, b * g, 1),
                 {
                     "Output": output, "V": v, "Grams": grams, "Squares": squares.contiguous(),
-                    "Counts": flags if counts is None else counts.int().contiguous(),
-                    "Independent": independent.contiguous(), "Flags": flags, "Shares": out, "Doubtful": doubtful,
+                    "Counts": flags if counts is None else counts.int().contiguous(), "Independent": free,
+                    "Flags": flags, "Shares": out, "Doubtful": doubtful,
                 },
                 numbers | {"safe_pivot": SAFE_PIVOT[kind], "safe_trace": SAFE_TRACE * e},
                 _options(kind, counts is not None, e, rows, split),
@@ -85,20 +88,44 @@ def _options(kind: torch.dtype, padded: bool, e: int, rows: int, split: int) -> 
     return tuple({**named, "num_warps": warps}.items())
 
 
-def _whitened(
-    output: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"]
-) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"]]:
-    """Outputs and values times one matrix, which changes no share, such that V^T V is the identity."""
+@functools.cache
+def _factor_options(e: int) -> Options:
+    width = max(16, triton.next_power_of_2(e))
+    return (("E", e), ("BE", width), ("num_warps", 8 if width <= 64 else 16))
+
+
+def _factors(
+    v: Float[Tensor, "b g k e"], first: Float[Tensor, "b g n e"], exists: Bool[Tensor, "b 1 n"], limit: float
+) -> tuple[Float[Tensor, "b g e e"], Int[Tensor, "b g"]]:
+    """(a matrix R that makes (V R)^T V R the identity, whether the first values of each head are independent)."""
+    (b, g, _, e), n = v.shape, first.shape[2]
+    matrices = torch.empty(2, b, g, e, e, dtype=torch.float64, device=v.device)
     wide = v.float()
-    factor = torch.linalg.cholesky_ex((wide.mT @ wide).double())[0]
-    eye = torch.eye(v.shape[-1], dtype=torch.float64, device=v.device).expand_as(factor)
-    whiten = torch.linalg.solve_triangular(factor, eye, upper=False).mT.float()
+    matrices[0] = wide.mT @ wide
+    x = torch.zeros(b, g, e, e, dtype=torch.float64, device=v.device)
+    x[:, :, :n] = first.masked_fill(~exists[..., None], 0)
+    torch.matmul(x, x.mT, out=matrices[1])
+    # A key that is missing gets a direction of its own, of the size of the others.
+    size = x.square().sum((-1, -2)).clamp(min=torch.finfo(torch.float64).tiny)
+    missing = torch.nn.functional.pad(~exists, (0, e - n), value=True)
+    matrices[1].diagonal(dim1=-2, dim2=-1).add_(missing * size[..., None])
+    whiten = torch.empty(b, g, e, e, device=v.device)
+    free = torch.empty(b, g, dtype=torch.int32, device=v.device)
+    tensors: Tensors = {"Matrices": matrices, "Sizes": size, "Whiten": whiten, "Independent": free}
+    launch(factors, (2 * b * g, 1, 1), tensors, {"heads": b * g, "limit": limit}, _factor_options(e))
+    return whiten, free
+
+
+def _moved(
+    output: Float[Tensor, "b h q e"], v: Float[Tensor, "b g k e"], whiten: Float[Tensor, "b g e e"]
+) -> tuple[Float[Tensor, "b h q e"], Float[Tensor, "b g k e"]]:
+    """Outputs and values times one matrix, which changes no share."""
     b, h, n_q, e = output.shape
     moved = torch.empty(b, h, n_q, e, device=v.device)
     # Head by head, since these are not contiguous and a product of all would copy them.
     for at in range(b * h):
         torch.mm(output[at // h, at % h], whiten[at // h, at % h // (h // v.shape[1])], out=moved[at // h, at % h])
-    return moved, wide @ whiten
+    return moved, v.float() @ whiten
 
 
 def _grams(v: Float[Tensor, "b g k e"], n_q: int, offset: int, rows: int) -> Float[Tensor, "b g c e e"]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["shares"]
+__all__ = ["factors", "shares"]
 
 
 @triton.jit
@@ -27,6 +27,43 @@ def _inverse(a, index, E: tl.constexpr):
         at_pivot = (index == k)[:, None] & (index == k)[None, :]
         a = a - w[:, None] * (w / d)[None, :] - tl.where(at_pivot, 2.0, 0.0)
     return -a, least
+
+
+@triton.jit
+def factors(
+    # symmetric matrices: V^T V of each head, then V V^T of the first values of each head, with ``Sizes`` their traces
+    Matrices, Sizes,
+    # written: L^-T of the former, whether the latter's values are independent
+    Whiten, Independent,
+    heads, limit,
+    E: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """L^-1 of A = L L^T by elimination, which turns the identity into the inverse of L but for the pivots' roots."""
+    index = tl.arange(0, BE)
+    inside = index < E
+    both = inside[:, None] & inside[None, :]
+    matrix = tl.program_id(0).to(tl.int64)
+    cell = index[:, None] * E + index[None, :]
+    a = tl.load(Matrices + matrix * E * E + cell, mask=both, other=0.0)
+    eye = tl.where(index[:, None] == index[None, :], 1.0, 0.0).to(tl.float64)
+    a = tl.where(both, a, eye)
+    inverse, pivots = eye, tl.full([BE], 1.0, tl.float64)
+    for k in range(E):
+        row = tl.sum(tl.where((index == k)[:, None], a, 0.0), 0)
+        d = tl.sum(tl.where(index == k, row, 0.0), 0)
+        pivots = tl.where(index == k, d, pivots)
+        below = tl.where(index > k, row / tl.where(d > 0, d, 1.0), 0.0)
+        a -= below[:, None] * row[None, :]
+        inverse -= below[:, None] * tl.sum(tl.where((index == k)[:, None], inverse, 0.0), 0)[None, :]
+    positive = tl.min(tl.where(pivots > 0, 1, 0), 0) > 0
+    inverse = inverse / tl.sqrt(tl.where(pivots > 0, pivots, 1.0))[:, None]
+    if matrix < heads:
+        whiten = tl.where(positive, inverse, float("nan")).to(tl.float32)
+        tl.store(Whiten + matrix * E * E + index[None, :] * E + index[:, None], whiten, mask=both)
+    else:
+        squared = tl.sum(tl.sum(tl.where(both, inverse * inverse, 0.0), 0), 0)
+        condition = tl.sqrt(squared * tl.load(Sizes + matrix - heads))
+        tl.store(Independent + matrix - heads, (positive & (condition < limit)).to(tl.int32))
 
 
 @triton.jit

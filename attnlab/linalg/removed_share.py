@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnlab.linalg.prefix import prefix_squares, visible_counts
-from attnlab.linalg.projection import column_basis, first_visible, independent_rows
+from attnlab.linalg.projection import column_basis, first_visible, independence_limit
 from attnlab.shapes import Bool, Float
 
 __all__ = ["removed_share_of_rows"]
@@ -78,7 +78,8 @@ def _by_kernel(
     else:
         first, exists, _ = first_visible(v, key_visible[:, None], e)
         counts = visible_counts(key_visible, output.shape[2], offset)[1]
-    shares, doubtful = removed_shares(output, squares, v, counts, independent_rows(first, exists), offset=offset)
+    limit = independence_limit(v.dtype, max(first.shape[2:]))
+    shares, doubtful = removed_shares(output, squares, v, (first, exists), counts, offset=offset, independent=limit)
     return shares, doubtful > 0
 
 
