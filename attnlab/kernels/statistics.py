@@ -18,7 +18,8 @@ from torch import Tensor
 from attnlab.attention import AttentionCall
 from attnlab.kernels.launching import Options, launch
 from attnlab.kernels.statistics_largest import Scored, largest_in_tiles
-from attnlab.kernels.statistics_triton import columns, prepared, rows
+from attnlab.kernels.statistics_triton import prepared, rows
+from attnlab.kernels.statistics_weights_triton import columns, recents
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
@@ -43,6 +44,7 @@ SIDE = 64
 
 # The strides of masks and biases that kernels take.
 PAIR_STRIDES = ("mb", "mh", "mq", "bb", "bh", "bq")
+PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
 ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
 # What the first pass writes for each row.
 BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
@@ -153,6 +155,8 @@ def row_statistics(
             | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
             _row_options(_flags(call, tile, v), (near, norm_largest), d, e, tile, n, keys.side.shape[-1]),
         )  # fmt: skip
+        if near and call.causal and call.key_visible is None:
+            _recent(call, q, k, by_row["Lse"], by_row["Recent"], recent)
         if q.dtype != torch.float32:
             _choose_largest(call, q, k, tile, tile_mask, by_row["Lse"], keys.log_norms, lists)
     best = [t[..., :largest] for t in lists.values()]
@@ -175,13 +179,12 @@ def column_statistics(
     if block and (side % tile.rows or side % tile.keys or shift % tile.keys):
         tile = _tile(SMALL_COLUMN_TILE, q)
     strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
-    names = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
     with torch.cuda.device_of(q):
         launch(
             columns,
             (triton.cdiv(n_k, tile.rows), b * h, 1),
             {"Q": q, "K": k, **masks, "Lse": lse, "Received": sums, "Blocks": blocks},
-            dict(zip(names, strides, strict=True))
+            dict(zip(PASS_STRIDES, strides, strict=True))
             | _sizes(call)
             | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
             _column_options(
@@ -243,7 +246,7 @@ def _choose_largest(
     """Weights and keys from the tiles that the first pass has kept in their place."""
     masks, mask_strides = _pairs(call)
     strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
-    numbers = dict(zip(("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES), strides, strict=True)) | _sizes(call)
+    numbers = dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call)
     flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
     made_of = Scored({"Q": q, "K": k, **masks, "Reach": _reach(call)}, numbers, flags, tile.keys)
     ranked = {"": None, "Norm": log_norms} if lists["NormLargest"] is not lists["Largest"] else {"": None}
@@ -251,6 +254,20 @@ def _choose_largest(
         weights = torch.empty_like(lists[f"{name}Largest"])
         largest_in_tiles(made_of, lists[f"{name}Largest"], weights, lists[f"{name}Places"], lse, norms, tile_mask)
         lists[f"{name}Largest"] = weights
+
+
+def _recent(call: AttentionCall, q: Tensor, k: Tensor, lse: Tensor, mass: Tensor, recent: int) -> None:
+    """The mass on the last keys, in the few tiles that hold them."""
+    masks, mask_strides = _pairs(call)
+    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
+    tile = _tile(SMALL_COLUMN_TILE, q)
+    launch(
+        recents,
+        (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1], 1),
+        {"Q": q, "K": k, **masks, "Reach": _reach(call), "Lse": lse, "Recent": mass},
+        dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call) | {"recent": recent},
+        _recent_options(_flags(call, tile, q), q.shape[-1], tile),
+    )
 
 
 def _sizes(call: AttentionCall) -> dict[str, Any]:
@@ -317,6 +334,11 @@ def _row_options(
 def _column_options(flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile) -> Options:
     named = dict(zip((*FLAGS, "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
     return _options(named | {"D": d, "BD": _width(d)}, tile, {})
+
+
+@functools.cache
+def _recent_options(flags: tuple[bool, ...], d: int, tile: Tile) -> Options:
+    return _options(dict(zip(FLAGS, flags, strict=True)) | {"D": d, "BD": _width(d)}, tile, {})
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The kernels of ``statistics``: softmax attention with statistics of its rows, then what keys receive.
+"""The kernels of ``statistics``: softmax attention with statistics of its rows.
 
 Sums over a row that weigh each key by a number of its own (its length, its place in the tile, whether it is in a set)
 are one product with a narrow matrix, ``Side``. In float32 the largest scores of a row are kept in registers, sorted
@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["EMPTY", "HIDDEN", "LOG2E", "columns", "load_tile", "prepared", "rows", "scores"]
+__all__ = ["EMPTY", "HIDDEN", "LOG2E", "fold", "hide", "load_tile", "prepared", "rows", "scores", "seen_keys"]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 LN2: Any = tl.constexpr(0.6931471805599453)
@@ -38,7 +38,7 @@ def load_tile(pointers, inside, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def _seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
+def seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
     """Which keys exist and are no padding; others are not loaded, since NaN in them would spread."""
     seen = j < n_k
     if PADDED:
@@ -47,7 +47,7 @@ def _seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _hide(
+def hide(
     s, Mask, Bias, Reach, i, j, seen, inside, n_q, mq, bq, offset, scale,
     edge, LOADED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
@@ -77,11 +77,11 @@ def scores(
     CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. ``edge``: causality cuts it."""
-    seen = _seen_keys(Visible, b, j, n_k, PADDED)
+    seen = seen_keys(Visible, b, j, n_k, PADDED)
     k = load_tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
     s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
-    s = _hide(
+    s = hide(
         s, Mask, Bias, Reach, i[:, None], j[None, :], seen[None, :], inside, n_q, mq, bq, offset, scale,
         edge, True, CAUSAL, MASKED, BIASED, CUT,
     )  # fmt: skip
@@ -154,23 +154,9 @@ def _store_list(Values, Places, best, at, row, in_q, c, lse, EXACT: tl.constexpr
 
 
 @triton.jit
-def _fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
+def fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
     """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged."""
     return tl.sum(x, 1)[:, None] if FOLD == 1 else tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
-
-
-@triton.jit
-def _add_to_square(square, given, BM: tl.constexpr, FOLD: tl.constexpr):
-    """Add the sum of a tile.
-
-    The 16 rows of a warp are summed by themselves, so that warps do not wait for each other. Sums that threads hold
-    twice, as without tensor cores they do, must not be reshaped and summed again: Triton 3.7 then adds the wrong ones.
-    """
-    if FOLD == 1:
-        tl.atomic_add(square, tl.sum(tl.sum(given, 1), 0), sem="relaxed")
-    else:
-        sums = tl.sum(tl.reshape(given, [BM // 16, 16 * FOLD]), 1)
-        tl.atomic_add(square + tl.zeros([BM // 16], tl.int32), sums, sem="relaxed")
 
 
 @triton.jit
@@ -268,17 +254,16 @@ def rows(
     own = tl.zeros([BM], tl.float32)
     if NEAR:
         own = tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0).to(tl.float32)
-    # Keys beyond ``last`` are seen by no row; keys before ``edge`` by every row, and they are recent for none.
+    # Keys beyond ``last`` are seen by no row, and keys before ``edge`` by every row, as far as causality goes.
     last, edge = n_k, n_k
     if CAUSAL:
         last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
-        edge = tl.maximum(tl.minimum(start + offset + 1 - (recent if NEAR else 0), last), 0) // BN * BN
+        edge = tl.maximum(tl.minimum(start + offset + 1, last), 0) // BN * BN
     top = tl.full([BM], HIDDEN, tl.float32)
     total = tl.zeros([BM, FOLD], tl.float32)
     mean_score = tl.zeros([BM, FOLD], tl.float32)
     squares = tl.zeros([BM, FOLD], tl.float32)
-    # Few tiles hold recent keys, so these have a base of their own.
-    near_mass, near_base = tl.zeros([BM, FOLD], tl.float32), tl.zeros([BM], tl.float32)
+    near_mass = tl.zeros([BM, FOLD], tl.float32)
     distance = tl.zeros([BM, FOLD], tl.float32)
     out = tl.zeros([BM, BE], tl.float32)
     sides = tl.zeros([BM, MS], tl.float32)
@@ -305,10 +290,10 @@ def rows(
         out, sides = out * shrink[:, None], sides * shrink[:, None]
         out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION)
         sides = tl.dot(p.to(side.dtype), side, sides, input_precision=PRECISION)
-        mass = _fold(p, BM, BN, FOLD)
+        mass = fold(p, BM, BN, FOLD)
         total = total * shrink[:, None] + mass
-        squares = squares * (shrink * shrink)[:, None] + _fold(p * p, BM, BN, FOLD)
-        mean_score = mean_score * shrink[:, None] + _fold(p * s, BM, BN, FOLD)
+        squares = squares * (shrink * shrink)[:, None] + fold(p * p, BM, BN, FOLD)
+        mean_score = mean_score * shrink[:, None] + fold(p * s, BM, BN, FOLD)
         if NEAR:
             low = lo * 1.0
             if PADDED:
@@ -316,16 +301,14 @@ def rows(
             if CAUSAL:
                 # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
                 distance = distance * shrink[:, None] + mass * (own - low)[:, None]
-            if lo >= edge or PADDED or not CAUSAL:
+            if PADDED or not CAUSAL:
                 place = j.to(tl.float32)
                 if PADDED:
                     place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
                 far = tl.abs(own[:, None] - place[None, :])
-                near_shrink = tl.exp2(tl.minimum(near_base - base, 0.0))[:, None]
-                near_mass = near_mass * near_shrink + _fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
-                near_base = base
+                near_mass = near_mass * shrink[:, None] + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
                 if not CAUSAL:
-                    distance = distance * shrink[:, None] + _fold(p * far, BM, BN, FOLD)
+                    distance = distance * shrink[:, None] + fold(p * far, BM, BN, FOLD)
         best, at = _keep(s, highest, j, lo // BN, best, at, tile_mask, EXACT, N)
         if NORM:
             # Ranked by w_j |v_j|; what is hidden stays so.
@@ -341,8 +324,8 @@ def rows(
     tl.store(Entropy + row, entropy, mask=in_q)
     tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
     if NEAR:
-        near_shrink = tl.exp2(tl.minimum(near_base - tl.where(some, top * c - LIFT, 0.0), 0.0))
-        tl.store(Recent + row, tl.sum(near_mass, 1) * near_shrink * over, mask=in_q)
+        if PADDED or not CAUSAL:
+            tl.store(Recent + row, tl.sum(near_mass, 1) * over, mask=in_q)
         far = tl.sum(distance, 1)
         if CAUSAL:
             far -= _column(sides, PLACE, MS)
@@ -358,60 +341,3 @@ def rows(
         _store_list(NormLargest, NormPlaces, norm_best, norm_at, row, in_q, c, lse, EXACT, N)
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]
     tl.store(to, (out * (over * unit)[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])
-
-
-@triton.jit
-def columns(
-    # inputs; which keys are visible, which pairs, and what is added to scores; log2 of each row's sum
-    Q, K, Visible, Mask, Bias, Lse,
-    # written: what keys receive; added to: the mass of squares
-    Received, Blocks,
-    # strides of Q, K, Mask, Bias
-    qb, qh, qn, kb, kh, kn, mb, mh, mq, bb, bh, bq,
-    # sizes; rows and columns of squares, their side, and the place of the first query in its square
-    H, G, n_q, n_k, offset, scale, n_i, n_j, side, shift,
-    # the call
-    CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
-    WHOLE: tl.constexpr, EXACT: tl.constexpr,
-    # what is computed
-    RECEIVED: tl.constexpr, BLOCKS: tl.constexpr,
-    # tiles: BM keys, BN queries
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr,
-):  # fmt: skip
-    """What BM keys receive from all queries and from those of each square, query tile by query tile."""
-    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
-    # The first keys, which most queries see, start first.
-    start = tl.program_id(0) * BM
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    head = tl.program_id(1).to(tl.int64)
-    j, d = start + tl.arange(0, BM), tl.arange(0, BD)
-    in_d, seen = d < D, _seen_keys(Visible, b, j, n_k, PADDED)
-    k = load_tile(K + b * kb + h // (H // G) * kh + j[:, None] * kn + d[None, :], seen[:, None] & in_d[None, :], WHOLE)
-    Q += b * qb + h * qh
-    Lse += head * n_q
-    Mask += b * mb + h * mh
-    Bias += b * bb + h * bh
-    c = scale * LOG2E
-    # Queries before ``first`` see no key of the tile, and those from ``edge`` on see all of them.
-    first, edge = 0, 0
-    if CAUSAL:
-        first = tl.minimum(tl.maximum(start - offset, 0) // BN * BN, n_q)
-        edge = tl.minimum(tl.cdiv(tl.maximum(start + BM - 1 - offset, 0), BN) * BN, n_q)
-    received = tl.zeros([BM, FOLD], tl.float32)
-    for lo in range(first, n_q, BN):
-        i = lo + tl.arange(0, BN)
-        in_q = i < n_q
-        q = load_tile(Q + i[None, :] * qn + d[:, None], in_q[None, :] & in_d[:, None], WHOLE)
-        s = tl.dot(k, q, input_precision=PRECISION)
-        s = _hide(
-            s, Mask, Bias, Lse, i[None, :], j[:, None], seen[:, None], in_q[None, :] & (j < n_k)[:, None], n_q,
-            mq, bq, offset, scale, lo < edge, False, CAUSAL, MASKED, BIASED, CUT,
-        )  # fmt: skip
-        lse = tl.load(Lse + i) if WHOLE else tl.load(Lse + i, mask=in_q, other=float("inf"))
-        given = _fold(tl.exp2(s * c - lse[None, :]), BM, BN, FOLD)
-        received += given
-        if BLOCKS:
-            square = Blocks + (head * n_i + (lo + shift) // side) * n_j + start // side
-            _add_to_square(square, given, BM, FOLD)
-    if RECEIVED:
-        tl.store(Received + head * n_k + j, tl.sum(received, 1), mask=j < n_k)

@@ -23,10 +23,10 @@ import json, os, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.kernels import statistics, statistics_triton
+from attnlab.kernels import statistics, statistics_triton, statistics_weights_triton
 
 name, width, exact = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "float32"
-kernel = getattr(statistics_triton, name)
+kernel = getattr(statistics_triton if name == "rows" else statistics_weights_triton, name)
 tiles = statistics.ROW_TILE if name == "rows" else statistics.COLUMN_TILE
 tile = statistics.EXACT_TILE if exact else tiles[width]
 flags = dict.fromkeys(statistics.FLAGS, False) | {"CAUSAL": True, "WHOLE": True, "EXACT": exact}
