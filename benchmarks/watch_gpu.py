@@ -25,7 +25,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnlab as al
 from attnlab.kernels import statistics
-from attnlab.linalg.places import places
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics, removed_in, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
 
@@ -123,7 +122,7 @@ def _first_pass(
 ) -> Callable[[], statistics.RowStatistics]:
     members = text.members if sets else text.members[..., :0]
     return partial(
-        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=places(call), near=True,
+        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=None, near=True,
         norm_largest=norm_largest, members=members, wide_output=True,
     )  # fmt: skip
 

@@ -116,7 +116,7 @@ def row_statistics(
     largest: int,
     sinks: int,
     recent: int,
-    places: tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]],
+    places: tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]] | None,
     near: bool,
     norm_largest: bool,
     members: Bool[Tensor, "#b k m"],
@@ -124,14 +124,14 @@ def row_statistics(
 ) -> RowStatistics:
     """The first pass; the bias of ``call`` hides nothing that its mask does not.
 
-    ``places`` are those of keys and queries; without ``near`` recent keys and distances are left out. ``members`` are
-    sets of keys. ``wide_output``: the output in float32.
+    ``places`` are those of keys and queries where some keys are padding; without ``near`` recent keys and distances are
+    left out. ``members`` are sets of keys. ``wide_output``: the output in float32.
     """
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
     (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
     n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
     tile_mask = triton.next_power_of_2(triton.cdiv(n_k, tile.keys)) - 1
-    key_places, query_places = (t.int().contiguous() for t in places)
+    key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
         keys = _prepare(call, v, key_places, members, sinks, tile)
         # Laid out as (b, n, h, e), as the linear map after attention reads it.

@@ -218,7 +218,7 @@ def prepared(
 def rows(
     # inputs; which keys are visible, which pairs, what is added to scores, the last key that causality shows a query
     Q, K, V, Visible, Mask, Bias, Reach,
-    # of keys and of queries: places in the text; of ``prepared``
+    # of keys and of queries where some are padding: places in the text; of ``prepared``
     KeyPlaces, QueryPlaces, Side, LogNorms, Unit,
     # written: output, log2 of each row's sum, and the statistics of rows
     Out, Lse, Entropy, Squares, Sinks, Recent, Distance, Norm, Sets, Largest, Places, NormLargest, NormPlaces,
@@ -253,7 +253,7 @@ def rows(
     c = scale * LOG2E
     own = tl.zeros([BM], tl.float32)
     if NEAR:
-        own = tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0).to(tl.float32)
+        own = (tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0) if PADDED else i + offset).to(tl.float32)
     # Keys beyond ``last`` are seen by no row, and keys before ``edge`` by every row, as far as causality goes.
     last, edge = n_k, n_k
     if CAUSAL:

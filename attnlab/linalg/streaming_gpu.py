@@ -47,7 +47,7 @@ def stream_by_kernel(
         largest=measures.largest,
         sinks=measures.sinks,
         recent=measures.recent,
-        places=places(call),
+        places=None if call.key_visible is None else places(call),
         near=text.own_keys,
         norm_largest=measures.norm,
         members=text.members,
