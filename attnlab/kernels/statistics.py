@@ -347,8 +347,15 @@ def _prepare_options(padded: bool, exact: bool, e: int, keys: int, width: int) -
     return (*named.items(), ("num_warps", PREPARED_WARPS))
 
 
+def _rows_of_warps(tile: Tile) -> bool:
+    """Whether each warp has rows of its own, as on Hopper: where warps share rows, Triton must not reshape sums."""
+    if not torch.cuda.is_available():
+        return True
+    return tile.rows >= 16 * tile.warps and torch.cuda.get_device_capability()[0] >= 9
+
+
 def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold}
+    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold if _rows_of_warps(tile) else 1}
     how = {"num_warps": tile.warps, "num_stages": tile.stages}
     if tile.registers:
         how["maxnreg"] = tile.registers
