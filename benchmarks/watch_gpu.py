@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import attnlab as al
 from attnlab.kernels import statistics
-from attnlab.linalg.places import places
 from attnlab.linalg.streaming import CallStatistics, Measures, Text, attention_statistics, removed_in, stream_rows
 from attnlab.linalg.streaming_gpu import stream_by_kernel
 
@@ -44,9 +43,17 @@ SHAPES = (Shape(1, 9, 3, 32768, 64), Shape(1, 9, 3, 8192, 64), Shape(1, 16, 8, 8
 TINY = (Shape(1, 2, 1, 70, 16),)
 # The longest text whose W is made: for errors, and for the eager peer.
 DENSE = 4096
-TILES = (
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 4, 4), (64, 64, 8, 3), (64, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2),
-)  # fmt: skip
+# Columns of ``times`` that the summary has.
+IN_SUMMARY = ("rows", "rows ranked by lengths", "keys and squares", "removed share", "everything")
+# By the width of a head: rows, keys, warps, stages, numbers that a sum is kept as, registers of a thread (0: any).
+TILES = {
+    64: (
+        (64, 64, 4, 3, 8, 0), (64, 64, 4, 3, 8, 168), (64, 64, 4, 2, 8, 168), (64, 64, 4, 3, 1, 168),
+        (64, 128, 4, 2, 8, 0), (64, 128, 4, 2, 1, 0), (128, 128, 8, 2, 8, 0), (128, 64, 8, 3, 8, 0),
+        (128, 64, 8, 2, 8, 128), (64, 128, 4, 3, 8, 0), (128, 128, 4, 2, 8, 0),
+    ),
+    128: ((64, 64, 4, 2, 8, 0), (128, 64, 8, 2, 8, 0), (64, 32, 4, 3, 8, 168)),
+}  # fmt: skip
 
 
 def made(shape: Shape, device: str, dtype: torch.dtype) -> tuple[al.AttentionCall, Text]:
@@ -88,13 +95,11 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         exact = eager_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
         first = _first_pass(call, text)
         row = first()
-        norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
-        second = partial(
-            statistics.column_statistics, call, row.lse, largest=8, log_norms=norms, received=True, block=256, first=0
-        )
+        second = partial(statistics.column_statistics, call, row.lse, received=True, block=256, first=0)
         timed = {
             "rows": eager_ms(first),
             "rows and sets": eager_ms(_first_pass(call, text, sets=True)),
+            "rows ranked by lengths": eager_ms(_first_pass(call, text, norm_largest=True)),
             "keys and squares": eager_ms(second),
             "removed share": eager_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
             "everything": eager_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
@@ -105,12 +110,20 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
         yield result | {f"{name} / SDPA": ms / exact for name, ms in timed.items()}
 
 
-def _first_pass(call: al.AttentionCall, text: Text, *, sets: bool = False) -> Callable[[], Any]:
-    members = torch.nn.functional.pad(text.members.half(), (0, 14)) if sets else None
-    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32)
+def summary(rows: Iterable[Row]) -> Iterator[Row]:
+    """Times as multiples of SDPA's."""
+    for row in rows:
+        ratios = {name.replace(" ", "_"): row[f"{name} / SDPA"] for name in IN_SUMMARY}
+        yield {"tokens": row["T"], "heads": row["H"], "width": row["D"], "SDPA_ms": row["SDPA ms"]} | ratios
+
+
+def _first_pass(
+    call: al.AttentionCall, text: Text, *, sets: bool = False, norm_largest: bool = False
+) -> Callable[[], statistics.RowStatistics]:
+    members = text.members if sets else text.members[..., :0]
     return partial(
-        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=places(call), norms=norms,
-        members=members, wide_output=True,
+        statistics.row_statistics, call, largest=8, sinks=4, recent=64, places=None, near=True,
+        norm_largest=norm_largest, members=members, wide_output=True,
     )  # fmt: skip
 
 
@@ -121,22 +134,63 @@ def _eager(call: al.AttentionCall) -> tuple[Tensor, Tensor]:
 
 
 def tiles(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
-    """Both passes with other tiles, at the first shape."""
-    call, text = made(shapes[0], device, torch.bfloat16)
-    lse = _first_pass(call, text)().lse
-    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32).log2()
-    own = dict(statistics.ROW_TILE), dict(statistics.COLUMN_TILE)
-    second = partial(
-        statistics.column_statistics, call, lse, largest=8, log_norms=norms, received=True, block=256, first=0
-    )
-    for tile in TILES:
-        for kept in (statistics.ROW_TILE, statistics.COLUMN_TILE):
-            kept[64] = statistics.Tile(*tile)
-        names = ("rows", "keys", "warps", "stages")
-        timed = {"rows ms": eager_ms(_first_pass(call, text), 10), "keys and squares ms": eager_ms(second, 10)}
-        yield dict(zip(names, tile, strict=True)) | timed
-    statistics.ROW_TILE.update(own[0])
-    statistics.COLUMN_TILE.update(own[1])
+    """Both passes with other tiles, at the longest text of each width."""
+    for shape in (shapes[0], shapes[-1]):
+        call, text = made(shape, device, torch.bfloat16)
+        for tile in TILES[shape.D]:
+            yield {"D": shape.D} | dict(zip(statistics.Tile._fields, tile, strict=True)) | _tile_ms(call, text, tile)
+
+
+def _tile_ms(call: al.AttentionCall, text: Text, tile: tuple[int, ...]) -> Row:
+    """The passes with one tile; what does not compile has no time."""
+    kinds = (statistics.ROW_TILE, statistics.RANKED_ROW_TILE, statistics.COLUMN_TILE)
+    own, width = [dict(kept) for kept in kinds], 64 if call.q.shape[-1] <= 64 else 128
+    # The time of the second pass does not depend on these numbers.
+    lse = torch.full(call.q.shape[:3], 10.0, device=call.q.device)
+    jobs: dict[str, Callable[[], Any]] = {
+        "rows": _first_pass(call, text),
+        "rows ranked by lengths": _first_pass(call, text, norm_largest=True),
+        "columns": partial(statistics.column_statistics, call, lse, received=True, block=256, first=0),
+    }
+    timed = {}
+    for kept in kinds:
+        kept[width] = statistics.Tile(*tile)
+    for name, job in jobs.items():
+        try:
+            timed[f"{name} ms"] = eager_ms(job, 5)
+        except Exception as error:
+            timed[f"{name} ms"] = float("inf")
+            print(tile, name, type(error).__name__, str(error)[:200])
+    for kept, before in zip(kinds, own, strict=True):
+        kept.update(before)
+    return timed
+
+
+def _kernel_us(job: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
+    """The mean time of each kernel of a call that takes over 20 us."""
+    from torch.profiler import ProfilerActivity, profile
+
+    job()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(repeats):
+            job()
+        torch.cuda.synchronize()
+    spent = {event.key[:24]: event.device_time_total / repeats for event in profiled.key_averages()}
+    return {name: us for name, us in sorted(spent.items(), key=lambda item: -item[1]) if us > 20}
+
+
+def parts(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
+    """The kernels of everything, and of the removed share, at each shape."""
+    for shape in shapes:
+        call, text = made(shape, device, torch.bfloat16)
+        row = _first_pass(call, text)()
+        jobs: dict[str, Callable[[], Any]] = {
+            "everything": partial(stream_by_kernel, call, Measures(block=256), text),
+            "removed": partial(removed_in, call, row.output, row.sum_of_squares),
+        }
+        for name, job in jobs.items():
+            yield {"T": shape.T, "D": shape.D, "of": name} | {k: round(us) for k, us in _kernel_us(job).items()}
 
 
 def memory(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
@@ -209,11 +263,12 @@ PARTS: dict[str, Callable[..., Iterator[Row]]] = {
     "memory": memory,
     "cpu": cpu,
     "tiles": tiles,
+    "parts": parts,
 }
 
 
 def main() -> None:
-    usual = [part for part in PARTS if part != "tiles"]
+    usual = [part for part in PARTS if part not in ("tiles", "parts")]
     run_parts("watch_gpu", __doc__, PARTS, full=(SHAPES, "cuda"), tiny=(TINY, "cpu"), usual=usual, paper="attnlab")
 
 

@@ -107,6 +107,8 @@ class _Pass:
     """One forward pass of a layer and the decoding steps that continue it."""
 
     site: Site
+    texts: int
+    heads: int
     first: int
     block: int
     names: list[str]
@@ -118,6 +120,8 @@ class _Pass:
     # Which tokens of the text were visible as keys; None where all were.
     shown: Tensor | None = None
     missing: dict[str, str] = dataclasses.field(default_factory=dict)
+    # Statistics of the last call that are on their way to the CPU, and the first key of that call.
+    coming: tuple[_Copy, int] | None = None
 
     __repr__ = short_repr
 
@@ -140,9 +144,19 @@ class _Pass:
         return self.shown[:, :first_key].sum(1)
 
     def add(self, part: CallStatistics, first_key: int) -> None:
-        """The statistics of the next queries."""
-        row = (self.first + self.queries) // self.block - self.first // self.block if self.block else 0
+        """The statistics of the next queries, copied while the model goes on."""
+        self._arrive()
         self.queries += part.entropy.shape[2]
+        self.coming = _Copy(part), first_key
+
+    def _arrive(self) -> None:
+        """Take in the statistics that were on their way."""
+        if self.coming is None:
+            return
+        (copy, first_key), self.coming = self.coming, None
+        part = copy.result()
+        answered = self.queries - part.entropy.shape[2]
+        row = (self.first + answered) // self.block - self.first // self.block if self.block else 0
         if first_key:
             moved = {name: _moved(getattr(part, name), first_key) for name in ("places", "norm_places")}
             received = None if part.received is None else pad(part.received, (first_key, 0))
@@ -153,6 +167,7 @@ class _Pass:
 
     def result(self) -> LayerStatistics:
         """What was watched so far."""
+        self._arrive()
         if len(self.parts) > 1:
             columns = {name: [getattr(part, name) for part in self.parts] for name in ROWS}
             whole = {n: None if any(t is None for t in ts) else torch.cat(ts, 2) for n, ts in columns.items()}
@@ -258,7 +273,7 @@ class _Watcher:
         watched.keys = max(watched.keys, first_key + call.k.shape[2])
         if measures.removed and statistics.removed is None:
             watched.missing["removed"] = MASKED
-        watched.add(_on_cpu(statistics), first_key)
+        watched.add(statistics, first_key)
         self.passes[site.kind, site.layer] = watched
         if site.kind == "decoder":
             self.answered[site.layer] = watched.first + watched.queries
@@ -273,8 +288,8 @@ class _Watcher:
         reached = 0 if before is None else before.first + before.queries
         # A sliding window's cache drops the keys that have left the window, and then holds fewer than were read.
         if before is not None and offset and (offset == reached or (offset < reached and _slides(site))):
-            b, h, _ = before.parts[0].entropy.shape
-            if (b, h) != call.q.shape[:2]:
+            b = before.texts
+            if (b, before.heads) != call.q.shape[:2]:
                 raise ValueError(
                     f"{b} texts were watched, and the decoding step that continues them has {call.q.shape[0]}; watch "
                     "generation without changing the batch"
@@ -287,7 +302,8 @@ class _Watcher:
             )
         missing = {"recent": OTHER_TEXT, "distance": OTHER_TEXT} if site.kind == "cross" else {}
         names = list(self.masks) if self._has_sets(site) else []
-        return _Pass(site, offset, self._block(offset + call.q.shape[2]), names, missing=missing)
+        b, h, n_q, _ = call.q.shape
+        return _Pass(site, b, h, offset, self._block(offset + n_q), names, missing=missing)
 
     def _block(self, length: int) -> int:
         """The side of a square: as asked, or such that the map has at most ``SQUARES`` rows."""
@@ -326,9 +342,25 @@ def _slides(site: Site) -> bool:
     )
 
 
-def _on_cpu(statistics: CallStatistics) -> CallStatistics:
-    fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(CallStatistics)}
-    for name, t in fields.items():
-        if t is not None:
-            fields[name] = t.to("cpu", torch.float32 if t.is_floating_point() else torch.int32)
-    return CallStatistics(**fields)
+class _Copy:
+    """Statistics copied to the CPU; from a GPU into pinned memory, without a wait of the host for the device."""
+
+    def __init__(self, statistics: CallStatistics) -> None:
+        fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(CallStatistics)}
+        self.fields = {name: None if t is None else _to_cpu(t) for name, t in fields.items()}
+        self.copied = (
+            torch.cuda.current_stream(statistics.entropy.device).record_event() if statistics.entropy.is_cuda else None
+        )
+
+    def result(self) -> CallStatistics:
+        """The copies, complete."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return CallStatistics(**self.fields)  # type: ignore[arg-type]
+
+
+def _to_cpu(t: Tensor) -> Tensor:
+    kind = torch.float32 if t.is_floating_point() else torch.int32
+    if not t.is_cuda:
+        return t.to("cpu", kind)
+    return torch.empty(t.shape, dtype=kind, pin_memory=True).copy_(t.to(kind), non_blocking=True)

@@ -1,13 +1,14 @@
 """Softmax attention with statistics of its weights in the same pass, and a second pass for what needs them normalised.
 
 The first (``row_statistics``) is flash attention (Dao, 2023) that beside the output keeps sums over a row's weights and
-its largest ones. The second (``column_statistics``) makes the weights again from the logarithms of the rows' sums. The
-sums that keys receive are added by many programs at once, in no fixed order, so their last digits vary.
+its largest ones. The second (``column_statistics``) makes the weights again from the logarithms of the rows' sums, key
+tile by key tile. The mass of squares is added by many programs at once, in no fixed order, so its last digits vary.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from attnlab.attention import AttentionCall
 from attnlab.kernels.launching import Options, launch
-from attnlab.kernels.statistics_triton import columns, rows
-from attnlab.shapes import Float, Int
+from attnlab.kernels.statistics_largest import Scored, largest_in_tiles
+from attnlab.kernels.statistics_triton import prepared, rows
+from attnlab.kernels.statistics_weights_triton import columns, recents
+from attnlab.shapes import Bool, Float, Int
 
 __all__ = [
     "MOST_LARGEST",
@@ -41,22 +44,38 @@ SIDE = 64
 
 # The strides of masks and biases that kernels take.
 PAIR_STRIDES = ("mb", "mh", "mq", "bb", "bh", "bq")
+PASS_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
+ROW_STRIDES = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
+# What the first pass writes for each row.
+BY_ROW = ("Lse", "Entropy", "Squares", "Sinks", "Recent", "Distance", "Norm")
 
 
 class Tile(NamedTuple):
-    """Rows and keys of a tile, warps, and stages of the pipeline."""
+    """Rows and keys of a tile (in the second pass keys and rows), warps, stages, and numbers that a sum is kept as.
+
+    ``registers`` is the most that a thread may have; 0 leaves it to the compiler.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    fold: int = 8
+    registers: int = 0
 
 
-# By the widest head: tiles of the first and of the second pass.
-ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 32, 4, 3)}
-COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
+# By the widest head: tiles of the first pass, of the first pass that also ranks by lengths, and of the second pass.
+ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(128, 64, 8, 2)}
+RANKED_ROW_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 2)}
+COLUMN_TILE = {64: Tile(64, 128, 4, 2), WIDEST: Tile(64, 64, 4, 2)}
+# Of squares whose side or place is no multiple of the tile's.
+SMALL_COLUMN_TILE = {64: Tile(64, 64, 4, 3), WIDEST: Tile(64, 64, 4, 3)}
 # Float32 has no tensor cores here, and its products need more registers.
-EXACT_TILE = Tile(32, 32, 4, 2)
+EXACT_TILE = Tile(32, 32, 4, 2, 1)
+# Columns that a product has at least, and how many of them are no sets.
+FEWEST_COLUMNS, OWN_COLUMNS = 16, 4
+# Keys of a program that prepares them are those of a tile.
+PREPARED_WARPS = 4
 
 
 class RowStatistics(NamedTuple):
@@ -66,22 +85,23 @@ class RowStatistics(NamedTuple):
     lse: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
     sum_of_squares: Float[Tensor, "b h q"]
-    largest: Float[Tensor, "b h q n"]
-    places: Int[Tensor, "b h q n"]
     sinks: Float[Tensor, "b h q"]
     recent: Float[Tensor, "b h q"]
     distance: Float[Tensor, "b h q"]
     norm: Float[Tensor, "b h q"]
     sets: Float[Tensor, "b h q m"]
+    largest: Float[Tensor, "b h q n"]
+    places: Int[Tensor, "b h q n"]
+    # None where they are not asked for.
+    norm_largest: Float[Tensor, "b h q n"] | None
+    norm_places: Int[Tensor, "b h q n"] | None
 
 
 class ColumnStatistics(NamedTuple):
-    """What keys receive, the mass in squares, and the largest weights times lengths of values."""
+    """What keys receive, and the mass in squares."""
 
     received: Float[Tensor, "b h k"]
     block_mass: Float[Tensor, "b h i j"]
-    norm_largest: Float[Tensor, "b h q n"]
-    norm_places: Int[Tensor, "b h q n"]
 
 
 def serves(call: AttentionCall) -> bool:
@@ -97,90 +117,162 @@ def row_statistics(
     sinks: int,
     recent: int,
     places: tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]] | None,
-    norms: Float[Tensor, "b g k"] | None,
-    members: Float[Tensor, "b k m"] | None,
+    near: bool,
+    norm_largest: bool,
+    members: Bool[Tensor, "#b k m"],
     wide_output: bool,
 ) -> RowStatistics:
     """The first pass; the bias of ``call`` hides nothing that its mask does not.
 
-    ``places`` are those of keys and queries; None leaves recent keys and distances out, as None of ``norms`` and of
-    ``members`` does with these. ``members`` has a multiple of 16 sets. ``wide_output``: the output in float32.
+    ``places`` are those of keys and queries where some keys are padding; without ``near`` recent keys and distances are
+    left out. ``members`` are sets of keys. ``wide_output``: the output in float32.
     """
-    b, h, n_q, _ = call.q.shape
-    g, n_k, e = call.v.shape[1:]
-    n = triton.next_power_of_2(largest)
     q, k, v = _rows_contiguous(call.q, call.k, call.v)
-    # Laid out as (b, n, h, e), as the linear map after attention reads it.
-    out = torch.empty(b, n_q, h, e, dtype=torch.float32 if wide_output else q.dtype, device=q.device).transpose(1, 2)
-    numbers = [torch.empty(b, h, n_q, device=q.device) for _ in range(7)]
-    lse, entropy, squares, first, near, distance, norm = numbers
-    sets = torch.empty(b, h, n_q, 16 if members is None else members.shape[-1], device=q.device)
-    values, at = (torch.empty(b, h, n_q, n, dtype=kind, device=q.device) for kind in (torch.float32, torch.int32))
-    key_places, query_places = (lse, lse) if places is None else (t.int().contiguous() for t in places)
-    masks, mask_strides = _pairs(call)
-    tile = _tile(ROW_TILE, q, v)
-    strides = [t.stride(axis) for t in (q, k, v, out) for axis in range(3)] + mask_strides
-    names = ("qb", "qh", "qn", "kb", "kh", "kn", "vb", "vh", "vn", "ob", "oh", "on", *PAIR_STRIDES)
-    sizes = {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": call.offset, "scale": call.softmax_scale}
+    (b, h, n_q, d), (n_k, e), m = q.shape, v.shape[2:], members.shape[-1]
+    n, tile = triton.next_power_of_2(largest), _tile(RANKED_ROW_TILE if norm_largest else ROW_TILE, q, v)
+    tile_mask = triton.next_power_of_2(triton.cdiv(n_k, tile.keys)) - 1
+    key_places, query_places = (q, q) if places is None else (t.int().contiguous() for t in places)
     with torch.cuda.device_of(q):
+        keys = _prepare(call, v, key_places, members, sinks, tile)
+        # Laid out as (b, n, h, e), as the linear map after attention reads it.
+        out = torch.empty(b, n_q, h, e, dtype=torch.float32 if wide_output else q.dtype, device=q.device)
+        out = out.transpose(1, 2)
+        by_row = {name: torch.empty(b, h, n_q, device=q.device) for name in BY_ROW}
+        sets = torch.empty(b, h, n_q, m, device=q.device)
+        lists = _lists((b, h, n_q, n), q, norm_largest=norm_largest)
+        masks, mask_strides = _pairs(call)
+        strides = [t.stride(axis) for t in (q, k, keys.values, out) for axis in range(3)] + mask_strides
         launch(
             rows,
             (triton.cdiv(n_q, tile.rows), b * h, 1),
             {
-                "Q": q, "K": k, "V": v, **masks, "KeyPlaces": key_places, "QueryPlaces": query_places,
-                "Norms": lse if norms is None else norms.contiguous(),
-                "Members": lse if members is None else members.contiguous(),
-                "Out": out, "Lse": lse, "Entropy": entropy, "Squares": squares, "Largest": values, "Places": at,
-                "Sinks": first, "Recent": near, "Distance": distance, "Norm": norm, "Sets": sets,
+                "Q": q, "K": k, "V": keys.values, **masks, "Reach": _reach(call),
+                "KeyPlaces": key_places, "QueryPlaces": query_places,
+                "Side": keys.side, "LogNorms": keys.log_norms, "Unit": keys.unit, "Out": out, **by_row, "Sets": sets,
+                **lists,
             },
-            dict(zip(names, strides, strict=True)) | sizes | {"sinks": sinks, "recent": recent},
-            _row_options(
-                _flags(call, tile, v), (places is not None, norms is not None, members is not None), q.shape[-1], e,
-                tile, n, sets.shape[-1],
-            ),
+            dict(zip(ROW_STRIDES, strides, strict=True)) | _sizes(call)
+            | {"recent": recent, "n_sets": m, "tile_mask": tile_mask},
+            _row_options(_flags(call, tile, v), (near, norm_largest), d, e, tile, n, keys.side.shape[-1]),
         )  # fmt: skip
-    return RowStatistics(
-        out, lse, entropy, squares, values[..., :largest], at[..., :largest], first, near, distance, norm, sets
-    )
+        if near and call.causal and call.key_visible is None:
+            _recent(call, q, k, by_row["Lse"], by_row["Recent"], recent)
+        if q.dtype != torch.float32:
+            _choose_largest(call, q, k, tile, tile_mask, by_row["Lse"], keys.log_norms, lists)
+    best = [t[..., :largest] for t in lists.values()]
+    return RowStatistics._make([out, *by_row.values(), sets, *best[:2], *(best[2:] if norm_largest else (None, None))])
 
 
 def column_statistics(
-    call: AttentionCall,
-    lse: Float[Tensor, "b h q"],
-    *,
-    largest: int,
-    log_norms: Float[Tensor, "b g k"] | None,
-    received: bool,
-    block: int,
-    first: int,
+    call: AttentionCall, lse: Float[Tensor, "b h q"], *, received: bool, block: int, first: int
 ) -> ColumnStatistics:
-    """The second pass; ``log_norms`` are log2 |v_j|, and ``first``, a multiple of ``SIDE``, numbers the first query."""
-    (b, h, n_q, d), (g, n_k) = call.q.shape, call.k.shape[1:3]
-    n, side = triton.next_power_of_2(largest), block or SIDE
+    """The second pass; ``first``, a multiple of ``SIDE``, numbers the first query."""
+    (b, h, n_q, d), n_k, side = call.q.shape, call.k.shape[2], block or SIDE
     q, k = _rows_contiguous(call.q, call.k)
     # Squares are counted from the one that holds the first query.
     shift = first % side
     n_i, n_j = triton.cdiv(shift + n_q, side), triton.cdiv(n_k, side)
-    sums = torch.zeros(b, h, n_k if received else 0, device=q.device)
+    sums = torch.empty(b, h, n_k if received else 0, device=q.device)
     blocks = torch.zeros(b, h, n_i if block else 0, n_j, device=q.device)
-    values, at = (torch.empty(b, h, n_q, n, dtype=kind, device=q.device) for kind in (torch.float32, torch.int32))
     masks, mask_strides = _pairs(call)
-    tile = _tile(COLUMN_TILE, q, q)
+    tile = _tile(COLUMN_TILE, q)
+    if block and (side % tile.rows or side % tile.keys or shift % tile.keys):
+        tile = _tile(SMALL_COLUMN_TILE, q)
     strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
-    names = ("qb", "qh", "qn", "kb", "kh", "kn", *PAIR_STRIDES)
-    sizes = {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": call.offset, "scale": call.softmax_scale}
     with torch.cuda.device_of(q):
         launch(
             columns,
-            (triton.cdiv(n_q, tile.rows), b * h, 1),
-            {
-                "Q": q, "K": k, **masks, "LogNorms": lse if log_norms is None else log_norms.contiguous(), "Lse": lse,
-                "Received": sums, "Blocks": blocks, "Largest": values, "Places": at,
-            },
-            dict(zip(names, strides, strict=True)) | sizes | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
-            _column_options(_flags(call, tile, q), (log_norms is not None, received, block > 0), d, tile, n),
-        )  # fmt: skip
-    return ColumnStatistics(sums, blocks, values[..., :largest], at[..., :largest])
+            (triton.cdiv(n_k, tile.rows), b * h, 1),
+            {"Q": q, "K": k, **masks, "Lse": lse, "Received": sums, "Blocks": blocks},
+            dict(zip(PASS_STRIDES, strides, strict=True))
+            | _sizes(call)
+            | {"n_i": n_i, "n_j": n_j, "side": side, "shift": shift},
+            _column_options(
+                _flags(call, tile._replace(rows=tile.keys, keys=tile.rows), q), (received, block > 0), d, tile
+            ),
+        )
+    return ColumnStatistics(sums, blocks)
+
+
+class _Keys(NamedTuple):
+    """What the first pass reads of keys beside the keys."""
+
+    values: Float[Tensor, "b g k e"]
+    side: Float[Tensor, "b g k c"]
+    log_norms: Float[Tensor, "b g k"]
+    unit: Float[Tensor, "b g"]
+
+
+def _prepare(call: AttentionCall, v: Tensor, key_places: Tensor, members: Tensor, sinks: int, tile: Tile) -> _Keys:
+    """Values in float16 over a power of two, and the matrix that sums over keys are products with."""
+    b, g, n_k, e = v.shape
+    m, exact = members.shape[-1], v.dtype == torch.float32
+    width = max(FEWEST_COLUMNS, triton.next_power_of_2(OWN_COLUMNS + m))
+    kind = torch.float32 if exact else torch.float16
+    most = v if exact else torch.linalg.vector_norm(v, torch.inf, dim=(2, 3))
+    values = v if exact else torch.empty(b, g, n_k, e, dtype=kind, device=v.device)
+    side = torch.empty(b, g, n_k, width, dtype=kind, device=v.device)
+    log_norms, unit = torch.empty(b, g, n_k, device=v.device), torch.empty(b, g, device=v.device)
+    members = members.contiguous()
+    shown = key_places if call.key_visible is None else call.key_visible.contiguous()
+    launch(
+        prepared,
+        (triton.cdiv(n_k, tile.keys), b * g, 1),
+        {
+            "V": v, "Most": most, "Visible": shown, "KeyPlaces": key_places, "Members": members if m else key_places,
+            "Values": values, "Side": side, "LogNorms": log_norms, "Unit": unit,
+        },
+        {
+            "vb": v.stride(0), "vh": v.stride(1), "vn": v.stride(2), "sb": 0 if members.shape[0] == 1 else n_k * m,
+            "G": g, "n_k": n_k, "c": call.softmax_scale * math.log2(math.e), "sinks": sinks, "n_sets": m,
+        },
+        _prepare_options(call.key_visible is not None, exact, e, tile.keys, width),
+    )  # fmt: skip
+    return _Keys(values, side, log_norms, unit)
+
+
+def _lists(shape: tuple[int, ...], q: Tensor, *, norm_largest: bool) -> dict[str, Tensor]:
+    """Room for the largest weights and their keys; where they are not asked for, any tensors."""
+    names = ("Largest", "Places", "NormLargest", "NormPlaces")[: 4 if norm_largest else 2]
+    kinds = {name: torch.int32 if name.endswith("Places") else torch.float32 for name in names}
+    room = {name: torch.empty(shape, dtype=kind, device=q.device) for name, kind in kinds.items()}
+    return room if norm_largest else room | {"NormLargest": room["Largest"], "NormPlaces": room["Places"]}
+
+
+def _choose_largest(
+    call: AttentionCall, q: Tensor, k: Tensor, tile: Tile, tile_mask: int, lse: Tensor, log_norms: Tensor,
+    lists: dict[str, Tensor],
+) -> None:  # fmt: skip
+    """Weights and keys from the tiles that the first pass has kept in their place."""
+    masks, mask_strides = _pairs(call)
+    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
+    numbers = dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call)
+    flags = dict(zip(FLAGS, _flags(call, tile, q), strict=True)) | {"D": q.shape[-1], "BD": _width(q.shape[-1])}
+    made_of = Scored({"Q": q, "K": k, **masks, "Reach": _reach(call)}, numbers, flags, tile.keys)
+    ranked = {"": None, "Norm": log_norms} if lists["NormLargest"] is not lists["Largest"] else {"": None}
+    for name, norms in ranked.items():
+        weights = torch.empty_like(lists[f"{name}Largest"])
+        largest_in_tiles(made_of, lists[f"{name}Largest"], weights, lists[f"{name}Places"], lse, norms, tile_mask)
+        lists[f"{name}Largest"] = weights
+
+
+def _recent(call: AttentionCall, q: Tensor, k: Tensor, lse: Tensor, mass: Tensor, recent: int) -> None:
+    """The mass on the last keys, in the few tiles that hold them."""
+    masks, mask_strides = _pairs(call)
+    strides = [t.stride(axis) for t in (q, k) for axis in range(3)] + mask_strides
+    tile = _tile(SMALL_COLUMN_TILE, q)
+    launch(
+        recents,
+        (triton.cdiv(q.shape[2], tile.rows), q.shape[0] * q.shape[1], 1),
+        {"Q": q, "K": k, **masks, "Reach": _reach(call), "Lse": lse, "Recent": mass},
+        dict(zip(PASS_STRIDES, strides, strict=True)) | _sizes(call) | {"recent": recent},
+        _recent_options(_flags(call, tile, q), q.shape[-1], tile),
+    )
+
+
+def _sizes(call: AttentionCall) -> dict[str, Any]:
+    (h, n_q), (g, n_k) = call.q.shape[1:3], call.k.shape[1:3]
+    return {"H": h, "G": g, "n_q": n_q, "n_k": n_k, "offset": call.offset, "scale": call.softmax_scale}
 
 
 def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
@@ -188,7 +280,7 @@ def _rows_contiguous(*tensors: Tensor) -> list[Tensor]:
 
 
 def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
-    """Flags of keys and pairs and the bias by name (any tensor where there is none), and strides of the latter two."""
+    """What hides pairs and is added to them, by name (any tensor where there is none), and strides of mask and bias."""
     tensors, strides = {"Visible": call.q if call.key_visible is None else call.key_visible.contiguous()}, []
     for name, t in (("Mask", call.mask), ("Bias", call.bias)):
         t = None if t is None else t.expand(*t.shape[:2], call.q.shape[2], call.k.shape[2])
@@ -198,6 +290,11 @@ def _pairs(call: AttentionCall) -> tuple[dict[str, Tensor], list[int]]:
         # An axis of length 1 is that of all texts or heads.
         strides += [0, 0, 0] if t is None else [0 if t.shape[a] == 1 else t.stride(a) for a in (0, 1)] + [t.stride(2)]
     return tensors, strides
+
+
+def _reach(call: AttentionCall) -> Int[Tensor, " q"]:
+    """The last key that causality shows each query."""
+    return torch.arange(call.offset, call.offset + call.q.shape[2], dtype=torch.int32, device=call.q.device)
 
 
 def _tile(tiles: dict[int, Tile], *tensors: Tensor) -> Tile:
@@ -226,19 +323,40 @@ FLAGS = ("CAUSAL", "PADDED", "MASKED", "BIASED", "CUT", "WHOLE", "EXACT")
 
 @functools.cache
 def _row_options(
-    flags: tuple[bool, ...], asked: tuple[bool, bool, bool], d: int, e: int, tile: Tile, n: int, sets: int
+    flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, e: int, tile: Tile, n: int, width: int
 ) -> Options:
-    named = dict(zip((*FLAGS, "NEAR", "NORM", "SETS"), (*flags, *asked), strict=True))
+    named = dict(zip((*FLAGS, "NEAR", "NORM"), (*flags, *asked), strict=True))
     widths = {"D": d, "E": e, "BD": _width(d), "BE": _width(e)}
-    return _options(named | widths, tile, {"N": n, "MS": sets})
+    return _options(named | widths, tile, {"N": n, "MS": width})
 
 
 @functools.cache
-def _column_options(flags: tuple[bool, ...], asked: tuple[bool, bool, bool], d: int, tile: Tile, n: int) -> Options:
-    named = dict(zip((*FLAGS, "NORM", "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
-    return _options(named | {"D": d, "BD": _width(d)}, tile, {"N": n})
+def _column_options(flags: tuple[bool, ...], asked: tuple[bool, bool], d: int, tile: Tile) -> Options:
+    named = dict(zip((*FLAGS, "RECEIVED", "BLOCKS"), (*flags, *asked), strict=True))
+    return _options(named | {"D": d, "BD": _width(d)}, tile, {})
+
+
+@functools.cache
+def _recent_options(flags: tuple[bool, ...], d: int, tile: Tile) -> Options:
+    return _options(dict(zip(FLAGS, flags, strict=True)) | {"D": d, "BD": _width(d)}, tile, {})
+
+
+@functools.cache
+def _prepare_options(padded: bool, exact: bool, e: int, keys: int, width: int) -> Options:
+    named = {"PADDED": padded, "EXACT": exact, "E": e, "BE": _width(e), "BN": keys, "MS": width}
+    return (*named.items(), ("num_warps", PREPARED_WARPS))
+
+
+def _rows_of_warps(tile: Tile) -> bool:
+    """Whether each warp has rows of its own, as on Hopper: where warps share rows, Triton must not reshape sums."""
+    if not torch.cuda.is_available():
+        return True
+    return tile.rows >= 16 * tile.warps and torch.cuda.get_device_capability()[0] >= 9
 
 
 def _options(named: dict[str, Any], tile: Tile, last: dict[str, int]) -> Options:
-    tiles = {"BM": tile.rows, "BN": tile.keys}
-    return tuple({**named, **tiles, **last, "num_warps": tile.warps, "num_stages": tile.stages}.items())
+    tiles = {"BM": tile.rows, "BN": tile.keys, "FOLD": tile.fold if _rows_of_warps(tile) else 1}
+    how = {"num_warps": tile.warps, "num_stages": tile.stages}
+    if tile.registers:
+        how["maxnreg"] = tile.registers
+    return tuple({**named, **tiles, **last, **how}.items())

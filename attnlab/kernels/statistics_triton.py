@@ -1,9 +1,10 @@
 # mypy: ignore-errors
-"""The kernels of ``statistics``: softmax attention with statistics of its rows, then what needs normalised weights.
+"""The kernels of ``statistics``: softmax attention with statistics of its rows.
 
-The largest scores of a row are kept in registers, as a tuple of columns sorted downwards: a tile whose largest is not
-among a row's largest so far costs one comparison. In half precision the last bits of a score hold its place in the
-tile, so that a maximum also says where it is: among the largest, a score of 30 is off by 0.0003.
+Sums over a row that weigh each key by a number of its own (its length, its place in the tile, whether it is in a set)
+are one product with a narrow matrix, ``Side``. In float32 the largest scores of a row are kept in registers, sorted
+downwards. In half precision only the tiles are kept that hold them, by their largest scores: a tile's number stands in
+the last bits of its score, and ``statistics_largest_triton`` makes the scores of these few tiles again.
 """
 
 from __future__ import annotations
@@ -13,44 +14,77 @@ from typing import Any
 import triton
 import triton.language as tl
 
-__all__ = ["columns", "rows"]
+__all__ = ["EMPTY", "HIDDEN", "LOG2E", "fold", "hide", "load_tile", "prepared", "rows", "scores", "seen_keys"]
 
 LOG2E: Any = tl.constexpr(1.4426950408889634)
 LN2: Any = tl.constexpr(0.6931471805599453)
 # The score of a hidden key, finite so that it can be multiplied by its weight of zero; below EMPTY nothing was seen.
 HIDDEN: Any = tl.constexpr(-1e30)
 EMPTY: Any = tl.constexpr(-1e29)
+# Weights are 2^LIFT times as large before they are divided by their sum, so that float16 holds small ones.
+LIFT: Any = tl.constexpr(15.0)
+# Columns of ``Side``: the length of a value and what float16 leaves of it, the place in the tile, sinks, then sets.
+LENGTH: Any = tl.constexpr(0)
+LENGTH_REST: Any = tl.constexpr(1)
+PLACE: Any = tl.constexpr(2)
+SINK: Any = tl.constexpr(3)
+FIRST_SET: Any = tl.constexpr(4)
 
 
 @triton.jit
-def _tile(pointers, inside, WHOLE: tl.constexpr):
+def load_tile(pointers, inside, WHOLE: tl.constexpr):
     """A tile with zeros outside of the tensor. With WHOLE nothing lies outside, and there is no mask."""
     return tl.load(pointers) if WHOLE else tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
-def _scores(
-    q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
-    EDGE: tl.constexpr, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
-    CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. EDGE: causality cuts the tile."""
+def seen_keys(Visible, b, j, n_k, PADDED: tl.constexpr):
+    """Which keys exist and are no padding; others are not loaded, since NaN in them would spread."""
     seen = j < n_k
     if PADDED:
-        # Hidden keys are not loaded, since NaN in them would spread.
         seen = tl.load(Visible + b * n_k + j, mask=seen, other=0) != 0
-    k = _tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
+    return seen
+
+
+@triton.jit
+def hide(
+    s, Mask, Bias, Reach, i, j, seen, inside, n_q, mq, bq, offset, scale,
+    edge, LOADED: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """Scores before the scale with the bias and with hidden ones as HIDDEN; ``i`` and ``j`` have two axes.
+
+    Only where ``edge`` is true does causality cut the tile.
+    """
+    if BIASED:
+        s += tl.load(Bias + i.to(tl.int64) * bq + j, mask=inside, other=0.0).to(tl.float32) / scale
+    if CUT:
+        s = tl.where(seen, s, HIDDEN)
+    if MASKED:
+        s = tl.where(tl.load(Mask + i.to(tl.int64) * mq + j, mask=inside, other=0) != 0, s, HIDDEN)
+    # The first is known when the kernel is compiled.
+    if CAUSAL:  # noqa: SIM102
+        if edge:
+            # A load keeps the compiler from comparing and selecting in all tiles what only few need.
+            reach = tl.load(Reach + i, mask=i < n_q, other=0) if LOADED else i + offset
+            s = tl.where(j <= reach, s, HIDDEN)
+    return s
+
+
+@triton.jit
+def scores(
+    q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
+    edge, CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr,
+    CUT: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(scores of a tile before the scale, which keys exist); hidden ones are -1e30. ``edge``: causality cuts it."""
+    seen = seen_keys(Visible, b, j, n_k, PADDED)
+    k = load_tile(K + j[None, :] * kn + d[:, None], seen[None, :] & in_d[:, None], WHOLE)
     s = tl.dot(q, k, input_precision=PRECISION)
     inside = in_q[:, None] & (j < n_k)[None, :]
-    if BIASED:
-        s += tl.load(Bias + i[:, None].to(tl.int64) * bq + j[None, :], mask=inside, other=0.0).to(tl.float32) / scale
-    if CUT:
-        s = tl.where(seen[None, :], s, HIDDEN)
-    if MASKED:
-        shown = tl.load(Mask + i[:, None].to(tl.int64) * mq + j[None, :], mask=inside, other=0)
-        s = tl.where(shown != 0, s, HIDDEN)
-    if EDGE and CAUSAL:
-        s = tl.where(j[None, :] <= i[:, None] + offset, s, HIDDEN)
+    s = hide(
+        s, Mask, Bias, Reach, i[:, None], j[None, :], seen[None, :], inside, n_q, mq, bq, offset, scale,
+        edge, True, CAUSAL, MASKED, BIASED, CUT,
+    )  # fmt: skip
     return s, seen
 
 
@@ -67,28 +101,34 @@ def _insert(best, at, value, place, N: tl.constexpr):
 
 
 @triton.jit
-def _with_places(s, j, lo, EXACT: tl.constexpr, BN: tl.constexpr):
-    """The scores with their places in the tile as last bits; as they are where they must be exact."""
-    if EXACT:
-        return s
-    return ((s.to(tl.int32, bitcast=True) & -BN) | (j - lo)[None, :]).to(tl.float32, bitcast=True)
+def _keep_keys(s, top, j, best, at, ROUNDS: tl.constexpr, N: tl.constexpr):
+    """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
+    if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
+        place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
+        best, at = _insert(best, at, top, place, N)
+        if ROUNDS > 1:
+            s = tl.where(j[None, :] == place[:, None], HIDDEN, s)
+            best, at = _keep_keys(s, tl.max(s, 1), j, best, at, ROUNDS - 1, N)
+    return best, at
 
 
 @triton.jit
-def _keep_largest(
-    s, top, j, lo, best, at, EXACT: tl.constexpr, BN: tl.constexpr, ROUNDS: tl.constexpr, N: tl.constexpr
-):
-    """Rows' largest numbers with those of a tile, whose largest is ``top``; at most ROUNDS of the tile can be in it."""
-    if tl.max((top > best[N - 1]).to(tl.int32), 0) > 0:
-        if EXACT:
-            place = tl.min(tl.where(s == top[:, None], j[None, :], 2147483647), 1)
-        else:
-            place = lo + (top.to(tl.int32, bitcast=True) & (BN - 1))
-        best, at = _insert(best, at, top, place, N)
-        if ROUNDS > 1:
-            taken = j[None, :] == place[:, None] if EXACT else s == top[:, None]
-            s = tl.where(taken, HIDDEN, s)
-            best, at = _keep_largest(s, tl.max(s, 1), j, lo, best, at, EXACT, BN, ROUNDS - 1, N)
+def _keep_tile(top, number, best, tile_mask, N: tl.constexpr):
+    """Rows' tiles with the largest scores, and one more whose largest score is ``top``: no branch, and no exchange."""
+    value = ((top.to(tl.int32, bitcast=True) & (-1 - tile_mask)) | number).to(tl.float32, bitcast=True)
+    new_best = ()
+    for r in tl.static_range(N):
+        new_best = new_best + (tl.maximum(best[r], value),)  # noqa: RUF005
+        value = tl.minimum(best[r], value)
+    return new_best
+
+
+@triton.jit
+def _keep(s, top, j, number, best, at, tile_mask, EXACT: tl.constexpr, N: tl.constexpr):
+    if EXACT:
+        best, at = _keep_keys(s, top, j, best, at, N, N)
+    else:
+        best = _keep_tile(top, number, best, tile_mask, N)
     return best, at
 
 
@@ -102,39 +142,100 @@ def _empty_list(BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _store_list(Values, Places, best, at, row, in_q, c, lse, N: tl.constexpr):
-    """The weights of the largest scores; -1 is the place of none."""
+def _store_list(Values, Places, best, at, row, in_q, c, lse, EXACT: tl.constexpr, N: tl.constexpr):
+    """The weights of the largest scores, -1 the place of none; or, in half precision, the tiles as they were kept."""
     for r in tl.static_range(N):
-        weight = tl.exp2(best[r] * c - lse)
-        tl.store(Values + row * N + r, weight, mask=in_q)
-        tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
+        if EXACT:
+            weight = tl.exp2(best[r] * c - lse)
+            tl.store(Values + row * N + r, weight, mask=in_q)
+            tl.store(Places + row * N + r, tl.where(weight > 0, at[r], -1), mask=in_q)
+        else:
+            tl.store(Values + row * N + r, best[r], mask=in_q)
+
+
+@triton.jit
+def fold(x, BM: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr):
+    """The sum over a row of a tile, as FOLD numbers: with 8, as threads hold a product, none is exchanged."""
+    return tl.sum(x, 1)[:, None] if FOLD == 1 else tl.sum(tl.reshape(x, [BM, BN // FOLD, FOLD]), 1)
+
+
+@triton.jit
+def _column(sides, number: tl.constexpr, MS: tl.constexpr):
+    return tl.sum(tl.where((tl.arange(0, MS) == number)[None, :], sides, 0.0), 1)
+
+
+@triton.jit
+def prepared(
+    # values, the largest number of each head, which keys are visible, their places, sets of keys
+    V, Most, Visible, KeyPlaces, Members,
+    # written: values over ``Unit``, a power of two; what sums weigh keys by; log2 of lengths of values over c
+    Values, Side, LogNorms, Unit,
+    # strides of V and Members; sizes; how many keys are sinks, how many sets there are
+    vb, vh, vn, sb, G, n_k, c, sinks, n_sets,
+    PADDED: tl.constexpr, EXACT: tl.constexpr, E: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, MS: tl.constexpr,
+):  # fmt: skip
+    """What ``rows`` reads of BN keys; float16 holds more digits of weights than bfloat16, if values fit into it."""
+    head = tl.program_id(1).to(tl.int64)
+    b, g = head // G, head % G
+    lo = tl.program_id(0) * BN
+    j, e, column = lo + tl.arange(0, BN), tl.arange(0, BE), tl.arange(0, MS)
+    inside = j < n_k
+    within = inside[:, None] & (e < E)[None, :]
+    v = tl.load(V + b * vb + g * vh + j[:, None] * vn + e[None, :], mask=within, other=0.0).to(tl.float32)
+    unit = 1.0
+    if not EXACT:
+        exponent = tl.load(Most + head).to(tl.float32).to(tl.int32, bitcast=True) & 0x7F800000
+        exponent = tl.where((exponent == 0) | (exponent == 0x7F800000), 0x3F800000, exponent)
+        unit = exponent.to(tl.float32, bitcast=True)
+        v = v / unit
+        tl.store(Values + (head * n_k + j[:, None]) * E + e[None, :], v.to(tl.float16), mask=within)
+    if lo == 0:
+        tl.store(Unit + head, unit)
+    length = tl.sqrt(tl.sum(v * v, 1))
+    logs = tl.log2(tl.where(length > 0, length * unit, 1.0)) / c
+    tl.store(LogNorms + head * n_k + j, tl.where(length > 0, logs, HIDDEN), mask=inside)
+    place, seen, first = j, inside, lo
+    if PADDED:
+        place = tl.load(KeyPlaces + b * n_k + j, mask=inside, other=0)
+        first = tl.load(KeyPlaces + b * n_k + lo)
+        seen = tl.load(Visible + b * n_k + j, mask=inside, other=0) != 0
+    short = length.to(Side.dtype.element_ty)
+    rest = length - short.to(tl.float32)
+    number = column - FIRST_SET
+    belongs = inside[:, None] & ((number >= 0) & (number < n_sets))[None, :]
+    side = tl.load(Members + b * sb + j[:, None] * n_sets + number[None, :], mask=belongs, other=0)
+    side = (side != 0).to(tl.float32)
+    side = tl.where((column == LENGTH)[None, :], short.to(tl.float32)[:, None], side)
+    side = tl.where((column == LENGTH_REST)[None, :], rest[:, None], side)
+    side = tl.where((column == PLACE)[None, :], (place - first).to(tl.float32)[:, None], side)
+    side = tl.where((column == SINK)[None, :], (seen & (place < sinks)).to(tl.float32)[:, None], side)
+    tl.store(
+        Side + (head * n_k + j[:, None]) * MS + column[None, :], side.to(Side.dtype.element_ty), mask=inside[:, None]
+    )
 
 
 @triton.jit
 def rows(
-    # inputs; which keys are visible, which pairs, and what is added to scores
-    Q, K, V, Visible, Mask, Bias,
-    # of keys and of queries: places in the text; lengths of values; sets of keys
-    KeyPlaces, QueryPlaces, Norms, Members,
+    # inputs; which keys are visible, which pairs, what is added to scores, the last key that causality shows a query
+    Q, K, V, Visible, Mask, Bias, Reach,
+    # of keys and of queries where some are padding: places in the text; of ``prepared``
+    KeyPlaces, QueryPlaces, Side, LogNorms, Unit,
     # written: output, log2 of each row's sum, and the statistics of rows
-    Out, Lse, Entropy, Squares, Largest, Places, Sinks, Recent, Distance, Norm, Sets,
+    Out, Lse, Entropy, Squares, Sinks, Recent, Distance, Norm, Sets, Largest, Places, NormLargest, NormPlaces,
     # strides of Q, K, V, Out, Mask, Bias
     qb, qh, qn, kb, kh, kn, vb, vh, vn, ob, oh, on, mb, mh, mq, bb, bh, bq,
-    # sizes; how many keys are sinks and how many are recent
-    H, G, n_q, n_k, offset, scale, sinks, recent,
+    # sizes; how many keys are recent, how many sets there are, and the bits of a score that hold a tile's number
+    H, G, n_q, n_k, offset, scale, recent, n_sets, tile_mask,
     # the call
     CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
     WHOLE: tl.constexpr, EXACT: tl.constexpr,
-    # what is computed: distances (queries stand among the keys), lengths of values, sets
-    NEAR: tl.constexpr, NORM: tl.constexpr, SETS: tl.constexpr,
+    # what is computed: distances (queries stand among the keys), the largest weights times lengths of values
+    NEAR: tl.constexpr, NORM: tl.constexpr,
     # tiles
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    N: tl.constexpr, MS: tl.constexpr,
+    FOLD: tl.constexpr, N: tl.constexpr, MS: tl.constexpr,
 ):  # fmt: skip
-    """The output and the statistics of BM rows, key tile by key tile; the tiles that causality cuts come first.
-
-    Then each row has its nearest keys early, and few later tiles hold one of its largest.
-    """
+    """The output and the statistics of BM rows, key tile by key tile; the tiles that causality cuts come first."""
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     # The rows that see most keys start first.
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM if CAUSAL else tl.program_id(0) * BM
@@ -142,164 +243,101 @@ def rows(
     g = h // (H // G)
     i, d, e = start + tl.arange(0, BM), tl.arange(0, BD), tl.arange(0, BE)
     in_q, in_d, in_e = i < n_q, d < D, e < E
-    q = _tile(Q + b * qb + h * qh + i[:, None] * qn + d[None, :], in_q[:, None] & in_d[None, :], WHOLE)
+    q = load_tile(Q + b * qb + h * qh + i[:, None] * qn + d[None, :], in_q[:, None] & in_d[None, :], WHOLE)
     K += b * kb + g * kh
     V += b * vb + g * vh
-    Norms += (b * G + g) * n_k
+    LogNorms += (b * G + g) * n_k
+    Side += (b * G + g) * n_k * MS
     Mask += b * mb + h * mh
     Bias += b * bb + h * bh
     c = scale * LOG2E
     own = tl.zeros([BM], tl.float32)
     if NEAR:
-        own = tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0).to(tl.float32)
+        own = (tl.load(QueryPlaces + b * n_q + i, mask=in_q, other=0) if PADDED else i + offset).to(tl.float32)
     # Keys beyond ``last`` are seen by no row, and keys before ``edge`` by every row, as far as causality goes.
     last, edge = n_k, n_k
     if CAUSAL:
         last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
         edge = tl.maximum(tl.minimum(start + offset + 1, last), 0) // BN * BN
     top = tl.full([BM], HIDDEN, tl.float32)
-    total = tl.zeros([BM], tl.float32)
-    mean_score = tl.zeros([BM], tl.float32)
-    squares = tl.zeros([BM], tl.float32)
-    first_mass = tl.zeros([BM], tl.float32)
-    near_mass = tl.zeros([BM], tl.float32)
-    distance = tl.zeros([BM], tl.float32)
-    norm = tl.zeros([BM], tl.float32)
+    total = tl.zeros([BM, FOLD], tl.float32)
+    mean_score = tl.zeros([BM, FOLD], tl.float32)
+    squares = tl.zeros([BM, FOLD], tl.float32)
+    near_mass = tl.zeros([BM, FOLD], tl.float32)
+    distance = tl.zeros([BM, FOLD], tl.float32)
     out = tl.zeros([BM, BE], tl.float32)
-    sets = tl.zeros([BM, MS], tl.float32)
+    sides = tl.zeros([BM, MS], tl.float32)
     best, at = _empty_list(BM, N)
-    for part in tl.static_range(2):
-        lower, upper = (edge, last) if part == 0 else (0, edge)
-        for lo in range(lower, upper, BN):
-            j = lo + tl.arange(0, BN)
-            s, seen = _scores(
-                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
-                part == 0, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
-            )  # fmt: skip
-            v = _tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
-            ranked = _with_places(s, j, lo, EXACT, BN)
-            highest = tl.max(ranked, 1)
-            new = tl.maximum(top, highest)
-            # A row that has seen nothing yet has weights of zero.
-            base = tl.where(new < EMPTY, 0.0, new * c)
-            p = tl.exp2(s * c - base[:, None])
-            shrink = tl.exp2(top * c - base)
-            top = new
-            mass = tl.sum(p, 1)
-            total = total * shrink + mass
-            squares = squares * shrink * shrink + tl.sum(p * p, 1)
-            mean_score = mean_score * shrink + tl.sum(p * s, 1)
-            out = tl.dot(p.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)
-            if NORM:
-                length = tl.load(Norms + j, mask=seen, other=0.0)
-                norm = norm * shrink + tl.sum(p * length[None, :], 1)
-            if SETS:
-                belongs = tl.load(
-                    Members + (b * n_k + j[:, None]) * MS + tl.arange(0, MS)[None, :],
-                    mask=(j < n_k)[:, None],
-                    other=0.0,
-                )
-                sets = tl.dot(p.to(belongs.dtype), belongs, sets * shrink[:, None], input_precision=PRECISION)
-            first_mass = first_mass * shrink
-            place = j.to(tl.float32)
+    norm_best, norm_at = _empty_list(BM, N)
+    tiles = tl.cdiv(last, BN)
+    for t in range(tiles):
+        lo = (tiles - 1 - t) * BN
+        j = lo + tl.arange(0, BN)
+        s, seen = scores(
+            q, K, Visible, Mask, Bias, Reach, b, i, j, d, in_q, in_d, n_q, n_k, kn, mq, bq, offset, scale,
+            lo >= edge, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
+        )  # fmt: skip
+        v = load_tile(V + j[:, None] * vn + e[None, :], seen[:, None] & in_e[None, :], WHOLE)
+        side = load_tile(Side + j[:, None] * MS + tl.arange(0, MS)[None, :], (j < n_k)[:, None], WHOLE)
+        highest = tl.max(s, 1)
+        new = tl.maximum(top, highest)
+        # A row that has seen nothing yet has weights of zero.
+        base = tl.where(new < EMPTY, 0.0, new * c - LIFT)
+        p = tl.exp2(s * c - base[:, None])
+        shrink = tl.exp2(top * c - LIFT - base)
+        top = new
+        # Both are made smaller before the first product, which runs while the sums are made.
+        out, sides = out * shrink[:, None], sides * shrink[:, None]
+        out = tl.dot(p.to(v.dtype), v, out, input_precision=PRECISION)
+        sides = tl.dot(p.to(side.dtype), side, sides, input_precision=PRECISION)
+        mass = fold(p, BM, BN, FOLD)
+        total = total * shrink[:, None] + mass
+        squares = squares * (shrink * shrink)[:, None] + fold(p * p, BM, BN, FOLD)
+        mean_score = mean_score * shrink[:, None] + fold(p * s, BM, BN, FOLD)
+        if NEAR:
             low = lo * 1.0
             if PADDED:
-                place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
                 low = tl.load(KeyPlaces + b * n_k + lo).to(tl.float32)
-            if low < sinks:
-                first_mass += tl.sum(tl.where((place < sinks)[None, :], p, 0.0), 1)
-            if NEAR:
-                near_mass = near_mass * shrink
-                distance = distance * shrink
-                if CAUSAL:
-                    # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
-                    distance += mass * (own - low) - tl.sum(p * (place - low)[None, :], 1)
-                    if PADDED or lo + BN - 1 > start + offset - recent:
-                        near_mass += tl.sum(tl.where(own[:, None] - place[None, :] < recent, p, 0.0), 1)
-                else:
-                    far = tl.abs(own[:, None] - place[None, :])
-                    distance += tl.sum(p * far, 1)
-                    near_mass += tl.sum(tl.where(far < recent, p, 0.0), 1)
-            best, at = _keep_largest(ranked, highest, j, lo, best, at, EXACT, BN, N, N)
-    some = total > 0
-    over = 1.0 / tl.where(some, total, 1.0)
-    lse = tl.where(some, top * c + tl.log2(tl.where(some, total, 1.0)), float("inf"))
+            if CAUSAL:
+                # All keys lie on one side of the query; counted from the tile's first key, no digits are lost.
+                distance = distance * shrink[:, None] + mass * (own - low)[:, None]
+            if PADDED or not CAUSAL:
+                place = j.to(tl.float32)
+                if PADDED:
+                    place = tl.load(KeyPlaces + b * n_k + j, mask=j < n_k, other=0).to(tl.float32)
+                far = tl.abs(own[:, None] - place[None, :])
+                near_mass = near_mass * shrink[:, None] + fold(tl.where(far < recent, p, 0.0), BM, BN, FOLD)
+                if not CAUSAL:
+                    distance = distance * shrink[:, None] + fold(p * far, BM, BN, FOLD)
+        best, at = _keep(s, highest, j, lo // BN, best, at, tile_mask, EXACT, N)
+        if NORM:
+            # Ranked by w_j |v_j|; what is hidden stays so.
+            s += tl.load(LogNorms + j, mask=seen, other=0.0)[None, :]
+            norm_best, norm_at = _keep(s, tl.max(s, 1), j, lo // BN, norm_best, norm_at, tile_mask, EXACT, N)
+    whole = tl.sum(total, 1)
+    some = whole > 0
+    over = 1.0 / tl.where(some, whole, 1.0)
+    lse = tl.where(some, top * c - LIFT + tl.log2(tl.where(some, whole, 1.0)), float("inf"))
     row = tl.program_id(1).to(tl.int64) * n_q + i
     tl.store(Lse + row, lse, mask=in_q)
-    tl.store(Entropy + row, tl.where(some, lse - mean_score * over * c, 0.0) * LN2, mask=in_q)
-    tl.store(Squares + row, squares * over * over, mask=in_q)
-    tl.store(Sinks + row, first_mass * over, mask=in_q)
+    entropy = tl.where(some, lse - tl.sum(mean_score, 1) * over * c, 0.0) * LN2
+    tl.store(Entropy + row, entropy, mask=in_q)
+    tl.store(Squares + row, tl.sum(squares, 1) * over * over, mask=in_q)
     if NEAR:
-        tl.store(Recent + row, near_mass * over, mask=in_q)
-        tl.store(Distance + row, distance * over, mask=in_q)
+        if PADDED or not CAUSAL:
+            tl.store(Recent + row, tl.sum(near_mass, 1) * over, mask=in_q)
+        far = tl.sum(distance, 1)
+        if CAUSAL:
+            far -= _column(sides, PLACE, MS)
+        tl.store(Distance + row, far * over, mask=in_q)
+    unit = tl.load(Unit + b * G + g)
+    tl.store(Sinks + row, _column(sides, SINK, MS) * over, mask=in_q)
+    tl.store(Norm + row, (_column(sides, LENGTH, MS) + _column(sides, LENGTH_REST, MS)) * over * unit, mask=in_q)
+    column = tl.arange(0, MS) - FIRST_SET
+    is_set = in_q[:, None] & ((column >= 0) & (column < n_sets))[None, :]
+    tl.store(Sets + row[:, None] * n_sets + column[None, :], sides * over[:, None], mask=is_set)
+    _store_list(Largest, Places, best, at, row, in_q, c, lse, EXACT, N)
     if NORM:
-        tl.store(Norm + row, norm * over, mask=in_q)
-    if SETS:
-        tl.store(Sets + row[:, None] * MS + tl.arange(0, MS)[None, :], sets * over[:, None], mask=in_q[:, None])
-    _store_list(Largest, Places, best, at, row, in_q, c, lse, N)
+        _store_list(NormLargest, NormPlaces, norm_best, norm_at, row, in_q, c, lse, EXACT, N)
     to = Out + b * ob + h * oh + i[:, None] * on + e[None, :]
-    tl.store(to, (out * over[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])
-
-
-@triton.jit
-def columns(
-    # inputs; which keys are visible, which pairs, and what is added to scores
-    Q, K, Visible, Mask, Bias,
-    # log2 of the lengths of values; log2 of each row's sum
-    LogNorms, Lse,
-    # added to: what keys receive, and the mass of squares; written: the largest |w_j v_j| of each row
-    Received, Blocks, Largest, Places,
-    # strides of Q, K, Mask, Bias
-    qb, qh, qn, kb, kh, kn, mb, mh, mq, bb, bh, bq,
-    # sizes; rows and columns of squares, their side, and the place of the first query in its square
-    H, G, n_q, n_k, offset, scale, n_i, n_j, side, shift,
-    # the call
-    CAUSAL: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr, BIASED: tl.constexpr, CUT: tl.constexpr,
-    WHOLE: tl.constexpr, EXACT: tl.constexpr,
-    # what is computed
-    NORM: tl.constexpr, RECEIVED: tl.constexpr, BLOCKS: tl.constexpr,
-    # tiles
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """What BM rows give to each key and to each square, and their largest weights times lengths of values."""
-    PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
-    start = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM if CAUSAL else tl.program_id(0) * BM
-    b, h = (tl.program_id(1) // H).to(tl.int64), tl.program_id(1) % H
-    g = h // (H // G)
-    head = tl.program_id(1).to(tl.int64)
-    i, d = start + tl.arange(0, BM), tl.arange(0, BD)
-    in_q, in_d = i < n_q, d < D
-    q = _tile(Q + b * qb + h * qh + i[:, None] * qn + d[None, :], in_q[:, None] & in_d[None, :], WHOLE)
-    K += b * kb + g * kh
-    LogNorms += (b * G + g) * n_k
-    Mask += b * mb + h * mh
-    Bias += b * bb + h * bh
-    c = scale * LOG2E
-    lse = tl.load(Lse + head * n_q + i, mask=in_q, other=float("inf"))
-    last, edge = n_k, n_k
-    if CAUSAL:
-        last = tl.minimum(n_k, tl.maximum(start + BM + offset, 0))
-        edge = tl.maximum(tl.minimum(start + offset + 1, last), 0) // BN * BN
-    best, at = _empty_list(BM, N)
-    for part in tl.static_range(2):
-        lower, upper = (edge, last) if part == 0 else (0, edge)
-        for lo in range(lower, upper, BN):
-            j = lo + tl.arange(0, BN)
-            s, seen = _scores(
-                q, K, Visible, Mask, Bias, b, i, j, d, in_q, in_d, n_k, kn, mq, bq, offset, scale,
-                part == 0, CAUSAL, PADDED, MASKED, BIASED, CUT, WHOLE, PRECISION,
-            )  # fmt: skip
-            if RECEIVED or BLOCKS:
-                given = tl.sum(tl.exp2(s * c - lse[:, None]), 0)
-                if RECEIVED:
-                    tl.atomic_add(Received + head * n_k + j, given, mask=j < n_k, sem="relaxed")
-                if BLOCKS:
-                    square = (head * n_i + (start + shift) // side) * n_j + lo // side
-                    tl.atomic_add(Blocks + square, tl.sum(given, 0), sem="relaxed")
-            if NORM:
-                # Ranked by w_j |v_j|; what is hidden stays so.
-                s += tl.maximum(tl.load(LogNorms + j, mask=seen, other=0.0) / c, HIDDEN)[None, :]
-                ranked = _with_places(s, j, lo, EXACT, BN)
-                best, at = _keep_largest(ranked, tl.max(ranked, 1), j, lo, best, at, EXACT, BN, N, N)
-    if NORM:
-        _store_list(Largest, Places, best, at, head * n_q + i, in_q, c, lse, N)
+    tl.store(to, (out * (over * unit)[:, None]).to(Out.dtype.element_ty), mask=in_q[:, None] & in_e[None, :])

@@ -25,7 +25,7 @@ from attnlab.linalg.projection import (
 )
 from attnlab.shapes import Bool, Float, Int
 
-__all__ = ["Prefixes", "prefix_coefficients", "prefix_map", "prefix_squares", "prefixes"]
+__all__ = ["Prefixes", "prefix_coefficients", "prefix_map", "prefix_squares", "prefixes", "visible_counts"]
 
 BLOCK = 64
 # A pivot of I - M_U M_U^T is the share of a direction that the shorter prefix keeps: below this float64 is not enough.
@@ -65,15 +65,20 @@ def prefixes(v: Tensor, key_visible: Tensor | None, n_q: int, offset: int, rtol:
     b, _, n_k, e = v.shape
     seen = torch.ones(b, n_k, dtype=torch.bool, device=v.device) if key_visible is None else key_visible
     basis = column_basis(v, seen[:, None], rtol=rtol)
-    key_count = seen.cumsum(-1)
-    last = torch.arange(n_q, device=v.device) + offset
-    count = torch.where(last < 0, 0, key_count[:, last.clamp(0, n_k - 1)])
+    key_count, count = visible_counts(seen, n_q, offset)
     first, exists, _ = first_visible(v, seen[:, None], e)
     exists = exists & (torch.arange(exists.shape[-1], device=v.device) < basis.rank[..., None])
     free = independent_rows(first, exists, rtol=rtol)
     beyond = count[:, None] > basis.rank[..., None]
     lead = ~beyond & free[..., None] | (count[:, None] == 0)
     return Prefixes(whitened(v, basis.whiten), basis, seen, key_count, count, lead, beyond, offset)
+
+
+def visible_counts(seen: Bool[Tensor, "b k"], n_q: int, offset: int) -> tuple[Int[Tensor, "b k"], Int[Tensor, "b q"]]:
+    """How many visible keys there are up to each key, and up to each query."""
+    key_count = seen.cumsum(-1)
+    last = torch.arange(n_q, device=seen.device) + offset
+    return key_count, torch.where(last < 0, 0, key_count[:, last.clamp(0, seen.shape[1] - 1)])
 
 
 def prefix_map(

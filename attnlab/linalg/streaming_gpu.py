@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, hide_unseen, mask_with_bias
@@ -16,8 +15,6 @@ __all__ = ["kernel_serves", "stream_by_kernel"]
 
 # With fewer queries, as in a decoding step, a row of programs would leave most of the device idle.
 FEWEST_QUERIES = 64
-# What the second pass computes.
-COLUMNS = ("norm_largest", "norm_places", "received", "block_mass")
 
 
 def kernel_serves(call: AttentionCall, measures: Measures, text: Text) -> bool:
@@ -39,51 +36,33 @@ def kernel_serves(call: AttentionCall, measures: Measures, text: Text) -> bool:
 def stream_by_kernel(
     call: AttentionCall, measures: Measures, text: Text
 ) -> tuple[CallStatistics, Float[Tensor, "b h q e"]]:
-    """(statistics, output): all at once, then what keys receive and the largest lengths in a second pass."""
+    """(statistics, output): all at once, then what keys receive in a second pass."""
     from attnlab.kernels.statistics import column_statistics, row_statistics
 
     # What a bias hides becomes part of the mask, and what nothing sees is zero.
     call = hide_unseen(call)
     call = replace(call, mask=mask_with_bias(call))
-    norms = torch.linalg.vector_norm(call.v, dim=-1, dtype=torch.float32) if measures.norm else None
     row = row_statistics(
         call,
         largest=measures.largest,
         sinks=measures.sinks,
         recent=measures.recent,
-        places=places(call) if text.own_keys else None,
-        norms=norms,
-        members=_padded_members(call, text),
+        places=None if call.key_visible is None else places(call),
+        near=text.own_keys,
+        norm_largest=measures.norm,
+        members=text.members,
         wide_output=measures.removed,
     )
-    rows = row._asdict()
-    output = rows.pop("output")
-    del rows["lse"]
-    rows["sets"] = row.sets[..., : text.members.shape[-1]]
-    asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
-    columns: dict[str, Tensor] = {}
-    if measures.norm or measures.received or measures.block:
-        columns = column_statistics(
-            call,
-            row.lse,
-            largest=measures.largest,
-            log_norms=None if norms is None else norms.log2(),
-            received=measures.received,
-            block=measures.block,
-            first=text.first,
+    kept: dict[str, Tensor | None] = row._asdict()
+    del kept["output"], kept["lse"]
+    # The host waits for these; what is launched afterwards runs while it goes on.
+    removed = removed_in(call, row.output, row.sum_of_squares) if measures.removed else None
+    kept |= dict.fromkeys(("received", "block_mass"))
+    if measures.received or measures.block:
+        kept |= column_statistics(
+            call, row.lse, received=measures.received, block=measures.block, first=text.first
         )._asdict()
-    asked |= {"norm_largest": measures.norm, "norm_places": measures.norm, "received": measures.received}
-    kept = {name: columns.get(name) for name in COLUMNS} | rows
-    kept |= dict.fromkeys(name for name, wanted in (asked | {"block_mass": measures.block > 0}).items() if not wanted)
-    removed = removed_in(call, output, row.sum_of_squares) if measures.removed else None
-    return CallStatistics(**kept, removed=removed), output  # type: ignore[arg-type]
-
-
-def _padded_members(call: AttentionCall, text: Text) -> Float[Tensor, "b k m"] | None:
-    """The sets as numbers, a power of two of them and at least 16, as a product needs it."""
-    m = text.members.shape[-1]
-    if not m:
-        return None
-    kind = torch.float32 if call.q.dtype == torch.float32 else torch.float16
-    members = text.members.expand(call.q.shape[0], -1, -1).to(kind)
-    return torch.nn.functional.pad(members, (0, max(16, 1 << (m - 1).bit_length()) - m))
+    asked = {"recent": text.own_keys, "distance": text.own_keys, "norm": measures.norm}
+    asked |= {"received": measures.received, "block_mass": measures.block > 0}
+    kept |= dict.fromkeys(name for name, wanted in asked.items() if not wanted)
+    return CallStatistics(**kept, removed=removed), row.output  # type: ignore[arg-type]

@@ -21,7 +21,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # The interpreter takes long for each of the largest.
 MEASURES = Measures(largest=2, sinks=3, recent=20, block=64)
 # Small tiles, so that short texts have several.
-TILES = {128: statistics.Tile(32, 32, 4, 1)}
+SMALL = statistics.Tile(32, 32, 4, 1)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.node.get_closest_marker("gpu"):
+        for name in ("ROW_TILE", "RANKED_ROW_TILE", "COLUMN_TILE", "SMALL_COLUMN_TILE"):
+            monkeypatch.setattr(statistics, name, {128: SMALL})
 
 
 def made(
@@ -72,17 +79,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_kernels_are_the_rows(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
-    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+def test_kernels_are_the_rows(name: str) -> None:
     call, text = made(**CASES[name])
     check(call, text)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_padding(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
-    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
-    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+def test_padding(causal: bool) -> None:
     seen = torch.rand(2, 71) > 0.3
     seen[0, :9] = False
     # The second text is padding only.
@@ -93,9 +96,7 @@ def test_padding(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_windows_and_biases(monkeypatch: pytest.MonkeyPatch, heads: int) -> None:
-    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
-    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+def test_windows_and_biases(heads: int) -> None:
     window = torch.ones(71, 71, dtype=torch.bool).tril().triu(-20).expand(1, heads, -1, -1)
     bias = torch.randn(1, heads, 71, 71)
     for how in ({"mask": window, "causal": True}, {"bias": bias}, {"mask": window, "bias": bias}):
@@ -121,9 +122,7 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
     assert float((actual.entropy - expected.entropy).abs().max()) <= 1e-5
 
 
-def test_squares_of_a_text_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
-    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+def test_squares_of_a_text_that_goes_on() -> None:
     call, text = made(100, 292, causal=True, offset=192)
     measures = dataclasses.replace(MEASURES, block=128)
     text = dataclasses.replace(text, first=192)
@@ -134,9 +133,7 @@ def test_squares_of_a_text_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("hidden", ["nothing", "padding", "window"])
-def test_half_precision_is_close(monkeypatch: pytest.MonkeyPatch, hidden: str) -> None:
-    monkeypatch.setattr(statistics, "ROW_TILE", TILES)
-    monkeypatch.setattr(statistics, "COLUMN_TILE", TILES)
+def test_half_precision_is_close(hidden: str) -> None:
     how: dict[str, Any] = {}
     if hidden == "padding":
         how["key_visible"] = torch.arange(71)[None] > 40
