@@ -23,34 +23,33 @@ from attnlab.reading.correlation import bootstrap_interval
 BY_VALUES = ("leave-one-out", "vatp", "criticalkv", "expected-attention", "value-aware", "value-norm", "compact")
 LOSS = "loss"
 Row = dict[str, Any]
+# Those of every case, by policy.
+Scores = dict[str, list[float]]
 
 
 def pairs(rows: Sequence[Row]) -> Iterator[Row]:
-    """A row for each task, length, column and budget."""
-    cells = dict.fromkeys(
-        (row["task"], row["length"], column, row["budget"]) for row in rows for column in _columns(row)
-    )
-    for task, length, column, budget in cells:
-        if budget == 1:
-            continue
-        here = {
-            row["policy"]: row[column]["scores"]
-            for row in rows
-            if (row["task"], row["length"], row["budget"]) == (task, length, budget) and column in _columns(row)
-        }
-        aware = {name: scores for name, scores in here.items() if name.split(":")[0] in BY_VALUES}
-        others = {name: scores for name, scores in here.items() if name not in aware}
-        if not aware or not others:
-            continue
-        sign = -1 if task == LOSS else 1
-        best, other = (max(kind, key=lambda name: sign * sum(kind[name][::2])) for kind in (aware, others))
-        differences = [sign * (a - b) for a, b in zip(aware[best][1::2], others[other][1::2], strict=True)]
-        value, low, high = bootstrap_interval(differences)
-        yield {
-            "task": task, "length": length, "question": column, "budget": budget, "by values": best, "without": other,
-            "difference": value, "low": low, "high": high, "cases": len(differences),
-            "better": "values" if low > 0 else "without" if high < 0 else "undecided",
-        }  # fmt: skip
+    """A row for each task, length, column and budget where both kinds answered."""
+    cells: dict[tuple[str, int, str, float], dict[str, list[float]]] = {}
+    for row in rows:
+        for column in _columns(row):
+            cell = row["task"], row["length"], column, row["budget"]
+            cells.setdefault(cell, {})[row["policy"]] = row[column]["scores"]
+    for (task, length, column, budget), scores in cells.items():
+        aware = {name: each for name, each in scores.items() if name.split(":")[0] in BY_VALUES}
+        others = {name: each for name, each in scores.items() if name not in aware}
+        if budget < 1 and aware and others:
+            named = {"task": task, "length": length, "question": column, "budget": budget}
+            yield named | _compared(aware, others, sign=-1 if task == LOSS else 1)
+
+
+def _compared(aware: Scores, others: Scores, *, sign: int) -> Row:
+    """The best of each kind by the even cases, and their difference on the odd ones."""
+    best, other = (max(kind, key=lambda name: sign * sum(kind[name][::2])) for kind in (aware, others))
+    differences = [sign * (a - b) for a, b in zip(aware[best][1::2], others[other][1::2], strict=True)]
+    value, low, high = bootstrap_interval(differences)
+    better = "values" if low > 0 else "without" if high < 0 else "undecided"
+    names = {"by values": best, "without": other}
+    return names | {"difference": value, "low": low, "high": high, "cases": len(differences), "better": better}
 
 
 def _columns(row: Row) -> list[str]:
