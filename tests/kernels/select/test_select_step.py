@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import attnlab as al
-from attnlab.kernels.select.step import MOST_KEYS, supports
+from attnlab.kernels.select.step import MOST_KEYS, select_step, supports
 from attnlab.mechanisms import abc_select
 from attnlab.mechanisms._bounded.selected import NOWHERE, selected
 from attnlab.mechanisms._device import without_kernels
@@ -164,6 +164,28 @@ def check_steps(call: al.AttentionCall, mech: al.AbcSelect, *, prompt: int) -> N
         with without_kernels():
             whole = mech(call)
     assert_close(torch.cat(parts, 2), whole)
+
+
+def test_compiled_equals_eager() -> None:
+    """What is kept is updated in place by compiled code, too."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 1, 16, device=DEVICE) for heads in (6, 2, 2))
+    x, weight, recency = torch.randn(2, 1, 150, device=DEVICE), torch.randn(2, 150, device=DEVICE), torch.ones(2)
+    kept = [torch.zeros(2, 2, 7, 16, device=DEVICE), torch.zeros(2, 2, 7, 16, device=DEVICE)]
+    kept += [torch.zeros(2, 2, 7, device=DEVICE), torch.full((2, 2, 7), NOWHERE, dtype=torch.int32, device=DEVICE)]
+    kept += [torch.zeros(2, 2, dtype=torch.long, device=DEVICE)]
+    rules = {"slots": 2, "window": 4, "block": 2, "sinks": 1, "tokens": 256, "scale": 0.25}
+
+    def step(kept: list[Tensor], t: int) -> Tensor:
+        return select_step(q + t, k - t, v + t, x, (weight, recency.to(DEVICE)), kept, **rules)
+
+    held = [t.clone() for t in kept]
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for t in range(9):
+        torch.testing.assert_close(compiled(held, t), step(kept, t))
+    for a, b in zip(held, kept, strict=True):
+        torch.testing.assert_close(a, b)
+    assert kept[4].tolist() == [[9, 9], [9, 9]]
 
 
 def test_sizes_that_it_is_not_made_for() -> None:
