@@ -27,7 +27,6 @@ from attnlab.attention import grouped, ungrouped
 from attnlab.kernels.hybrid import hybrid_attention, hybrid_step
 from attnlab.kernels.select import attention as select_kernels
 from attnlab.kernels.select import select_attention
-from attnlab.mechanisms._bounded.hybrid_cache import WriteControl
 from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
 from attnlab.mechanisms._device import compiled_parts, without_kernels
 
@@ -70,8 +69,8 @@ class FixedControl(al.AbcHybrid):
 
     log: Tensor
 
-    def control_of(self, _call: al.AttentionCall) -> WriteControl:
-        return WriteControl(self.log, None)
+    def log_alpha(self, _call: al.AttentionCall) -> Tensor:
+        return self.log
 
 
 def made(shape: Shape, device: str, dtype: torch.dtype) -> list[Tensor]:

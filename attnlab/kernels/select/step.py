@@ -55,9 +55,13 @@ def select_step(
     x = x.contiguous()
     weight, recency = (t.contiguous() for t in parameters)
     visible = None if key_visible is None else key_visible.contiguous()
-    out = q.new_empty(*q.shape[:3], kept[1].shape[-1])
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
     step = _step if torch.compiler.is_compiling() else _launch_step
-    step(q, k, v, x, visible, weight, recency, *kept, out, slots, window, block, sinks, tokens, scale)
+    keys, values, scores, places, count = kept
+    step(
+        q, k, v, x, visible, weight, recency, keys, values, scores, places, count, out, slots, window, block, sinks,
+        tokens, scale,
+    )  # fmt: skip
     return out
 
 
