@@ -2,7 +2,7 @@
 
     python benchmarks/hybrid_error.py smollm2 --write results          # or --text FILE, --memory 64 128
 
-The last ``--length`` tokens of the text are read by softmax and recorded. Clusters are made from the tokens before
+The last ``--length`` tokens of the text are read by softmax and recorded. Controls begin from the tokens before
 them. Error is |(W - W^) v| / |W v| of a layer's heads together, and after W_O; the mean over layers.
 """
 
@@ -28,19 +28,20 @@ TABLE = "errors"
 
 
 def compared(memory: int) -> dict[str, Any]:
-    """{name: spec, spec to be begun from clusters, or policy}, each with ``memory`` keys for a head."""
+    """{name: spec, spec whose control begins from the model's keys, or policy}, each with ``memory`` keys a head."""
     sinks, half = 4, memory // 2
     hybrid = f"abc-hybrid:slots={half},window={memory - half - sinks},sinks={sinks},block=4"
     few = f"abc-hybrid:slots={memory // 4},window={memory - memory // 4 - sinks},sinks={sinks},block=4"
+    select = hybrid.replace("abc-hybrid", "abc-select")
     return {
         "window and sinks": f"window:r={memory - sinks},sinks={sinks}",
         "abc-mlp": f"abc-mlp:slots={memory},tied=false",
+        "select, random scores": select,
+        "select, scores by regression": (select,),
         "hybrid, random control": hybrid,
-        "hybrid, clusters": (hybrid + "",),
-        "hybrid, clusters, a quarter of slots": (few + "",),
+        "hybrid, clusters": (hybrid,),
+        "hybrid, clusters, a quarter of slots": (few,),
         "hybrid, clusters, no mass": (hybrid + ",mass=false",),
-        "hybrid, clusters, decay": (hybrid + ",decay=true",),
-        "hybrid, clusters, delta": (hybrid + ",write=delta",),
         "hybrid, clusters seen through x": (hybrid + ",control=x",),
         # Token by token, which takes longest.
         "eviction by mass": al.KVPolicy(memory, by="mass"),

@@ -103,10 +103,7 @@ def compared(memory: int) -> dict[str, str]:
         "select": f"abc-select:slots={memory - window},window={window},sinks=0,block={block}",
         "hybrid": hybrid,
         "hybrid, no mass": f"{hybrid},mass=false",
-        "hybrid, decay": f"{hybrid},decay=true",
-        "hybrid, delta": f"{hybrid},write=delta",
         "hybrid, control of key": hybrid.replace("=x", "=key"),
-        "hybrid, control of both": hybrid.replace("=x", "=both"),
         "hybrid, half slots": f"abc-hybrid:slots={memory // 2},window={memory // 2},sinks=0,block={block},control=x",
     }
 

@@ -47,7 +47,7 @@ def register_function(name: str, own: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     if name not in AttentionInterface():
-        AttentionMaskInterface.register(name, carrying_mask(AttentionMaskInterface()[masks_of(own)]))
+        AttentionMaskInterface.register(name, uncompiled(carrying_mask(AttentionMaskInterface()[masks_of(own)])))
         AttentionInterface.register(name, function_in_place_of(own))
 
 

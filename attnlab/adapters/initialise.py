@@ -43,7 +43,7 @@ def initialise_control(
 
         u_s = (<c_s, k> - |c_s|^2 / 2) / sigma^2 + log pi_s.
 
-    With control="x" these logits are predicted from x by ridge regression; with "both", x starts without influence.
+    With control="x" these logits are predicted from x by ridge regression.
 
     The scores of ``abc-select`` are a ridge regression from x_j, too: on sqrt(m_j |v_j|), m_j the mean weight that key
     j gets from the queries whose window it has left.
@@ -239,8 +239,6 @@ def _set_control(
     assert mech.key_weight is not None
     mech.key_weight.copy_(weight)
     mech.bias.copy_(bias)
-    if mech.weight is not None:
-        mech.weight.zero_()
 
 
 def _regression(

@@ -10,12 +10,7 @@ from torch import Tensor, nn
 from attnlab.attention import AttentionCall, dot_products, grouped, hide_unseen, ungrouped
 from attnlab.fields import check_fields, check_int
 from attnlab.mechanisms._bounded.continued import check_window, first_exact, numbered_keys
-from attnlab.mechanisms._bounded.hybrid_cache import (
-    HybridCache,
-    HybridMechanism,
-    WriteControl,
-    attend_call,
-)
+from attnlab.mechanisms._bounded.hybrid_cache import HybridCache, HybridMechanism, attend_call
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.mechanisms._device import no_autocast
 from attnlab.registry import register
@@ -23,14 +18,10 @@ from attnlab.shapes import Float
 
 __all__ = ["AbcHybrid"]
 
-CONTROLS = ("x", "key", "both")
-WRITES = ("sum", "delta")
-# log alpha stays within these bounds, and log gamma above -1/2: then sums of alpha stay in the range of float32.
+CONTROLS = ("x", "key")
+# log alpha stays within these bounds: then sums of alpha stay in the range of float32.
 LEAST_SHARE = -40.0
 LARGEST_LOGIT = 20.0
-MOST_FADED = 0.5
-# Where a gate's logit starts: a token's weight is halved after about a hundred others.
-GATE = -4.3
 
 
 @register(
@@ -38,10 +29,9 @@ GATE = -4.3
     examples=(
         "abc-hybrid:slots=3,window=2,sinks=1,block=2",
         "abc-hybrid:slots=3,window=4,sinks=1,block=2,mass=false,control=x",
-        "abc-hybrid:slots=3,window=3,sinks=0,block=3,decay=true,control=x",
-        "abc-hybrid:slots=3,window=2,sinks=1,block=2,write=delta",
+        "abc-hybrid:slots=3,window=3,sinks=0,block=3,control=x",
         "abc-hybrid:slots=3,window=2,sinks=1,block=1",
-        "abc-hybrid:slots=2,window=1,sinks=2,block=1,control=both,decay=true,mass=false",
+        "abc-hybrid:slots=2,window=1,sinks=2,block=1,mass=false",
         "abc-hybrid:slots=0,window=2,sinks=2,block=1",
     ),
 )
@@ -59,13 +49,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
     the attention that m keys would. A slot that nothing was written into is not read. ``mass=false`` is abc-mlp's read:
     alpha_i = exp(u_i), and no log m.
 
-    ``control`` is "key", "x" (u_i = W_phi x_i + b; the cache then also holds what the window's tokens will write) or
-    "both" (their sum).
-    ``decay`` fades each slot as it is written to: m_t = gamma_t m_{t-1} + alpha_t, and the sums of alpha k and alpha v
-    alike, with gamma_t = exp(-sigmoid(w k_t + c) / 2) for each slot; w x_t unless the control is of keys.
-    ``write=delta`` removes what the slots would have answered (Schlag et al., 2021):
-    K~_t = K~_{t-1} + alpha_t (x) (k_t - K~_{t-1}^T alpha_t), and V~ alike; m = 1 - prod_i (1 - alpha_i). Rows of W then
-    have negative numbers and are no distributions.
+    ``control`` is "key" or "x" (u_i = W_phi x_i + b; the cache then also holds what the window's tokens will write).
 
     Without causality all queries read what is kept after the last token. ``tied`` layers of a model share W_phi.
     """
@@ -75,8 +59,6 @@ class AbcHybrid(HybridMechanism, nn.Module):
     sinks: int = 4
     block: int = 16
     control: str = "key"
-    write: str = "sum"
-    decay: bool = False
     mass: bool = True
     tied: bool = False
     seed: int = 0
@@ -91,24 +73,16 @@ class AbcHybrid(HybridMechanism, nn.Module):
         check_window(self.window, self.block)
         if self.control not in CONTROLS:
             raise ValueError(f"control must be one of {', '.join(CONTROLS)}, got {self.control!r}")
-        if self.write not in WRITES:
-            raise ValueError(f"write must be one of {', '.join(WRITES)}, got {self.write!r}")
-        if self.decay and self.write == "delta":
-            raise ValueError("write='delta' removes what it replaces, so nothing is left for decay; choose one of them")
         nn.Module.__init__(self)
         self.tied_across_layers = self.tied
         self.exempt = {}
         if self.slots:
             why = "each key/value head has its own W_phi, so repeating heads adds to it"
             self.exempt["grouped_queries_equal_repeated_keys"] = why
-        if self.write == "delta":
-            self.exempt["cancelling sums"] = "the delta rule subtracts: rows of W are no distributions, and sums cancel"
         self.weight: nn.Parameter | None
         self.key_weight: nn.Parameter | None
         self.bias: nn.Parameter | None
-        self.gate_weight: nn.Parameter | None
-        self.gate_bias: nn.Parameter | None
-        for name in ("weight", "key_weight", "bias", "gate_weight", "gate_bias"):
+        for name in ("weight", "key_weight", "bias"):
             self.register_parameter(name, None)
 
     def cannot(self) -> dict[str, str]:
@@ -146,13 +120,11 @@ class AbcHybrid(HybridMechanism, nn.Module):
         if call.k.shape[2] == 0 or call.q.shape[2] == 0:
             return call.q.new_zeros(call.sizes)
         with no_autocast(call.q):
-            c = self.control_of(call)
             places, newest = numbered_keys(call)
             rules = self.rules(call, k.shape[2])
             hidden = torch.zeros_like(places, dtype=torch.bool) if call.key_visible is None else ~call.key_visible
             never = (hidden | (places < self.sinks))[:, None, :, None]
-            log = c.log.masked_fill(never, FLOOR)
-            fade = None if c.fade is None else c.fade.masked_fill(never, 0)
+            log = self.log_alpha(call).masked_fill(never, FLOOR)
             s = dot_products(grouped(call.q, groups), k.unsqueeze(2), scale=call.softmax_scale)
             rows = []
             for t in range(call.q.shape[2]):
@@ -160,7 +132,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
                 start = first_exact(p, rules)
                 exact = ~hidden & (places <= p) & ((places >= start) | (places < self.sinks))
                 gone = (~hidden & (places < start) & (places >= self.sinks))[:, None, :, None]
-                phi, bonus, empty = self._contents(log.masked_fill(~gone, FLOOR), fade, gone)
+                phi, bonus, empty = self._contents(log.masked_fill(~gone, FLOOR))
                 of_keys = s[..., t, :].masked_fill(~exact[:, None, None], FLOOR)
                 of_slots = s[..., t, :].masked_fill(~gone[:, :, None, :, 0], 0) @ phi.mT + bonus.unsqueeze(2)
                 of_slots = of_slots.masked_fill(empty.unsqueeze(2), FLOOR)
@@ -170,22 +142,9 @@ class AbcHybrid(HybridMechanism, nn.Module):
                 rows.append(to_keys + to_slots @ phi)
         return ungrouped(torch.stack(rows, 3)).to(call.q.dtype)
 
-    def _contents(self, log: Tensor, fade: Tensor | None, gone: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _contents(self, log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Phi^T (b, g, n, k) of the keys that are gone, what is added to each slot's score, and which are empty."""
         unwritten = log <= FLOOR / 2
-        if self.write == "delta":
-            alpha = log.exp()
-            system = (alpha @ alpha.mT).tril(-1) + torch.eye(log.shape[2], dtype=log.dtype, device=log.device)
-            # alpha^T system^{-1}, from the right.
-            phi = torch.linalg.solve_triangular(system, alpha.mT, upper=False, left=False, unitriangular=True)
-            full = -torch.expm1(torch.log1p(-alpha.double().clamp(max=1 - 1e-12)).sum(2))
-            empty = full <= 0
-            bonus = full.masked_fill(empty, 1).log().to(log.dtype)
-            return phi, bonus if self.mass else torch.zeros_like(bonus), empty
-        left = None if fade is None else fade.masked_fill(~gone, 0)
-        if left is not None:
-            # What all later tokens leave of each.
-            log = (log + left.sum(2, keepdim=True) - left.cumsum(2)).masked_fill(unwritten, FLOOR)
         z, empty = log.logsumexp(2), unwritten.all(2)
         phi = log.softmax(2).masked_fill(unwritten, 0).mT
         return phi, z if self.mass else torch.zeros_like(z), empty
@@ -202,30 +161,21 @@ class AbcHybrid(HybridMechanism, nn.Module):
         """Sinks and window, slots and their masses in float32, what the window's tokens will write, and a count."""
         full = torch.promote_types(dtype, torch.float32).itemsize
         keys = (self.sinks + self.window) * (d + e) * dtype.itemsize
-        later = 0 if self.by_key else self.window * self.slots * full * (2 if self.decay else 1)
+        later = 0 if self.by_key else self.window * self.slots * full
         return keys + self.slots * (d + e + 1) * full + later + 8
 
-    def control_of(self, call: AttentionCall) -> WriteControl:
+    def log_alpha(self, call: AttentionCall) -> Float[Tensor, "b g k n"]:
         """What the call's keys write, in at least float32."""
+        kind = torch.promote_types(call.k.dtype, torch.float32)
         if not self.slots:
-            nothing = call.k.new_zeros(*call.k.shape[:3], 0, dtype=torch.promote_types(call.k.dtype, torch.float32))
-            return WriteControl(nothing, None)
+            return call.k.new_zeros(*call.k.shape[:3], 0, dtype=kind)
         self._make_parameters(call)
-        u = self._logits(call, self.weight, self.key_weight, self.bias)
         # A large key is as good as a larger one; infinities would be NaN.
-        u = u.clamp(-1e4, 1e4)
-        if self.mass or self.write == "delta":
-            log = u.log_softmax(-1).clamp(min=LEAST_SHARE)
-        else:
-            # Less a constant, which the read divides out: alpha is at most 1.
-            log = LARGEST_LOGIT * torch.tanh(u / LARGEST_LOGIT) - LARGEST_LOGIT
-        if not self.decay:
-            return WriteControl(log, None)
-        from_x = not self.by_key
-        gate = self._logits(
-            call, self.gate_weight if from_x else None, None if from_x else self.gate_weight, self.gate_bias
-        )
-        return WriteControl(log, -MOST_FADED * gate.clamp(-1e4, 1e4).sigmoid())
+        u = self._logits(call, kind).clamp(-1e4, 1e4)
+        if self.mass:
+            return u.log_softmax(-1).clamp(min=LEAST_SHARE)
+        # Less a constant, which the read divides out: alpha is at most 1.
+        return LARGEST_LOGIT * torch.tanh(u / LARGEST_LOGIT) - LARGEST_LOGIT
 
     def control_of_keys(self, call: AttentionCall) -> tuple[Tensor, Tensor] | None:
         if not self.slots or not self.by_key:
@@ -235,21 +185,18 @@ class AbcHybrid(HybridMechanism, nn.Module):
         assert self.bias is not None
         return self.key_weight, self.bias
 
-    def _logits(
-        self, call: AttentionCall, of_x: Tensor | None, of_key: Tensor | None, bias: Tensor | None
-    ) -> Float[Tensor, "b g k n"]:
-        """W_phi x + W_k k + b, in at least float32."""
-        kind = torch.promote_types(call.k.dtype, torch.float32)
-        assert bias is not None
+    def _logits(self, call: AttentionCall, kind: torch.dtype) -> Float[Tensor, "b g k n"]:
+        """W_k k + b, or W_phi x + b."""
+        weight = self.key_weight if self.by_key else self.weight
+        assert weight is not None
+        assert self.bias is not None
         # Layers that share this control may be on several devices.
-        u = bias.to(call.k.device, kind).unsqueeze(1)
-        if of_x is not None:
-            assert call.x is not None, "refused before"
-            matrix = of_x.to(call.k.device, kind)
-            u = u + (call.x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
-        if of_key is not None:
-            u = u + call.k.to(kind) @ of_key.to(call.k.device, kind).mT
-        return u
+        matrix, bias = (t.to(call.k.device, kind) for t in (weight, self.bias))
+        if self.by_key:
+            return bias.unsqueeze(1) + call.k.to(kind) @ matrix.mT
+        assert call.x is not None, "refused before"
+        u = (call.x.to(kind) @ matrix.flatten(0, 1).mT).unflatten(-1, matrix.shape[:2]).transpose(1, 2)
+        return bias.unsqueeze(1) + u
 
     def _make_parameters(self, call: AttentionCall) -> None:
         """Make the parameters at the first call, and check at every call that they are for its shapes."""
@@ -257,8 +204,8 @@ class AbcHybrid(HybridMechanism, nn.Module):
         if self.bias is None:
             generator = torch.Generator("cpu").manual_seed(self.seed)
             for name, shape in shapes.items():
-                start = torch.full(shape, GATE if name == "gate_bias" else 0.0)
-                if name in ("weight", "key_weight"):
+                start = torch.zeros(shape)
+                if name != "bias":
                     # Logits of order 1 for inputs of order 1: slots that start alike would stay alike.
                     start = torch.randn(shape, generator=generator, device="cpu") * max(1, shape[-1]) ** -0.5
                 setattr(self, name, nn.Parameter(start.to(call.q.device)))
@@ -274,17 +221,12 @@ class AbcHybrid(HybridMechanism, nn.Module):
         """The shapes of the parameters, by name."""
         x, (_, g, n_k, width) = call.x, call.k.shape
         shapes: dict[str, tuple[int, ...]] = {"bias": (g, self.slots)}
-        if self.control != "x":
-            shapes["key_weight"] = (g, self.slots, width)
-        if not self.by_key:
-            assert x is not None, "refused before"
-            if x.shape[1] != n_k:
-                raise ValueError(
-                    f"abc-hybrid needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with "
-                    "make_cache(), which keeps the slots and not the keys"
-                )
-            width = x.shape[-1]
-            shapes["weight"] = (g, self.slots, width)
-        if self.decay:
-            shapes |= {"gate_weight": (g, self.slots, width), "gate_bias": (g, self.slots)}
-        return shapes
+        if self.by_key:
+            return shapes | {"key_weight": (g, self.slots, width)}
+        assert x is not None, "refused before"
+        if x.shape[1] != n_k:
+            raise ValueError(
+                f"abc-hybrid needs the input of every key, got x for {x.shape[1]} of {n_k}; decode with "
+                "make_cache(), which keeps the slots and not the keys"
+            )
+        return shapes | {"weight": (g, self.slots, x.shape[-1])}

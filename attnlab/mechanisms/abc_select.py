@@ -312,4 +312,4 @@ def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ..
 
 
 def _on_gpu(t: Tensor) -> bool:
-    return t.is_cuda and kernels_may_run() and not torch.compiler.is_compiling()
+    return t.is_cuda and kernels_may_run()

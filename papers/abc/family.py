@@ -54,8 +54,8 @@ def _depends_on(mech: Any, refused: dict[str, str]) -> str:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 1, 9, 4).unbind()
     calls = [AttentionCall(q, keys, v) for keys in (k, torch.randn_like(k))]
-    if hasattr(mech, "control_of"):
-        logs = [mech.control_of(call).log for call in calls]
+    if hasattr(mech, "log_alpha"):
+        logs = [mech.log_alpha(call) for call in calls]
     elif hasattr(mech, "control"):
         logs = [mech.control(call, torch.arange(9)[None]).log for call in calls]
     else:

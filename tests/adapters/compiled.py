@@ -9,6 +9,7 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +74,42 @@ def before_and_after() -> None:
     torch.testing.assert_close(compiled(**given).logits, own, rtol=0, atol=TOLERANCE)
 
 
+def decoded() -> None:
+    """Steps of a compiled model with bounded memories are those without; after three nothing is compiled any more."""
+    import decoding_step
+    from torch._dynamo.utils import counters
+
+    select = "abc-select:slots=4,window=8,sinks=1,block=4"
+    for spec in (select, "abc-hybrid:slots=4,window=8,sinks=1,block=4", f"per-group:groups=softmax/{select}"):
+        model = convert(decoding_step.tiny_model(), spec.replace(",", ";") if spec.startswith("per") else spec)
+        run = decoding_step.compiled(model, "aot_eager")
+        counters.clear()
+        with torch.no_grad():
+            eager, _ = decoding_step.bounded_step(model, 2, 40)
+            step, _ = decoding_step.bounded_step(model, 2, 40, run)
+            for i in range(8):
+                torch.testing.assert_close(step(), eager(), rtol=0, atol=TOLERANCE)
+                if i == decoding_step.COMPILING - 1:
+                    made = counters["stats"]["unique_graphs"]
+        assert counters["stats"]["unique_graphs"] == made > 0
+        print("llama", spec)
+
+
+def full_caches() -> None:
+    """The ways in which the benchmark's softmax reads a full cache give what transformers' gives."""
+    import decoding_step
+
+    model = decoding_step.tiny_model()
+    with torch.no_grad():
+        cache = decoding_step.full_cache(model, 2, 40)
+        expected = decoding_step.softmax_step(model, cache, masked=True)()
+        for way in decoding_step.BEST:
+            with decoding_step.attending(model, way):
+                for run in (model, decoding_step.compiled(model, "aot_eager")):
+                    out = decoding_step.softmax_step(run, cache, masked=False)()
+                    torch.testing.assert_close(out, expected, rtol=0, atol=TOLERANCE)
+
+
 class _Rows:
     """Rows of two lengths."""
 
@@ -98,6 +135,8 @@ def distilled() -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    kinds = {"swapped": swapped, "converted": converted, "before-and-after": before_and_after, "distilled": distilled}
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    kinds = {"swapped": swapped, "converted": converted, "before-and-after": before_and_after, "distilled": distilled,
+             "decoded": decoded, "full-caches": full_caches}  # fmt: skip
     kinds[sys.argv[1]]()
     print("the same")

@@ -56,7 +56,7 @@ def test_controls_inside_start_as_clusters_of_their_own_heads() -> None:
     assert part.learned["1"].key_weight.shape == (1, 3, 6)
     # Centres over their variance point where the keys of head 1 do, not where those of head 0 do.
     k = trace[1].call.k[0]
-    share = part.learned["1"].control_of(al.AttentionCall(k[None, 1:, :0], k[None, 1:], k[None, 1:])).log.exp()
+    share = part.learned["1"].log_alpha(al.AttentionCall(k[None, 1:, :0], k[None, 1:], k[None, 1:])).exp()
     assert torch.allclose(share.sum(-1), torch.ones(()), atol=1e-5)
     assert share.amax(-1).mean() > 0.6
 

@@ -23,11 +23,9 @@ SPECS = (
     "abc-hybrid:slots=5,window=12,sinks=2,block=4",
     "abc-hybrid:slots=3,window=1,sinks=0,block=1,mass=false",
     "abc-hybrid:slots=4,window=0,sinks=3,block=1",
-    "abc-hybrid:slots=3,window=11,sinks=2,block=11,decay=true,control=x",
-    "abc-hybrid:slots=3,window=6,sinks=1,block=3,decay=true,mass=false,control=both",
-    "abc-hybrid:slots=5,window=6,sinks=1,block=2,write=delta,control=x",
-    "abc-hybrid:slots=5,window=32,sinks=1,block=16,write=delta,mass=false",
-    "abc-hybrid:slots=3,window=5,sinks=1,block=5,decay=true",
+    "abc-hybrid:slots=3,window=11,sinks=2,block=11,control=x",
+    "abc-hybrid:slots=3,window=6,sinks=1,block=3,mass=false,control=x",
+    "abc-hybrid:slots=5,window=32,sinks=1,block=16,mass=false",
     "abc-hybrid:slots=0,window=6,sinks=2,block=3",
 )
 
@@ -70,35 +68,6 @@ def test_mass_makes_slots_of_equal_keys_exact() -> None:
     assert_close(mech(call), al.Softmax()(call))
     mech.mass = False
     assert (mech(call) - al.Softmax()(call)).abs().max() > 0.01
-
-
-def test_the_newest_token_to_leave_replaces_the_one_in_a_single_slot() -> None:
-    """The delta rule with alpha = 1: the slot holds the last token that left, so the window is one longer."""
-    call = replace(self_call(length=9), causal=True)
-    assert_close(AbcHybrid(slots=1, window=3, sinks=0, block=1, write="delta")(call), al.mechanism("window:r=4")(call))
-
-
-def test_the_delta_rule_by_hand() -> None:
-    """Two slots, alpha = 1/2 in each: S_1 = v_1 / 2, S_2 = S_1 + (v_2 - v_1 / 2) / 2 in both."""
-    mech = AbcHybrid(slots=2, window=0, sinks=0, block=1, control="x", write="delta", mass=False)
-    mech(even([4, 8], causal=True))
-    mech.weight.data.zero_()
-    assert_close(mech(even([4, 8], causal=True)), column(2, 5))
-    assert_close(mech.weights(even([4, 8], causal=True))[0, 0, 1], torch.tensor([0.25, 0.5], dtype=torch.float64))
-
-
-def test_decay_by_hand() -> None:
-    """One slot, gamma = exp(-1/4): the older of two tokens in it has the weight gamma."""
-    mech = AbcHybrid(slots=1, window=0, sinks=0, block=1, decay=True)
-    mech(even([1, 0], causal=True))
-    mech.gate_bias.data.zero_()
-    gamma = torch.tensor(-0.25, dtype=torch.float64).exp()
-    assert_close(mech(even([1, 0], causal=True))[0, 0, 1, 0], gamma / (1 + gamma))
-    # Beside the key in the window, the slot counts for what is left of its tokens.
-    mech = AbcHybrid(slots=1, window=1, sinks=0, block=1, decay=True)
-    mech(even([1, 1, 0], causal=True))
-    mech.gate_bias.data.zero_()
-    assert_close(mech(even([1, 1, 0], causal=True))[0, 0, 2, 0], (1 + gamma) / (2 + gamma))
 
 
 @pytest.mark.parametrize("length", [5, 70, 150])
@@ -185,16 +154,12 @@ def test_float32_keeps_its_digits(spec: str, size: float) -> None:
     assert_close(mech(single).double(), mech(call), dtype=torch.float32)
 
 
-def test_rows_are_distributions_but_for_the_delta_rule() -> None:
+def test_rows_are_distributions() -> None:
     call = replace(self_call(length=40), causal=True)
     for spec in SPECS:
         W = al.mechanism(spec).weights(call)
-        if "delta" in spec:
-            assert W.min() < -1e-3
-            assert "no distributions" in al.mechanism(spec).exempt["cancelling sums"]
-        else:
-            assert W.min() >= 0
-            assert_close(W.sum(-1), torch.ones_like(W[..., 0]))
+        assert W.min() >= 0
+        assert_close(W.sum(-1), torch.ones_like(W[..., 0]))
 
 
 def test_queries_that_see_all_keys_read_what_is_kept_at_the_end() -> None:
@@ -261,9 +226,11 @@ def test_training_memory_is_linear_in_the_length(block: int) -> None:
         ("window=60", "a multiple of that, got window=60"),
         ("window=0", "a multiple of that, got window=0"),
         ("slots=2.5", "slots='2.5' must be int"),
-        ("control=query", "control must be one of x, key, both"),
-        ("write=over", "write must be one of sum, delta"),
-        ("write=delta,decay=true", "choose one of them"),
+        ("control=query", "control must be one of x, key, got 'query'"),
+        # Settings that were dropped are refused, not passed over.
+        ("decay=true", "decay"),
+        ("write=delta", "write"),
+        ("control=both", "control must be one of x, key, got 'both'"),
     ],
 )
 def test_settings_that_mean_nothing(settings: str, why: str) -> None:

@@ -23,7 +23,7 @@ def _load_tile(t, at, rows, D: tl.constexpr, STRIDE: tl.constexpr, BD: tl.conste
 @triton.jit
 def _controls(key, weight, bias, g, N: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
               MASS: tl.constexpr):  # fmt: skip
-    """log alpha of keys (C, NP), as ``AbcHybrid.control_of`` has it."""
+    """log alpha of keys (C, NP), as ``AbcHybrid.log_alpha`` has it."""
     slots = tl.arange(0, NP)
     matrix, _ = _load_tile(weight, g * N * D, slots, D, D, BD, slots < N)
     u = tl.dot(key.to(tl.float32), tl.trans(matrix.to(tl.float32)), input_precision="tf32x3")

@@ -51,18 +51,30 @@ def select_step(
     """
     if not all(t.is_contiguous() for t in kept):
         raise ValueError("what is kept is updated in place: it must be contiguous")
-    kept_k, kept_v, kept_score, kept_place, count = kept
-    (b, h, _, d), (g, keys, e) = q.shape, kept_v.shape[1:]
     q, k, v = map(dense_rows, (q, k, v))
     x = x.contiguous()
     weight, recency = (t.contiguous() for t in parameters)
     visible = None if key_visible is None else key_visible.contiguous()
-    out = q.new_empty(b, h, 1, e)
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    step = _step if torch.compiler.is_compiling() else _launch_step
+    keys, values, scores, places, count = kept
+    step(
+        q, k, v, x, visible, weight, recency, keys, values, scores, places, count, out, slots, window, block, sinks,
+        tokens, scale,
+    )  # fmt: skip
+    return out
+
+
+def _launch_step(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor, visible: Tensor | None, weight: Tensor, recency: Tensor, kept_k: Tensor,
+    kept_v: Tensor, kept_score: Tensor, kept_place: Tensor, count: Tensor, out: Tensor, slots: int, window: int,
+    block: int, sinks: int, tokens: int, scale: float,
+) -> None:  # fmt: skip
+    (b, h, _, d), (g, keys, e), width = q.shape, kept_v.shape[1:], x.shape[-1]
     strides: dict[str, int] = {}
     for name, t in (("q", q), ("k", k), ("v", v)):
         strides |= {f"s{name}b": t.stride(0), f"s{name}h": t.stride(1)}
     strides |= {"sxb": x.stride(0), "sob": out.stride(0), "soh": out.stride(1)}
-    width = x.shape[-1]
     launch(
         take_and_read,
         (g, b, 1),
@@ -73,7 +85,13 @@ def select_step(
         {**strides, "G": g, "M": width, "root": max(1, width) ** -0.5, "tokens": float(tokens), "scale": scale},
         _options(d, e, h // g, keys, slots, window, block, sinks, visible is not None, q.dtype),
     )  # fmt: skip
-    return out
+
+
+_step = torch.library.custom_op(
+    "attnlab::select_step",
+    _launch_step,
+    mutates_args=("kept_k", "kept_v", "kept_score", "kept_place", "count", "out"),
+)
 
 
 @lru_cache(maxsize=1024)

@@ -34,14 +34,7 @@ from attnlab.mechanisms._bounded.hybrid_memory import (
 from attnlab.mechanisms._device import no_autocast
 from attnlab.shapes import Float, Int
 
-__all__ = ["HybridCache", "HybridMechanism", "HybridState", "WriteControl", "attend_call"]
-
-
-class WriteControl(NamedTuple):
-    """What each key writes, log alpha, and what it leaves of earlier writes, log gamma; None is all of them."""
-
-    log: Float[Tensor, "b g k n"]
-    fade: Float[Tensor, "b g k n"] | None
+__all__ = ["HybridCache", "HybridMechanism", "HybridState", "attend_call"]
 
 
 class HybridMechanism(Mechanism):
@@ -51,8 +44,6 @@ class HybridMechanism(Mechanism):
     window: int
     sinks: int
     block: int
-    write: str
-    decay: bool
     mass: bool
 
     @property
@@ -60,7 +51,7 @@ class HybridMechanism(Mechanism):
         """Whether the keys alone make the control."""
         raise NotImplementedError
 
-    def control_of(self, call: AttentionCall) -> WriteControl:
+    def log_alpha(self, call: AttentionCall) -> Float[Tensor, "b g k n"]:
         """What the call's keys write, in at least float32."""
         raise NotImplementedError
 
@@ -71,7 +62,7 @@ class HybridMechanism(Mechanism):
     def rules(self, call: AttentionCall, longest: int) -> Rules:
         """How the call is read; a window longer than ``longest`` places holds no more."""
         window, block = fitted_window(self.window, self.block, longest)
-        return Rules(window, block, self.sinks, self.mass, self.write == "delta", call.softmax_scale)
+        return Rules(window, block, self.sinks, self.mass, call.softmax_scale)
 
 
 class Recent(NamedTuple):
@@ -80,14 +71,11 @@ class Recent(NamedTuple):
     k: Float[Tensor, "b g w d"]
     v: Float[Tensor, "b g w e"]
     log: Float[Tensor, "b g w n"] | None
-    fade: Float[Tensor, "b g w n"] | None
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Recent:
         """The same change made to every tensor."""
-        k, v, log, fade = self
-        return Recent(
-            change(k), change(v), None if log is None else change(log), None if fade is None else change(fade)
-        )
+        k, v, log = self
+        return Recent(change(k), change(v), None if log is None else change(log))
 
     def rows(self, index: Int[Tensor, "b n"]) -> Recent:
         """The tokens that ``index`` names, in its order."""
@@ -214,8 +202,7 @@ def _attended(
 
 def _in_order(mech: HybridMechanism, call: AttentionCall) -> tuple[Recent, Int[Tensor, " b"]]:
     """The call's tokens, visible ones first and in order, and how many are visible."""
-    k, c = call.k, None if mech.by_key else mech.control_of(call)
-    tokens = Recent(k, call.v, *((None, None) if c is None else c))
+    k, tokens = call.k, Recent(call.k, call.v, None if mech.by_key else mech.log_alpha(call))
     if call.key_visible is None:
         return tokens, torch.full((k.shape[0],), k.shape[2], device=k.device)
     return tokens.rows(visible_first(call.key_visible)), call.key_visible.sum(-1)
@@ -231,11 +218,11 @@ def _after_ring(mech: HybridMechanism, tokens: Recent, ring: Recent, count: Int[
 def _keys(mech: HybridMechanism, tokens: Recent, first: Int[Tensor, " b"], sink_k: Tensor, sink_v: Tensor) -> Keys:
     """The tokens as the memory reads them, with their controls."""
     kind = torch.promote_types(tokens.k.dtype, torch.float32)
-    log, fade = tokens.log, tokens.fade
+    log = tokens.log
     if log is None:
-        log, fade = mech.control_of(AttentionCall(tokens.k[:, :, :0], tokens.k, tokens.v))
+        log = mech.log_alpha(AttentionCall(tokens.k[:, :, :0], tokens.k, tokens.v))
     k, v, sink_k, sink_v = (t.to(kind) for t in (tokens.k, tokens.v, sink_k, sink_v))
-    return Keys(k, v, log, fade, sink_k, sink_v, first)
+    return Keys(k, v, log, sink_k, sink_v, first)
 
 
 def _sinks(count: int, tokens: Recent, first: Int[Tensor, " b"], state: HybridState | None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""``abc-hybrid`` on a GPU, by the kernels of ``attnlab.kernels.hybrid``: slots that are sums and do not fade."""
+"""``abc-hybrid`` on a GPU, by the kernels of ``attnlab.kernels.hybrid``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attend_by_kernel(mech: HybridMechanism, call: AttentionCall) -> Float[Tensor
 
     call = hide_unseen(call)
     with no_autocast(call.q):
-        log = mech.control_of(call).log
+        log = mech.log_alpha(call)
     return hybrid_attention(
         call.q, call.k, call.v, log, window=_window(mech, n_k), block=mech.block, sinks=mech.sinks, mass=mech.mass,
         scale=call.softmax_scale, starts=starts,
@@ -50,7 +50,7 @@ def step_by_kernel(mech: HybridMechanism, call: AttentionCall, state: HybridStat
     control, log = mech.control_of_keys(call), None
     if not mech.by_key:
         with no_autocast(call.q):
-            log = mech.control_of(call).log
+            log = mech.log_alpha(call)
     return hybrid_step(
         call.q, call.k, call.v, log, kept, control=control, block=mech.block, mass=mech.mass, scale=call.softmax_scale,
         key_visible=call.key_visible,
@@ -68,7 +68,7 @@ def left_padding(key_visible: Bool[Tensor, "b k"]) -> Int[Tensor, " b"] | None:
 
 def _served(mech: HybridMechanism, call: AttentionCall) -> bool:
     """Whether the kernels are made for this mechanism and these sizes."""
-    if not _on_gpu(call.q) or mech.write != "sum" or mech.decay or call.k.shape[0] == 0:
+    if not _on_gpu(call.q) or call.k.shape[0] == 0:
         return False
     from attnlab.kernels.hybrid import MOST_ROWS, supports
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.chunks import chunk_budget, chunk_length
+from attnlab.chunks import chunk_budget
 from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
 from attnlab.shapes import Float, Int
 
 __all__ = ["Keys", "Queries", "Rules", "Slots", "attend", "empty_slots", "write"]
 
-# Keys that are written at once where no query reads in between, and queries that read alike.
+# Queries that read alike, at once.
 CHUNK = 64
 # Numbers of scores and slots that are held at once: on a CPU some times what its cache holds.
 ELEMENTS = {"cpu": 1 << 22}
@@ -30,21 +30,17 @@ MANY_ELEMENTS = 1 << 27
 
 
 class Rules(NamedTuple):
-    """How a call is read: ``mass`` if a slot's mass counts, ``delta`` if writes are those of the delta rule."""
+    """How a call is read; ``mass`` if a slot's mass counts."""
 
     window: int
     block: int
     sinks: int
     mass: bool
-    delta: bool
     scale: float
 
 
 class Slots(NamedTuple):
-    """The slots after some writes: sums of alpha [k, v] and of alpha.
-
-    Of the delta rule K~ and V~ themselves, and the sum of log(1 - alpha). Zeros while nothing is written.
-    """
+    """The slots after some writes: sums of alpha [k, v] and of alpha, zeros while nothing is written."""
 
     kv: Float[Tensor, "b g n w"]
     z: Float[Tensor, "b g n"]
@@ -59,7 +55,6 @@ class Keys(NamedTuple):
     k: Float[Tensor, "b g a d"]
     v: Float[Tensor, "b g a e"]
     log: Float[Tensor, "b g a n"]
-    fade: Float[Tensor, "b g a n"] | None
     sink_k: Float[Tensor, "b g s d"]
     sink_v: Float[Tensor, "b g s e"]
     first: Int[Tensor, " b"]
@@ -90,10 +85,9 @@ def write(
     """The slots with the keys of places ``start`` to ``stop`` written, which are at most ``most``."""
     if most <= 0 or not keys.log.shape[-1]:
         return slots
-    # Sums that do not fade are one product.
-    size = most if not rules.delta and keys.fade is None else min(chunk_length(CHUNK), most)
-    places = start[:, None] + torch.arange(most + -most % size, device=start.device)
-    states = _states(keys, slots, places.unflatten(1, (-1, size)), stop[:, None, None], rules)
+    # Sums are one product.
+    places = start[:, None, None] + torch.arange(most, device=start.device)
+    states = _states(keys, slots, places, stop[:, None, None], rules)
     return Slots(states.kv[:, :, -1], states.z[:, :, -1])
 
 
@@ -166,13 +160,9 @@ def _taken(t: Float[Tensor, "b g a w"], index: Int[Tensor, "b c s"]) -> Float[Te
 
 def _contents(slots: Slots, keys: Keys, rules: Rules) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """K~, V~, what is added to the scores of slots (b, g, c, n), and which are empty."""
-    kv, z = slots
-    # Of the delta rule, the share of a slot that was ever written over.
-    m = -torch.expm1(z) if rules.delta else z
-    empty = m <= 0
-    m = m.masked_fill(empty, 1)
-    if not rules.delta:
-        kv = kv / m.unsqueeze(-1)
+    empty = slots.z <= 0
+    m = slots.z.masked_fill(empty, 1)
+    kv = slots.kv / m.unsqueeze(-1)
     d = keys.k.shape[-1]
     return kv[..., :d], kv[..., d:], m.log() if rules.mass else torch.zeros_like(m), empty
 
@@ -184,42 +174,6 @@ def _states(
     index = places - keys.first[:, None, None]
     ready = ((places >= rules.sinks) & (places < stop))[:, None, ..., None]
     kv = torch.cat([_taken(keys.k, index), _taken(keys.v, index)], -1).masked_fill(~ready, 0)
-    log = _taken(keys.log, index)
-    if rules.delta:
-        return _delta_states(kv, log.masked_fill(~ready, FLOOR).exp(), slots)
-    fade = None
-    if keys.fade is not None:
-        # What the later tokens of a block leave of each, and of what was there before.
-        faded = _taken(keys.fade, index).masked_fill(~ready, 0)
-        fade = faded.sum(3, keepdim=True)
-        log = log + fade - faded.cumsum(3)
-    alpha = log.masked_fill(~ready, FLOOR).exp()
-    sums, masses = alpha.mT @ kv, alpha.sum(3)
-    if fade is None:
-        each = Slots(*(torch.cat([t.unsqueeze(2), new], 2) for t, new in zip(slots, (sums, masses), strict=True)))
-        return Slots(each.kv.cumsum(2), each.z.cumsum(2))
-    states, left = [slots], fade.exp().squeeze(3)
-    for c in range(places.shape[1]):
-        kv, z = states[-1]
-        keep = left[:, :, c]
-        states.append(Slots(keep.unsqueeze(-1) * kv + sums[:, :, c], keep * z + masses[:, :, c]))
-    return _stacked(states)
-
-
-def _delta_states(kv: Float[Tensor, "b g c s w"], alpha: Float[Tensor, "b g c s n"], slots: Slots) -> Slots:
-    """u_i = kv_i - S_{i-1}^T alpha_i and S_i = S_{i-1} + alpha_i (x) u_i: a triangular system in each block."""
-    system = (alpha @ alpha.mT).tril(-1) + torch.eye(alpha.shape[3], dtype=kv.dtype, device=kv.device)
-    wanted = torch.cat([kv, alpha], -1)
-    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    new, answers = solved.split([kv.shape[-1], alpha.shape[-1]], -1)
-    kept = torch.log1p(-alpha.clamp(max=1 - torch.finfo(alpha.dtype).eps)).sum(3)
-    states = [slots]
-    for c in range(kv.shape[2]):
-        state, z = states[-1]
-        written = new[:, :, c] - answers[:, :, c] @ state
-        states.append(Slots(state + alpha[:, :, c].mT @ written, z + kept[:, :, c]))
-    return _stacked(states)
-
-
-def _stacked(states: list[Slots]) -> Slots:
-    return Slots(*(torch.stack(parts, 2) for parts in zip(*states, strict=True)))
+    alpha = _taken(keys.log, index).masked_fill(~ready, FLOOR).exp()
+    new = alpha.mT @ kv, alpha.sum(3)
+    return Slots(*(torch.cat([t.unsqueeze(2), each], 2).cumsum(2) for t, each in zip(slots, new, strict=True)))

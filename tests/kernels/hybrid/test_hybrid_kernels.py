@@ -14,7 +14,6 @@ import attnlab as al
 from attnlab.attention import AttentionCall
 from attnlab.kernels.hybrid import hybrid_attention, supports
 from attnlab.mechanisms._bounded import hybrid_kernels
-from attnlab.mechanisms._bounded.hybrid_cache import WriteControl
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from tests.kernels.abc.cases import poisoned, relative
 from tests.kernels.bounds import BOUND, DEVICE
@@ -68,8 +67,8 @@ class FixedControl(AbcHybrid):
 
     log: Tensor
 
-    def control_of(self, _call: AttentionCall) -> WriteControl:
-        return WriteControl(self.log, None)
+    def log_alpha(self, _call: AttentionCall) -> Tensor:
+        return self.log
 
 
 def inputs(case: Case) -> list[Tensor]:
