@@ -8,9 +8,9 @@ Each measurement is a process of its own (watch_peers_worker.py) with one thread
 TransformerLens run in the environment of ``--peers`` and are left out without it, all else in this one. Peers compute
 entropy, the 8 largest weights, mass on sinks and on recent keys and what keys receive from W, in two ways: W of all
 layers is kept first, as their guides show it, or each layer's W is read by a hook and dropped. Ratios are to the model
-alone (SDPA) in the same run; memory is that of the model alone and what the passes add. Times are processor time, so that other work on the machine counts little; medians.
-
-TransformerLens' HookedTransformer knows models by their hub names only; its TransformerBridge takes a folder.
+alone (SDPA) in the same run; memory is that of the model alone and what the passes add. Times are processor time, so
+that other work on the machine counts little; medians. TransformerLens is its TransformerBridge, which takes a folder:
+HookedTransformer, removed in version 4, knew models by their hub names only.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
     if args.tiny:
         args.model, args.tokens, args.repeats = "tiny", [24, 48], 1
     loaded = tiny_model() if args.tiny else al.load_model(args.model)
-    text = bundled_text() if args.text is None else next(iter(texts(args.text)))
+    text = bundled_text() if args.text is None else next(texts(args.text, unit="file"))[: 10 * max(args.tokens)]
     ids = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) < max(args.tokens):
         parser.error(f"the text has {len(ids)} tokens, fewer than {max(args.tokens)}; choose a longer one with --text")
