@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from audit import tiny_model
-from storing import make_results, write_results
+from storing import make_results, read_results, write_results
 from watch_peers_worker import WAYS
 
 import attnlab as al
@@ -77,9 +77,9 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
                 versions |= answers[way]["versions"]
                 rows.append(row_of(args.model, tokens, way, answers))
                 print(json.dumps(rows[-1]), flush=True)
-            if args.write:
-                config = {"text": "bundled" if args.text is None else args.text.name, "threads": 1, **limits}
-                write(args.write / "watch_peers.json", rows, config | {"peers": versions, "must": MUST})
+                if args.write:
+                    config = {"text": "bundled" if args.text is None else args.text.name, "threads": 1, **limits}
+                    write(args.write / "watch_peers.json", rows, config | {"peers": versions, "must": MUST})
     check(rows)
     return rows
 
@@ -150,9 +150,14 @@ def ratios(rows: list[Row]) -> list[Row]:
 
 
 def write(path: Path, rows: list[Row], config: dict[str, Any]) -> None:
-    tables = {TABLE: rows, SUMMARY: ratios(rows)}
+    """The results file, with the rows of other lengths that it has."""
+    before = read_results(path)
+    new = {(row["model"], row["tokens"]) for row in rows}
+    old = (before or {"tables": {TABLE: []}})["tables"][TABLE]
+    old = [row for row in old if (row["model"], row["tokens"]) not in new]
+    tables = {TABLE: rows, SUMMARY: ratios(sorted([*old, *rows], key=lambda row: row["tokens"]))}
     keys = {TABLE: ["model", "tokens", "way"], SUMMARY: ["way"]}
-    write_results(path, make_results("watch_peers", None, tables, config=config, keys=keys))
+    write_results(path, make_results("watch_peers", None, tables, config=config, keys=keys), before=before)
 
 
 if __name__ == "__main__":

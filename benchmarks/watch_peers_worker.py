@@ -4,9 +4,9 @@
 
 TASK is a JSON file: the way, a model's folder, token ids, repeats, the seconds after which no repeat begins, and the
 GiB that the process may take. ANSWER gets the processor time of every repeat (one thread), the memory before the passes
-and at their peak, and the mean of each statistic over the queries of every head, so that watch_peers.py can tell whether
-all ways measure the same. A way that does not fit has only "fits": false. Peers are imported by their own way, from
-their own environment. Linux only, for /proc.
+and at their peak, and the mean of each statistic over the queries of every head, by which watch_peers.py can tell
+whether all ways measure the same. A way that does not fit has only "fits": false. Peers are imported by their own way,
+from their own environment. Linux only, for /proc.
 """
 
 from __future__ import annotations
