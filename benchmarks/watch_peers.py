@@ -36,6 +36,7 @@ from attnlab.data import bundled_text, texts
 Row = dict[str, Any]
 TABLE, SUMMARY = "ways", "ratios"
 ALONE, EXACT = "model alone", "al.watch, all statistics"
+PACKAGES = ("torch", "transformers", "nnsight", "transformer_lens")
 LIBRARIES = ("nnsight", "TransformerLens")
 # The largest difference of a mean statistic from that of al.watch that counts as the same.
 MUST = 1e-3
@@ -63,23 +64,22 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
         parser.error(f"the text has {len(ids)} tokens, fewer than {max(args.tokens)}; choose a longer one with --text")
     pythons = {way: python for way in WAYS if (python := python_of(way, args.peers)) is not None}
     rows: list[Row] = []
-    versions: dict[str, Any] = {}
+    limits = {"repeats": args.repeats, "seconds": args.seconds, "gib": args.gib}
+    config = {"text": "bundled" if args.text is None else args.text.name, "threads": 1, **limits, "must": MUST}
+    config["peers"] = None if args.peers is None else versions_of(args.peers)
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.save_pretrained(Path(folder) / "model")
         loaded.tokenizer.save_pretrained(Path(folder) / "model")
         del loaded
         for tokens in args.tokens:
-            limits = {"repeats": args.repeats, "seconds": args.seconds, "gib": args.gib}
-            answers = {}
+            answers: dict[str, Any] = {}
             for way, python in pythons.items():
                 task = {"way": way, "model": str(Path(folder) / "model"), "ids": ids[:tokens], **limits}
                 answers[way] = asked(python, task, Path(folder))
-                versions |= answers[way]["versions"]
                 rows.append(row_of(args.model, tokens, way, answers))
                 print(json.dumps(rows[-1]), flush=True)
                 if args.write:
-                    config = {"text": "bundled" if args.text is None else args.text.name, "threads": 1, **limits}
-                    write(args.write / "watch_peers.json", rows, config | {"peers": versions, "must": MUST})
+                    write(args.write / "watch_peers.json", rows, config)
     check(rows)
     return rows
 
@@ -87,6 +87,13 @@ def main(argv: Sequence[str] | None = None) -> list[Row]:
 def python_of(way: str, peers: Path | None) -> Path | None:
     """The Python that runs a way; None where it has no environment."""
     return peers if way.startswith(LIBRARIES) else Path(sys.executable)
+
+
+def versions_of(python: Path) -> dict[str, str]:
+    """Of the packages of another environment that matter here."""
+    code = "import json, importlib.metadata as m, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
+    printed = subprocess.run([python, "-I", "-c", code, *PACKAGES], check=True, capture_output=True, text=True).stdout
+    return json.loads(printed)
 
 
 def asked(python: Path, task: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -143,7 +150,7 @@ def ratios(rows: list[Row]) -> list[Row]:
     summary: dict[str, Row] = {}
     for measure in ("time", "memory"):
         for row in rows:
-            ratio = row.get(f"{measure} / model", "does not fit")
+            ratio = row.get(f"{measure} / model") if row["fits"] else "does not fit"
             column = f"{measure} {row['tokens']}"
             summary.setdefault(row["way"], {"way": row["way"]})[column] = ratio
     return list(summary.values())

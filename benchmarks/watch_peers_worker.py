@@ -17,7 +17,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ Pass = Callable[[Tensor], list[Statistics]]
 LARGEST, SINKS, RECENT = 8, 4, 64
 ONE_PASS: dict[str, Any] = {"logits_to_keep": 1, "use_cache": False}
 WARM_UP = 128
-PACKAGES = ("torch", "transformers", "nnsight", "transformer_lens")
 
 
 def main() -> None:
@@ -54,10 +52,10 @@ def measured(task: dict[str, Any]) -> dict[str, Any]:
     # nnsight wraps the error of the allocator in one of its own.
     except Exception as error:
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-            return {"fits": False, "versions": versions()}
+            return {"fits": False}
         raise
     memory = {"loaded MiB": loaded, "peak MiB": peak_mib()}
-    return {"fits": True, "seconds": seconds, **memory, "means": means(statistics), "versions": versions()}
+    return {"fits": True, "seconds": seconds, **memory, "means": means(statistics)}
 
 
 def timed(run: Pass, ids: Tensor, repeats: int, most: float) -> tuple[list[float], list[Statistics]]:
@@ -248,16 +246,6 @@ def peak_mib() -> float:
     line = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert line is not None, "/proc/self/status has no VmHWM"
     return int(line[1]) / 1024
-
-
-def versions() -> dict[str, str]:
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed
 
 
 if __name__ == "__main__":
