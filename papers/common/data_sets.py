@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnlab.data.readers import open_bytes
 from attnlab.progress import each
 
 __all__ = ["DataSet", "check_folder", "data_sets", "data_sets_in_markdown", "reports_in_words"]
@@ -86,6 +85,9 @@ def _found(folder: Path, name: str) -> Path | None:
 
 def _sha256(path: Path) -> str:
     """Of the content, uncompressed."""
+    # It brings torch, which pages that list data sets do not need.
+    from attnlab.data.readers import open_bytes
+
     digest = hashlib.sha256()
     with open_bytes(path) as file:
         while block := file.read(1 << 20):

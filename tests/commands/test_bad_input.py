@@ -136,7 +136,7 @@ def test_bad_input_is_one_line(
         ("convert {files}/llama -m window:r=4 --out {own}/run", "name the text to learn from: --text FILE"),
         (
             "convert {files}/llama -m window:r=4 --text {files}/word.txt --lengths 8 --batch 16 --out {own}/run",
-            "the text holds 1 tokens, too few for rows of 8",
+            "the text holds 2 tokens, too few for rows of 8",
         ),
         (
             "convert {files}/llama --budget 1e-4 --text {files}/long.txt --lengths 64 --batch 64 --out {own}/run",
