@@ -159,10 +159,14 @@ def eager_layers(folder: str) -> Pass:
     return run
 
 
-def nnsight_kept(folder: str) -> Pass:
+def nnsight_model(folder: str) -> Any:
     from nnsight import NNsight
 
-    model = NNsight(load(folder, "eager"))
+    return NNsight(load(folder, "eager"))
+
+
+def nnsight_kept(folder: str) -> Pass:
+    model = nnsight_model(folder)
 
     def run(ids: Tensor) -> list[Statistics]:
         with model.trace(ids, **ONE_PASS):
@@ -175,9 +179,7 @@ def nnsight_kept(folder: str) -> Pass:
 
 
 def nnsight_layers(folder: str) -> Pass:
-    from nnsight import NNsight
-
-    model = NNsight(load(folder, "eager"))
+    model = nnsight_model(folder)
 
     def run(ids: Tensor) -> list[Statistics]:
         with model.trace(ids, **ONE_PASS):
@@ -193,10 +195,14 @@ def is_pattern(name: str) -> bool:
     return name.endswith("attn.hook_pattern")
 
 
-def lens_kept(folder: str) -> Pass:
+def lens_model(folder: str) -> Any:
     from transformer_lens.model_bridge import TransformerBridge
 
-    model = TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+    return TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+
+
+def lens_kept(folder: str) -> Pass:
+    model = lens_model(folder)
 
     def run(ids: Tensor) -> list[Statistics]:
         _, cache = model.run_with_cache(ids, names_filter=is_pattern, return_type=None, **ONE_PASS)
@@ -206,9 +212,7 @@ def lens_kept(folder: str) -> Pass:
 
 
 def lens_layers(folder: str) -> Pass:
-    from transformer_lens.model_bridge import TransformerBridge
-
-    model = TransformerBridge.boot_transformers(folder, device="cpu", dtype=torch.float32)
+    model = lens_model(folder)
 
     def run(ids: Tensor) -> list[Statistics]:
         statistics: list[Statistics] = []

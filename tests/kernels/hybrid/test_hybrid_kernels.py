@@ -16,7 +16,7 @@ from attnlab.kernels.hybrid import hybrid_attention, supports
 from attnlab.mechanisms._bounded import hybrid_kernels
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from tests.kernels.abc.cases import poisoned, relative
-from tests.kernels.bounds import BOUND, DEVICE
+from tests.kernels.bounds import BOUND, DEVICE, assert_compiled_gradients_equal
 
 
 @dataclass(frozen=True)
@@ -200,10 +200,7 @@ def test_compiled_equals_eager() -> None:
     def loss(*tensors: Tensor) -> Tensor:
         return hybrid_attention(*tensors, window=16, block=16, sinks=1).square().sum()
 
-    eager = torch.autograd.grad(loss(*made), made)
-    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*made), made)
-    for a, b in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(a, b)
+    assert_compiled_gradients_equal(loss, made)
 
 
 def test_sizes_that_they_are_not_made_for() -> None:

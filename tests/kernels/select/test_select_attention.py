@@ -22,7 +22,7 @@ from attnlab.mechanisms._bounded.continued import fitted_window
 from attnlab.mechanisms._bounded.selected import LARGEST, Selection, Tokens, attend, merits, read_at_most
 from attnlab.mechanisms._device import without_kernels
 from tests.kernels.abc.cases import poisoned, relative
-from tests.kernels.bounds import BOUND, DEVICE
+from tests.kernels.bounds import BOUND, DEVICE, assert_compiled_gradients_equal
 
 
 @dataclass(frozen=True)
@@ -262,10 +262,7 @@ def test_compiled_equals_eager() -> None:
         out = select_attention(*tensors, merit, slots=3, window=16, block=16, sinks=1, spare=1, clamp=3.0)
         return out.square().sum()
 
-    eager = torch.autograd.grad(loss(*made), made)
-    compiled = torch.autograd.grad(torch.compile(loss, backend="aot_eager", fullgraph=True)(*made), made)
-    for a, b in zip(compiled, eager, strict=True):
-        torch.testing.assert_close(a, b)
+    assert_compiled_gradients_equal(loss, made)
 
 
 @pytest.mark.slow
