@@ -134,6 +134,7 @@ def test_layers_to_keep_must_exist() -> None:
         pack([item], title="t", layers=[1, 99, 3])
 
 
+@pytest.mark.slow
 def test_four_thousand_tokens() -> None:
     w = np.zeros((1, 4096, 4096), np.float32)
     w[0, np.arange(4096), np.arange(4096) // 2] = 1
