@@ -22,6 +22,7 @@ __all__ = [
     "Mechanism",
     "dot_products",
     "group_product",
+    "group_scores",
     "grouped",
     "hide_unseen",
     "mask_with_bias",
@@ -312,9 +313,7 @@ def _seen_by_some_query(call: AttentionCall) -> Bool[Tensor, "#b #h k"] | None:
 def scores(call: AttentionCall) -> Float[Tensor, "b h q k"]:
     """scale <q_i, k_j> + bias, with hidden pairs at minus infinity; float32 where the call is in half precision."""
     call = hide_unseen(call)
-    # The heads of a group as rows of one product: a key that is broadcast over them would be copied.
-    rows = grouped(call.q, call.groups)
-    s = dot_products(rows.flatten(2, 3), call.k, scale=call.softmax_scale).reshape(call.sizes)
+    s = ungrouped(group_scores(grouped(call.q, call.groups), call.k, scale=call.softmax_scale))
     if call.bias is not None:
         s = s + call.bias
     seen = visible(call)
@@ -343,6 +342,13 @@ def repeat_groups(t: Shaped[Tensor, "b g *rest"], groups: int) -> Shaped[Tensor,
 def grouped(t: Shaped[Tensor, "b h *rest"], groups: int) -> Shaped[Tensor, "b g r *rest"]:
     """(b, h, ...) seen as (b, h / groups, groups, ...): the query heads beside the key/value head they read."""
     return t.unflatten(1, (t.shape[1] // groups, groups))
+
+
+def group_scores(
+    rows: Float[Tensor, "b g r n d"], k: Float[Tensor, "b g k d"], *, scale: float
+) -> Float[Tensor, "b g r n k"]:
+    """``dot_products`` of every query head of a group with its keys, of which none is copied for each head."""
+    return dot_products(rows.flatten(2, 3), k, scale=scale).reshape(*rows.shape[:-1], k.shape[2])
 
 
 def group_product(rows: Float[Tensor, "b g r n x"], shared: Float[Tensor, "b g x y"]) -> Float[Tensor, "b g r n y"]:

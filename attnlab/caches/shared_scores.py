@@ -21,11 +21,14 @@ class SharedScores:
 
     def __init__(self) -> None:
         self.known: dict[Any, tuple[Tensor, dict[str, Tensor]]] = {}
+        # How many were not computed again.
+        self.taken = 0
 
     def of(self, score: KeyScore, moment: Moment) -> Float[Tensor, "b g k"]:
         """``score.score(moment)``, with what that notes of the rows."""
         key = score, moment.place.layer, moment.sinks, moment.seed
         if key in self.known:
+            self.taken += 1
             numbers, per_row = self.known[key]
             moment.gathered.per_row.update(per_row)
             return numbers

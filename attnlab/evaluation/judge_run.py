@@ -27,7 +27,6 @@ from attnlab.adapters.prefill import (
     last_logits,
     read_prefill,
 )
-from attnlab.caches.contract import KeyScore
 from attnlab.caches.kv_policy import KVPolicy, cache_policy
 from attnlab.caches.shared_scores import SharedScores
 from attnlab.evaluation.judge_cases import JudgeCase
@@ -143,7 +142,6 @@ class _Batch:
         self.prefill_seconds = clock.seconds
         # The scores of keys, by the first of the contexts that they are of, for all budgets of a policy.
         self.shared: dict[int, SharedScores] = {}
-        self.scored_by: set[KeyScore] = set()
         self.joinable = _reads_kept_keys(self.model)
         self.memory = JOINED_BYTES
         if self.device.type == "cuda":
@@ -187,18 +185,21 @@ class _Batch:
         return left
 
     def _compress_reading(self, spec: str, policy: KVPolicy) -> _Left | Verdict:
+        taken = self._taken()
         with _Clock(self.device) as clock, compressed(self.model, policy, self.prefill, self._shared(0)) as cache:
             clock.stop()
-            # A policy that reads twice has done so in this time.
+            # A policy that reads twice has done so in this time; one that found scores ready has not taken its own.
             first = 0.0 if policy.score.reads_twice else self.prefill_seconds
-            seconds = self._own_seconds(policy, first + clock.seconds)
+            seconds = first + clock.seconds if self._taken() == taken else None
             cost: Cost = {**self.full, "bytes": held_bytes(cache), "prefill": seconds}
             keys = even_keys(cache) if self.joinable and policy.schedule == "prefill" else None
             if keys is None or self.alike.get(spec) is False:
                 return self._alone(spec, cache, cost)
-            # Before the cache grows.
-            keys = [(k.clone(), v.clone()) for k, v in keys]
-            logits = None if spec in self.alike else last_logits(self.model, self.rest, cache, count=self.scored)
+            logits = None
+            if spec not in self.alike:
+                # Before the cache grows.
+                keys = [(k.clone(), v.clone()) for k, v in keys]
+                logits = last_logits(self.model, self.rest, cache, count=self.scored)
         if logits is not None:
             self.alike[spec] = _close(logits, self._by_own_attention([keys])[1])
         if not self.alike[spec]:
@@ -214,7 +215,7 @@ class _Batch:
         """The answers of a policy that does not take a reading from others, in batches of bounded size."""
         b, n = self.prefill.ids.shape
         size = max(1, MOST_TOKENS // n)
-        verdicts = []
+        verdicts, taken = [], self._taken()
         for first in range(0, b, size):
             part = replace(self.unit, cases=self.unit.cases[first : first + size])
             rows = slice(first, first + size)
@@ -225,18 +226,16 @@ class _Batch:
                 logits = last_logits(self.model, self.rest[rows], cache, count=self.scored)
                 verdicts.append((self._answers(cache, logits, 1, part.cases), held, clock.seconds))
         answers, held_each, seconds = zip(*verdicts, strict=True)
-        read = self._own_seconds(policy, sum(seconds))
+        read = sum(seconds) if self._taken() == taken else None
         own: Cost = {"bytes": sum(held_each), "prefill": read, **self._timed(policy)}
         return Verdict(spec, [one for part in answers for one in part], {**self.full, **own})
 
     def _shared(self, first: int) -> SharedScores:
         return self.shared.setdefault(first, SharedScores())
 
-    def _own_seconds(self, policy: KVPolicy, seconds: float) -> float | None:
-        """The seconds of a policy's reading at its first budget; None at others, which find its scores ready."""
-        is_first = policy.score not in self.scored_by
-        self.scored_by.add(policy.score)
-        return seconds if is_first or policy.schedule != "prefill" else None
+    def _taken(self) -> int:
+        """How many scores were not computed again."""
+        return sum(shared.taken for shared in self.shared.values())
 
     def has_room(self, group: Sequence[_Left]) -> bool:
         """Whether another cache may join a group."""

@@ -16,6 +16,7 @@ __all__ = [
     "compiled_parts",
     "host_may_read",
     "kernels_may_run",
+    "kernels_take",
     "no_autocast",
     "to_model_device",
     "without_kernels",
@@ -67,6 +68,11 @@ def kernels_may_run() -> bool:
     from attnlab.kernels import AVAILABLE
 
     return AVAILABLE and _kernels_allowed
+
+
+def kernels_take(t: Tensor) -> bool:
+    """Whether Triton may run on the tensor's device."""
+    return t.is_cuda and kernels_may_run()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, dot_products, grouped, hide_unseen, ungrouped
+from attnlab.attention import AttentionCall, group_scores, grouped, hide_unseen, ungrouped
 from attnlab.fields import check_fields, check_int
 from attnlab.mechanisms._bounded.continued import check_window, first_exact, numbered_keys
 from attnlab.mechanisms._bounded.hybrid_cache import HybridCache, HybridMechanism, attend_call
@@ -125,7 +125,7 @@ class AbcHybrid(HybridMechanism, nn.Module):
             hidden = torch.zeros_like(places, dtype=torch.bool) if call.key_visible is None else ~call.key_visible
             never = (hidden | (places < self.sinks))[:, None, :, None]
             log = self.log_alpha(call).masked_fill(never, FLOOR)
-            s = dot_products(grouped(call.q, groups), k.unsqueeze(2), scale=call.softmax_scale)
+            s = group_scores(grouped(call.q, groups), k, scale=call.softmax_scale)
             rows = []
             for t in range(call.q.shape[2]):
                 p = newest[:, t, None]

@@ -27,7 +27,7 @@ from attnlab.mechanisms._bounded.selected import (
     merits,
     selected,
 )
-from attnlab.mechanisms._device import kernels_may_run, no_autocast
+from attnlab.mechanisms._device import kernels_take, no_autocast
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
 from attnlab.shapes import Float, Int
@@ -291,7 +291,7 @@ class SelectCache:
 
 def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ...]) -> Float[Tensor, "b h 1 e"] | None:
     """The output for one more token, which ``kept`` takes in, in place; None where no kernel does it."""
-    if torch.is_grad_enabled() or call.sizes[2:] != (1, 1) or not call.causal or not _on_gpu(call.q):
+    if torch.is_grad_enabled() or call.sizes[2:] != (1, 1) or not call.causal or not kernels_take(call.q):
         return None
     if call.k.dtype != kept[0].dtype or not all(t.is_contiguous() for t in kept):
         return None
@@ -309,7 +309,3 @@ def _step_by_kernel(mech: AbcSelect, call: AttentionCall, kept: tuple[Tensor, ..
         call.q, call.k, call.v, call.x, parameters, kept, slots=mech.slots, window=mech.window, block=mech.block,
         sinks=mech.sinks, tokens=TOKENS, scale=call.softmax_scale, key_visible=call.key_visible,
     )  # fmt: skip
-
-
-def _on_gpu(t: Tensor) -> bool:
-    return t.is_cuda and kernels_may_run()

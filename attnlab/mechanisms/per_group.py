@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, LayerCache, Mechanism
-from attnlab.mechanisms._device import kernels_may_run
+from attnlab.mechanisms._device import kernels_take
 from attnlab.mechanisms.per_head import MixedHeads, per_head, split_specs
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.registry import mechanism, register, spec_of
@@ -247,7 +247,9 @@ class KeysOfGroups:
 
     def _step_by_kernel(self, mechanism: Mechanism, full: AttentionCall) -> Float[Tensor, "b h 1 e"] | None:
         """One token of softmax over the keys that the device counts; None where no kernel does it."""
-        if torch.is_grad_enabled() or full.q.shape[2] != 1 or not _on_gpu(full.q) or type(mechanism) is not Softmax:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not kernels_take(full.q):
+            return None
+        if full.q.shape[2] != 1 or type(mechanism) is not Softmax:
             return None
         assert self.k is not None
         assert self.v is not None
@@ -288,10 +290,6 @@ def _in_buffer(old: Tensor | None, new: Tensor, size: int, past: int) -> Float[T
 
 def _is_captured(t: Tensor) -> bool:
     return t.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _on_gpu(t: Tensor) -> bool:
-    return t.is_cuda and kernels_may_run() and not torch.compiler.is_compiling()
 
 
 def per_group(specs: list[str]) -> str:

@@ -11,7 +11,8 @@ from torch import Tensor
 from attnlab.attention import (
     AttentionCall,
     Mechanism,
-    dot_products,
+    group_product,
+    group_scores,
     grouped,
     hide_unseen,
     pair_mask,
@@ -110,8 +111,7 @@ class Window(Mechanism):
             near = torch.cat([(self._sinks(call, query_places[:, :, None], places) & apart)[:, None], near], -1)
             reach = torch.cat([first_keys, reach], 1)
         k, v = (t.gather(2, reach[:, None, :, None].expand(-1, t.shape[1], -1, t.shape[3])) for t in (call.k, call.v))
-        s = dot_products(grouped(call.q[:, :, lo:hi], call.groups), k.unsqueeze(2), scale=call.softmax_scale)
-        s = ungrouped(s)
+        s = ungrouped(group_scores(grouped(call.q[:, :, lo:hi], call.groups), k, scale=call.softmax_scale))
         if call.bias is not None:
             s = s + _columns(call.bias[:, :, lo:hi], reach)
         if call.mask is not None:
@@ -119,7 +119,7 @@ class Window(Mechanism):
         if call.key_visible is not None:
             near = near & call.key_visible.gather(1, reach)[:, None, None, :]
         W = softmax(s.masked_fill(~near, -math.inf)).to(v.dtype)
-        return ungrouped(grouped(W, call.groups) @ v.unsqueeze(2))
+        return ungrouped(group_product(grouped(W, call.groups), v))
 
     def _near(self, call: AttentionCall, query_places: Tensor, key_places: Tensor) -> Tensor:
         if call.causal:

@@ -167,7 +167,7 @@ def test_keys_are_written_into_room_ahead(hidden: int, kernels: bool, monkeypatc
         ragged = pytest.importorskip("attnlab.kernels.ragged")
         attention = ragged.ragged_attention
         monkeypatch.setattr(ragged, "ragged_attention", lambda *a, **how: steps.append(1) or attention(*a, **how))
-    monkeypatch.setattr("attnlab.mechanisms.per_group._on_gpu", lambda _: kernels)
+    monkeypatch.setattr("attnlab.mechanisms.per_group.kernels_take", lambda _: kernels)
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, heads, 80, 8, device=DEVICE) for heads in (2, 1, 1))
     seen = (torch.arange(80, device=DEVICE) >= hidden).expand(2, -1) if hidden else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlab.attention import AttentionCall, hide_unseen
-from attnlab.mechanisms._device import host_may_read, kernels_may_run, no_autocast
+from attnlab.mechanisms._device import host_may_read, kernels_take, no_autocast
 from attnlab.shapes import Bool, Float, Int
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def left_padding(key_visible: Bool[Tensor, "b k"]) -> Int[Tensor, " b"] | None:
 
 def _served(mech: HybridMechanism, call: AttentionCall) -> bool:
     """Whether the kernels are made for this mechanism and these sizes."""
-    if not _on_gpu(call.q) or call.k.shape[0] == 0:
+    if not kernels_take(call.q) or call.k.shape[0] == 0:
         return False
     from attnlab.kernels.hybrid import MOST_ROWS, supports
 
@@ -76,10 +76,6 @@ def _served(mech: HybridMechanism, call: AttentionCall) -> bool:
         return False
     sizes = {"slots": mech.slots, "window": mech.window, "block": mech.block, "sinks": mech.sinks}
     return supports(call.q.shape[-1], call.v.shape[-1], call.q.dtype, **sizes)
-
-
-def _on_gpu(t: Tensor) -> bool:
-    return t.is_cuda and kernels_may_run()
 
 
 def _window(mech: HybridMechanism, longest: int) -> int:

@@ -19,7 +19,7 @@ from attnlab.attention import grouped, ungrouped
 from attnlab.chunks import chunk_budget
 from attnlab.mechanisms._bounded.continued import first_exact
 from attnlab.mechanisms._bounded.slot_memory import FLOOR
-from attnlab.mechanisms._device import compiled_part, kernels_may_run
+from attnlab.mechanisms._device import compiled_part, kernels_take
 from attnlab.shapes import Bool, Float, Int
 
 __all__ = ["HIDDEN", "NOWHERE", "Selection", "Tokens", "attend", "merits", "selected"]
@@ -118,7 +118,7 @@ def _attend_by_kernel(
     q: Tensor, tokens: Tokens, merit: Tensor, rules: Selection, *, learn: bool
 ) -> Float[Tensor, "b g r q e"] | None:
     """The outputs where places are numbers of keys, by ``attnlab.kernels.select``; None if it does not serve them."""
-    if not _on_gpu(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
+    if not kernels_take(q) or not q.dtype == tokens.k.dtype == tokens.v.dtype:
         return None
     from attnlab.kernels.select import select_attention, supports
 
@@ -131,10 +131,6 @@ def _attend_by_kernel(
         spare=read_at_most(rules, learn=learn) - rules.slots,
     )  # fmt: skip
     return grouped(out, r)
-
-
-def _on_gpu(t: Tensor) -> bool:
-    return t.is_cuda and kernels_may_run()
 
 
 def read_at_most(rules: Selection, *, learn: bool) -> int:

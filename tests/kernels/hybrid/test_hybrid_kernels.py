@@ -127,7 +127,7 @@ def test_output_and_gradients_on_a_gpu(case: Case, dtype: torch.dtype) -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Mechanisms take kernels for tensors of this device."""
-    monkeypatch.setattr(hybrid_kernels, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(hybrid_kernels, "kernels_take", lambda _: True)
     return monkeypatch
 
 
@@ -155,7 +155,7 @@ def test_the_mechanism_takes_them_where_they_serve(padded: str, on_gpu: pytest.M
     )
     by_kernel = mech(call)
     assert bool(launched) == (padded != "holes")
-    on_gpu.setattr(hybrid_kernels, "_on_gpu", lambda _: False)
+    on_gpu.setattr(hybrid_kernels, "kernels_take", lambda _: False)
     expected, pull = mech(call), torch.randn_like(by_kernel)
     parameters = list(mech.parameters())
     got, want = (torch.autograd.grad(out, parameters, pull) for out in (by_kernel, expected))
@@ -177,9 +177,9 @@ def test_steps_equal_the_whole(spec: str, holes: bool, on_gpu: pytest.MonkeyPatc
     """A prefill by the kernels or, with holes, without, then token after token; hidden ones may be NaN."""
     call, mech = call_of(51, holes=holes), al.mechanism(spec)
     with torch.no_grad():
-        on_gpu.setattr(hybrid_kernels, "_on_gpu", lambda _: False)
+        on_gpu.setattr(hybrid_kernels, "kernels_take", lambda _: False)
         whole = mech(call)
-        on_gpu.setattr(hybrid_kernels, "_on_gpu", lambda _: True)
+        on_gpu.setattr(hybrid_kernels, "kernels_take", lambda _: True)
         if call.key_visible is not None:
             hidden = ~call.key_visible[:, None, :, None]
             call = replace(call, k=call.k.masked_fill(hidden, torch.nan), v=call.v.masked_fill(hidden, torch.nan))

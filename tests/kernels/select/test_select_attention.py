@@ -208,7 +208,7 @@ def test_the_same_inputs_give_the_same_bits() -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Mechanisms take kernels for tensors of this device."""
-    monkeypatch.setattr(selected, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(selected, "kernels_take", lambda _: True)
     return monkeypatch
 
 
@@ -230,7 +230,7 @@ def test_the_mechanism_takes_them_where_they_serve(served: bool, on_gpu: pytest.
     )
     by_kernel = mech(call)
     assert bool(launched) == served
-    on_gpu.setattr(selected, "_on_gpu", lambda _: False)
+    on_gpu.setattr(selected, "kernels_take", lambda _: False)
     want, pull, parameters = mech(call), torch.randn_like(by_kernel), list(mech.parameters())
     assert relative(by_kernel, want) < BOUND[torch.float32]
     got, slopes = (torch.autograd.grad(out, parameters, pull) for out in (by_kernel, want))

@@ -23,7 +23,7 @@ from tests.kernels.bounds import BOUND, DEVICE
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Kernels may be chosen for tensors on a CPU, where Triton interprets them."""
-    monkeypatch.setattr(abc_select, "_on_gpu", lambda _: True)
+    monkeypatch.setattr(abc_select, "kernels_take", lambda _: True)
     return monkeypatch
 
 
@@ -103,9 +103,9 @@ def test_steps_equal_the_whole(spec: str, settings: dict[str, object], on_gpu: p
     with torch.no_grad():
         whole = mech(call)
         mech.recency.data.fill_(0.7)
-        on_gpu.setattr(abc_select, "_on_gpu", lambda _: False)
+        on_gpu.setattr(abc_select, "kernels_take", lambda _: False)
         whole = mech(call)
-        on_gpu.setattr(abc_select, "_on_gpu", lambda _: True)
+        on_gpu.setattr(abc_select, "kernels_take", lambda _: True)
         cache, parts = mech.make_cache(2, 0), []
         for lo, hi in ((0, 81), *one_by_one(81, 99), (99, 105), *one_by_one(105, 110)):
             parts.append(cache.attend(mech, part_of(call, lo, hi), key_visible=None)[1])
