@@ -70,18 +70,19 @@ def graph_ms(job: Callable[[], Any], repeats: int = 20, each: int = 1) -> float:
     return eager_ms(captured(calls), repeats) / each
 
 
-def eager_ms(job: Callable[[], Any], repeats: int = 20) -> float:
-    """The median between two events around the call."""
+def eager_ms(job: Callable[[], Any], repeats: int = 20, calls: int = 1) -> float:
+    """The median between two events around the call; with more ``calls``, of each of so many in a row."""
     for _ in range(2):
         job()
     times = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        job()
+        for _ in range(calls):
+            job()
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
+        times.append(begin.elapsed_time(end) / calls)
     return statistics.median(times)
 
 

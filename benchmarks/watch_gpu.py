@@ -1,7 +1,8 @@
 """Statistics of attention without W: times and memory beside torch's SDPA in the same run on one GPU, and errors.
 
 python benchmarks/watch_gpu.py [--part times ...] [--write benchmarks/results/watch_gpu.json]. Times are medians between
-events. --tiny computes the errors of small calls on a CPU, by Triton's interpreter (TRITON_INTERPRET=1), without times.
+events around some calls in a row, as the layers of a model follow each other. --tiny computes the errors of small calls
+on a CPU, by Triton's interpreter (TRITON_INTERPRET=1), without times.
 """
 
 from __future__ import annotations
@@ -56,6 +57,11 @@ TILES = {
 }  # fmt: skip
 
 
+def layer_ms(job: Callable[[], Any], repeats: int = 7) -> float:
+    """Time of a call among others: what a layer adds to a model whose kernels are launched ahead."""
+    return eager_ms(job, repeats, calls=6)
+
+
 def made(shape: Shape, device: str, dtype: torch.dtype) -> tuple[al.AttentionCall, Text]:
     """A call like that of a layer, with two sets of keys."""
     q, k, v = (torch.randn(shape.B, shape.T, heads, shape.D, device=device, dtype=dtype).transpose(1, 2)
@@ -92,20 +98,20 @@ def times(shapes: tuple[Shape, ...], device: str) -> Iterator[Row]:
     """One layer: SDPA, statistics of rows, the second pass, the removed share, everything, and eager attention."""
     for shape in shapes:
         call, text = made(shape, device, torch.bfloat16)
-        exact = eager_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
+        exact = layer_ms(partial(sdpa, call.q, call.k, call.v, is_causal=True, enable_gqa=True))
         first = _first_pass(call, text)
         row = first()
         second = partial(statistics.column_statistics, call, row.lse, received=True, block=256, first=0)
         timed = {
-            "rows": eager_ms(first),
-            "rows and sets": eager_ms(_first_pass(call, text, sets=True)),
-            "rows ranked by lengths": eager_ms(_first_pass(call, text, norm_largest=True)),
-            "keys and squares": eager_ms(second),
-            "removed share": eager_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
-            "everything": eager_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
+            "rows": layer_ms(first),
+            "rows and sets": layer_ms(_first_pass(call, text, sets=True)),
+            "rows ranked by lengths": layer_ms(_first_pass(call, text, norm_largest=True)),
+            "keys and squares": layer_ms(second),
+            "removed share": layer_ms(partial(removed_in, call, row.output, row.sum_of_squares)),
+            "everything": layer_ms(partial(stream_by_kernel, call, Measures(block=256), text)),
         }
         if shape.T <= 2 * DENSE:
-            timed["eager with W"] = eager_ms(partial(_eager, call))
+            timed["eager with W"] = layer_ms(partial(_eager, call))
         result = shape._asdict() | {"SDPA ms": exact} | {f"{name} ms": ms for name, ms in timed.items()}
         yield result | {f"{name} / SDPA": ms / exact for name, ms in timed.items()}
 
@@ -157,7 +163,7 @@ def _tile_ms(call: al.AttentionCall, text: Text, tile: tuple[int, ...]) -> Row:
         kept[width] = statistics.Tile(*tile)
     for name, job in jobs.items():
         try:
-            timed[f"{name} ms"] = eager_ms(job, 5)
+            timed[f"{name} ms"] = layer_ms(job, 3)
         except Exception as error:
             timed[f"{name} ms"] = float("inf")
             print(tile, name, type(error).__name__, str(error)[:200])
