@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,7 @@ def judge(
     >>> result = judge("smollm2", JudgeConfig(("snapkv", "h2o")), answers="a.jsonl")  # doctest: +SKIP
     """
     _check_arguments(model, config, name=name, answers=answers, jobs=jobs, on_result=on_result)
-    expect("device", device, str, "a string such as cuda")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    _check_device(device, dtype)
     source = None if isinstance(model, LoadedModel) else _Source(str(model), device, dtype)
     loaded = model if isinstance(model, LoadedModel) else source.load()  # type: ignore[union-attr]
     _check_model(loaded, config)
@@ -68,15 +66,24 @@ def judge(
     grid = Grid(loaded, config, cells, None if answers is None else AnswerFile(answers))
     shown = name or (Path(model).name if isinstance(model, (str, Path)) else type(loaded.model).__name__)
     result = _nothing_measured(loaded, shown, config)
+    pending = grid.pending()
+    # How many answers of policies to batches each task and length still waits for.
+    waiting = {cell: sum(len(unit.policies) for unit in units) for cell, units in pending.items()}
+    rows = {cell: _rows(grid, cell, config) for cell, count in waiting.items() if not count}
+    _put_rows(result, rows, cells)
     progress = Progress("judging", plain=True)
-    progress.expect(sum(len(unit.policies) for units in grid.pending().values() for unit in units))
+    progress.expect(sum(waiting.values()))
     try:
-        for cell, units in grid.pending().items():
+        for unit, verdict in _run([unit for units in pending.values() for unit in units], loaded, source, jobs):
+            cell = unit.cases[0].task, unit.cases[0].length
             progress.stage(" ".join(map(str, cell)))
-            for unit, verdict in _run(units, loaded, source, jobs):
-                grid.keep(unit, verdict)
-                progress.step()
-            _put_rows(result, grid, cell, config)
+            grid.keep(unit, verdict)
+            progress.step()
+            waiting[cell] -= 1
+            if waiting[cell]:
+                continue
+            rows[cell] = _rows(grid, cell, config)
+            _put_rows(result, rows, cells)
             progress.finished(f"{cell[0]} at {cell[1]} tokens")
             if on_result is not None:
                 on_result(result)
@@ -95,6 +102,12 @@ def _check_arguments(model: Any, config: Any, *, name: Any, answers: Any, jobs: 
         raise ValueError("with several jobs each process loads the model: name it instead of passing it loaded")
     if on_result is not None and not callable(on_result):
         raise ValueError(f"on_result is called with the result so far, got {type(on_result).__name__}")
+
+
+def _check_device(device: Any, dtype: Any) -> None:
+    expect("device", device, str, "a string such as cuda")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
 # For each model, which specs may answer together, as far as this process has seen.
@@ -149,7 +162,8 @@ def _run(
         raise ImportError("several jobs need joblib: pip install joblib") from error
     assert source is not None, "checked before"
     processes = min(jobs, len(units))
-    parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered")
+    # All batches in one go: processes load the model once, and none waits for the others' task to end.
+    parallel = joblib.Parallel(n_jobs=processes, return_as="generator_unordered", pre_dispatch="all")
     done: Iterable[tuple[int, list[Verdict]]] = parallel(
         joblib.delayed(_measure_elsewhere)(source, number, unit, processes) for number, unit in enumerate(units)
     )
@@ -197,10 +211,11 @@ def _printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _put_rows(result: dict[str, Any], grid: Grid, cell: Cell, config: JudgeConfig) -> None:
+def _rows(grid: Grid, cell: Cell, config: JudgeConfig) -> list[dict[str, Any]]:
     """The rows of a task and a length: the full cache, then every policy at every budget."""
     subjects = {FULL: (FULL, 1.0), **subjects_of_grid(config)}
     own = {column: grid.scores(cell, column, FULL) for column in columns_of(cell[0])}
+    rows = []
     for spec, (policy, budget) in subjects.items():
         row: dict[str, Any] = {"task": cell[0], "length": cell[1], "policy": policy, "budget": budget, "spec": spec}
         for column in COLUMNS:
@@ -209,7 +224,13 @@ def _put_rows(result: dict[str, Any], grid: Grid, cell: Cell, config: JudgeConfi
             "bytes": grid.bytes_a_case(cell, spec),
             **{f"{what}_ratio": grid.ratio(cell, spec, what) for what in ("bytes", "prefill", "decode")},
         }
-        result["rows"].append(row)
+        rows.append(row)
+    return rows
+
+
+def _put_rows(result: dict[str, Any], rows: Mapping[Cell, list[dict[str, Any]]], cells: Iterable[Cell]) -> None:
+    """The rows of what is complete, in the order of the grid."""
+    result["rows"] = [row for cell in cells for row in rows.get(cell, ())]
     result["tables"] = {"scores": judge_table(result)}
 
 
