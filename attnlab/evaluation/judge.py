@@ -70,7 +70,7 @@ def judge(
     # How many answers of policies to batches each task and length still waits for.
     waiting = {cell: sum(len(unit.policies) for unit in units) for cell, units in pending.items()}
     rows = {cell: _rows(grid, cell, config) for cell, count in waiting.items() if not count}
-    _put_rows(result, rows, cells)
+    _put_rows(result, rows, cells, on_result)
     progress = Progress("judging", plain=True)
     progress.expect(sum(waiting.values()))
     try:
@@ -83,10 +83,8 @@ def judge(
             if waiting[cell]:
                 continue
             rows[cell] = _rows(grid, cell, config)
-            _put_rows(result, rows, cells)
             progress.finished(f"{cell[0]} at {cell[1]} tokens")
-            if on_result is not None:
-                on_result(result)
+            _put_rows(result, rows, cells, on_result)
     finally:
         progress.close()
     return result
@@ -228,10 +226,17 @@ def _rows(grid: Grid, cell: Cell, config: JudgeConfig) -> list[dict[str, Any]]:
     return rows
 
 
-def _put_rows(result: dict[str, Any], rows: Mapping[Cell, list[dict[str, Any]]], cells: Iterable[Cell]) -> None:
-    """The rows of what is complete, in the order of the grid."""
+def _put_rows(
+    result: dict[str, Any],
+    rows: Mapping[Cell, list[dict[str, Any]]],
+    cells: Iterable[Cell],
+    on_result: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    """The rows of what is complete, in the order of the grid; told where there are some."""
     result["rows"] = [row for cell in cells for row in rows.get(cell, ())]
     result["tables"] = {"scores": judge_table(result)}
+    if rows and on_result is not None:
+        on_result(result)
 
 
 def _scores(scores: list[float] | str, full: list[float] | str, task: str) -> dict[str, Any]:

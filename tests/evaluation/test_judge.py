@@ -261,8 +261,10 @@ def test_everything_known_is_not_measured_again(loaded, settings, tmp_path, monk
     config = config_of(settings, tasks=("needle",))
     first = judge(loaded, config, answers=tmp_path / "a.jsonl")
     monkeypatch.setattr("attnlab.evaluation.judge.measure", lambda *_: pytest.fail("measured again"))
-    again = judge(loaded, config, answers=tmp_path / "a.jsonl")
+    results = []
+    again = judge(loaded, config, answers=tmp_path / "a.jsonl", on_result=results.append)
     assert again["rows"] == first["rows"]
+    assert results, "what is written by on_result is written for known answers, too"
 
 
 @pytest.mark.parametrize(
