@@ -4,7 +4,8 @@
 
 Of each kind the policy with the best mean over the even cases is taken, and both are compared on the odd ones: so the
 choice does not flatter itself. A difference above 0 speaks for values, on every task; its 95 % interval is a paired
-bootstrap over cases. The table ``pairs`` is added to the file.
+bootstrap over cases. The tables ``pairs``, ``pairs_at`` (those of ``--budget``) and ``policies_at`` (what each policy
+scores at that budget and the first length) are added to the file.
 """
 
 from __future__ import annotations
@@ -52,6 +53,21 @@ def _compared(aware: Scores, others: Scores, *, sign: int) -> Row:
     return names | {"difference": value, "low": low, "high": high, "cases": len(differences), "better": better}
 
 
+def policies_at(rows: Sequence[Row], budget: float) -> Iterator[Row]:
+    """What the full cache and each policy score at the first length: needles, and the loss over the full cache's."""
+    here = [row for row in rows if row["length"] == rows[0]["length"] and row["budget"] in (1, budget)]
+    for policy in dict.fromkeys(row["policy"] for row in here):
+        own = [row for row in here if row["policy"] == policy]
+        line: Row = {"policy": policy}
+        for row in own:
+            if row["task"] == LOSS:
+                loss = row["unseen"]["over_full"]
+                line |= {"loss over full": loss["value"], "loss low": loss["low"], "loss high": loss["high"]}
+            else:
+                line |= {f"{row['task']}, {column}": row[column]["score"] for column in _columns(row)}
+        yield line | {"bytes": own[0]["bytes_ratio"]}
+
+
 def _columns(row: Row) -> list[str]:
     """The columns in which a policy answered, and the full cache can."""
     columns = {name: row.get(name) or {} for name in ("unseen", "seen")}
@@ -61,10 +77,16 @@ def _columns(row: Row) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="what attnlab judge -o results.json wrote")
+    parser.add_argument("--budget", type=float, default=0.25)
     args = parser.parse_args()
     result = json.loads(args.results.read_text(encoding="utf-8"))
-    result["tables"]["pairs"] = list(pairs(result["rows"]))
-    for row in result["tables"]["pairs"]:
+    compared = list(pairs(result["rows"]))
+    result["tables"] |= {
+        "pairs": compared,
+        "pairs_at": [row for row in compared if row["budget"] == args.budget],
+        "policies_at": list(policies_at(result["rows"], args.budget)),
+    }
+    for row in (*compared, *result["tables"]["policies_at"]):
         print(row)
     write_results(args.results, result)
 
