@@ -27,10 +27,10 @@ The kernels, in the order in which they run (R reads, W writes; saved: kept in o
                                z before and after it; the last state                                   state.py
               read_states      R q, k, v, s, saved; W out; saved: scores S, flags of chunks            output.py
     backward  query_gradients  R q, k, v, s, do, saved; W dq; for each query and slot the shares
-                               g / weight and p / weight (g = dL/dS) and row offsets                   backward.py
+                               g / weight and p / weight (g = dL/dS) and row offsets                   key_backward.py
               sum_back         R q, do, shares; walks backward; W after each chunk the sums of
                                share_t q_t and share_t do_t over all later queries, and offsets        state.py
-              key_gradients    R q, k, v, s, do, shares, sums, offsets; W dk, dv, ds                   backward.py
+              key_gradients    R q, k, v, s, do, shares, sums, offsets; W dk, dv, ds                   key_backward.py
     decoding  fold_and_read    one token into the memory, in place, and its output                     step_triton.py
     read_states, query_gradients and key_gradients are launched twice: for all chunks, then for wide ones (below).
 

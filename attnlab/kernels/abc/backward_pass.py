@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.kernels.abc.backward import (
+from attnlab.kernels.abc.key_backward import (
     generic_key_gradients,
     generic_query_gradients,
     key_gradients,
