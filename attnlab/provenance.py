@@ -25,6 +25,7 @@ __all__ = [
     "commit",
     "file_sha256",
     "provenance",
+    "saved_folder",
     "sync_folder",
     "write_atomic",
     "write_json",
@@ -203,6 +204,15 @@ def _give_name(handle: int, target: Path) -> str:
     finally:
         os.close(folder)
     return str(name)
+
+
+def saved_folder(folder: Path | str, files: Sequence[str], what: str) -> Path:
+    """The folder as a path; a ValueError if one of the files of ``what`` was to be saved there is missing."""
+    folder = Path(folder)
+    for name in files:
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} holds no saved {what}: {name} is missing")
+    return folder
 
 
 def write_json(path: Path | str, content: Any) -> Path:

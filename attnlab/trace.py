@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, Mechanism
-from attnlab.provenance import write_atomic, write_json
+from attnlab.provenance import saved_folder, write_atomic, write_json
 from attnlab.registry import spec_of, stored_mechanism
 from attnlab.shapes import Float
 from attnlab.summaries import short_repr
@@ -117,10 +117,7 @@ class Trace:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        folder = Path(folder)
-        for name in (INDEX, TENSORS):
-            if not (folder / name).is_file():
-                raise ValueError(f"{folder} holds no saved trace: {name} is missing")
+        folder = saved_folder(folder, (INDEX, TENSORS), "trace")
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             tensors = load_file(folder / TENSORS, device=str(device))

@@ -15,13 +15,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
-from jaxtyping import install_import_hook
+
+from tests.shape_checks import checked_signatures
 
 if not torch.cuda.is_available():
     # Triton reads this when it is first imported; then its kernels run on the CPU.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-with install_import_hook("attnlab", "beartype.beartype"):
+with checked_signatures("attnlab"):
     import attnlab
     import attnlab.registry
 

@@ -19,16 +19,23 @@ NEEDED = {
     "tiktoken": {"tiktoken": "tiktoken"},
 }
 
+SENTENCEPIECE_SPACE = "▁"
+
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a folder or a hub name; packages that its files need and that are missing are a ValueError."""
+    """The tokenizer of a folder or a hub name.
+
+    Packages that its files need and that are missing are a ValueError, and so is a tokenizer without a vocabulary.
+    """
     import transformers
 
     _refuse_missing(Path(name))
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise refusal(error, f"{name}: its tokenizer cannot be loaded ({first_line(error)})") from None
+    _refuse_empty(name, tokenizer)
+    return tokenizer
 
 
 @contextmanager
@@ -63,6 +70,23 @@ def _refuse_missing(folder: Path) -> None:
                 f"{folder}: its tokenizer is a {kind} file ({file.name}), which needs {' and '.join(NEEDED[kind])}; "
                 f"{' and '.join(missing)} {are}: pip install {' '.join(missing)}"
             )
+
+
+def _refuse_empty(name: str, tokenizer: Any) -> None:
+    """Raise a ValueError if a tokenizer knows nothing but special tokens.
+
+    transformers makes one without a word where a folder lacks the files that the tokenizer's class reads.
+    """
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    # Classes that read SentencePiece files know the mark of a word's beginning even then.
+    if tokenizer.get_vocab().keys() - special - set(tokenizer.all_special_tokens) - {SENTENCEPIECE_SPACE}:
+        return
+    own_files = " with ".join(sorted(set(tokenizer.vocab_files_names.values()) - {"tokenizer.json"}))
+    raise ValueError(
+        f"{name}: its tokenizer has no vocabulary, so that every word of a text would be unknown; "
+        f"{type(tokenizer).__name__} reads tokenizer.json{own_files and f' or {own_files}'}: "
+        "copy what is missing from where the model was made"
+    )
 
 
 def _kind(file: Path) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlab.linalg.streaming import Measures, RowStatistics
-from attnlab.provenance import write_atomic, write_json
+from attnlab.provenance import saved_folder, write_atomic, write_json
 from attnlab.shapes import Float
 from attnlab.trace import Kind, find_layer
 
@@ -117,10 +117,7 @@ class AttentionStatistics:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        folder = Path(folder)
-        for name in (INDEX, TENSORS):
-            if not (folder / name).is_file():
-                raise ValueError(f"{folder} holds no saved statistics: {name} is missing")
+        folder = saved_folder(folder, (INDEX, TENSORS), "statistics")
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             if index["format"] != FORMAT:

@@ -17,6 +17,7 @@ __all__ = [
     "answer_arguments",
     "check_mechanisms",
     "check_page",
+    "device_arguments",
     "loaded_with_text",
     "notices",
     "print_json",
@@ -32,6 +33,14 @@ def answer_arguments(parser: argparse.ArgumentParser) -> None:
         "name of --out with .answers.jsonl)",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def device_arguments(parser: argparse.ArgumentParser) -> None:
+    """--device and --dtype: where the model runs, and in which precision."""
+    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the model's weights"
+    )
 
 
 def loaded_with_text(options: argparse.Namespace) -> tuple[LoadedModel, str | TextFile, dict[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import answer_arguments, check_mechanisms, print_json
+from attnlab.commands._shared import answer_arguments, check_mechanisms, device_arguments, print_json
 
 if TYPE_CHECKING:
     from attnlab.evaluation.evaluate import EvaluateConfig
@@ -23,10 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _subject_arguments(parser)
     _task_arguments(parser)
     parser.add_argument("--batch", type=int, default=4, help="sequences in a batch (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the model's weights"
-    )
+    device_arguments(parser)
     parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
     parser.add_argument(
         "-o", "--out", type=Path, default=Path("evaluation.html"), help="the page (default: %(default)s)"

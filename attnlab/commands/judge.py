@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import answer_arguments, check_page, notices, print_json
+from attnlab.commands._shared import answer_arguments, check_page, device_arguments, notices, print_json
 
 if TYPE_CHECKING:
     from attnlab.evaluation.judge_grid import JudgeConfig
@@ -25,10 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=int, default=1, help="processes that share the batches; each loads the model (default: 1)"
     )
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the model's weights"
-    )
+    device_arguments(parser)
     parser.add_argument(
         "-o",
         "--out",

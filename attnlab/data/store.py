@@ -23,7 +23,7 @@ from attnlab.data.tokenisers import Tokeniser, as_tokeniser
 from attnlab.provenance import file_sha256, sync_folder, write_json
 from attnlab.summaries import short_repr
 
-__all__ = ["TokenStore", "load_store", "tokenise", "write_store"]
+__all__ = ["TokenStore", "load_store", "tokenise", "undamaged", "write_store"]
 
 # Characters encoded at a time: enough to keep every core busy, small beside any machine's memory.
 CHUNK = 1 << 20
@@ -91,7 +91,7 @@ def tokenise(
     key = _key(content, tokeniser.fingerprint(), json.dumps(reading, sort_keys=True))
     folder = cache / f"{path.name}-{key}"
     with _locked(cache / f".{folder.name}.lock"):
-        if folder.exists() and not _undamaged(folder):
+        if folder.exists() and not undamaged(folder):
             shutil.rmtree(folder)
         if not folder.exists():
             if sha256 is not None and file_sha256(path) != sha256:
@@ -170,7 +170,7 @@ def _mapped(folder: Path, meta: dict[str, Any]) -> TokenStore:
     return TokenStore(tokens, offsets, meta)
 
 
-def _undamaged(folder: Path) -> bool:
+def undamaged(folder: Path) -> bool:
     """Whether the arrays are those that were written."""
     try:
         store = load_store(folder)

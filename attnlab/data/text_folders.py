@@ -10,7 +10,7 @@ from typing import Any
 
 from attnlab.data.overlap import Passages
 from attnlab.data.readers import COMPRESSED, numbered_lines, texts
-from attnlab.data.store import TokenStore, load_store, write_store
+from attnlab.data.store import TokenStore, load_store, undamaged, write_store
 from attnlab.data.tokenisers import as_tokeniser
 from attnlab.provenance import file_sha256
 
@@ -54,7 +54,7 @@ def token_stream(
     sums |= {f"left out {i}": file_sha256(file) for i, file in enumerate(leave_out)}
     described = [str(READING), tokeniser.fingerprint(), end, *(f"{name} {value}" for name, value in sums.items())]
     folder = cache / f"text-{hashlib.blake2b(' '.join(described).encode(), digest_size=12).hexdigest()}"
-    if folder.exists() and not _whole(folder):
+    if folder.exists() and not undamaged(folder):
         shutil.rmtree(folder)
     if not folder.exists():
         passages = Passages(text for file in leave_out for text in texts(file, unit="paragraph")) if leave_out else None
@@ -110,12 +110,3 @@ def _cut(line: str) -> Iterator[str]:
 def _kind(file: Path) -> str:
     """The ending of a file's name, without that of its compression."""
     return next((s.lower() for s in reversed(file.suffixes) if s.lower() not in COMPRESSED), "")
-
-
-def _whole(folder: Path) -> bool:
-    """Whether the arrays are those that were written."""
-    try:
-        store = load_store(folder)
-    except ValueError:
-        return False
-    return store.meta.get("checksum") == store.checksum()

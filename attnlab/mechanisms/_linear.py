@@ -17,6 +17,7 @@ from attnlab.shapes import Float, Int
 __all__ = [
     "FEATURES_CANNOT",
     "FeatureMap",
+    "FeatureMechanism",
     "Gate",
     "LinearCache",
     "StepMap",
@@ -56,6 +57,18 @@ def check_features(features: int) -> None:
     """Raise a ValueError unless this is a number of features."""
     if isinstance(features, bool) or not isinstance(features, int) or features < 1:
         raise ValueError(f"features must be an int of at least 1, got {features!r}")
+
+
+class FeatureMechanism(Mechanism):
+    """Attention by ``features``, each of which is a product with a vector as wide as a key."""
+
+    features: int
+
+    def cannot(self) -> dict[str, str]:
+        return dict(FEATURES_CANNOT)
+
+    def least_bytes(self, call: AttentionCall) -> int:
+        return feature_bytes(call, self.features) + 4 * self.features * call.k.shape[3]
 
 
 def feature_bytes(call: AttentionCall, features: int) -> int:

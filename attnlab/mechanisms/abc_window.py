@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.attention import AttentionCall, Mechanism, dot_products, grouped, hide_unseen, scores, ungrouped
-from attnlab.mechanisms._bounded.continued import check_batch, numbered_keys, visible_first
+from attnlab.mechanisms._bounded.continued import bytes_of, check_batch, numbered_keys, visible_first
 from attnlab.mechanisms._bounded.slots import check_slots
 from attnlab.mechanisms.softmax import softmax
 from attnlab.registry import register
@@ -133,7 +133,7 @@ class QueueCache:
 
     def nbytes(self) -> int:
         """The bytes that are kept."""
-        return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
+        return bytes_of(self.k, self.v, self.visible)
 
 
 def _gathered(t: Float[Tensor, "b g k d"], index: Int[Tensor, "b t n"]) -> Float[Tensor, "b g 1 t n d"]:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from attnlab.attention import (
     AttentionCall,
-    Mechanism,
     grouped,
     hide_unseen,
     normalise,
@@ -23,7 +22,7 @@ from attnlab.attention import (
 from attnlab.chunks import chunk_length
 from attnlab.fields import check_fields
 from attnlab.mechanisms._device import host_may_read
-from attnlab.mechanisms._linear import FEATURES_CANNOT, check_features, feature_bytes
+from attnlab.mechanisms._linear import FeatureMechanism, check_features, feature_bytes
 from attnlab.registry import register
 from attnlab.shapes import Bool, Float
 
@@ -36,7 +35,7 @@ CHUNK, CAUSAL_CHUNK = 512, 64
 
 @register("orf", examples=("orf:features=64", "orf:features=16,variant=as-written"))
 @dataclass(frozen=True)
-class Orf(Mechanism):
+class Orf(FeatureMechanism):
     """Phi(x) = F^-1/2 exp(R x - |x|^2 / 2), so that <Phi(q), Phi(k)> estimates exp(<q, k>) (OVA, A.1).
 
     ``corrected`` stacks orthogonal d x d blocks whose rows have the norms of Gaussian vectors, which makes the estimate
@@ -56,9 +55,6 @@ class Orf(Mechanism):
         check_features(self.features)
         if self.variant not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
-
-    def cannot(self) -> dict[str, str]:
-        return dict(FEATURES_CANNOT)
 
     def least_bytes(self, call: AttentionCall) -> int:
         return feature_bytes(call, self.features) + 8 * self.features * call.k.shape[3]

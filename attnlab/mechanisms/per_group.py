@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.attention import AttentionCall, LayerCache, Mechanism
+from attnlab.mechanisms._bounded.continued import bytes_of
 from attnlab.mechanisms._device import kernels_take
 from attnlab.mechanisms.per_head import MixedHeads, per_head, split_specs
 from attnlab.mechanisms.softmax import Softmax
@@ -275,7 +276,7 @@ class KeysOfGroups:
 
     def nbytes(self) -> int:
         """The bytes that are kept."""
-        return sum(t.nbytes for t in (self.k, self.v, self.visible) if t is not None)
+        return bytes_of(self.k, self.v, self.visible)
 
 
 def _in_buffer(old: Tensor | None, new: Tensor, size: int, past: int) -> Float[Tensor, "b g n d"]:

@@ -11,7 +11,6 @@ from torch.nn.functional import logsigmoid
 
 from attnlab.attention import (
     AttentionCall,
-    Mechanism,
     grouped,
     hide_unseen,
     repeat_groups,
@@ -20,13 +19,12 @@ from attnlab.attention import (
 )
 from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import (
-    FEATURES_CANNOT,
+    FeatureMechanism,
     Gate,
     LinearCache,
     StepMap,
     check_features,
     divided,
-    feature_bytes,
     linear_attention,
     sums_bytes,
 )
@@ -41,7 +39,7 @@ GATE = 5.0
 
 @register("rfa", examples=("rfa:features=257", "rfa:features=257,gate=true", "rfa:features=31,least=1.0"))
 @dataclass(eq=False)
-class Rfa(Mechanism, nn.Module):
+class Rfa(FeatureMechanism, nn.Module):
     """phi(x) = F^-1/2 [sin(R x), cos(R x)] with R normal, so that <phi(q), phi(k)> estimates exp(-|q - k|^2 / 2).
 
     Queries and keys are first brought to length 1 (Peng et al., 2021), which makes this exp(<q, k>) up to a factor
@@ -78,13 +76,10 @@ class Rfa(Mechanism, nn.Module):
             self.exempt = {"grouped_queries_equal_repeated_keys": why}
 
     def cannot(self) -> dict[str, str]:
-        refused = dict(FEATURES_CANNOT)
+        refused = super().cannot()
         if self.gate:
             refused["no-x"] = "the gate is computed from what the keys were made from; pass x="
         return refused
-
-    def least_bytes(self, call: AttentionCall) -> int:
-        return feature_bytes(call, self.features) + 4 * self.features * call.k.shape[3]
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from attnlab.attention import AttentionCall, Mechanism, grouped, hide_unseen, normalise, ungrouped, visible
+from attnlab.attention import AttentionCall, grouped, hide_unseen, normalise, ungrouped, visible
 from attnlab.fields import check_fields
 from attnlab.mechanisms._linear import (
-    FEATURES_CANNOT,
     FeatureMap,
+    FeatureMechanism,
     LinearCache,
     StepMap,
     check_features,
-    feature_bytes,
     linear_attention,
     sums_bytes,
 )
@@ -27,7 +26,7 @@ __all__ = ["T2R"]
 
 @register("t2r", examples=("t2r:features=19",))
 @dataclass(eq=False)
-class T2R(Mechanism, nn.Module):
+class T2R(FeatureMechanism, nn.Module):
     """kappa(q, k) = <phi(q), phi(k)> with phi(x) = relu(W x + b), learned for each KV head (Kasai et al., 2021b).
 
     The parameters are made at the first call, from ``seed``. Where all of a row's kappa are zero the output is zero.
@@ -49,12 +48,6 @@ class T2R(Mechanism, nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
-
-    def cannot(self) -> dict[str, str]:
-        return dict(FEATURES_CANNOT)
-
-    def least_bytes(self, call: AttentionCall) -> int:
-        return feature_bytes(call, self.features) + 4 * self.features * call.k.shape[3]
 
     def reference(self, call: AttentionCall) -> Float[Tensor, "b h q k"]:
         call = hide_unseen(call)

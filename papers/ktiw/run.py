@@ -330,7 +330,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _results(_study("ktiw-optimal", ("reference", "linear"))),
         "--prepared runs/ktiw-data --only multi30k --work runs/ktiw",
         **STUDY,
-        quick=QUICK_STUDY,
+        quick={**QUICK_STUDY, "examples": 4},
     ),
     "ktiw-permutations": Experiment(
         "KTIW: Figure 3, copying permutations, where single words cannot be learned.",

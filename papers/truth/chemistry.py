@@ -23,7 +23,7 @@ from attnlab.shapes import Float
 from papers.truth.cases import Case, Target, padded, some_of
 from papers.truth.config import TruthConfig
 from papers.truth.readings import MAPS, recorded_stack
-from papers.truth.smiles import ARROW, atoms_of, bonds_of, element, tokens_of
+from papers.truth.smiles import ARROW, TOKEN, atoms_of, bonds_of, element, tokens_of
 
 __all__ = ["SHIPPED_HEAD", "Reaction", "chemistry_cases", "map_atoms", "mapped_right", "read_reactions", "write_model"]
 
@@ -160,7 +160,7 @@ def _shares(one: np.ndarray, reaction: Reaction) -> dict[str, float]:
 
 
 def write_model(wheel: Path, folder: Path) -> None:
-    """rxnmapper's weights out of its wheel, as safetensors beside config and vocabulary.
+    """rxnmapper's weights out of its wheel, as safetensors beside config, vocabulary and a tokenizer of SMILES.
 
     The wheel has them as a pickle alone; it is read with torch's loader of tensors, which runs no code.
     """
@@ -184,3 +184,18 @@ def write_model(wheel: Path, folder: Path) -> None:
     # The masked LM has no pooler.
     kept = {name: t.clone().contiguous() for name, t in weights.items() if "pooler" not in name}
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    _write_tokenizer(folder)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """tokenizer.json: rxnmapper's expression and its vocab.txt, which the tokenizer of ALBERT does not read."""
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate((folder / "vocab.txt").read_text(encoding="utf-8").splitlines())}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(TOKEN.pattern), "isolated")
+    ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    PreTrainedTokenizerFast(tokenizer_object=made, **special).save_pretrained(folder)

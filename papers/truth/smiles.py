@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["ARROW", "atoms_of", "bonds_of", "element", "tokens_of"]
+__all__ = ["ARROW", "TOKEN", "atoms_of", "bonds_of", "element", "tokens_of"]
 
 ARROW = ">>"
 # rxnmapper's own expression (smiles_utils.py, MIT).

@@ -9,13 +9,13 @@ import attnlab as al
 from attnlab.attention import repeat_groups
 from attnlab.registry import all_mechanisms
 from tests.adapters.zoo import build, inputs, padding
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 MEMBERS = [spec for spec in all_mechanisms() if spec.partition(":")[0].startswith(("abc-", "rfa", "t2r"))]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
-@pytest.mark.parametrize("mech", MEMBERS)
+@pytest.mark.parametrize(("mech", "name"), in_turn(MEMBERS, ["bert", "llama"]))
 def test_record_effective_attention_and_approximation_error(mech: str, name: str) -> None:
     if name == "llama" and "causal" in al.mechanism(mech).cannot():
         pytest.skip("this member is never causal")

@@ -10,6 +10,7 @@ from attnlab.adapters.masks import carrying_mask, recognise, seen_by, visible_an
 from attnlab.attention import visible
 from attnlab.reading import effective_attention
 from tests.adapters.zoo import DECODERS, ENCODERS, SEQ2SEQ, build, inputs, padding, real_logits
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 SLIDING = {"mistral", "gemma3", "modernbert"}
@@ -244,9 +245,10 @@ def test_packed_sequences_attend_as_alone(mech: str) -> None:
 LOW = {"-1e4": -1e4, "-1e9": -1e9, "finfo.min": torch.finfo(torch.float32).min, "-inf": -torch.inf}
 
 
-@pytest.mark.parametrize("slope", [0.0, 0.1], ids=["mask", "alibi"])
-@pytest.mark.parametrize("low", LOW)
-@pytest.mark.parametrize("mech", ["softmax", "uniform", "value-aware:r=2", "position", "window:r=4", "top-r:r=2"])
+HIDING = ["softmax", "uniform", "value-aware:r=2", "position", "window:r=4", "top-r:r=2"]
+
+
+@pytest.mark.parametrize(("mech", "low", "slope"), in_turn(HIDING, LOW, [0.0, 0.1]))
 def test_what_an_additive_mask_hides_is_hidden_from_every_mechanism(mech: str, low: str, slope: float) -> None:
     model = build("llama")
     texts = inputs(model)

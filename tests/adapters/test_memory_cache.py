@@ -14,6 +14,7 @@ from attnlab.adapters.memory_cache import MemoryLayer
 from tests.adapters.both_kinds import ours, tokens_of
 from tests.adapters.converted import converted
 from tests.adapters.zoo import build, inputs, padding
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 WAYS = {
@@ -31,8 +32,7 @@ def written(model: tf.PreTrainedModel, **settings: Any) -> Tensor:
     return model.generate(**given, max_new_tokens=9, min_new_tokens=9, **settings)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "bart", "marian", "t5"])
+@pytest.mark.parametrize(("name", "way"), in_turn(["gpt2", "llama", "qwen3", "bart", "marian", "t5"], WAYS))
 def test_the_tokens_of_recomputing(name: str, way: str) -> None:
     model = converted(name)
     assert torch.equal(written(model, **WAYS[way]), written(model, **WAYS[way], use_cache=False))

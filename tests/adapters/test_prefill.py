@@ -10,6 +10,7 @@ from attnlab.adapters.prefill import cache_of, compressed, even_keys, last_logit
 from attnlab.caches.shared_scores import SharedScores
 from tests.adapters.test_load import build
 from tests.caches.policies import EXAMPLES
+from tests.quick_cases import in_turn
 
 WRAPPERS = ("", ",heads=shared", ",layers=pyramid", ",layers=shared")
 
@@ -26,8 +27,7 @@ def model():
     return build("llama").eval()
 
 
-@pytest.mark.parametrize("more", WRAPPERS)
-@pytest.mark.parametrize("spec", EXAMPLES)
+@pytest.mark.parametrize(("spec", "more"), in_turn(EXAMPLES, WRAPPERS))
 @torch.no_grad()
 def test_a_shared_reading_leaves_what_a_policys_own_leaves(model, spec, more):
     policy = policy_of(spec, more)

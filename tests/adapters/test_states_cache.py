@@ -11,6 +11,7 @@ import transformers as tf
 import attnlab as al
 from tests.adapters.converted import converted
 from tests.adapters.zoo import build
+from tests.quick_cases import in_turn
 
 READS_X = [
     spec
@@ -31,9 +32,9 @@ def test_there_are_such_mechanisms() -> None:
     assert {spec.partition(":")[0] for spec in READS_X} >= {"abc-mlp", "rfa"}
 
 
-@pytest.mark.parametrize(("name", "beams"), [("llama", 1), ("gpt2", 3), ("bart", 3)])
-@pytest.mark.parametrize("spec", READS_X)
-def test_generating_inside_a_swap(spec: str, name: str, beams: int) -> None:
+@pytest.mark.parametrize(("spec", "model_and_beams"), in_turn(READS_X, [("llama", 1), ("gpt2", 3), ("bart", 3)]))
+def test_generating_inside_a_swap(spec: str, model_and_beams: tuple[str, int]) -> None:
+    name, beams = model_and_beams
     model = build(name)
     with al.swap(model, spec, layers="decoder"):
         cached, whole = (generated(model, use_cache=use, num_beams=beams) for use in (True, False))

@@ -13,6 +13,7 @@ from attnlab.adapters import record, swap
 from attnlab.adapters.protocol import adapter_of
 from tests.adapters.both_kinds import FAMILIES
 from tests.adapters.zoo import ALL, DECODERS, LLAMA, SEQ2SEQ, build, inputs, padding, real_logits, set_implementation
+from tests.quick_cases import in_turn
 
 TOLERANCE = 1e-5
 
@@ -46,9 +47,7 @@ def test_softmax_swapped_in_equals_eager_on_a_gpu(name: str) -> None:
     assert all(layer.x.is_cuda for layer in trace)
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *SEQ2SEQ])
-@pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("kind", ["none", "left"])
+@pytest.mark.parametrize(("name", "beams", "kind"), in_turn([*DECODERS, *SEQ2SEQ], [1, 3], ["none", "left"]))
 def test_generate_gives_the_same_tokens(name: str, beams: int, kind: str) -> None:
     settings = {"max_new_tokens": 9, "min_new_tokens": 9, "num_beams": beams, "do_sample": False}
     model = build(name, implementation="eager")

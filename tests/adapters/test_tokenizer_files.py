@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -29,6 +30,30 @@ def test_missing_packages_are_named(
     (tmp_path / "tokenizer.model").write_bytes(content)
     monkeypatch.setattr(tokenizer_files, "_installed", installed.__contains__)
     with pytest.raises(ValueError, match=re.escape(message) + "$"):
+        load_tokenizer(str(tmp_path))
+
+
+# One family for each kind of vocabulary file that transformers reads.
+@pytest.mark.parametrize(
+    ("family", "files"),
+    [
+        ("albert", "tokenizer.json or spiece.model"),
+        ("bert", "tokenizer.json or vocab.txt"),
+        ("gpt2", "tokenizer.json or merges.txt with vocab.json"),
+        ("gemma", "tokenizer.json"),
+        ("mbart", "tokenizer.json or sentencepiece.bpe.model"),
+        ("t5", "tokenizer.json or spiece.model"),
+    ],
+)
+@pytest.mark.parametrize("unread", ["tokenizer_config.json", "vocab.txt", "words.json"])
+def test_a_tokenizer_without_a_vocabulary_is_refused(family: str, files: str, unread: str, tmp_path: Path) -> None:
+    """transformers makes a tokenizer of special tokens alone from files that its class does not read."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    (tmp_path / unread).write_text("{}" if unread.endswith("json") else "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nC\nO\n")
+    if unread in files:
+        assert "O" in load_tokenizer(str(tmp_path)).get_vocab()
+        return
+    with pytest.raises(ValueError, match=f"no vocabulary, .* reads {re.escape(files)}: copy"):
         load_tokenizer(str(tmp_path))
 
 

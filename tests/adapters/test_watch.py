@@ -16,6 +16,7 @@ from tests.adapters.both_kinds import batch as batch_of
 from tests.adapters.both_kinds import ours, tokens_of
 from tests.adapters.watching import assert_same_statistics, dense_statistics
 from tests.adapters.zoo import FAMILIES, build, inputs, padding, real_logits
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 SETTINGS = {"largest": 3, "sinks": 2, "recent": 3}
@@ -50,8 +51,7 @@ def check_against_record(model: Any, batch: dict[str, Tensor], **how: Any) -> No
         assert_same_statistics(watched, dense, **how)
 
 
-@pytest.mark.parametrize("kind", ["none", "mixed"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "kind"), in_turn(NAMES, ["none", "mixed"]))
 def test_statistics_are_those_of_the_recorded_map(name: str, kind: str) -> None:
     model = build(name)
     check_against_record(model, inputs(model, padding(kind)))
@@ -70,9 +70,8 @@ def test_scores_that_no_call_holds_are_refused(name: str) -> None:
         model(**inputs(model))
 
 
-@pytest.mark.parametrize("spec", al.mechanism_names())
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_every_mechanism(name: str, spec: str) -> None:
+@pytest.mark.parametrize(("spec", "name"), in_turn(al.mechanism_names(), ["bert", "llama"]))
+def test_every_mechanism(spec: str, name: str) -> None:
     """One whose rows cannot be made in blocks says so; those that the model refuses are refused without watch too."""
     model = build(name)
     batch = inputs(model, padding("right"))

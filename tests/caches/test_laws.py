@@ -20,6 +20,7 @@ from attnlab.models import greedy_search
 from tests.adapters.both_kinds import FAMILIES
 from tests.adapters.zoo import VOCABULARY
 from tests.caches.policies import EXAMPLES
+from tests.quick_cases import in_turn, one_quick
 from tests.tolerance import assert_close
 
 PROMPT, STEPS, BUDGET = 11, 4, 5
@@ -37,12 +38,13 @@ def variants(spec: str, **settings: Any) -> list[KVPolicy]:
 PADDED = [spec for spec in EXAMPLES if "padding" not in key_score(spec).cannot()]
 
 
-CASES = [
-    (family, spec)
-    for family in ("llama", "our decoder")
-    for spec in EXAMPLES
-    if family == "llama" or not key_score(spec).reads_twice
-]
+def families_in_turn(specs: list[str]) -> list[Any]:
+    """(family, policy), of which every policy is quick with one family."""
+    families = {spec: ["llama", *(["our decoder"] if not key_score(spec).reads_twice else [])] for spec in specs}
+    return [case for i, spec in enumerate(specs) for case in one_quick([(f, spec) for f in families[spec]], i)]
+
+
+CASES = families_in_turn(list(EXAMPLES))
 
 
 @functools.cache
@@ -107,7 +109,7 @@ def padded_rows() -> tuple[list[Tensor], Tensor, Tensor]:
     return rows, ids, mask
 
 
-@pytest.mark.parametrize(("family", "spec"), [case for case in CASES if case[1] in PADDED])
+@pytest.mark.parametrize(("family", "spec"), families_in_turn(PADDED))
 def test_uneven_prompts_in_a_batch_give_what_each_gives_alone(family: str, spec: str) -> None:
     model = model_of(family)
     rows, ids, mask = padded_rows()
@@ -193,8 +195,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("spec", EXAMPLES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("spec", "way"), in_turn(EXAMPLES, WAYS))
 def test_generated_text_has_the_score_it_has_when_read(spec: str, way: str) -> None:
     """Each sequence is scored by the keys of its own tokens, although beams change rows at every step."""
     model, ids = model_of("llama"), tokens(1, PROMPT)

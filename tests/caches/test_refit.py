@@ -21,6 +21,7 @@ from tests.adapters.zoo import build
 from tests.caches.policies import EXAMPLES
 from tests.caches.test_laws import variants
 from tests.caches.test_ragged_models import decoded
+from tests.quick_cases import one_quick
 from tests.tolerance import assert_close
 
 ROWS, GROUPS, HEADS, WIDTH, VALUE, PROMPT = 3, 2, 6, 7, 5, 23
@@ -135,14 +136,17 @@ class Reader:
         self.heads.check(self.kept)
 
 
-CASES = [
-    (policy, way)
+POLICIES = [
+    policy
     for spec in EXAMPLES
     for policy in variants(spec, budget=9)
     # A policy that refuses biases is not asked a second time.
     if policy.schedule == "prefill" or "bias" not in key_score(spec).cannot()
-    # Keys are padded where the policy is asked after every step.
-    for way in (("flat", "padded", "padded after all") if policy.schedule == "prefill" else ("padded",))
+]
+# Keys are padded where the policy is asked after every step.
+WAYS = {"prefill": ("flat", "padded", "padded after all"), "step": ("padded",)}
+CASES = [
+    case for i, policy in enumerate(POLICIES) for case in one_quick([(policy, way) for way in WAYS[policy.schedule]], i)
 ]
 
 

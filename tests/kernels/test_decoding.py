@@ -16,6 +16,7 @@ from attnlab.measure import captured
 from attnlab.mechanisms import _linear
 from attnlab.mechanisms._bounded.slots import FLOOR, SlotState, step
 from attnlab.mechanisms._linear import LinearCache
+from tests.quick_cases import in_turn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAPS = ("kernel:elu", "rfa:features=67", "rfa:features=16,least=1.5", "rfa:features=61,gate=true", "t2r:features=7")
@@ -51,13 +52,11 @@ def tokens(heads: int, groups: int, d: int, e: int, *, padded: bool, dtype: torc
     return [*calls, replace(calls[-1], k=k[:, :, :0], v=v[:, :, :0], x=x[:, :0], key_visible=None)]
 
 
-@pytest.mark.parametrize("spec", MAPS)
-@pytest.mark.parametrize(("heads", "groups", "d", "e"), SIZES)
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("spec", "sizes", "padded"), in_turn(MAPS, SIZES, [False, True]))
 def test_a_step_of_linear_attention_equals_pytorch(
-    spec: str, heads: int, groups: int, d: int, e: int, padded: bool, monkeypatch: pytest.MonkeyPatch
+    spec: str, sizes: tuple[int, ...], padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = tokens(heads, groups, d, e, padded=padded, dtype=torch.float32)
+    calls = tokens(*sizes, padded=padded, dtype=torch.float32)
     for fused, expected in zip(
         decoded(spec, calls, monkeypatch, fused=True), decoded(spec, calls, monkeypatch, fused=False), strict=True
     ):

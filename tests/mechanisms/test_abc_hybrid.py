@@ -15,6 +15,7 @@ from attnlab.conformance.calls import padding, self_call
 from attnlab.mechanisms._bounded.hybrid_cache import HybridCache
 from attnlab.mechanisms.abc_hybrid import AbcHybrid
 from tests.mechanisms.test_abc_slots import peak_bytes, tokens
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 SPECS = (
@@ -100,8 +101,7 @@ def test_without_window_and_mass_it_is_abc_mlp() -> None:
     assert_close(mech(call), mlp(call))
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("cuts", [[150], [1, 149], [0, 60, 1, 1, 30, 58], [130] + [1] * 20])
+@pytest.mark.parametrize(("spec", "cuts"), in_turn(SPECS, [[150], [1, 149], [0, 60, 1, 1, 30, 58], [130] + [1] * 20]))
 def test_any_cut_of_a_text_gives_the_same(spec: str, cuts: list[int]) -> None:
     """Rows with other padding each, tokens in parts through the cache, forward and backward, beyond every chunk."""
     torch.manual_seed(1)

@@ -14,6 +14,7 @@ from attnlab.linalg.caratheodory import caratheodory
 from attnlab.linalg.sparse_simplex import sparse_simplex
 from attnlab.mechanisms.value_aware import value_aware_distance
 from tests.mechanisms.test_top_r import call_with_alpha
+from tests.quick_cases import in_turn
 from tests.tolerance import assert_close
 
 SECTION_3 = ([0.25, 0.35, 0.4], [[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 3.0]])
@@ -100,8 +101,7 @@ def test_caratheodory_on_degenerate_values(kind: str) -> None:
     assert_close(reduced @ v / v.abs().max().clamp_min(1), w @ v / v.abs().max().clamp_min(1))
 
 
-@pytest.mark.parametrize("seed", [59, 40])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("seed", "dtype"), in_turn([59, 40], [torch.float32, torch.float64]))
 def test_weights_are_exact_where_values_repeat_as_tokens_do(seed: int, dtype: torch.dtype) -> None:
     """The elimination loses digits on these draws: a row of W @ v was off by 7e-3 and its sum by 1e-2."""
     torch.manual_seed(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import install_import_hook
+from tests.shape_checks import checked_signatures
 
-with install_import_hook("attnlab", "beartype.beartype"):
+with checked_signatures("attnlab"):
     import attnlab.models  # noqa: F401

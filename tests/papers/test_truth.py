@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+import transformers as tf
 
-from attnlab.adapters import record, swap
+from attnlab.adapters import load_model, record, swap
 from attnlab.data.bundled import bundled_text
 from attnlab.models import Transformer, TransformerConfig
 from papers.__main__ import main
@@ -305,20 +305,33 @@ def test_a_file_that_is_no_wheel_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_model_of_a_wheel_is_written_as_safetensors(tmp_path: Path) -> None:
-    weights = io.BytesIO()
-    torch.save({"a.weight": torch.arange(6.0).reshape(2, 3).T, "albert.pooler.weight": torch.zeros(2)}, weights)
+    """With a tokenizer of SMILES: that of ALBERT reads no vocab.txt, and would know no token."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "C", "Br", "[N+]", ".", ">>"]
+    sizes = {"hidden_size": 8, "embedding_size": 4, "intermediate_size": 8, "num_attention_heads": 2}
+    config = tf.AlbertConfig(vocab_size=len(words), num_hidden_layers=1, architectures=["AlbertForMaskedLM"], **sizes)
+    weights = tf.AlbertForMaskedLM(config).state_dict() | {"albert.pooler.weight": torch.zeros(2)}
+    table = "albert.embeddings.word_embeddings.weight"
+    weights[table] = weights[table].T.contiguous().T
+    pickled = io.BytesIO()
+    torch.save(weights, pickled)
+    files = {
+        "pytorch_model.bin": pickled.getvalue(),
+        "config.json": config.to_json_string(),
+        "vocab.txt": "\n".join(words),
+    }
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as wheel:
-        for name, content in {
-            "pytorch_model.bin": weights.getvalue(),
-            "config.json": "{}",
-            "vocab.txt": "[PAD]",
-        }.items():
+        for name, content in files.items():
             wheel.writestr(f"{FILES}/{name}", content)
-    assert main(["truth-rxnmapper", "--wheel", str(tmp_path / "x.whl"), "--out", str(tmp_path / "out")]) == 0
-    written = load_file(tmp_path / "out" / "model.safetensors")
-    assert written.keys() == {"a.weight"}
-    assert torch.equal(written["a.weight"], torch.arange(6.0).reshape(2, 3).T)
-    assert (tmp_path / "out" / "vocab.txt").read_text() == "[PAD]"
+    folder = tmp_path / "out"
+    assert main(["truth-rxnmapper", "--wheel", str(tmp_path / "x.whl"), "--out", str(folder)]) == 0
+    model, tokenizer, task = load_model(folder)
+    assert task == "mlm"
+    assert torch.equal(model.state_dict()[table], weights[table])
+    assert tokenizer("CBr.[N+]>>F")["input_ids"] == [2, 5, 6, 8, 7, 9, 1, 3]
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"no vocabulary, .* AlbertTokenizer reads tokenizer\.json or spiece\.model"):
+        load_model(folder)
 
 
 @pytest.mark.slow

@@ -27,10 +27,10 @@ The kernels, in the order in which they run (R reads, W writes; saved: kept in o
                                z before and after it; the last state                                   state.py
               read_states      R q, k, v, s, saved; W out; saved: scores S, flags of chunks            output.py
     backward  query_gradients  R q, k, v, s, do, saved; W dq; for each query and slot the shares
-                               g / weight and p / weight (g = dL/dS) and row offsets                   backward.py
+                               g / weight and p / weight (g = dL/dS) and row offsets                   query_backward.py
               sum_back         R q, do, shares; walks backward; W after each chunk the sums of
-                               share_t q_t and share_t do_t over all later queries, and offsets        state.py
-              key_gradients    R q, k, v, s, do, shares, sums, offsets; W dk, dv, ds                   backward.py
+                               share_t q_t and share_t do_t over all later queries, and offsets        state_backward.py
+              key_gradients    R q, k, v, s, do, shares, sums, offsets; W dk, dv, ds                   key_backward.py
     decoding  fold_and_read    one token into the memory, in place, and its output                     step_triton.py
     read_states, query_gradients and key_gradients are launched twice: for all chunks, then for wide ones (below).
 
@@ -39,7 +39,7 @@ Where numerical care is taken
     60 below it. A chunk whose logits climb further is *wide*: a second launch loops over several r. (control.py)
     The gradient of the logits is sum_t exp(s_i - z_t) y_t (a_t k_i - a_t K~_t). Where one key fills a slot both terms
     nearly cancel, so both take the same rounded factors (chunk.py), and the sums over later queries, stored in bf16,
-    have their rounding corrected in the offsets (``CORRECT_SUMS``, state.py).
+    have their rounding corrected in the offsets (``CORRECT_SUMS``, state_backward.py).
     Few slots. With up to 32 slots bf16 states have *low parts*, what rounding takes, in slots that are mostly one key
     (``LOW_PARTS``). With fewer than 8, bf16 is computed in float32; with up to 32, float32 in float64. (plan.py)
     Averages stay averages: old and new parts have weights that sum to one, so that nothing overflows.

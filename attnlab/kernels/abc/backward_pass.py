@@ -9,12 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attnlab.kernels.abc.backward import (
-    generic_key_gradients,
-    generic_query_gradients,
-    key_gradients,
-    query_gradients,
-)
+from attnlab.kernels.abc.key_backward import generic_key_gradients, key_gradients
 from attnlab.kernels.abc.plan import (
     CallForm,
     Chunks,
@@ -27,6 +22,7 @@ from attnlab.kernels.abc.plan import (
     query_options,
     sum_walks,
 )
+from attnlab.kernels.abc.query_backward import generic_query_gradients, query_gradients
 from attnlab.kernels.abc.recorded_calls import CallRecorder, Layout, repeat
 from attnlab.kernels.abc.records import (
     Inputs,
@@ -38,7 +34,7 @@ from attnlab.kernels.abc.records import (
     mask_stride,
     strides,
 )
-from attnlab.kernels.abc.state import sum_back
+from attnlab.kernels.abc.state_backward import sum_back
 
 __all__ = ["backward"]
 

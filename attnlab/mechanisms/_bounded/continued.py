@@ -12,6 +12,7 @@ from attnlab.shapes import Bool, Int
 from attnlab.sizes import check_bytes
 
 __all__ = [
+    "bytes_of",
     "check_batch",
     "check_memory",
     "check_new_tokens",
@@ -64,6 +65,11 @@ def check_memory(mechanism: Mechanism, call: AttentionCall, batch: int) -> None:
     (_, g, n, d), e = call.k.shape, call.v.shape[-1]
     held = batch * g * mechanism.cache_bytes(length=n, d=d, e=e, dtype=call.k.dtype)
     check_bytes(mechanism, held, instead="make it smaller", device=call.q.device)
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    """The bytes of those tensors that there are."""
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def check_batch(call: AttentionCall, batch: int) -> None:

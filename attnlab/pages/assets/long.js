@@ -1,5 +1,5 @@
 import { paletteOf } from "./colour.js";
-import { make } from "./dom.js";
+import { embedded, make, onNewWidth } from "./dom.js";
 import { LongData } from "./long_data.js";
 import { lanesView } from "./long_lanes.js";
 import { gridView, largeView, regionsView } from "./long_maps.js";
@@ -7,11 +7,10 @@ import { searchView, textView } from "./long_text.js";
 
 // The page of a long text: one state, and views that draw it. A change of state draws them again, once per frame.
 
-const blobs = new Map([...document.querySelectorAll("script[data-blob]")].map((node) => [node.dataset.blob, node]));
-const meta = JSON.parse(document.getElementById("attnlab-meta").textContent);
+const { meta, read } = embedded();
 const host = document.documentElement;
 const root = document.getElementById("attnlab");
-const data = new LongData(meta, (name) => blobs.get(name).textContent);
+const data = new LongData(meta, read);
 
 const first = data.heads.findIndex(({ name }) => name === data.chosenNames[0]);
 const app = {
@@ -97,10 +96,5 @@ document.addEventListener("keydown", (event) => {
   act();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
-let wide = 0;
-new ResizeObserver(([entry]) => {
-  if (entry.contentRect.width === wide) return;
-  wide = entry.contentRect.width;
-  app.set({});
-}).observe(root);
+onNewWidth(root, () => app.set({}));
 restyle();

@@ -3,7 +3,7 @@ import { aboutCard, gridCard, headsCard, typesCard, weightsCard } from "./cards.
 import { paletteOf } from "./colour.js";
 import { linesLegend, masthead, toolbar } from "./controls.js";
 import { Payload } from "./data.js";
-import { make, number } from "./dom.js";
+import { make, number, onNewWidth } from "./dom.js";
 import { exportMenu } from "./exports.js";
 import { helpDialog, onKey } from "./keys.js";
 import { itemOf, paneMap, placeOf } from "./maps.js";
@@ -157,12 +157,7 @@ export const mount = (host, root, meta, read, { linked = false } = {}) => {
     if (event.defaultPrevented && !linked) event.stopPropagation();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", restyle);
-  let wide = 0;
-  new ResizeObserver(([entry]) => {
-    if (entry.contentRect.width === wide) return;
-    wide = entry.contentRect.width;
-    app.set({});
-  }).observe(panes);
+  onNewWidth(panes, () => app.set({}));
   const restore = () => {
     if (location.hash === written) return;
     state = fromFragment(location.hash, firstState(meta), data);

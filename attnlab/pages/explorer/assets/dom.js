@@ -12,6 +12,23 @@ export const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
+// What a page holds in script elements of data: its description, and a function that reads an array by its name.
+export const embedded = () => {
+  const blobs = new Map([...document.querySelectorAll("script[data-blob]")].map((node) => [node.dataset.blob, node]));
+  const meta = JSON.parse(document.getElementById("attnlab-meta").textContent);
+  return { meta, read: (name) => blobs.get(name).textContent };
+};
+
+// Calls back when an element has become wider or narrower, not when only its height has changed.
+export const onNewWidth = (node, act) => {
+  let wide = 0;
+  new ResizeObserver(([entry]) => {
+    if (entry.contentRect.width === wide) return;
+    wide = entry.contentRect.width;
+    act();
+  }).observe(node);
+};
+
 export const options = (select, entries, chosen) => {
   select.replaceChildren(...entries.map(([value, label, disabled]) => make("option", { value, disabled }, label)));
   select.value = chosen;
