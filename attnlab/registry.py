@@ -26,7 +26,6 @@ __all__ = [
     "mechanism_names",
     "parse_settings",
     "register",
-    "setting_names",
     "settings_of",
     "spec_of",
     "stored_mechanism",
@@ -178,15 +177,6 @@ def usage(name: str, cls: type) -> str:
 def settings_of(cls: type) -> list[dataclasses.Field[Any]]:
     """The settings that a spec of this class can name."""
     return [f for f in dataclasses.fields(cls) if f.init] if dataclasses.is_dataclass(cls) else []
-
-
-def setting_names(name: str) -> list[str]:
-    """The settings that a spec of this mechanism can name.
-
-    >>> setting_names("window")
-    ['r', 'sinks']
-    """
-    return [f.name for f in settings_of(_find(name)[0].cls)]
 
 
 def parse_settings(rest: str, cls: type, name: str) -> dict[str, Any]:

@@ -6,13 +6,11 @@ The script asks this command again at every tab, and the answer comes from the p
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.metadata
 import shlex
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from attnlab.commands._output import Answer
+from attnlab.commands._sources import MECHANISMS, POLICIES, READINGS, Sources
 from attnlab.commands.table import COMMANDS, make_parser, parser_of
 from attnlab.commands.train import MODEL_NAMES
 
@@ -75,7 +73,7 @@ end
 complete -c attnlab -f -a '(__attnlab_complete)'
 """,
 }
-# What an option takes, by the word for it in the help: answers of the shell's own.
+# The words in the help for what the shell itself completes.
 SHELLS_OWN = {
     **dict.fromkeys(("FILE", "PATH", "SOURCE", "TARGET", "MODEL"), ":files"),
     **dict.fromkeys(("FOLDER", "RUN"), ":folders"),
@@ -141,7 +139,7 @@ def _words(line: str) -> list[str]:
 
 def _of_command(parser: argparse.ArgumentParser, before: list[str], word: str) -> Iterator[tuple[str, str]]:
     """What a word after a command and some words of its own can become."""
-    by_name = {name: action for action in parser._actions for name in action.option_strings}
+    by_name = _by_name(parser)
     option, equals, value = word.partition("=")
     if equals and option in by_name:
         for candidate, about in _values(by_name[option], value):
@@ -149,24 +147,33 @@ def _of_command(parser: argparse.ArgumentParser, before: list[str], word: str) -
         return
     if word.startswith("-"):
         yield from _beginning(word, _options(parser, word))
-        return
-    current, taken, places = None, 0, 0
+    else:
+        for action in _awaited(parser, before):
+            yield from _values(action, word)
+
+
+def _awaited(parser: argparse.ArgumentParser, before: list[str]) -> list[argparse.Action]:
+    """The option or argument, or both, that the next word without a dash can be given to."""
+    by_name = _by_name(parser)
+    option, taken, places = None, 0, 0
     for one in before:
         if one in by_name:
-            current, taken = by_name[one], 0
-        elif current is not None and _takes_more(current, taken):
+            option, taken = by_name[one], 0
+        elif option is not None and _takes_more(option, taken):
             taken += 1
         else:
-            current, places = None, places + 1
-    if current is not None and _takes_more(current, taken):
-        yield from _values(current, word)
-        if current.nargs in (None, "+") and taken == 0:
-            return
+            option, places = None, places + 1
+    awaited = [option] if option is not None and _takes_more(option, taken) else []
+    if awaited and awaited[0].nargs in (None, "+") and taken == 0:
+        return awaited
     positional = [action for action in parser._actions if not action.option_strings]
-    if places < len(positional):
-        yield from _values(positional[places], word)
-    elif positional and positional[-1].nargs in ("*", "+"):
-        yield from _values(positional[-1], word)
+    # The last argument may be several words.
+    repeated = [action for action in positional[-1:] if action.nargs in ("*", "+")]
+    return [*awaited, *(positional[places : places + 1] or repeated)]
+
+
+def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {name: action for action in parser._actions for name in action.option_strings}
 
 
 def _takes_more(action: argparse.Action, taken: int) -> bool:
@@ -190,7 +197,7 @@ def _values(action: argparse.Action, word: str) -> Iterator[tuple[str, str]]:
     if action.choices is not None:
         yield from _beginning(word, dict.fromkeys(map(str, action.choices), ""))
     elif kind in SPECS:
-        yield from _spec(word, *SPECS[kind])
+        yield from _spec(word, SPECS[kind])
     elif kind in NAMES:
         yield from _beginning(word, dict.fromkeys(NAMES[kind](), ""))
     if kind in SHELLS_OWN:
@@ -201,71 +208,24 @@ def _beginning(word: str, candidates: dict[str, str]) -> Iterator[tuple[str, str
     return ((name, about) for name, about in candidates.items() if name.startswith(word))
 
 
-def _spec(word: str, names: Callable[[], list[str]], settings: Callable[[str], list[str]]) -> Iterator[tuple[str, str]]:
+def _spec(word: str, sources: Sources) -> Iterator[tuple[str, str]]:
     """The names that a spec can begin with, or after the name and a colon its settings."""
     name, colon, given = word.partition(":")
     if not colon:
-        yield from _beginning(word, dict.fromkeys(names(), ""))
-    elif name in names():
+        yield from _beginning(word, dict.fromkeys(sources.names(), ""))
+    else:
         done = given[: given.rfind(",") + 1]
         used = {part.partition("=")[0] for part in done.split(",")}
-        fields = [one for one in settings(name) if one not in used]
+        fields = [one for one in sources.settings(name) if one not in used]
         yield from _beginning(word, {f"{name}:{done}{field}=": "" for field in fields})
 
 
-def _registered(folder: str, decorator: str, group: str) -> list[str]:
-    """The names in ``@decorator("name", ...)`` of a folder's files, and of other packages' entry points.
-
-    They are read from the sources: to import them takes seconds, and a tab must not.
-    """
-    names = {point.name for point in importlib.metadata.entry_points(group=group)}
-    for file in (Path(__file__).parents[1] / folder).glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            for call in getattr(node, "decorator_list", ()):
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == decorator:
-                    names.add(ast.literal_eval(call.args[0]))
-    return sorted(names)
-
-
-def mechanism_names() -> list[str]:
-    """The names of mechanisms."""
-    return _registered("mechanisms", "register", "attnlab.mechanisms")
-
-
-def policy_names() -> list[str]:
-    """The names of cache policies."""
-    return _registered("caches", "policy", "attnlab.policies")
-
-
-def reading_names() -> list[str]:
-    """The names of readings."""
-    return _registered("reading", "reading", "attnlab.readings")
-
-
-def _mechanism_settings(name: str) -> list[str]:
-    from attnlab.registry import setting_names
-
-    return setting_names(name)
-
-
-def _policy_settings(name: str) -> list[str]:
-    from attnlab.caches.kv_policy import KVPolicy
-    from attnlab.caches.registry import entry_of
-    from attnlab.registry import settings_of
-
-    fields = [*settings_of(entry_of(name)[0].cls), *settings_of(KVPolicy)]
-    return [field.name for field in fields if field.name != "by"]
-
-
-# Kinds of names, and specs: names with settings after a colon.
-NAMES: dict[str, Callable[[], list[str]]] = {
-    "READING": reading_names,
-    "MODEL": lambda: list(NAMED_MODELS),
-    "ARCHITECTURE": lambda: list(MODEL_NAMES),
-    "TASK": lambda: list(TASKS),
-    "DEVICE": lambda: list(DEVICES),
+# What an option takes, by the word for it in the help: names, and specs, which are names with settings after a colon.
+NAMES: dict[str, Callable[[], Sequence[str]]] = {
+    "READING": READINGS.names,
+    "MODEL": lambda: NAMED_MODELS,
+    "ARCHITECTURE": lambda: MODEL_NAMES,
+    "TASK": lambda: TASKS,
+    "DEVICE": lambda: DEVICES,
 }
-SPECS: dict[str, tuple[Callable[[], list[str]], Callable[[str], list[str]]]] = {
-    "MECHANISM": (mechanism_names, _mechanism_settings),
-    "POLICY": (policy_names, _policy_settings),
-}
+SPECS = {"MECHANISM": MECHANISMS, "POLICY": POLICIES}

@@ -27,9 +27,6 @@ from tests.commands.bad_input import GOOD, good_call
 PLAIN_KINDS = {"TEXT", "N", "NUMBER", "SHARE", "LIST", "NAME", "SHELL", "LAYER.HEAD:FROM-TO"}
 KINDS = PLAIN_KINDS | set(NAMES) | set(SPECS) | set(SHELLS_OWN)
 EXAMPLES = [(command, example) for command, entry in COMMANDS.items() for example in entry.examples]
-# One in a second or less; the others are among the slow tests.
-QUICK = ("explore", "audit", "report", "bench", "diagnose", "doctor", "completion", "compare")
-RUNS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
 
 
 def actions(command: str) -> Iterator[tuple[str, argparse.Action]]:
@@ -96,7 +93,7 @@ def is_said(path: Path, said: list[str]) -> bool:
     return any(Path(one) in (path, *path.parents) for one in said)
 
 
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("as_json", [False, True], ids=["lines", "json"])
 def test_the_result_alone_is_on_standard_output_and_written_paths_come_last(
     command: str,
