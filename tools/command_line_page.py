@@ -14,25 +14,30 @@ BEGINNING = """\
 <!-- Written by `python -m tools.command_line_page` from the parsers; edit attnlab/commands instead. -->
 # The command line
 
-**Which command does it, and which options has it?** `attnlab` alone lists the commands, `attnlab COMMAND --help` says what stands here.
+**Which command does it, and which options has it?** `attnlab` alone lists the commands, `attnlab COMMAND --help` says
+what stands here.
 
-- Every command takes `--json`: its result is then one JSON object on standard output, and nothing else is there. Files that were
-  written are listed under `written`; a number that is not finite is `null`. `--debug` shows the traceback of an error.
+- Every command takes `--json`: its result is then one JSON object on standard output, and nothing else is there.
+  Files that were written are listed under `written`; a number that is not finite is `null`. `--debug` shows the
+  traceback of an error.
 - Without `--json` the paths of written files come last, one a line, after `wrote`.
-- Progress, with the time that is left, and messages go to standard error: a bar on a terminal, a line now and then elsewhere.
-- Exit codes: 0, 2 for what you can correct (one line says what and how, and nothing is left half written), 130 for Ctrl-C; `audit` has 1
-  for a change, `doctor` 1 for a core that does not work.
+- Progress, with the time that is left, and messages go to standard error: a bar on a terminal, a line now and then
+  elsewhere.
+- Exit codes: 0, 2 for what you can correct (one line says what and how, and nothing is left half written), 130 for
+  Ctrl-C; `audit` has 1 for a change, `doctor` 1 for a core that does not work.
 - Colours are for terminals alone; `NO_COLOR=1` turns them off there too.
-- Completion of commands, options, mechanisms, policies and models: `eval "$(attnlab completion bash)"` in ~/.bashrc, the same with zsh in
-  ~/.zshrc after compinit, `attnlab completion fish | source` in fish's config.fish.
+- Completion of commands, options, mechanisms, policies and models: `eval "$(attnlab completion bash)"` in ~/.bashrc,
+  the same with zsh in ~/.zshrc after compinit, `attnlab completion fish | source` in fish's config.fish.
 
-A MECHANISM is a spec such as `top-r:r=16`, a POLICY one such as `snapkv:window=32` ([mechanisms](your-own-mechanism.md),
-[policies](cache.md)); `attnlab explore --list-readings` lists every READING. A MODEL is a folder, a GGUF file, a hub name or `smollm2`.
+A MECHANISM is a spec such as `top-r:r=16`, a POLICY one such as `snapkv:window=32`
+([mechanisms](your-own-mechanism.md), [policies](cache.md)); `attnlab explore --list-readings` lists every READING. A
+MODEL is a folder, a GGUF file, a hub name or `smollm2`.
 """
 END = """
 ## When not to use this
 
-Where one model goes through many settings, call attnlab from Python: the model is loaded once ([Hugging Face models](huggingface.md)).
+Where one model goes through many settings, call attnlab from Python: the model is loaded once ([Hugging Face
+models](huggingface.md)).
 """
 
 
