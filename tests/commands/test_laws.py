@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from attnlab.caches.registry import key_score
 from attnlab.cli import main
 from attnlab.commands.completion import NAMES, SHELLS_OWN, SPECS
 from attnlab.commands.table import COMMANDS, make_parser, parser_of
+from attnlab.progress import Progress
 from tests.commands.bad_input import GOOD, good_call
 
 # The words for what an option takes, beside those that a shell completes.
@@ -119,6 +121,40 @@ def test_the_result_alone_is_on_standard_output_and_written_paths_come_last(
     assert all(is_said(path, said) for path in files_in(own)), files_in(own)
     assert all(Path(one).exists() for one in said)
     assert "\x1b" not in out + err
+
+
+# Commands that end at once.
+AT_ONCE = {"completion"}
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in AT_ONCE])
+def test_progress_is_shown_where_a_command_may_take_seconds(
+    command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal the lines come after some seconds; here they come at once."""
+    monkeypatch.setattr("attnlab.progress.QUIET", 0.0)
+    assert main(good_call(command, files, tmp_path / "own")) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert any(re.match(r"step \d+/\d+ |[a-z]+: ", line) for line in lines), lines
+
+
+def test_a_line_of_progress_says_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("attnlab.progress.time", SimpleNamespace(monotonic=lambda: now))
+    progress = Progress("timing", plain=True)
+    progress.expect(4)
+    for seconds in (5.0, 10.0, 15.0, 20.0):
+        now = 100 + seconds
+        progress.step()
+        progress.finished("a part")
+    assert capsys.readouterr().err.splitlines() == [
+        "timing: a part, about 00:15 left",
+        "timing: a part, about 00:10 left",
+        "timing: a part, about 00:05 left",
+        "timing: a part",
+    ]
 
 
 def test_every_command_has_a_good_call() -> None:
