@@ -30,6 +30,10 @@ PLAIN_KINDS = {"TEXT", "N", "NUMBER", "SHARE", "LIST", "NAME", "SHELL", "LAYER.H
 KINDS = PLAIN_KINDS | set(NAMES) | set(SPECS) | set(SHELLS_OWN)
 EXAMPLES = [(command, example) for command, entry in COMMANDS.items() for example in entry.examples]
 
+# Commands that end at once, and what progress looks like in the others.
+AT_ONCE = {"completion"}
+PROGRESS = re.compile(r"step \d+/\d+ |[a-z]+: ")
+
 
 def actions(command: str) -> Iterator[tuple[str, argparse.Action]]:
     for action in parser_of(command)._actions:
@@ -97,7 +101,7 @@ def is_said(path: Path, said: list[str]) -> bool:
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("as_json", [False, True], ids=["lines", "json"])
-def test_the_result_alone_is_on_standard_output_and_written_paths_come_last(
+def test_the_result_alone_is_on_standard_output_progress_is_not_and_written_paths_come_last(
     command: str,
     as_json: bool,
     files: Path,
@@ -108,6 +112,8 @@ def test_the_result_alone_is_on_standard_output_and_written_paths_come_last(
     own = tmp_path / "own"
     words = good_call(command, files, own)
     monkeypatch.chdir(own)
+    # Without a terminal progress is shown after some seconds; here it comes at once.
+    monkeypatch.setattr("attnlab.progress.QUIET", 0.0)
     assert main([*words, *(["--json"] if as_json else [])]) == 0
     out, err = capfd.readouterr()
     lines = (err if as_json else out).splitlines()
@@ -118,24 +124,10 @@ def test_the_result_alone_is_on_standard_output_and_written_paths_come_last(
     assert not [line for line in lines if line.startswith("wrote ")]
     if as_json:
         assert strict(out)["written"] == said
+    assert command in AT_ONCE or any(PROGRESS.match(line) for line in err.splitlines()), err
     assert all(is_said(path, said) for path in files_in(own)), files_in(own)
     assert all(Path(one).exists() for one in said)
     assert "\x1b" not in out + err
-
-
-# Commands that end at once.
-AT_ONCE = {"completion"}
-
-
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in AT_ONCE])
-def test_progress_is_shown_where_a_command_may_take_seconds(
-    command: str, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without a terminal the lines come after some seconds; here they come at once."""
-    monkeypatch.setattr("attnlab.progress.QUIET", 0.0)
-    assert main(good_call(command, files, tmp_path / "own")) == 0
-    lines = capsys.readouterr().err.splitlines()
-    assert any(re.match(r"step \d+/\d+ |[a-z]+: ", line) for line in lines), lines
 
 
 def test_a_line_of_progress_says_what_is_left(
