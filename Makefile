@@ -49,6 +49,7 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m papers docs
+	$(BIN)/python -m tools.command_line_page
 
 # For the tests that look at pages; without Chromium they are skipped and say so.
 browser:

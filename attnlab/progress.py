@@ -14,6 +14,8 @@ __all__ = ["Progress", "each", "note", "showing"]
 
 # Seconds without a line after which the next stage is one, where there is no bar.
 QUIET = 10.0
+# Seconds below which it is not said how many are left.
+SHORT = 2.0
 
 Item = TypeVar("Item")
 
@@ -22,16 +24,17 @@ class Progress:
     """Steps done of the steps expected, on standard error.
 
     Without a terminal nothing is shown, or with ``plain`` a line for each part that is finished, and for what is being
-    done where no line came for some seconds; ``at_once`` makes the first stage a line too.
+    done where no line came for some seconds, with the time that is left; ``at_once`` makes the first stage a line too.
     """
 
     def __init__(self, name: str, *, plain: bool = False, at_once: bool = False) -> None:
         self.name, self.plain = name, plain and not sys.stderr.isatty()
         style = "{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}"
         self.bar = tqdm(total=1, desc=name, disable=None, bar_format=style, leave=False, dynamic_ncols=True)
-        self._quiet_until = time.monotonic() + (0 if at_once else QUIET)
+        self._began = time.monotonic()
+        self._quiet_until = self._began + (0 if at_once else QUIET)
         # The step that stands for the start is taken back with the first ones that are expected.
-        self.expected = 0
+        self.expected = self.done = 0
 
     def expect(self, steps: int) -> None:
         """This many more steps are to come."""
@@ -47,13 +50,21 @@ class Progress:
 
     def step(self, steps: int = 1) -> None:
         """This many steps are done."""
+        self.done += steps
         self.bar.update(steps)
 
     def finished(self, part: str) -> None:
         """One part is finished, which stays to be read where there is no bar."""
         self._quiet_until = time.monotonic() + QUIET
         if self.plain:
-            print(f"{self.name}: {part}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {part}{self._left()}", file=sys.stderr, flush=True)
+
+    def _left(self) -> str:
+        """The time that the steps to come take, if they go as those before; nothing where it is not known or short."""
+        if not 0 < self.done < self.expected:
+            return ""
+        seconds = (time.monotonic() - self._began) / self.done * (self.expected - self.done)
+        return f", about {tqdm.format_interval(seconds)} left" if seconds >= SHORT else ""
 
     def close(self) -> None:
         """Take the bar away."""
@@ -67,9 +78,12 @@ class _Shown:
 
 
 @contextmanager
-def showing(name: str) -> Iterator[None]:
-    """Inside, ``each`` and ``note`` show the progress of what is called ``name``; elsewhere they are silent."""
-    _Shown.progress = Progress(name, plain=True, at_once=True)
+def showing(name: str, *, at_once: bool = True) -> Iterator[None]:
+    """Inside, ``each`` and ``note`` show the progress of what is called ``name``; elsewhere they are silent.
+
+    Without a terminal the first line comes ``at_once``, or after some seconds.
+    """
+    _Shown.progress = Progress(name, plain=True, at_once=at_once)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from attnlab.cli import COMMANDS
+from attnlab.commands.table import COMMANDS
 from attnlab.provenance import commit_of, file_sha256
 from papers.common.folders import experiments_like
 from papers.common.sources import KNOWN, unexplained, writer_of

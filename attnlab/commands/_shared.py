@@ -1,46 +1,103 @@
-"""Shared by several commands: options, JSON on the terminal, and what is checked before a model is loaded."""
+"""Shared by several commands: options, and what is checked before a model is loaded."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
+
+from attnlab.commands._output import is_standard_output
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel
     from attnlab.data import TextFile
 
 __all__ = [
-    "answer_arguments",
+    "answers_argument",
+    "answers_file",
     "check_mechanisms",
     "check_page",
-    "device_arguments",
+    "device_argument",
+    "dtype_argument",
     "loaded_with_text",
-    "notices",
-    "print_json",
+    "mechanism_argument",
+    "model_argument",
+    "page_argument",
+    "text_argument",
+    "trust_argument",
 ]
 
 
-def answer_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that keep every answer in a file."""
+def model_argument(parser: argparse.ArgumentParser, **settings: Any) -> None:
+    """The model that a command is about."""
+    default = {"metavar": "MODEL", "help": "a model folder, a GGUF file, a hub name, or smollm2"}
+    parser.add_argument("model", **{**default, **settings})
+
+
+def text_argument(parser: argparse.ArgumentParser) -> None:
+    """The text that the model reads."""
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="a UTF-8 text file (default: the text shipped with attnlab)"
+    )
+
+
+def mechanism_argument(parser: Any, explanation: str = "a mechanism; repeat for more", **settings: Any) -> None:
+    """Mechanisms by their specs."""
+    settings = {"action": "append", **settings}
+    parser.add_argument("-m", "--mechanism", metavar="MECHANISM", help=explanation, **settings)
+
+
+def page_argument(parser: argparse.ArgumentParser, name: str, explanation: str = "the page") -> None:
+    """The page that a command writes."""
+    parser.add_argument(
+        "-o", "--out", type=Path, metavar="FILE", default=Path(name), help=f"{explanation} (default: %(default)s)"
+    )
+
+
+def device_argument(parser: argparse.ArgumentParser) -> None:
+    """Where a model runs."""
+    parser.add_argument(
+        "--device", metavar="DEVICE", default="cpu", help="where it runs, such as cuda (default: %(default)s)"
+    )
+
+
+def dtype_argument(parser: argparse.ArgumentParser) -> None:
+    """The precision of a model."""
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="precision of the model's weights (default: %(default)s)",
+    )
+
+
+def trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Whether code of a model's folder may run."""
+    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
+
+
+def answers_argument(parser: argparse.ArgumentParser) -> None:
+    """The file in which a command keeps every answer."""
     parser.add_argument(
         "--answers",
         type=Path,
+        metavar="FILE",
         help="the file that keeps every answer, so that the same command goes on where it was stopped (default: the "
         "name of --out with .answers.jsonl)",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
 
 
-def device_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device and --dtype: where the model runs, and in which precision."""
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of the model's weights"
-    )
+def answers_file(options: argparse.Namespace) -> Path:
+    """The file of ``answers_argument``, which can be written."""
+    from attnlab.provenance import check_writable
+
+    if options.answers is None and is_standard_output(options.out):
+        raise ValueError(f"with --out {options.out} name a file for the answers too: --answers FILE")
+    answers: Path = options.answers or options.out.with_suffix(".answers.jsonl")
+    check_writable(answers)
+    return answers
 
 
 def loaded_with_text(options: argparse.Namespace) -> tuple[LoadedModel, str | TextFile, dict[str, str]]:
@@ -64,13 +121,8 @@ def check_page(out: Path, *, json: bool) -> None:
     from attnlab.provenance import check_writable
 
     check_writable(out)
-    if json and notices(out) is sys.stderr:
+    if json and is_standard_output(out):
         raise ValueError(f"{out} and --json would both be standard output; write the page to a file")
-
-
-def notices(out: Path) -> TextIO:
-    """Where a command says what it did: standard output, unless the page itself goes there."""
-    return sys.stderr if str(out) in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1") else sys.stdout
 
 
 # The laws that take well under a second, and without which no number of a mechanism means much.
@@ -91,8 +143,3 @@ def check_mechanisms(specs: Sequence[str]) -> None:
 
             for broken in check(mech, laws=QUICK_LAWS).failed:
                 print(f"attnlab: warning: {spec} breaks the law {broken.law}: {broken.reason}", file=sys.stderr)
-
-
-def print_json(result: Any) -> None:
-    """A result as ``--json`` prints it."""
-    print(json.dumps(result, indent=1, ensure_ascii=False))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands._shared import loaded_with_text, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import device_argument, loaded_with_text, model_argument, text_argument, trust_argument
 from attnlab.progress import Progress
 
 __all__ = ["arguments", "run"]
@@ -17,21 +17,24 @@ JSON, PAGE = "audit.json", "audit.html"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
-    parser.add_argument("--text", type=Path, help="a UTF-8 text file (default: the text shipped with attnlab)")
+    model_argument(parser)
+    text_argument(parser)
     parser.add_argument(
         "--baseline", type=Path, metavar="FILE", help="an audit.json of before; a change from it is exit code 1"
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help=f"write {JSON} and {PAGE} to this folder")
-    parser.add_argument("--windows", type=int, default=8, help="how many windows are read (default: %(default)s)")
-    parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of lines")
+    parser.add_argument(
+        "--windows", type=int, metavar="N", default=8, help="how many windows are read (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="tokens in a window (default: 256, or what the model can take)"
+    )
+    device_argument(parser)
+    trust_argument(parser)
 
 
-def run(options: argparse.Namespace) -> int:
-    """Audit, and write and print what was seen; 1 if something has changed since the baseline."""
+def run(options: argparse.Namespace) -> Answer:
+    """Audit, and write what was seen; the exit code is 1 if something has changed since the baseline."""
     progress = Progress("auditing", plain=True)
     progress.stage("reading the model and the text")
     from attnlab.evaluation.audit import audit, check_windows
@@ -51,14 +54,8 @@ def run(options: argparse.Namespace) -> int:
         progress=progress,
         **names,
     )
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(audit_lines(result)))
-    if options.out is not None:
-        _write(options.out, result)
-        print(f"wrote {options.out.resolve()}", file=sys.stderr if options.json else sys.stdout)
-    return int(bool(result["changes"]))
+    written = [] if options.out is None else _write(options.out, result)
+    return Answer(result, audit_lines(result), written, code=int(bool(result["changes"])))
 
 
 def _check_folder(out: Path | None, baseline: Path | None) -> None:
@@ -75,11 +72,10 @@ def _check_folder(out: Path | None, baseline: Path | None) -> None:
         raise ValueError(f"the audit would replace its own baseline, {baseline}; choose another folder for --out")
 
 
-def _write(out: Path, result: dict[str, Any]) -> None:
+def _write(out: Path, result: dict[str, Any]) -> list[Path]:
     from attnlab.pages.audit import audit_page
     from attnlab.provenance import write_atomic, write_json
 
     page = audit_page(result)
     out.mkdir(exist_ok=True)
-    write_atomic(out / PAGE, page)
-    write_json(out / JSON, result)
+    return [write_atomic(out / PAGE, page), write_json(out / JSON, result)]

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import argparse
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import check_mechanisms, device_argument, mechanism_argument
+from attnlab.progress import showing
 
 __all__ = ["arguments", "run"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
+    mechanism_argument(parser)
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="in tokens (default: 1024 to 8192)"
+        "--lengths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        default=[1024, 2048, 4096, 8192],
+        help="lengths in tokens (default: 1024 2048 4096 8192)",
     )
-    parser.add_argument("--heads", type=int, default=8, help="(default: %(default)s)")
-    parser.add_argument("--width", type=int, default=64, help="of a head (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=1, help="texts at once (default: %(default)s)")
-    parser.add_argument("--bidirectional", action="store_true", help="not causal")
-    parser.add_argument("--backward", action="store_true", help="forward and backward")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median counts (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="such as cuda (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    parser.add_argument("--heads", type=int, metavar="N", default=8, help="heads of a layer (default: %(default)s)")
+    parser.add_argument("--width", type=int, metavar="N", default=64, help="width of a head (default: %(default)s)")
+    parser.add_argument("--batch", type=int, metavar="N", default=1, help="texts at once (default: %(default)s)")
+    parser.add_argument("--bidirectional", action="store_true", help="let every token see all others")
+    parser.add_argument("--backward", action="store_true", help="time forward and backward together")
+    parser.add_argument(
+        "--repeats", type=int, metavar="N", default=3, help="repeats, of which the median counts (default: %(default)s)"
+    )
+    device_argument(parser)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Time the mechanisms and print the ratios."""
+def run(options: argparse.Namespace) -> Answer:
+    """Time the mechanisms against SDPA."""
     from attnlab.evaluation.bench import BenchConfig, bench, bench_lines
 
     check_mechanisms(options.mechanism or ())
@@ -41,8 +49,6 @@ def run(options: argparse.Namespace) -> None:
         repeats=options.repeats,
         device=options.device,
     )
-    result = bench(config)
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(bench_lines(result)))
+    with showing("timing", at_once=False):
+        result = bench(config)
+    return Answer(result, bench_lines(result))

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, check_page, loaded_with_text, notices, print_json
+from attnlab.commands._output import Answer, StoppedEarly
+from attnlab.commands._shared import (
+    check_mechanisms,
+    check_page,
+    device_argument,
+    loaded_with_text,
+    mechanism_argument,
+    model_argument,
+    page_argument,
+    text_argument,
+    trust_argument,
+)
 from attnlab.progress import Progress
 
 if TYPE_CHECKING:
     from attnlab.evaluation.compare import CompareConfig
 
-__all__ = ["arguments", "comparison_arguments", "comparison_config", "run", "show_as_it_comes", "show_comparison"]
+__all__ = ["answer_as_it_comes", "arguments", "comparison_arguments", "comparison_config", "run"]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder or a hub name")
-    parser.add_argument("--text", type=Path, help="a UTF-8 text file (default: the text shipped with attnlab)")
+    model_argument(parser)
+    text_argument(parser)
     comparison_arguments(parser)
-    parser.add_argument("-o", "--out", type=Path, default=Path("compare.html"), help="the page (default: %(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
+    page_argument(parser, "compare.html")
+    trust_argument(parser)
+    device_argument(parser)
     parser.add_argument(
         "--sweep", choices=("r",), help="also measure quality and error against r, the number of keys a query may use"
     )
@@ -37,10 +47,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="also find which layers (or heads) can take which mechanism, per loss of quality, and write the plan that "
         "is recommended beside the page",
     )
-    parser.add_argument("--plans", type=Path, metavar="DIR", help="write every plan that pays as a JSON file here")
+    parser.add_argument("--plans", type=Path, metavar="FOLDER", help="write every plan that pays as a JSON file here")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Compare, and write the page and the plans."""
     progress = Progress("comparing", plain=True)
     progress.stage("reading the model and the text")
@@ -73,21 +83,26 @@ def run(options: argparse.Namespace) -> None:
     def measure(keep: Callable[[dict[str, Any]], None]) -> None:
         compare(loaded, text, config=config, progress=progress, on_result=keep, **names)
 
-    show_as_it_comes(measure, options, write=write, progress=progress)
+    return answer_as_it_comes(measure, write=write, progress=progress)
 
 
-def show_as_it_comes(
+def answer_as_it_comes(
     measure: Callable[[Callable[[dict[str, Any]], None]], Any],
-    options: argparse.Namespace,
     *,
     write: Callable[[dict[str, Any]], list[Path]],
     progress: Progress,
-) -> None:
-    """Write what there is each time that ``measure`` has more of it, and show it at the end, or where it is stopped."""
+) -> Answer:
+    """Write what there is each time that ``measure`` has more of it; the answer at the end, or where it is stopped."""
+    from attnlab.evaluation.compare_lines import comparison_lines
+
     last: list[tuple[dict[str, Any], list[Path]]] = []
 
     def keep(result: dict[str, Any]) -> None:
         last[:] = [(result, write(result))]
+
+    def answer() -> Answer:
+        result, written = last[0]
+        return Answer(result, comparison_lines(result), written)
 
     try:
         measure(keep)
@@ -95,32 +110,35 @@ def show_as_it_comes(
         progress.close()
         if not last:
             raise KeyboardInterrupt("stopped before the first mechanism was finished") from None
-        show_comparison(last[0][0], options, written=last[0][1])
-        raise KeyboardInterrupt("stopped; what was finished is kept") from None
+        raise StoppedEarly("stopped; what was finished is kept", answer()) from None
     finally:
         progress.close()
-    show_comparison(last[0][0], options, written=last[0][1])
+    return answer()
 
 
 def comparison_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that demo and compare share: the mechanisms, and how much text is read."""
-    parser.add_argument("-m", "--mechanism", action="append", metavar="SPEC", help="a mechanism; repeat for more")
+    mechanism_argument(parser)
     parser.add_argument(
         "--reading",
-        metavar="NAME",
+        metavar="READING",
         action="append",
         default=[],
-        help="also the error of each mechanism's map by this reading (attnlab explore --list-readings); repeatable",
+        help="also each mechanism's error by this reading (attnlab explore --list-readings); repeat for more",
     )
-    parser.add_argument("--length", type=int, help="tokens in a window (default: 256, or what the model can take)")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="tokens in a window (default: 256, or what the model can take)"
+    )
     parser.add_argument(
         "--tokens",
         type=int,
+        metavar="N",
         help="tokens of the text to read (default: 8192, fewer for a model of over 24 million weights)",
     )
-    parser.add_argument("--batch", type=int, default=8, help="windows in a batch (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="which tokens are masked (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    parser.add_argument("--batch", type=int, metavar="N", default=8, help="windows in a batch (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", default=0, help="seed of which tokens are masked (default: %(default)s)"
+    )
 
 
 def comparison_config(options: argparse.Namespace) -> CompareConfig:
@@ -137,15 +155,3 @@ def comparison_config(options: argparse.Namespace) -> CompareConfig:
         seed=options.seed,
         readings=tuple(options.reading),
     )
-
-
-def show_comparison(result: dict[str, Any], options: argparse.Namespace, *, written: Sequence[Path]) -> None:
-    """The tables of a comparison, or its JSON, and the files that were written."""
-    from attnlab.evaluation.compare_lines import comparison_lines
-
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(comparison_lines(result)), file=notices(options.out))
-    for path in written:
-        print(f"wrote {path.resolve()}", file=sys.stderr if options.json else notices(options.out))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import check_mechanisms, mechanism_argument, model_argument
 
 if TYPE_CHECKING:
     from attnlab.adapters import LoadedModel, Plan
@@ -24,9 +24,9 @@ SIZES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
+    model_argument(parser)
     way = parser.add_argument_group("what it is to attend by: one of these")
-    way.add_argument("-m", "--mechanism", metavar="SPEC", help="one mechanism in every layer")
+    mechanism_argument(way, "one mechanism in every layer", action="store")
     way.add_argument("--plan", type=Path, metavar="FILE", help="a plan: a mechanism for each layer or head")
     way.add_argument(
         "--budget", type=float, metavar="SHARE", help="make a plan whose cache takes this share of softmax's"
@@ -47,30 +47,33 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out paragraphs that share 13 words in a row with this text; repeat for more",
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="the folder; the same command goes on with what is there"
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        required=True,
+        help="the folder to write; the same command goes on with what is there",
     )
     _training_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def _training_arguments(parser: argparse.ArgumentParser) -> None:
     training = parser.add_argument_group("how it learns")
-    for name, kind, default, explanation in (
-        ("tokens", str, "10M", "tokens to learn from, such as 500k or 10M"),
-        ("minutes", float, None, "train so long at most; the steps that fit are measured first"),
-        ("lengths", str, LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
-        ("stages", str, STAGES, "the share of the tokens for heads, hidden and logits"),
-        ("batch", int, 32768, "tokens in a step"),
-        ("lr", float, 3e-4, "the highest learning rate of hidden and logits"),
-        ("heads-lr", float, 1e-2, "the highest learning rate of heads"),
-        ("hard", float, 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
-        ("repeats", float, 0.1, "share of rows in which a passage is repeated, so that the memory is asked for it"),
-        ("lora", int, 0, "train a change of this rank beside the attention's projections, not all weights"),
-        ("seed", int, 0, "of new parameters and batches"),
-        ("device", str, "auto", "auto (a GPU if there is one), cpu or cuda"),
+    for name, kind, metavar, default, explanation in (
+        ("tokens", str, "N", "10M", "tokens to learn from, such as 500k or 10M"),
+        ("minutes", float, "NUMBER", None, "train so long at most; the steps that fit are measured first"),
+        ("lengths", str, "LIST", LENGTHS, "lengths of rows and the share of the tokens at each, in this order"),
+        ("stages", str, "LIST", STAGES, "the share of the tokens for heads, hidden and logits"),
+        ("batch", int, "N", 32768, "tokens in a step"),
+        ("lr", float, "NUMBER", 3e-4, "the highest learning rate of hidden and logits"),
+        ("heads-lr", float, "NUMBER", 1e-2, "the highest learning rate of heads"),
+        ("hard", float, "NUMBER", 0.0, "weight of the text's own next tokens beside the teacher's predictions"),
+        ("repeats", float, "SHARE", 0.1, "rows in which a passage is repeated, so that the memory is asked for it"),
+        ("lora", int, "N", 0, "train a change of this rank beside the attention's projections, not all weights"),
+        ("seed", int, "N", 0, "seed of new parameters and batches"),
+        ("device", str, "DEVICE", "auto", "auto (a GPU if there is one), cpu or cuda"),
     ):
-        shown = "" if default in (None, 0, 0.0) and name != "seed" else " (default: %(default)s)"
-        training.add_argument(f"--{name}", type=kind, default=default, help=explanation + shown)
+        shown = "" if default is None else " (default: %(default)s)"
+        training.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=explanation + shown)
     training.add_argument(
         "--train",
         choices=("all", "attention"),
@@ -85,8 +88,8 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(options: argparse.Namespace) -> None:
-    """Convert, or go on, and say where the model is."""
+def run(options: argparse.Namespace) -> Answer:
+    """Convert, or go on with what is there."""
     from attnlab.pretraining.conversion import convert_model
     from attnlab.training import Interrupted
 
@@ -118,11 +121,7 @@ def run(options: argparse.Namespace) -> None:
         stopped.args = (f"interrupted at step {stopped.step}; a checkpoint is saved; the same command goes on",)
         raise
     model = (out / "model").resolve()
-    if options.json:
-        print_json({**result, "model": str(model)})
-    else:
-        print("\n".join(_lines(result)))
-    print(model, file=sys.stderr if options.json else sys.stdout)
+    return Answer({**result, "model": str(model)}, [*_lines(result), f"the model is in {model}"], [out])
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

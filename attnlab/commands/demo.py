@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands.compare import comparison_arguments, comparison_config, show_as_it_comes
+from attnlab.commands._output import Answer
+from attnlab.commands.compare import answer_as_it_comes, comparison_arguments, comparison_config
 from attnlab.progress import Progress
 
 if TYPE_CHECKING:
@@ -31,10 +32,12 @@ INTRODUCTION = (
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     comparison_arguments(parser)
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="the folder to write (default: %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", default=Path("demo"), help="the folder to write (default: %(default)s)"
+    )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Write the demo's pages and its numbers."""
     from attnlab.pages import compare_page
     from attnlab.provenance import check_writable, write_atomic, write_json
@@ -60,7 +63,7 @@ def run(options: argparse.Namespace) -> None:
     def measure(keep: Callable[[dict[str, Any]], None]) -> None:
         demo(config, progress=progress, on_result=keep)
 
-    show_as_it_comes(measure, options, write=write, progress=progress)
+    return answer_as_it_comes(measure, write=write, progress=progress)
 
 
 def demo(

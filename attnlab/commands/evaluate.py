@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import answer_arguments, check_mechanisms, device_arguments, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import (
+    answers_argument,
+    answers_file,
+    check_mechanisms,
+    check_page,
+    device_argument,
+    dtype_argument,
+    mechanism_argument,
+    model_argument,
+    page_argument,
+    trust_argument,
+)
+from attnlab.progress import note, showing
 
 if TYPE_CHECKING:
     from attnlab.evaluation.evaluate import EvaluateConfig
@@ -19,34 +31,31 @@ __all__ = ["arguments", "run"]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
+    model_argument(parser)
     _subject_arguments(parser)
     _task_arguments(parser)
-    parser.add_argument("--batch", type=int, default=4, help="sequences in a batch (default: %(default)s)")
-    device_arguments(parser)
-    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
-    parser.add_argument(
-        "-o", "--out", type=Path, default=Path("evaluation.html"), help="the page (default: %(default)s)"
-    )
-    answer_arguments(parser)
+    parser.add_argument("--batch", type=int, metavar="N", default=4, help="sequences in a batch (default: %(default)s)")
+    device_argument(parser)
+    dtype_argument(parser)
+    trust_argument(parser)
+    page_argument(parser, "evaluation.html")
+    answers_argument(parser)
 
 
 def _subject_arguments(parser: argparse.ArgumentParser) -> None:
     several: dict[str, Any] = {"action": "append", "default": []}
-    parser.add_argument(
-        "-m", "--mechanism", metavar="SPEC", help="put this mechanism in every layer; repeat for more", **several
-    )
+    mechanism_argument(parser, "put this mechanism in every layer; repeat for more", **several)
     parser.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
-        help="put a plan's mechanisms in its layers (compare --recommend --plans writes plans); repeatable",
+        help="put a plan's mechanisms in its layers (compare --recommend --plans writes plans); repeat for more",
         **several,
     )
     parser.add_argument(
         "--policy",
-        metavar="SPEC",
-        help="a cache that evicts keys, such as h2o:budget=64,sinks=4 or snapkv:window=32,budget=0.25; repeatable",
+        metavar="POLICY",
+        help="a cache that evicts keys, such as h2o:budget=64,sinks=4 or snapkv:window=32,budget=0.25; repeat for more",
         **several,
     )
 
@@ -66,22 +75,25 @@ def _task_arguments(parser: argparse.ArgumentParser) -> None:
         help="64 windows, all of LAMBADA, 100 cases at 512, 1,024 and 2,048 tokens; without it 8 windows, 100 "
         "passages, 8 cases at 512",
     )
-    parser.add_argument("--text", type=Path, help="the text of the task loss (default: the text shipped with attnlab)")
-    parser.add_argument("--window", type=int, help="tokens in a window (default: 1024)")
-    parser.add_argument("--stride", type=int, help="new tokens that each window scores (default: all of them)")
-    parser.add_argument("--windows", type=int, help="how many windows of the text are scored")
-    parser.add_argument("--lambada", type=Path, help='LAMBADA as JSON lines of {"text": ...}')
-    parser.add_argument("--passages", type=int, help="how many passages of LAMBADA are read")
-    parser.add_argument("--haystack", type=Path, help="a text for needles to hide in (default: noise)")
-    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of the generated tasks' prompts")
-    parser.add_argument("--cases", type=int, help="cases of each generated task at each length")
-    parser.add_argument("--seed", type=int, help="of the generated tasks (default: 0)")
+    for name, kind, metavar, explanation in (
+        ("text", Path, "FILE", "the text of the task loss (default: the text shipped with attnlab)"),
+        ("window", int, "N", "tokens in a window (default: 1024)"),
+        ("stride", int, "N", "new tokens that each window scores (default: all of them)"),
+        ("windows", int, "N", "how many windows of the text are scored"),
+        ("lambada", Path, "FILE", 'LAMBADA as JSON lines of {"text": ...}'),
+        ("passages", int, "N", "how many passages of LAMBADA are read"),
+        ("haystack", Path, "FILE", "a text for needles to hide in (default: noise)"),
+        ("cases", int, "N", "cases of each generated task at each length"),
+        ("seed", int, "N", "seed of the generated tasks (default: 0)"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=explanation)
+    parser.add_argument("--lengths", type=int, nargs="+", metavar="N", help="tokens of the generated tasks' prompts")
     parser.add_argument(
         "--chat-template", action="store_true", help="put each prompt into the tokenizer's chat template"
     )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Evaluate, and write the page after each subject."""
     import torch
 
@@ -90,15 +102,18 @@ def run(options: argparse.Namespace) -> None:
     from attnlab.evaluation.evaluate import evaluate, subjects_of
     from attnlab.evaluation.evaluate_lines import evaluation_lines
     from attnlab.pages.evaluate import evaluate_page
-    from attnlab.provenance import check_writable, write_atomic
+    from attnlab.provenance import write_atomic
 
-    answers = options.answers or options.out.with_suffix(".answers.jsonl")
-    for path in (options.out, answers):
-        check_writable(path)
+    check_page(options.out, json=options.json)
+    answers = answers_file(options)
     check_mechanisms(options.mechanism)
     subjects_of(options.mechanism, options.plan, options.policy)
     config = _config(options)
-    loaded = load_model(options.model, trust_remote_code=options.trust_remote_code, dtype=getattr(torch, options.dtype))
+    with showing("evaluating", at_once=False):
+        note("reading the model")
+        loaded = load_model(
+            options.model, trust_remote_code=options.trust_remote_code, dtype=getattr(torch, options.dtype)
+        )
     to_device(options.device, loaded.model)
 
     def write(result: dict[str, Any]) -> None:
@@ -114,11 +129,7 @@ def run(options: argparse.Namespace) -> None:
         answers=answers,
         on_result=write,
     )
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(evaluation_lines(result)))
-    print(f"wrote {options.out.resolve()}", file=sys.stderr if options.json else sys.stdout)
+    return Answer(result, evaluation_lines(result), [answers, options.out])
 
 
 def _config(options: argparse.Namespace) -> EvaluateConfig:

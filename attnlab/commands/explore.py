@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, check_page, notices, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import (
+    check_mechanisms,
+    check_page,
+    device_argument,
+    model_argument,
+    page_argument,
+    trust_argument,
+)
+from attnlab.progress import note, showing
 
 if TYPE_CHECKING:
     from attnlab.pages.explorer import Exploration
@@ -33,31 +42,39 @@ NOT_LONG = {
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument(
-        "model", metavar="MODEL", help="a model folder, a hub name, or a run folder with recorded steps"
+    model_argument(
+        parser,
+        nargs="?",
+        help="a model folder, a GGUF file, a hub name, smollm2, or a run folder with recorded steps",
     )
     parser.add_argument("text", metavar="TEXT", nargs="*", help="what it reads; two texts are shown side by side")
-    parser.add_argument("--file", type=Path, action="append", default=[], help="a UTF-8 text file to read; repeatable")
-    parser.add_argument("--target", help="what a sequence-to-sequence model is to write (default: what it writes)")
-    parser.add_argument("--compare", metavar="MODEL2", help="a second model that reads the same")
+    parser.add_argument(
+        "--file", type=Path, metavar="FILE", action="append", default=[], help="a UTF-8 text file; repeat for more"
+    )
+    parser.add_argument(
+        "--target", metavar="TEXT", help="what a sequence-to-sequence model is to write (default: what it writes)"
+    )
+    parser.add_argument("--compare", metavar="MODEL", help="a second model that reads the same")
     parser.add_argument(
         "-m",
         "--compare-mechanism",
-        metavar="SPEC",
+        metavar="MECHANISM",
         action="append",
         default=[],
-        help="a mechanism whose W^ and (W - W^) v are shown beside W; repeatable",
+        help="a mechanism whose W^ and (W - W^) v are shown beside W; repeat for more",
     )
     parser.add_argument(
         "--reading",
-        metavar="NAME",
+        metavar="READING",
         action="append",
         default=[],
-        help="a reading beside W, by name or as ./file.py:function; repeatable",
+        help="a reading beside W, by name or as ./file.py:function; repeat for more",
     )
-    parser.add_argument("--list-readings", action=_ListReadings, nargs=0, help="print the readings and stop")
+    parser.add_argument("--list-readings", action="store_true", help="list the readings, and do nothing else")
     for name in SHORT:
-        parser.add_argument(f"--{name}", dest="reading", action="append_const", const=name, help=f"--reading {name}")
+        parser.add_argument(
+            f"--{name}", dest="reading", action="append_const", const=name, help=f"the same as --reading {name}"
+        )
     parser.add_argument("--all", action="store_true", help="every reading that is not a control")
     parser.add_argument("--layers", metavar="LIST", help="layers whose maps are kept whole, such as 0,3,5-7")
     parser.add_argument("--precise", action="store_true", help="half precision instead of 8 bits a weight")
@@ -73,35 +90,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LAYER.HEAD:FROM-TO",
         action="append",
         default=[],
-        help="tokens whose exact weights are shown; @FROM-TO after it names other tokens looked at; repeatable",
+        help="tokens whose exact weights are shown; @FROM-TO after it names other tokens looked at; repeat for more",
     )
-    parser.add_argument("-o", "--out", type=Path, default=Path("explore.html"), help="the page (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="where the model runs, such as cuda (default: %(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="let the model's own code run")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    page_argument(parser, "explore.html")
+    device_argument(parser)
+    trust_argument(parser)
 
 
-class _ListReadings(argparse.Action):
-    """Print every registered reading with its summary, and stop."""
+def _list_readings() -> Answer:
+    """Every registered reading with its summary."""
+    from attnlab.reading import named_reading, reading_names
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from attnlab.reading import named_reading, reading_names
-
-        for name in reading_names():
-            print(f"{name:<16} {named_reading(name).summary}")
-        parser.exit()
+    summaries = {name: named_reading(name).summary for name in reading_names()}
+    return Answer({"readings": summaries}, [f"{name:<16} {summary}" for name, summary in summaries.items()])
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Write the page."""
+    if options.list_readings:
+        return _list_readings()
+    if options.model is None:
+        raise ValueError("name a model to look at, and a text: attnlab explore MODEL TEXT")
+    check_page(options.out, json=options.json)
+    _check_long(options)
+    with showing("exploring", at_once=False):
+        note("reading the model")
+        return _explore_long(options) if options.long else _explore(options)
+
+
+def _explore(options: argparse.Namespace) -> Answer:
     from attnlab.pages.explorer import explore_run
     from attnlab.pages.explorer.timeline import FOLDER, INDEX
 
-    check_page(options.out, json=options.json)
-    _check_long(options)
-    if options.long:
-        _explore_long(options)
-        return
     if (Path(options.model) / FOLDER / INDEX).is_file():
         refused = [name for name in ("text", "file", "compare", "compare_mechanism") if getattr(options, name)]
         if refused:
@@ -113,20 +133,17 @@ def run(options: argparse.Namespace) -> None:
         exploration = _explore_models(options)
     page = exploration.html()
     meta = exploration.packed.meta
-    _write(options, page, meta["notes"], _summary(meta, options.out, len(page)))
+    return _write(options, page, _summary(meta, options.out, len(page)))
 
 
-def _write(options: argparse.Namespace, page: bytes, notes: list[str], summary: dict[str, Any]) -> None:
+def _write(options: argparse.Namespace, page: bytes, summary: dict[str, Any]) -> Answer:
     from attnlab.provenance import write_atomic
 
     write_atomic(options.out, page)
-    if options.json:
-        print_json(summary)
-        return
-    for note in notes:
-        print(f"attnlab: {note}", file=sys.stderr)
-    wrote = f"wrote {options.out.resolve()} ({len(page) / 1e6:.1f} MB); open it in a browser"
-    print(wrote, file=notices(options.out))
+    if not options.json:
+        for note in summary["notes"]:
+            print(f"attnlab: {note}", file=sys.stderr)
+    return Answer(summary, [f"a page of {len(page) / 1e6:.1f} MB; open it in a browser"], [options.out])
 
 
 def _check_long(options: argparse.Namespace) -> None:
@@ -142,7 +159,7 @@ def _check_long(options: argparse.Namespace) -> None:
         raise ValueError("--long reads a file: name it with --text FILE")
 
 
-def _explore_long(options: argparse.Namespace) -> None:
+def _explore_long(options: argparse.Namespace) -> Answer:
     from attnlab.adapters import load_model
     from attnlab.devices import to_device
     from attnlab.evaluation.explore_long import LongConfig, explore_long, parse_heads, parse_zoom
@@ -166,7 +183,7 @@ def _explore_long(options: argparse.Namespace) -> None:
         "chosen": [f"{head['layer']}.{head['head']}" for head in meta["chosen"]],
         "regions": options.zoom,
     }
-    _write(options, page, meta["notes"], summary)
+    return _write(options, page, summary)
 
 
 def _explore_models(options: argparse.Namespace) -> Exploration:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import answer_arguments, check_page, device_arguments, notices, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import (
+    answers_argument,
+    answers_file,
+    check_page,
+    device_argument,
+    dtype_argument,
+    model_argument,
+    page_argument,
+)
 
 if TYPE_CHECKING:
     from attnlab.evaluation.judge_grid import JudgeConfig
@@ -19,28 +27,29 @@ POLICIES = ["streaming-llm", "h2o", "snapkv", "leave-one-out"]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("model", metavar="MODEL", help="a model folder, a GGUF file, a hub name, or smollm2")
+    model_argument(parser)
     _grid_arguments(parser)
-    parser.add_argument("--batch", type=int, default=8, help="cases that are read at once (default: %(default)s)")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes that share the batches; each loads the model (default: 1)"
+        "--batch", type=int, metavar="N", default=8, help="cases that are read at once (default: %(default)s)"
     )
-    device_arguments(parser)
     parser.add_argument(
-        "-o",
-        "--out",
-        type=Path,
-        default=Path("judge.html"),
-        help="the page, or with the ending .json the numbers (default: %(default)s)",
+        "--jobs",
+        type=int,
+        metavar="N",
+        default=1,
+        help="processes that share the batches; each loads the model (default: %(default)s)",
     )
-    answer_arguments(parser)
+    device_argument(parser)
+    dtype_argument(parser)
+    page_argument(parser, "judge.html", "the page, or with the ending .json the numbers")
+    answers_argument(parser)
 
 
 def _grid_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policies",
         nargs="+",
-        metavar="SPEC",
+        metavar="POLICY",
         default=POLICIES,
         help=f"cache policies with their settings, without a budget, such as snapkv:window=16 (default: "
         f"{' '.join(POLICIES)})",
@@ -49,11 +58,17 @@ def _grid_arguments(parser: argparse.ArgumentParser) -> None:
         "--budgets",
         nargs="+",
         type=float,
+        metavar="SHARE",
         default=[0.5, 0.25],
         help="shares of the context's keys that are kept (default: 0.5 0.25)",
     )
     parser.add_argument(
-        "--lengths", nargs="+", type=int, default=[1024], help="tokens of a case, its answer included (default: 1024)"
+        "--lengths",
+        nargs="+",
+        type=int,
+        metavar="N",
+        default=[1024],
+        help="tokens of a case, its answer included (default: 1024)",
     )
     parser.add_argument(
         "--tasks",
@@ -62,26 +77,28 @@ def _grid_arguments(parser: argparse.ArgumentParser) -> None:
         help="needle, needle-multikey, needle-multivalue, needle-multiquery, variables, common-words, frequent-words, "
         "loss, lambada (default: needle, variables, common-words and loss, and lambada where its file is given)",
     )
-    parser.add_argument("--cases", type=int, default=8, help="cases of each task at each length (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the cases (default: %(default)s)")
+    parser.add_argument(
+        "--cases", type=int, metavar="N", default=8, help="cases of each task at each length (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the cases (default: %(default)s)")
     parser.add_argument(
         "--text",
         type=Path,
+        metavar="FILE",
         help="the text that fills contexts and is continued (default: the text shipped with attnlab, 8,000 characters)",
     )
-    parser.add_argument("--lambada", type=Path, help='LAMBADA as JSON lines of {"text": ...}')
+    parser.add_argument("--lambada", type=Path, metavar="FILE", help='LAMBADA as JSON lines of {"text": ...}')
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Judge, and write the page after each task and length."""
     from attnlab.evaluation.judge import judge
     from attnlab.evaluation.judge_lines import judge_lines
     from attnlab.pages.judge import judge_page
-    from attnlab.provenance import check_writable, write_atomic, write_json
+    from attnlab.provenance import write_atomic, write_json
 
-    answers = options.answers or options.out.with_suffix(".answers.jsonl")
     check_page(options.out, json=options.json)
-    check_writable(answers)
+    answers = answers_file(options)
     config = _config(options)
 
     def write(result: dict[str, Any]) -> None:
@@ -99,11 +116,7 @@ def run(options: argparse.Namespace) -> None:
         dtype=options.dtype,
         on_result=write,
     )
-    if options.json:
-        print_json(result)
-    else:
-        print("\n".join(judge_lines(result)), file=notices(options.out))
-    print(f"wrote {options.out.resolve()}", file=sys.stderr if options.json else notices(options.out))
+    return Answer(result, judge_lines(result), [answers, options.out])
 
 
 def _config(options: argparse.Namespace) -> JudgeConfig:

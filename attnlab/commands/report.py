@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands._shared import check_page, notices, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import check_page, page_argument
+from attnlab.progress import showing
 
 __all__ = ["arguments", "report_runs", "run"]
 
@@ -15,18 +17,15 @@ __all__ = ["arguments", "report_runs", "run"]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
-    parser.add_argument("-o", "--out", type=Path, default=Path("report.html"), help="the page (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print what the runs' results say as JSON")
+    page_argument(parser, "report.html")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> Answer:
     """Write the page."""
     check_page(options.out, json=options.json)
-    report = report_runs(options.runs, out=options.out)
-    if options.json:
-        print_json(report)
-    else:
-        print(f"wrote {options.out.resolve()}", file=notices(options.out))
+    with showing("reading", at_once=False):
+        report = report_runs(options.runs, out=options.out)
+    return Answer(report, written=[options.out])
 
 
 def report_runs(runs: Sequence[Path | str], *, out: Path | str = "report.html") -> dict[str, Any]:

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnlab.commands._shared import check_mechanisms, print_json
+from attnlab.commands._output import Answer
+from attnlab.commands._shared import check_mechanisms
 
 if TYPE_CHECKING:
     from attnlab.guidance import Guidance
@@ -56,23 +57,23 @@ DEFAULTS: dict[str, Any] = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     new = parser.add_argument_group("a new run")
-    for name, kind, explanation in (
-        ("text", str, "the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip"),
-        ("column", str, "the column of a jsonl, csv or tsv"),
-        ("tokenizer", str, "a folder with a tokeniser (default: one is trained on the text)"),
-        ("vocab", int, "its size, if it is trained"),
-        ("model", str, f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {', '.join(MODEL_NAMES)}"),
-        ("attention", str, "a mechanism's spec"),
-        ("length", int, "tokens in a row"),
-        ("batch", int, "rows in a batch"),
-        ("steps", int, "updates"),
-        ("lr", float, "the highest learning rate"),
-        ("warmup", int, "steps until it is reached"),
-        ("seed", int, "of weights and batches"),
-        ("out", str, "the run's folder"),
+    for name, kind, metavar, explanation in (
+        ("text", str, "FILE", "the corpus: plain text, jsonl, csv or tsv, also .gz, .xz or .zip"),
+        ("column", str, "NAME", "the column of a jsonl, csv or tsv"),
+        ("tokenizer", str, "FOLDER", "a folder with a tokeniser (default: one is trained on the text)"),
+        ("vocab", int, "N", "size of the tokeniser's vocabulary, if it is trained"),
+        ("model", str, "ARCHITECTURE", f"bert-LAYERSxWIDTH, llama-LAYERSxWIDTH, or one of {', '.join(MODEL_NAMES)}"),
+        ("attention", str, "MECHANISM", "the mechanism that it attends by"),
+        ("length", int, "N", "tokens in a row"),
+        ("batch", int, "N", "rows in a batch"),
+        ("steps", int, "N", "how many updates"),
+        ("lr", float, "NUMBER", "the highest learning rate"),
+        ("warmup", int, "N", "steps until the highest learning rate"),
+        ("seed", int, "N", "seed of weights and batches"),
+        ("out", str, "FOLDER", "the run's folder"),
     ):
         default = f" (default: {DEFAULTS[name]})" if name in DEFAULTS else ""
-        new.add_argument(f"--{name}", type=kind, help=explanation + default)
+        new.add_argument(f"--{name}", type=kind, metavar=metavar, help=explanation + default)
     new.add_argument("--task", choices=("mlm", "causal"), help="what it learns (default: what the model is made for)")
     new.add_argument("--skip-malformed", action="store_true", default=None, help="leave out lines that cannot be read")
     new.add_argument(
@@ -85,15 +86,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     _guidance_arguments(new)
     new.add_argument("--compile", action="store_true", default=None, help="use torch.compile")
-    parser.add_argument("--resume", metavar="DIR", help="go on with this run; its own settings are used")
+    parser.add_argument("--resume", metavar="RUN", help="go on with this run; its own settings are used")
     parser.add_argument(
         "--checkpoint-every",
         type=int,
-        metavar="STEPS",
+        metavar="N",
         help="save so often, beside every 3 minutes, at every improvement and at the end (default: only these)",
     )
-    parser.add_argument("--track", help="an Accelerate tracker, such as tensorboard")
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.add_argument("--track", metavar="NAME", help="an Accelerate tracker, such as tensorboard")
 
 
 def _guidance_arguments(parser: argparse._ArgumentGroup) -> None:
@@ -102,18 +102,18 @@ def _guidance_arguments(parser: argparse._ArgumentGroup) -> None:
         type=float,
         nargs="?",
         const=0.5,
-        metavar="FRACTION",
+        metavar="SHARE",
         help="pull this share of each layer's heads to patterns, most strongly at first (without a number: 0.5)",
     )
     parser.add_argument(
         "--guidance-patterns",
-        metavar="NAMES",
+        metavar="LIST",
         help="the patterns (default: next,prev,first,period,delim; for a causal model without next)",
     )
     parser.add_argument(
         "--guidance-alpha0",
         type=float,
-        metavar="WEIGHT",
+        metavar="NUMBER",
         help="the weight of its loss at first, as the paper counts it for rows of 512 tokens (default: 10)",
     )
     parser.add_argument(
@@ -143,8 +143,8 @@ def _guidance(options: argparse.Namespace) -> Guidance | None:
     return Guidance(fraction=options.guidance, patterns=patterns, alpha0=alpha0, hold=hold, reduction="row")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Train, or go on with a run, and say where the model is."""
+def run(options: argparse.Namespace) -> Answer:
+    """Train, or go on with a run."""
     from attnlab.training import Interrupted
 
     try:
@@ -156,13 +156,13 @@ def run(options: argparse.Namespace) -> None:
             f"attnlab train --resume {shlex.quote(str(stopped.run_dir))}",
         )
         raise
-    if options.json:
-        print_json(
-            {"run": str(outcome.run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
-        )
-        return
-    print("  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()))
-    print(f"the model is in {(outcome.run_dir / 'model').resolve()}; see the run: attnlab report {outcome.run_dir}")
+    run_dir = outcome.run_dir
+    lines = [
+        "  ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items()),
+        f"the model is in {(run_dir / 'model').resolve()}; see the run: attnlab report {shlex.quote(str(run_dir))}",
+    ]
+    result = {"run": str(run_dir), "step": outcome.step, "metrics": outcome.metrics, "timing": outcome.timing}
+    return Answer(result, lines, [run_dir])
 
 
 def _go_on(options: argparse.Namespace) -> Outcome:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnlab.dynamics.corpus import Bitext, PairTable, count_table
+from attnlab.progress import each
 
 __all__ = ["Learnable", "learnable_from_cooccurrence", "sharpness"]
 
@@ -73,7 +74,10 @@ def learnable_from_cooccurrence(corpus: Bitext, *, draws: int = 3, seed: int = 0
     if draws < 2:
         raise ValueError(f"draws must be at least 2, to know their spread, got {draws}")
     rng = np.random.default_rng(seed)
-    chance = [sharpness(count_table(_repaired(corpus, rng.permutation(len(corpus))))) for _ in range(draws)]
+    chance = [
+        sharpness(count_table(_repaired(corpus, rng.permutation(len(corpus)))))
+        for _ in each(range(draws), lambda draw: f"sentences paired at random, draw {draw + 1}")
+    ]
     return Learnable(sharpness(count_table(corpus)), float(np.mean(chance)), float(np.std(chance, ddof=1)))
 
 

@@ -8,13 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from attnlab.attention import AttentionCall, Mechanism
 from attnlab.devices import to_device
 from attnlab.errors import problem_of
 from attnlab.measure import median_seconds, peak_bytes
 from attnlab.mechanisms.softmax import Softmax
+from attnlab.progress import each
 from attnlab.provenance import command_line, provenance
 from attnlab.registry import mechanism
 from attnlab.sizes import check_bytes, check_operations, check_seconds
@@ -57,7 +57,7 @@ def bench(config: BenchConfig) -> dict[str, Any]:
     _check_size(config)
     rows: list[dict[str, Any]] = []
     before: dict[str, float] = {}
-    for length in tqdm(config.lengths, desc="timing", unit="length", disable=None):
+    for length in each(config.lengths, lambda tokens: f"{tokens:,} tokens"):
         call = _call(config, length)
         jobs = {"sdpa": partial(_job, Softmax(), call, config.backward)}
         for spec, mech in mechanisms.items():

@@ -19,6 +19,7 @@ from attnlab.pages.explorer import Exploration, Item, LayerMaps, Tokens, pack
 from attnlab.pages.explorer.payload import AXES
 from attnlab.pages.explorer.tokens import TYPE_NAMES, guess_types, guess_words, readable
 from attnlab.patterns import SpecialTokens
+from attnlab.progress import each
 from attnlab.reading.approximation import approximation_error
 from attnlab.reading.effective import removed_share
 from attnlab.reading.heads import attention_distance, attention_entropy
@@ -235,7 +236,7 @@ def _layers(
     kept = _kept(subject)
     layers = [_single(whole, subject.item) for whole in subject.trace]
     read = {one: one.of_layers(layers) for one in readings}
-    for layer in layers:
+    for layer in each(layers, lambda one: f"layer {one.layer}"):
         queries, keys = (torch.from_numpy(kept[name]) for name in AXES[layer.kind])
         W = layer.weights()
         maps: dict[str, np.ndarray] = {"standard": _array(W, queries, keys)} if mechs else {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 import re
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from attnlab.evaluation.explore_models import readable_tokens
 from attnlab.linalg.streaming import Measures
 from attnlab.pages.explorer import Packed
 from attnlab.pages.long import LAST_PLACE, HeadLanes, LayerSquares, LongText, Region, pack_long
+from attnlab.progress import each
 from attnlab.provenance import provenance
 from attnlab.trace import LayerTrace, Trace
 
@@ -112,7 +113,8 @@ def explore_long(loaded: LoadedModel, file: Path | str, *, name: str, config: Lo
     _check_model(loaded)
     ids, tokens, before, notes = _read(loaded, file, config.tokens)
     _check_heads(model, config, ids)
-    statistics, trace = _run(model, ids, sorted({zoom.layer for zoom in config.zooms}))
+    with _showing_layers(model):
+        statistics, trace = _run(model, ids, sorted({zoom.layer for zoom in config.zooms}))
     heads = differing_heads(statistics.layers) if config.heads is None else list(config.heads)
     versions = provenance()
     return pack_long(
@@ -240,6 +242,25 @@ def _run(model: Any, ids: Tensor, recorded: list[int]) -> tuple[AttentionStatist
     with watch(model) as statistics, recording as trace:
         model(ids, **inputs)
     return statistics, trace
+
+
+@contextmanager
+def _showing_layers(model: Any) -> Iterator[None]:
+    """Inside, each layer that is computed is a step of what is shown."""
+    sites = adapter_of(model).sites()
+    steps = each(sites, lambda site: f"layer {site.layer}")
+
+    def next_step(*_: Any) -> None:
+        next(steps, None)
+
+    hooks = [site.module.register_forward_pre_hook(next_step) for site in sites]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        # The step of the last layer.
+        next(steps, None)
 
 
 def _squares(layer: LayerStatistics) -> np.ndarray:

@@ -12,6 +12,7 @@ from attnlab.pages.html import Html, element, page
 from attnlab.pages.numbers import number
 from attnlab.pages.runs import Run, curves, differing_settings, grouped, read_run
 from attnlab.pages.tables import PAPER, Column, table
+from attnlab.progress import each
 
 __all__ = ["run_page"]
 
@@ -22,7 +23,7 @@ def run_page(run_dirs: Sequence[Path | str]) -> str:
     """One self-contained page for one or more run folders; seeds of one configuration become one line with a band."""
     if not run_dirs:
         raise ValueError("a report needs at least one run folder, got none")
-    runs = [read_run(folder) for folder in run_dirs]
+    runs = [read_run(folder) for folder in each(run_dirs)]
     groups = grouped(runs)
     names = list(dict.fromkeys(run.name for run in runs))
     title = names[0] if len(names) == 1 else f"{len(runs)} runs: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"

@@ -47,7 +47,8 @@ class CorpusConfig:
         if Path(self.text).exists() and not Path(self.text).is_file():
             raise ValueError(f"{self.text} is no regular file; the text is read several times, so save it as a file")
         tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
-        text = Path(self.text).resolve()
+        # Where links form a loop, the error of opening the file says so.
+        text = Path(os.path.realpath(self.text))
         return replace(self, text=str(text), tokenizer=tokenizer, sha256=file_sha256(text))
 
     def as_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def train_language_model(
     check_tracker(track)
     process, folder = join_processes(config.settings()), RunFolder(run_dir)
     corpus = corpus if resume else corpus.located()
-    with folder.hold() if process.is_main_process else nullcontext(), _nothing_left_of_a_refused_start(folder):
+    with _nothing_left_of_a_refused_start(run_dir), folder.hold() if process.is_main_process else nullcontext():
         with process.main_process_first():
             if process.is_main_process:
                 _begin(folder, corpus, config, processes=process.num_processes, resume=resume)
@@ -97,14 +97,17 @@ def _begin(folder: RunFolder, corpus: CorpusConfig, config: PretrainConfig, *, p
 
 
 @contextmanager
-def _nothing_left_of_a_refused_start(folder: RunFolder) -> Iterator[None]:
-    """Take run.json away again if a new run is refused, so that the corrected command may use the same folder."""
-    fresh = not (folder.path / "run.json").exists()
+def _nothing_left_of_a_refused_start(run_dir: Path) -> Iterator[None]:
+    """Take new folders, or run.json, away again if a new run is refused, so that the corrected command may use them."""
+    fresh = not (run_dir / "run.json").exists()
+    missing = [path for path in (run_dir, *run_dir.parents) if not path.exists()]
     try:
         yield
-    except (ValueError, ImportError):
-        if fresh and not list_checkpoints(folder.path):
-            (folder.path / "run.json").unlink(missing_ok=True)
+    except (ValueError, ImportError, OSError):
+        if fresh and not list_checkpoints(run_dir):
+            (run_dir / "run.json").unlink(missing_ok=True)
+            if missing:
+                shutil.rmtree(missing[-1], ignore_errors=True)
         raise
 
 

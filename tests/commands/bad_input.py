@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnlab.cli import COMMANDS, make_parser
+from attnlab.commands.table import COMMANDS, parser_of
 
 HUGE = 1_000_000_000
 DEEP = "[" * 200_000 + "]" * 200_000
@@ -55,7 +55,16 @@ GOOD: dict[str, list[str]] = {
     "report": ["{files}/run", "-o", "{own}/p.html"],
     "bench": ["-m", "kernel:elu", "--lengths", "8", "--heads", "2", "--repeats", "1"],
     "diagnose": ["{files}/text.txt", "{files}/text.txt"],
+    "doctor": [],
+    "completion": ["bash"],
 }
+
+
+def good_call(command: str, files: Path, own: Path) -> list[str]:
+    """The words of a good call, with files in a folder of its own."""
+    own.mkdir(exist_ok=True)
+    return [command, *(word.format(files=files, own=own) for word in GOOD[command])]
+
 
 INTS = ("x", "1.5", "", "-1", "0", str(HUGE), str(10**20), "9" * 5000)
 FLOATS = ("x", "", "nan", "inf", "-1", "1e309", "1e300")
@@ -83,9 +92,7 @@ KINDS = {
 def option_cases() -> Iterator[Case]:
     """Every option of every command with every kind of bad value."""
     for command in COMMANDS:
-        parser = make_parser([command])
-        subparsers = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-        for action in subparsers.choices[command]._actions:
+        for action in parser_of(command)._actions:
             # --track and an empty --out of train and demo write where the user is.
             if action.nargs == 0 or action.dest in ("help", "track") or action.choices:
                 continue

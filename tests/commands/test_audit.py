@@ -51,6 +51,7 @@ def test_exit_codes_and_files(
     zero_head(model)
     assert main([*words, "--out", str(tmp_path / "after"), "--json"]) == 1
     result = json.loads(capsys.readouterr().out)
+    assert result.pop("written") == [str(tmp_path / "after" / name) for name in ("audit.html", "audit.json")]
     assert result == json.loads((tmp_path / "after" / "audit.json").read_text())
     assert ["dead"] in [row["new_findings"] for row in result["changes"] if (row["layer"], row["head"]) == (1, 2)]
     assert "Heads that changed since the baseline: " in (tmp_path / "after" / "audit.html").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import resource
@@ -24,13 +23,14 @@ import attnlab
 from attnlab import registry
 from attnlab.cli import main, run_reporting
 from attnlab.data import readers
-from tests.adapters.test_load import save
-from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, ids_beyond, with_value
+from tests.commands.bad_input import CASES, DEEP, GOOD, Case, edit, fewer_layers, good_call, ids_beyond, with_value
 
 # Every so many cases one is part of the fast tests.
 STRIDE, FIRST = 28, 3
 SECONDS = 30
 MORE_BYTES = 6 << 30
+# A training may have begun, and said so.
+BEGUN = re.compile(r"step |attnlab: (converting |[\d,]+ parameters; )")
 # Advice that is of no use at the command line.
 PYTHON = re.compile(
     r"\bpass \w+=|\(\w+=True\)|=\[|Malformed\(|save_pretrained|\bal\.\w|\b[a-z_]+\(\w+=|import |<class |Traceback"
@@ -61,22 +61,6 @@ def guarded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama, a text and a run folder."""
-    folder = tmp_path_factory.mktemp("good")
-    save("llama", folder / "llama")
-    (folder / "text.txt").write_text("a b b a . a b\n\nb a b b\n\n" * 40)
-    (folder / "word.txt").write_text("a")
-    (folder / "long.txt").write_text("a b b a . a b\n\nb a b b\n\n" * 120)
-    run = folder / "run"
-    run.mkdir()
-    (run / "run.json").write_text(json.dumps({"name": "tiny", "config": {"lr": 0.1}, "seed": 1}))
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "kind": "train", "values": {"loss": 2.0}, "seconds": 1}))
-    (run / "result.json").write_text(json.dumps({"metrics": {"loss": 2.0}, "tables": {"t": [{"a": 1}]}}))
-    return folder
-
-
 def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """(exit code, stderr) of a command run in this process."""
     with guarded():
@@ -105,12 +89,14 @@ def test_bad_input_is_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(readers, "PIPE_SECONDS", 0.1)
     monkeypatch.setattr(readers, "MOST_BYTES", 32 << 20)
-    code, err = outcome(case.arguments(files, tmp_path), capsys)
+    words = case.arguments(files, tmp_path)
+    before = set(tmp_path.rglob("*"))
+    code, err = outcome(words, capsys)
     assert code in (0, 2)
     if code == 2:
+        assert set(tmp_path.rglob("*")) == before, "something was half written"
         assert err.strip()
-        # A training may have begun, and said so.
-        assert sum(not line.startswith("step ") for line in err.splitlines()) == 1, err
+        assert sum(not BEGUN.match(line) for line in err.splitlines()) == 1, err
         assert not PYTHON.search(err), err
         # What does not fit is refused before it is allocated.
         assert "not enough memory" not in err, err
@@ -297,7 +283,5 @@ def test_there_are_enough_cases_and_their_names_differ() -> None:
 @pytest.mark.slow
 def test_the_good_calls_are_good(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the cases change is what makes them fail."""
-    for command, words in GOOD.items():
-        own = tmp_path / command
-        own.mkdir()
-        assert main([command, *(word.format(files=files, own=own) for word in words)]) == 0, command
+    for command in GOOD:
+        assert main(good_call(command, files, tmp_path / command)) == 0, command
