@@ -131,12 +131,10 @@ def _score(
             with swap(loaded.model, one.spec):
                 predictions = predict(loaded, some, batch=batch)
             assert predictions is not None
-            losses = _by_window(predictions.loss, len(some.input_ids))
             counts = _by_window(predictions.count, len(some.input_ids))
-            part.add_tables({"windows": [
-                {"length": length, **one.labels, "window": first + i, "loss": loss / count, "predicted": int(count)}
-                for i, (loss, count) in enumerate(zip(losses, counts, strict=True))
-            ]})  # fmt: skip
+            losses = [loss / n for loss, n in zip(_by_window(predictions.loss, len(counts)), counts, strict=True)]
+            row = {"length": length, **one.labels, "window": first, "losses": losses, "predicted": int(counts[0])}
+            part.add_tables({"windows": [row]})
             note(f"{one.spec}: windows {first} to {first + len(losses) - 1}, {time.monotonic() - start:.1f} s")
 
 

@@ -55,7 +55,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def command(language_model: Path, text: Path) -> list[str]:
-    sizes = ["--windows", "4", "--length", "19", "--search-windows", "3", "--search-length", "13", "--device", "cpu"]
+    sizes = ["--windows", "4", "--length", "19", "--search-windows", "3", "--search-length", "7", "--device", "cpu"]
     return ["value-aware-lm", "--model", str(language_model), "--text", str(text), *sizes]
 
 
@@ -75,9 +75,9 @@ def test_every_mechanism_scores_the_same_windows(result: dict[str, Any]) -> None
     config, tables = RealLmConfig(), result["tables"]
     rows = {(row["length"], row["spec"]): row for row in tables["perplexity"]}
     assert {spec for length, spec in rows if length == 19} >= {one.spec for one in mechanisms_of(config, 4)}
-    assert {spec for length, spec in rows if length == 13} == {one.spec for one in searched_mechanisms(config, 4)}
-    assert {row["windows"] for (length, _), row in rows.items() if length == 13} == {3}
-    for length in (13, 19):
+    assert {spec for length, spec in rows if length == 7} == {one.spec for one in searched_mechanisms(config, 4)}
+    assert {row["windows"] for (length, _), row in rows.items() if length == 7} == {3}
+    for length in (7, 19):
         exact, aware = rows[length, "softmax"], rows[length, "value-aware:r=5"]
         assert exact["perplexity"] == pytest.approx(math.exp(exact["loss"]))
         assert aware["above"] == pytest.approx(0, abs=1e-5)
@@ -92,14 +92,15 @@ def test_losses_of_windows_are_those_of_the_model(result: dict[str, Any], langua
     ids = torch.tensor(tokenizer(text.read_text())["input_ids"])[19:38]
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(input_ids=ids[None]).logits[0, :-1], ids[1:])
-    row = next(r for r in result["tables"]["windows"] if (r["length"], r["spec"], r["window"]) == (19, "softmax", 1))
-    assert row["loss"] == pytest.approx(float(loss), rel=1e-5)
+    row = next(r for r in result["tables"]["windows"] if (r["length"], r["spec"], r["window"]) == (19, "softmax", 0))
+    assert row["losses"][1] == pytest.approx(float(loss), rel=1e-5)
     assert row["predicted"] == 18
 
 
 def test_output_errors_are_smaller_with_values_in_sight(result: dict[str, Any]) -> None:
     errors = {row["spec"]: row["output"] for row in result["tables"]["output_error"]}
-    for r in (1, 2, 4):
+    assert errors["value-aware:r=1"] <= errors["top-r:r=1"]
+    for r in (2, 4):
         assert errors[f"value-aware:r={r}"] < errors[f"top-r:r={r}"]
     assert errors["value-aware:r=5"] == pytest.approx(0, abs=1e-5)
 
@@ -131,9 +132,10 @@ def test_too_short_a_text_and_another_kind_of_model_are_refused(
     assert "no causal language model" in capsys.readouterr().err
 
 
-def _windows(spec: str, family: str, r: int | None, losses: list[float], length: int = 7) -> list[dict[str, Any]]:
-    labels = {"length": length, "family": family, "r": r, "spec": spec, "predicted": 6}
-    return [{**labels, "window": i, "loss": loss} for i, loss in enumerate(losses)]
+def _windows(spec: str, family: str, r: int | None, losses: list[float]) -> list[dict[str, Any]]:
+    """Two rows, of the first window and of the others."""
+    labels = {"length": 7, "family": family, "r": r, "spec": spec, "predicted": 6}
+    return [{**labels, "window": 0, "losses": losses[:1]}, {**labels, "window": 1, "losses": losses[1:]}]
 
 
 def test_differences_are_paired_over_the_windows_that_both_have() -> None:
