@@ -184,8 +184,9 @@ def collect(config: EffectiveConfig, work: Path, names: Sequence[str]) -> dict[s
         for table in KEYS
         if tables.get(table)
     }
+    name = NAME if config.finetune else PRETRAINED
     return make_results(
-        NAME if config.finetune else PRETRAINED, PAPER, with_paper, config=_public(config), seed=config.seed, rows_of=rows,
+        name, PAPER, with_paper, config=_public(config), seed=config.seed, rows_of=rows,
         keys=KEYS, notes=NOTES, parts=rows.facts,
     )  # fmt: skip
 
