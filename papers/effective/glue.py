@@ -203,7 +203,7 @@ def encode(rows: Sequence[Row], tokenizer: Any, *, length: int) -> Examples:
         cut = _cut([list(part) for part in example], length - 1 - len(example))
         ids.append([special[0], *(token for part in cut for token in (*part, special[1]))])
         segments.append([0] * (2 + len(cut[0])) + [1] * sum(len(part) + 1 for part in cut[1:]))
-    return Examples(ids, segments, [row[1] for row in rows], texts, pad=tokenizer.pad_token_id or 0)
+    return Examples(ids, segments, [row[1] for row in rows], texts, pad=getattr(tokenizer, "pad_token_id", None) or 0)
 
 
 def _cut(parts: list[list[T]], room: int) -> list[list[T]]:

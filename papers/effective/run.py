@@ -24,7 +24,7 @@ from typing import Any
 
 from attnlab.progress import note
 from attnlab.provenance import check_writable, write_atomic, write_json
-from papers.common.folders import Experiment, add_out, beside_paper
+from papers.common.folders import Experiment, add_figures, add_out, beside_paper
 from papers.common.row_store import Part, gather, make_results, read_results, write_results
 from papers.effective import PAPER
 from papers.effective.config import CONFIGS, KEYS, NAME, NOTES, PRETRAINED, EffectiveConfig
@@ -361,6 +361,14 @@ def _maps(options: argparse.Namespace) -> None:
     print(f"wrote {options.out.resolve()}")
 
 
+def _figures(options: argparse.Namespace) -> None:
+    from papers.common.pictures import draw_results
+    from papers.effective.drawings import PICTURES
+
+    for path in draw_results(PICTURES, options.results, options.out):
+        print(f"wrote {path.resolve()}")
+
+
 EXPERIMENTS: dict[str, Experiment] = {
     "effective": Experiment(
         "Effective attention: its tables and figures, standard beside effective, on fine-tuned encoders.",
@@ -397,5 +405,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         _maps_arguments,
         _maps,
         '--text "The cat sat on the mat." --out maps.html',
+    ),
+    "effective-figures": Experiment(
+        "Effective attention: Figures 1 and 3 to 6 by head as pictures, from the results files.",
+        add_figures,
+        _figures,
+        "--out figures",
     ),
 }

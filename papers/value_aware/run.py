@@ -262,5 +262,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         _lm_arguments,
         _lm,
         "--text wikitext103-test.txt --work runs/value-aware-lm",
+        quick={"windows": 2, "length": 32, "search_windows": 2, "search_length": 8, "seconds": 40.0},
     ),
 }

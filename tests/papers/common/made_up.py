@@ -55,7 +55,7 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
         )
     },
     "effective": {
-        "identity": _rows("text residual", ("a", 1e-7), ("b", 3e-6)),
+        "identity": _rows("text residual authors_residual", ("a", 1e-7, 1e-7), ("b", 3e-6, 1e-7)),
         "alternative": _rows("text residual distance", ("a", 1e-7, 0.3)),
         "short_inputs": _rows("length difference", (7, 1e-6), (31, 2e-6)),
         "token_types": _rows(
@@ -130,6 +130,12 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ),
         "figure_2": _rows("model length memory", ("softmax", 4096, 800.0), ("ABC_MLP", 4096, 90.0)),
         "exponents": _rows("model quantity exponent", ("ABC_MLP", "time", 1.02), ("softmax", "time", 1.85)),
+    },
+    "value-aware-lm": {
+        "against_top_r": _rows(
+            "length family r loss loss_top_r saved low high",
+            *((64, f, r, 3.0 - s, 3.0, s, s - 0.1, s + 0.1) for f, s in (("value-aware", 0.5), ("window", -0.4), ("window+sinks", -0.2)) for r in (1, 8)),
+        ),
     },
     "value-aware": {
         "figure_1": _rows(
@@ -258,10 +264,38 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ova-skewed-kernels-lose-less": ("value-aware", "table_2", {"kernel": "exp", "mechanism": "top-r:r=d+1"}, {"perplexity": 90.0}),
     "ova-kernels-converge-slower": ("value-aware", "figure_2", {"kernel": "exp", "r": 65}, {"loss": 9.0}),
     "ova-kernels-alike-in-full": ("value-aware", "table_2", {"kernel": "poly", "mechanism": "softmax"}, {"perplexity": 60.0}),
+    "ova-lm-aware": ("value-aware-lm", "against_top_r", {"family": "value-aware", "r": 8}, {"saved": -0.3, "low": -0.4, "high": -0.2}),
+    "ova-lm-window": ("value-aware-lm", "against_top_r", {"family": "window", "r": 8}, {"saved": 0.3, "low": 0.2, "high": 0.4}),
+    "ova-lm-window-sinks": ("value-aware-lm", "against_top_r", {"family": "window+sinks", "r": 1}, {"saved": 0.3, "low": 0.2, "high": 0.4}),
     "ova-longer-is-better": ("value-aware", "figure_3", {"model": "long"}, {"mlm_error": 27.0}),
 }
 
 
+# The claims of Effective on other maps: {the end of their names: (results file, end of the tables' names, attention)}.
+EFFECTIVE_MAPS = {
+    "padded": ("effective", "", "authors"),
+    "heads-64": ("effective-pretrained", "_pretrained", "effective"),
+    "heads-64-padded": ("effective-pretrained", "_pretrained", "authors"),
+}
+BY_READING = ("table_2", "token_types", "to_token")
+FIGURES["effective"]["table_2"] = []
+for _table in BY_READING:
+    _known = [*paper_table("effective", _table), *FIGURES["effective"][_table]]
+    FIGURES["effective"][_table] += [{**row, "attention": "authors"} for row in _known if row["attention"] == "effective"]
+FIGURES["effective-pretrained"] = {"identity": FIGURES["effective"]["identity"]} | {
+    f"{_table}_pretrained": [*paper_table("effective", _table), *FIGURES["effective"][_table]] for _table in BY_READING
+}
+SPOILED |= {
+    f"{name}-{end}": (
+        results,
+        table if table == "identity" else f"{table}{suffix}",
+        {key: attention if key == "attention" else value for key, value in where.items()},
+        {"authors_residual" if (key, attention) == ("residual", "authors") else key: v for key, v in change.items()},
+    )
+    for end, (results, suffix, attention) in EFFECTIVE_MAPS.items()
+    for name, (_, table, where, change) in list(SPOILED.items())
+    if name.startswith("effective-") and table in ("identity", *BY_READING)
+}
 # fmt: on
 
 

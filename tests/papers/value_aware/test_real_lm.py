@@ -17,33 +17,14 @@ from papers.value_aware.claims_lm import CLAIMS
 from papers.value_aware.config import RealLmConfig
 from papers.value_aware.real_lm import mechanisms_of, searched_mechanisms
 from papers.value_aware.real_lm_tables import derived
+from tests.papers.value_aware.cases import write_language_model
 
 WORDS = [f"w{i}" for i in range(23)]
 
 
 @pytest.fixture(scope="module")
 def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of one layer with two heads of 4, and a tokenizer of words."""
-    import tokenizers
-    import transformers
-
-    folder = tmp_path_factory.mktemp("lm")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(["<unk>", *WORDS])}, "<unk>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>").save_pretrained(folder)
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=24,
-        hidden_size=8,
-        intermediate_size=11,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=64,
-        initializer_range=1.0,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return write_language_model(tmp_path_factory.mktemp("lm"), WORDS)
 
 
 @pytest.fixture(scope="module")
