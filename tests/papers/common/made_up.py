@@ -29,6 +29,16 @@ FIGURES: dict[str, dict[str, list[dict[str, Any]]]] = {
             "language guided loss", *((k, g, 3.0 - 0.1 * g) for k in ("Oromo", "Filipino") for g in (False, True))
         ),
     },
+    "guidance-arm": {
+        "convergence": _rows(
+            "norm guided seed loss steps fell_at_end",
+            *((n, g, s, 2.0 - 0.2 * g + 0.01 * s, 20_000 - 8_000 * g - 10 * s, 0.01) for n in ("post", "pre") for g in (False, True) for s in range(3)),
+        ),
+        "finetuned": _rows(
+            "norm guided task seed accuracy",
+            *((n, g, t, s, 80.0 + 3 * g + 0.1 * s) for n in ("post", "pre") for g in (False, True) for t in ("RTE", "MRPC") for s in range(3)),
+        ),
+    },
     "ktiw-table2": {
         "curve": _rows("dataset step a_alpha_uf", ("Multi30k", 0, 7.0), ("Multi30k", 500, 31.0), ("Multi30k", 9000, 20.0))
     },
@@ -161,6 +171,9 @@ SPOILED: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "ag-translation-same-loss": ("guidance", "translation", {"model": "AG"}, {"loss": 4.2}),
     "ag-gaussian-higher-loss": ("guidance", "translation", {"model": "Gaussian"}, {"loss": 3.9}),
     "ag-low-resource": ("guidance", "low_resource", {"language": "Oromo", "guided": True}, {"loss": 3.1}),
+    **{f"ag-arm-sooner-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"steps": 21_000}) for n in ("post", "pre")},
+    **{f"ag-arm-lower-{n}": ("guidance-arm", "convergence", {"norm": n, "guided": True}, {"loss": 2.5}) for n in ("post", "pre")},
+    **{f"ag-arm-finetuned-{n}": ("guidance-arm", "finetuned", {"norm": n, "guided": True, "task": "RTE"}, {"accuracy": 60.0}) for n in ("post", "pre")},
     "ktiw-learned-under-uniform": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_uf": 8.0}),
     "ktiw-proxy-approximates": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_uf_px": 8.0}),
     "ktiw-attention-agrees-with-probe": ("ktiw-table2", "table_2", {"dataset": "SST"}, {"a_alpha_beta": 8.0}),

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "abc-mlm": "Part",
     "abc-distill": "Part",
     "guidance": "run_parts: each part",
+    "guidance-arm": "the training loop",
     **dict.fromkeys(("ktiw-data", "ktiw-proxy-rates"), "_read_corpora: each data set"),
     **dict.fromkeys(
         ("ktiw-table2", "ktiw-tau", "ktiw-train", "ktiw-frozen", "ktiw-logreg", "ktiw-optimal"), "the training loop"
