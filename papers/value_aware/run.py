@@ -166,6 +166,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_out(parser, NAME)
     parser.add_argument("--only", choices=("lm", "mlm"), help="one half; the other's results are kept")
     parser.add_argument("--seconds", type=float, help="stop after this long; what is finished is kept")
+    kernels = ValueAwareConfig().kernels
+    parser.add_argument("--kernels", nargs="+", choices=kernels, help="of the causal LMs (default: all three at once)")
+    parser.add_argument("--lm-steps", type=int, help="updates of the causal LMs (default: what the time allows)")
+    parser.add_argument("--seed", type=int, help="of the trainings (default: that of the config)")
+
+
+def _config(options: argparse.Namespace) -> ValueAwareConfig:
+    chosen = {"kernels": options.kernels and tuple(options.kernels), "lm_steps": options.lm_steps, "seed": options.seed}
+    return replace(CONFIGS[options.config], **{name: value for name, value in chosen.items() if value is not None})
 
 
 def _run(options: argparse.Namespace) -> Path:
@@ -178,7 +187,7 @@ def _run(options: argparse.Namespace) -> Path:
             "the causal LMs alone by --only lm; the shipped model has a vocabulary of 8k pieces"
         )
     reproduce(
-        CONFIGS[options.config],
+        _config(options),
         folders=Folders(options.corpus, options.model or SHIPPED, options.words),
         out=options.out,
         work=options.resume or options.work,
@@ -254,7 +263,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         _run,
         "--corpus runs/wiki --work runs/value-aware",
         paper="A.2 and Table 4, for days; needs --words, and --model or --only lm",
-        settings=lambda options: asdict(CONFIGS[options.config]),
+        settings=lambda options: asdict(_config(options)),
         quick={"config": "smoke", "seconds": 55.0},
     ),
     "value-aware-lm": Experiment(
