@@ -6,7 +6,6 @@ arms of one question lie in one folder, and every command writes the results of 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from attnlab.guidance import Guidance
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.pretraining import PretrainConfig, pretrain
 from attnlab.training import Outcome
+from attnlab.training.runs import read_metrics
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
 from papers.effective.glue import TASKS, encode, read_glue
@@ -172,11 +172,8 @@ def _trained(arm: OneArm, outcome: Outcome) -> dict[str, Any]:
 
 def _curve(run_dir: Path) -> list[dict[str, Any]]:
     """The held-out losses of a run folder, the last of each step."""
-    losses: dict[int, float] = {}
-    for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        metrics = json.loads(line)
-        if "valid/masked-lm" in metrics:
-            losses[metrics["step"]] = metrics["valid/masked-lm"]
+    evaluations = [line for line in read_metrics(run_dir) if line["kind"] == "eval"]
+    losses = {line["step"]: line["values"]["valid/masked-lm"] for line in evaluations}
     return [{"step": step, "loss": loss} for step, loss in sorted(losses.items())]
 
 

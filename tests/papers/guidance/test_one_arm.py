@@ -51,6 +51,8 @@ def test_an_arm_is_trained_tuned_and_not_made_again(corpus: Path, tmp_path: Path
     assert main(["guidance-arm", *small, *places, *out]) == 0
     before = json.loads((tmp_path / "r.json").read_text())["tables"]
     assert {row["guided"] for row in before["convergence"]} == {True, False}
+    assert [row["step"] for row in before["curves"] if row["guided"]] == [0, 1, 2, 3]
+    assert all(row["fell_at_end"] is not None for row in before["convergence"])
     assert "delim" in next(row["guided_heads"] for row in before["arms"] if row["guided"])
     assert {row["task"] for row in before["finetuned"]} == {"SST-2", "MRPC", "RTE"}
     assert main(["guidance-arm", "--guided", *small, *places, *out]) == 0
