@@ -19,8 +19,7 @@ from attnlab.devices import best_device
 from attnlab.guidance import Guidance
 from attnlab.models import Transformer, TransformerConfig
 from attnlab.pretraining import PretrainConfig, pretrain
-from attnlab.training import Outcome
-from attnlab.training.runs import read_metrics
+from attnlab.training import Outcome, read_metrics
 from papers.common.finetuning import Tuning, tune_seeds
 from papers.common.row_store import Part
 from papers.effective.glue import TASKS, encode, read_glue
