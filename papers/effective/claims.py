@@ -140,11 +140,12 @@ def _claim(name: str, where: str, statement: str, paper_value: str, test: Predic
 
 def _on_maps(maps: Maps) -> Iterator[Claim]:
     """The claims on what effective attention looks like, judged on these maps."""
+    for claim in (*_on_patterns(maps), *_on_tokens(maps)):
+        yield replace(claim, results=maps.results)
 
-    def claim(name: str, where: str, statement: str, value: str, test: Predicate, *, headline: str = "") -> Claim:
-        return replace(_claim(name, where, statement, value, test, headline=headline), results=maps.results)
 
-    yield claim(
+def _on_patterns(maps: Maps) -> Iterator[Claim]:
+    yield _claim(
         "vertical-drops",
         "Table 2",
         "Vertical patterns are fewer in effective attention.",
@@ -152,14 +153,14 @@ def _on_maps(maps: Maps) -> Iterator[Claim]:
         maps.patterns("vertical", less),
         headline="fewer vertical patterns",
     )
-    yield claim(
+    yield _claim(
         "vertical-diagonal-drops",
         "Table 2",
         "Vertical + diagonal patterns are fewer in effective attention.",
         "15.2 to 2.8 % (RTE), in 4 of 5 tasks",
         maps.patterns("vertical_diagonal", less, share=0.75),
     )
-    yield claim(
+    yield _claim(
         "block-rises",
         "Table 2",
         "Block patterns are more in effective attention.",
@@ -167,21 +168,24 @@ def _on_maps(maps: Maps) -> Iterator[Claim]:
         maps.patterns("block", more, share=0.75),
         headline="more block patterns",
     )
-    yield claim(
+    yield _claim(
         "diagonal-rises",
         "Table 2",
         "Diagonal patterns are more in effective attention.",
         "7.4 to 12.8 % (RTE), in 5 of 5 tasks",
         maps.patterns("diagonal", more),
     )
-    yield claim(
+    yield _claim(
         "heterogeneous-stays",
         "Table 2",
         "The share of heterogeneous patterns does not change notably (5 points).",
         "45.1 to 40.3 % (RTE), in 4 of 5 tasks",
         maps.patterns("heterogeneous", lambda a, b: close(a, b, within=5.0), share=0.75),
     )
-    yield claim(
+
+
+def _on_tokens(maps: Maps) -> Iterator[Claim]:
+    yield _claim(
         "sep-loses",
         "Figure 1",
         "[SEP] loses weight when [CLS] is processed in the last layer.",
@@ -189,21 +193,21 @@ def _on_maps(maps: Maps) -> Iterator[Claim]:
         maps.shrinks("sep", share=0.75),
         headline="[SEP] loses weight",
     )
-    yield claim(
+    yield _claim(
         "punctuation-loses",
         "Figure 1",
         "Punctuation loses weight when [CLS] is processed in the last layer.",
         "in 4 of 5 tasks",
         maps.shrinks("punctuation", share=0.75),
     )
-    yield claim(
+    yield _claim(
         "cls-stays",
         "Figure 1",
         "[CLS] keeps its weight, unlike [SEP].",
         "in 5 of 5 tasks",
         maps.steadier("token_types"),
     )
-    yield claim(
+    yield _claim(
         "words-gain",
         "Figure 1",
         "The weight moves to nouns, pronouns and verbs.",
@@ -211,7 +215,7 @@ def _on_maps(maps: Maps) -> Iterator[Claim]:
         maps.words_gain(),
         headline="the weight moves to words",
     )
-    yield claim(
+    yield _claim(
         "cls-stays-everywhere",
         "Figures 5, 6",
         "Other tokens attend to [CLS] as before and to [SEP] less.",
