@@ -224,9 +224,10 @@ def _on_tokens(maps: Maps) -> Iterator[Claim]:
     )
 
 
-# The same claims on other maps: {the end of their names: (the maps, what the statement adds, the headline's words)}.
 PADDED = "With padding inside V, as the paper's code computes it"
 HEADS_64 = "On an encoder with heads of 64, as it was pretrained"
+FEW_INPUTS = "Few inputs of each task and no interval over them: a difference of a point decides nothing"
+# The same claims on other maps: {the end of their names: (the maps, how a statement begins)}.
 OTHER_MAPS = {
     "padded": (Maps(attention="authors"), PADDED),
     "heads-64": (Maps(PRETRAINED, "_pretrained"), HEADS_64),
@@ -236,34 +237,27 @@ OTHER_MAPS = {
 
 def _variants() -> Iterator[Claim]:
     for end, (maps, setting) in OTHER_MAPS.items():
-        for claim in _on_maps(maps):
+        few = FEW_INPUTS if maps.results == PRETRAINED else ""
+        for claim in (*_on_maps(maps), _identity(maps)):
+            # The identity holds on every input.
+            caveats = [claim.caveat, few if claim.where != "Equation 1" else ""]
             yield replace(
                 claim,
                 name=f"{claim.name}-{end}",
                 statement=f"{setting}: {claim.statement}",
                 paper_value="",
                 headline="",
+                caveat=". ".join(filter(None, caveats)),
             )
-        yield replace(
-            _claim(
-                f"identity-{end}",
-                "Equation 1",
-                f"{setting}: Effective attention gives the same output as standard attention.",
-                "",
-                maps.identity(),
-            ),
-            results=maps.results,
-        )
+
+
+def _identity(maps: Maps) -> Claim:
+    statement = "Effective attention gives the same output as standard attention."
+    return replace(_claim("identity", "Equation 1", statement, "exact", maps.identity()), results=maps.results)
 
 
 CLAIMS = (
-    _claim(
-        "identity",
-        "Equation 1",
-        "Effective attention gives the same output as standard attention.",
-        "exact",
-        Maps().identity(),
-    ),
+    _identity(Maps()),
     _claim(
         "other-distributions",
         "Appendix A",
