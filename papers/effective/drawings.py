@@ -29,7 +29,7 @@ def lengths(tables: Tables) -> str:
         shares = [100 * row["trivial_share"], 100 * row["trivial_share_base"]][: len(widths)]
         lines.append(Line([float(w) for w in widths], shares, COLOURS[i], row["task"]))
     return line_panels(
-        [Panel("inputs whose V has no nullspace", lines, "width of a head", "% of inputs", low=0, high=100)]
+        [Panel("no nullspace: heads of 32 and of 64", lines, "width of a head", "% of inputs", low=0, high=100)]
     )
 
 
