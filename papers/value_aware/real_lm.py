@@ -84,11 +84,10 @@ def measure(config: RealLmConfig, model: str, text: Path, part: Part, *, device:
     _score(loaded, some, [Kept(EXACT, EXACT), *lsh], part, batch=config.batch, until=until)
     short = windows.part(slice(0, config.search_windows), length=config.search_length)
     # One window beside the others: every mechanism, judged by its error on the calls that exact attention made.
-    _output_errors(loaded, short, [*mechanisms_of(config, d)[1:], *lsh], part, layers=config.error_layers)
+    _output_errors(loaded, short, [*mechanisms_of(config, d)[1:], *lsh], part, layers=config.error_layers, until=until)
     searched = searched_mechanisms(config, d)
     _score(loaded, short, searched, part, batch=config.search_batch, until=until)
-    if time.monotonic() < until:
-        _output_errors(loaded, short, searched[-len(config.searched) :], part, layers=config.error_layers)
+    _output_errors(loaded, short, searched[-len(config.searched) :], part, layers=config.error_layers, until=until)
 
 
 def _check_subject(part: Part, subject: dict[str, str]) -> None:
@@ -145,14 +144,16 @@ def _by_window(pieces: Sequence[float], windows: int) -> list[float]:
 
 
 @torch.no_grad()
-def _output_errors(loaded: LoadedModel, windows: Windows, kept: Iterable[Kept], part: Part, *, layers: int) -> None:
+def _output_errors(
+    loaded: LoadedModel, windows: Windows, kept: Iterable[Kept], part: Part, *, layers: int, until: float
+) -> None:
     """Errors on W, on W v and after W_O, on the first window's calls in ``layers`` layers spread over the model."""
     with record(loaded.model) as trace:
         loaded.model(input_ids=windows.input_ids[:1])
     every = list(trace)
     chosen = every[:: max(1, len(every) // layers)][:layers]
     for one in kept:
-        if part.has("output_error", spec=one.spec):
+        if part.has("output_error", spec=one.spec) or time.monotonic() > until:
             continue
         summary = approximation_error(chosen, one.spec).summary()
         errors = {name: summary[name] for name in ("scores", "output", "layer_projected", "effective")}
